@@ -1,0 +1,77 @@
+# Front door of the project; every target is idempotent. `make help` lists them.
+
+JOBS ?= $(shell nproc)
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest -q
+CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp')
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup build build-runtime build-asan test test-compiler test-runtime \
+	test-asan test-python test-parity demo bench docs check-docs check-format format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install what is missing: Debian packages, Python packages in .venv
+	@scripts/setup.sh
+
+build: setup ## compiler and runtime (preset dev, build/)
+	@scripts/build.sh dev $(JOBS)
+
+build-runtime: setup ## the runtime alone, without MLIR (preset runtime, build-runtime/)
+	@scripts/build.sh runtime $(JOBS)
+
+build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
+	@scripts/build.sh asan $(JOBS)
+
+test: check-format check-docs test-compiler test-runtime test-asan ## everything that CI runs
+	@echo "== test/python, test/parity"
+	@$(PYTEST) test/python test/parity
+
+test-compiler: build ## lit and GoogleTest on the full build
+	@echo "== lit"
+	@ninja -C build check-fsdp-lit
+	@echo "== GoogleTest"
+	@ctest --test-dir build --output-on-failure
+
+test-runtime: build-runtime ## GoogleTest on the runtime built without MLIR
+	@echo "== GoogleTest, runtime alone"
+	@ctest --test-dir build-runtime --output-on-failure
+
+test-asan: build-asan ## GoogleTest under the sanitizers
+	@echo "== GoogleTest, sanitizers"
+	@ctest --test-dir build-asan --output-on-failure
+
+test-python: setup ## Python tests (capture, models)
+	@$(PYTEST) test/python
+
+test-parity: build ## bit parity with FSDP2, and bad input
+	@$(PYTEST) test/parity
+
+demo: build ## capture, compile, train beside FSDP2, compare
+	@$(PYTHON) scripts/demo.py
+
+bench: build ## step time and memory beside FSDP2 (ARGS="--rounds 5 --batch 8")
+	@$(PYTHON) bench/bench.py $(ARGS)
+
+docs: build ## regenerate the documentation that is made from sources
+	@scripts/docs.sh
+
+check-docs: build ## fail if generated documentation is stale
+	@echo "== documentation"
+	@scripts/check-docs.sh
+
+check-format: setup ## ruff, clang-format
+	@echo "== format"
+	@$(PYTHON) -m ruff format --check --quiet .
+	@$(PYTHON) -m ruff check --quiet .
+	@clang-format-22 --dry-run -Werror $(CXX_SOURCES)
+
+format: setup ## apply ruff's and clang-format's formatting
+	@$(PYTHON) -m ruff format .
+	@$(PYTHON) -m ruff check --fix .
+	@clang-format-22 -i $(CXX_SOURCES)
+
+clean: ## remove what was built and written (not .venv)
+	rm -rf build build-runtime build-asan out

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Configures (once) and builds one CMake preset: scripts/build.sh PRESET JOBS
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=$1 jobs=$2
+case $preset in
+dev) dir=build ;;
+*) dir=build-$preset ;;
+esac
+
+if [ ! -f "$dir/build.ninja" ]; then
+  printf 'build: configuring preset %s in %s/\n' "$preset" "$dir"
+  mkdir -p "$dir"
+  if ! cmake --preset "$preset" >"$dir/configure.log" 2>&1; then
+    cat "$dir/configure.log" >&2
+    exit 1
+  fi
+fi
+printf 'build: %s/\n' "$dir"
+ninja -C "$dir" -j "$jobs" --quiet
