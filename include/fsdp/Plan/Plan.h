@@ -1,0 +1,264 @@
+//===- Plan.h - the executable plan, the only bridge to the runtime -------===//
+//
+// A plan is what `fsdp-opt --emit plan` writes and `fsdp-run` executes: one
+// SPMD instruction list for all ranks, with every shape, placement and
+// collective explicit. These types use the C++ standard library only: neither
+// MLIR nor Torch may appear here, so that compiler and runtime can each be
+// built without the other.
+//
+// The JSON form and its rules are specified in docs/plan-format.md. Reading
+// validates everything the executor relies on (indices in range, operands
+// defined before use, one program per plan), so that the executor does not
+// have to check again.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_PLAN_PLAN_H
+#define FSDP_PLAN_PLAN_H
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace fsdp::plan {
+
+/// Version of the JSON form. A reader accepts exactly this version.
+inline constexpr int64_t kPlanVersion = 1;
+
+/// Element types, spelled as PyTorch spells them ("float32", "bfloat16", ...).
+enum class DType : uint8_t {
+  Float32,
+  Float64,
+  Float16,
+  BFloat16,
+  Int64,
+  Int32,
+  Int16,
+  Int8,
+  UInt8,
+  Bool,
+};
+
+/// Bytes of one element.
+int64_t byteWidth(DType dtype);
+/// "float32" and so on.
+std::string_view dtypeName(DType dtype);
+/// The inverse of dtypeName; nullopt for an unknown name.
+std::optional<DType> parseDType(std::string_view name);
+
+/// Shape and element type of a dense tensor.
+struct TensorSpec {
+  std::vector<int64_t> shape;
+  DType dtype = DType::Float32;
+
+  int64_t numElements() const;
+  int64_t numBytes() const { return numElements() * byteWidth(dtype); }
+  bool operator==(const TensorSpec &) const = default;
+};
+
+/// Index into Plan::values. Every SSA value of the program has one.
+using ValueId = int32_t;
+
+/// A constant or tensor argument of a call, in schema order. `None` stands for
+/// an absent optional. A Tensor inside a List is an element of a Tensor[]
+/// argument; None inside a List an absent element of a Tensor?[].
+struct Arg;
+using ArgList = std::vector<Arg>;
+struct NoneArg {
+  bool operator==(const NoneArg &) const = default;
+};
+struct TensorArg {
+  ValueId value = -1;
+  bool operator==(const TensorArg &) const = default;
+};
+/// Any c10::Device argument: the device the rank runs on.
+struct DeviceArg {
+  bool operator==(const DeviceArg &) const = default;
+};
+struct Arg {
+  std::variant<NoneArg, TensorArg, DeviceArg, bool, int64_t, double,
+               std::string, ArgList>
+      value;
+  bool operator==(const Arg &) const = default;
+};
+
+/// One rank's rows of a tensor that is sharded on dim 0 as `torch.chunk` does:
+/// ceil(rows / parts) rows a rank, trailing ranks short or empty (FSDP2's
+/// placement).
+struct RowRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+};
+RowRange shardRows(int64_t rows, int64_t parts, int64_t index);
+
+/// A parameter. `name` is the first of its qualified names in the model,
+/// `aliases` the further names of a tied parameter.
+struct Param {
+  std::string name;
+  std::vector<std::string> aliases;
+  TensorSpec spec;
+  /// Index into Plan::units.
+  int32_t unit = -1;
+  bool requiresGrad = true;
+};
+
+/// A buffer (replicated on every rank; may be mutated by the program).
+struct Buffer {
+  std::string name;
+  TensorSpec spec;
+  /// False for a buffer registered with persistent=False: it is in the weights
+  /// file all the same, but not in what --save-weights writes.
+  bool persistent = true;
+};
+
+/// A tensor that each step takes from the data set, dim 0 being the samples.
+struct Input {
+  /// Keyword name, or "arg0", "arg1", ... by position.
+  std::string name;
+  TensorSpec spec;
+  ValueId value = -1;
+  /// For integer inputs: synthetic data is uniform in [low, high).
+  int64_t low = 0;
+  int64_t high = 2;
+};
+
+/// One FSDP unit: the parameters gathered and reduced together, in FSDP2's
+/// buffer order (children before own parameters, post-order).
+struct Unit {
+  std::string name;
+  std::vector<int32_t> params;
+  bool reshardAfterForward = true;
+};
+
+enum class Phase : uint8_t { Forward, Backward, Optimizer };
+
+/// Calls one ATen operator.
+struct Call {
+  std::string op;       ///< "aten::add"
+  std::string overload; ///< "Tensor", or empty
+  ArgList args;         ///< one per schema argument
+  std::vector<ValueId> outs; ///< -1: result not used
+  /// >= 0: the storage that result 0 allocates is the reduce-scatter input of
+  /// this parameter (Plan::params); the runtime lets the operator write there,
+  /// so that no copy-in is needed.
+  int32_t reduceInputOf = -1;
+};
+
+/// Binds a buffer to a value.
+struct ReadBuffer {
+  int32_t buffer = -1;
+  ValueId out = -1;
+};
+
+/// A dense literal; `data` holds numElements values, little-endian bytes.
+struct Constant {
+  std::string data;
+  ValueId out = -1;
+};
+
+/// Gathers every parameter of a unit; outs[i] is the full tensor of
+/// units[unit].params[i], valid until the matching Reshard.
+struct AllGather {
+  int32_t unit = -1;
+  std::vector<ValueId> outs;
+};
+
+/// Ends the life of a unit's gathered parameters.
+struct Reshard {
+  int32_t unit = -1;
+};
+
+/// Reduces gradients over all ranks and keeps this rank's rows. ins[i] is the
+/// full gradient of params[i], outs[i] the shard. Average: sum in ascending
+/// rank order, then a division by the world size (FSDP2 over Gloo).
+struct ReduceScatter {
+  int32_t unit = -1;
+  std::vector<int32_t> params;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+};
+
+/// Updates the shards of params[i] with grads[i], per Plan::optimizer.
+struct OptimizerStep {
+  std::vector<int32_t> params;
+  std::vector<ValueId> grads;
+};
+
+struct Instruction {
+  std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
+               OptimizerStep>
+      kind;
+  Phase phase = Phase::Forward;
+  /// Index into Plan::modules: the module this came from, for messages.
+  int32_t module = -1;
+  /// Values not used after this instruction.
+  std::vector<ValueId> frees;
+};
+
+/// torch.optim's names and defaults; `fused` selects the fused ATen kernel,
+/// otherwise the per-tensor formula torch.optim uses on CPU.
+struct Optimizer {
+  std::string name; ///< "adamw", "sgd"
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weightDecay = 0.0;
+  double momentum = 0.0;
+  double dampening = 0.0;
+  bool nesterov = false;
+  bool amsgrad = false;
+  bool maximize = false;
+  bool fused = false;
+};
+
+/// Where initial weights come from, relative to the plan file; path is empty
+/// for a model captured on `meta`.
+struct Weights {
+  std::string path;
+  /// "xxh3:" and 32 hex digits of XXH3-128 (canonical big-endian form) over
+  /// the file, or empty.
+  std::string hash;
+};
+
+struct Plan {
+  int64_t version = kPlanVersion;
+  std::string producer; ///< "fsdp-opt <version>"
+  std::string model;    ///< the model's class name
+  int64_t worldSize = 1;
+  Weights weights;
+  Optimizer optimizer;
+  std::vector<std::string> modules;
+  std::vector<TensorSpec> values;
+  std::vector<Param> params;
+  std::vector<Buffer> buffers;
+  std::vector<Input> inputs;
+  std::vector<Unit> units;
+  std::vector<Instruction> instructions;
+  ValueId loss = -1;
+};
+
+/// Any defect of a plan: the message names the file (or "plan"), the JSON path
+/// and what was expected and found.
+struct PlanError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Reads and validates JSON text; `origin` is the file's name for messages.
+/// Throws PlanError. Bounded in depth and size; duplicate keys are errors.
+Plan parsePlan(std::string_view json, const std::string &origin);
+/// Reads and validates a file. Throws PlanError.
+Plan readPlan(const std::string &path);
+/// The JSON form: stable key order, one line per table row and instruction.
+std::string printPlan(const Plan &plan);
+/// Checks every invariant of docs/plan-format.md, P1 and so on; throws PlanError.
+void verifyPlan(const Plan &plan, const std::string &origin);
+
+} // namespace fsdp::plan
+
+#endif // FSDP_PLAN_PLAN_H

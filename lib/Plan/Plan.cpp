@@ -1,0 +1,58 @@
+//===- Plan.cpp - element types, shapes and shard placement ---------------===//
+#include "fsdp/Plan/Plan.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace fsdp::plan {
+
+namespace {
+struct DTypeInfo {
+  DType dtype;
+  std::string_view name;
+  int64_t width;
+};
+constexpr std::array<DTypeInfo, 10> kDTypes = {{
+    {DType::Float32, "float32", 4},
+    {DType::Float64, "float64", 8},
+    {DType::Float16, "float16", 2},
+    {DType::BFloat16, "bfloat16", 2},
+    {DType::Int64, "int64", 8},
+    {DType::Int32, "int32", 4},
+    {DType::Int16, "int16", 2},
+    {DType::Int8, "int8", 1},
+    {DType::UInt8, "uint8", 1},
+    {DType::Bool, "bool", 1},
+}};
+
+const DTypeInfo &infoOf(DType dtype) {
+  return *std::find_if(kDTypes.begin(), kDTypes.end(),
+                       [&](const DTypeInfo &i) { return i.dtype == dtype; });
+}
+} // namespace
+
+int64_t byteWidth(DType dtype) { return infoOf(dtype).width; }
+
+std::string_view dtypeName(DType dtype) { return infoOf(dtype).name; }
+
+std::optional<DType> parseDType(std::string_view name) {
+  for (const DTypeInfo &info : kDTypes)
+    if (info.name == name)
+      return info.dtype;
+  return std::nullopt;
+}
+
+int64_t TensorSpec::numElements() const {
+  int64_t count = 1;
+  for (int64_t extent : shape)
+    count *= extent;
+  return count;
+}
+
+RowRange shardRows(int64_t rows, int64_t parts, int64_t index) {
+  int64_t chunk = (rows + parts - 1) / parts;
+  return {std::min(rows, chunk * index), std::min(rows, chunk * (index + 1))};
+}
+
+} // namespace fsdp::plan

@@ -1,0 +1,315 @@
+//===- PrintPlan.cpp - the JSON form of a plan ----------------------------===//
+#include "fsdp/Plan/Plan.h"
+
+#include <nlohmann/json.hpp>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+namespace fsdp::plan {
+
+namespace {
+
+class Printer {
+public:
+  std::string print(const Plan &plan);
+
+private:
+  void raw(std::string_view text) { out.append(text); }
+  void number(int64_t value) { out += std::to_string(value); }
+  void boolean(bool value) { raw(value ? "true" : "false"); }
+  void string(std::string_view text);
+  void real(double value);
+  void key(std::string_view name) {
+    raw(", \"");
+    raw(name);
+    raw("\": ");
+  }
+  /// First key of an object.
+  void open(std::string_view name) {
+    raw("{\"");
+    raw(name);
+    raw("\": ");
+  }
+  template <typename List> void numbers(const List &list) {
+    raw("[");
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (i)
+        raw(", ");
+      number(list[i]);
+    }
+    raw("]");
+  }
+  void spec(const TensorSpec &spec) {
+    numbers(spec.shape);
+    key("dtype");
+    string(dtypeName(spec.dtype));
+  }
+  void arg(const Arg &arg);
+  void args(const ArgList &list);
+  void hex(std::string_view bytes);
+  void instruction(const Instruction &instruction);
+  template <typename List, typename Row>
+  void table(std::string_view name, const List &list, Row &&row) {
+    raw("  \"");
+    raw(name);
+    raw("\": [");
+    for (size_t i = 0; i < list.size(); ++i) {
+      raw(i ? ",\n    " : "\n    ");
+      row(list[i]);
+    }
+    raw(list.empty() ? "],\n" : "\n  ],\n");
+  }
+
+  std::string out;
+};
+
+void Printer::string(std::string_view text) {
+  try {
+    out += nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception &) {
+    throw PlanError("plan: expected utf-8 in names, got other bytes");
+  }
+}
+
+void Printer::real(double value) {
+  if (!std::isfinite(value)) {
+    open("f");
+    raw(std::isnan(value) ? "\"nan\"" : value < 0 ? "\"-inf\"" : "\"inf\"");
+    raw("}");
+    return;
+  }
+  std::array<char, 40> buffer;
+  auto end =
+      std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  std::string_view text(buffer.data(), end - buffer.data());
+  raw(text);
+  // A float must stay recognisable as one.
+  if (text.find_first_of(".e") == std::string_view::npos)
+    raw(".0");
+}
+
+void Printer::arg(const Arg &arg) {
+  struct Visitor {
+    Printer &p;
+    void operator()(const NoneArg &) { p.raw("null"); }
+    void operator()(const TensorArg &t) {
+      p.open("t");
+      p.number(t.value);
+      p.raw("}");
+    }
+    void operator()(const DeviceArg &) { p.raw("{\"device\": true}"); }
+    void operator()(bool v) { p.boolean(v); }
+    void operator()(int64_t v) { p.number(v); }
+    void operator()(double v) { p.real(v); }
+    void operator()(const std::string &v) { p.string(v); }
+    void operator()(const ArgList &v) { p.args(v); }
+  };
+  std::visit(Visitor{*this}, arg.value);
+}
+
+void Printer::args(const ArgList &list) {
+  raw("[");
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i)
+      raw(", ");
+    arg(list[i]);
+  }
+  raw("]");
+}
+
+void Printer::hex(std::string_view bytes) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  raw("\"");
+  for (unsigned char byte : bytes) {
+    out += digits[byte >> 4];
+    out += digits[byte & 15];
+  }
+  raw("\"");
+}
+
+std::string_view phaseName(Phase phase) {
+  switch (phase) {
+  case Phase::Forward:
+    return "forward";
+  case Phase::Backward:
+    return "backward";
+  case Phase::Optimizer:
+    return "optimizer";
+  }
+  return "";
+}
+
+void Printer::instruction(const Instruction &instruction) {
+  struct Visitor {
+    Printer &p;
+    void operator()(const Call &c) {
+      p.open("call");
+      p.string(c.overload.empty() ? c.op : c.op + "." + c.overload);
+      p.key("args");
+      p.args(c.args);
+      p.key("outs");
+      p.numbers(c.outs);
+      if (c.reduceInputOf >= 0) {
+        p.key("reduce_input_of");
+        p.number(c.reduceInputOf);
+      }
+    }
+    void operator()(const ReadBuffer &r) {
+      p.open("read_buffer");
+      p.number(r.buffer);
+      p.key("out");
+      p.number(r.out);
+    }
+    void operator()(const Constant &c) {
+      p.open("constant");
+      p.hex(c.data);
+      p.key("out");
+      p.number(c.out);
+    }
+    void operator()(const AllGather &g) {
+      p.open("all_gather");
+      p.number(g.unit);
+      p.key("outs");
+      p.numbers(g.outs);
+    }
+    void operator()(const Reshard &r) {
+      p.open("reshard");
+      p.number(r.unit);
+    }
+    void operator()(const ReduceScatter &r) {
+      p.open("reduce_scatter");
+      p.number(r.unit);
+      p.key("params");
+      p.numbers(r.params);
+      p.key("ins");
+      p.numbers(r.ins);
+      p.key("outs");
+      p.numbers(r.outs);
+    }
+    void operator()(const OptimizerStep &o) {
+      p.open("optimizer_step");
+      p.numbers(o.params);
+      p.key("grads");
+      p.numbers(o.grads);
+    }
+  };
+  std::visit(Visitor{*this}, instruction.kind);
+  key("phase");
+  string(phaseName(instruction.phase));
+  if (instruction.module >= 0) {
+    key("module");
+    number(instruction.module);
+  }
+  if (!instruction.frees.empty()) {
+    key("frees");
+    numbers(instruction.frees);
+  }
+  raw("}");
+}
+
+std::string Printer::print(const Plan &plan) {
+  raw("{\n  \"version\": ");
+  number(plan.version);
+  raw(",\n  \"producer\": ");
+  string(plan.producer);
+  raw(",\n  \"model\": ");
+  string(plan.model);
+  raw(",\n  \"world_size\": ");
+  number(plan.worldSize);
+  raw(",\n  \"weights\": ");
+  open("path");
+  string(plan.weights.path);
+  key("hash");
+  string(plan.weights.hash);
+  raw("},\n  \"optimizer\": ");
+  const Optimizer &o = plan.optimizer;
+  open("name");
+  string(o.name);
+  for (auto [name, value] :
+       {std::pair("lr", o.lr), std::pair("beta1", o.beta1),
+        std::pair("beta2", o.beta2), std::pair("eps", o.eps),
+        std::pair("weight_decay", o.weightDecay),
+        std::pair("momentum", o.momentum),
+        std::pair("dampening", o.dampening)}) {
+    key(name);
+    real(value);
+  }
+  for (auto [name, value] :
+       {std::pair("nesterov", o.nesterov), std::pair("amsgrad", o.amsgrad),
+        std::pair("maximize", o.maximize), std::pair("fused", o.fused)}) {
+    key(name);
+    boolean(value);
+  }
+  raw("},\n");
+
+  table("modules", plan.modules, [&](const std::string &m) { string(m); });
+  table("values", plan.values, [&](const TensorSpec &v) {
+    open("shape");
+    spec(v);
+    raw("}");
+  });
+  table("params", plan.params, [&](const Param &p) {
+    open("name");
+    string(p.name);
+    key("aliases");
+    raw("[");
+    for (size_t i = 0; i < p.aliases.size(); ++i) {
+      if (i)
+        raw(", ");
+      string(p.aliases[i]);
+    }
+    raw("]");
+    key("shape");
+    spec(p.spec);
+    key("unit");
+    number(p.unit);
+    key("requires_grad");
+    boolean(p.requiresGrad);
+    raw("}");
+  });
+  table("buffers", plan.buffers, [&](const Buffer &b) {
+    open("name");
+    string(b.name);
+    key("shape");
+    spec(b.spec);
+    key("persistent");
+    boolean(b.persistent);
+    raw("}");
+  });
+  table("inputs", plan.inputs, [&](const Input &i) {
+    open("name");
+    string(i.name);
+    key("shape");
+    spec(i.spec);
+    key("value");
+    number(i.value);
+    key("low");
+    number(i.low);
+    key("high");
+    number(i.high);
+    raw("}");
+  });
+  table("units", plan.units, [&](const Unit &u) {
+    open("name");
+    string(u.name);
+    key("params");
+    numbers(u.params);
+    key("reshard_after_forward");
+    boolean(u.reshardAfterForward);
+    raw("}");
+  });
+  table("instructions", plan.instructions,
+        [&](const Instruction &i) { instruction(i); });
+  raw("  \"loss\": ");
+  number(plan.loss);
+  raw("\n}\n");
+  return std::move(out);
+}
+
+} // namespace
+
+std::string printPlan(const Plan &plan) { return Printer().print(plan); }
+
+} // namespace fsdp::plan

@@ -1,0 +1,474 @@
+//===- ReadPlan.cpp - bounded, strict reading of plan JSON ----------------===//
+//
+// The text goes through a SAX handler that builds a tree while it limits depth
+// and refuses duplicate keys and out-of-range integers; the tree is then
+// decoded key by key, so that unknown and missing keys are errors that name
+// their JSON path.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Plan/Plan.h"
+
+#include <nlohmann/json.hpp>
+
+#include <fstream>
+#include <initializer_list>
+#include <limits>
+
+namespace fsdp::plan {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxDepth = 64;
+constexpr uint64_t kMaxBytes = uint64_t(1) << 30;
+
+class TreeBuilder : public nlohmann::json_sax<Json> {
+public:
+  Json root;
+  std::string error;
+
+  bool null() override { return add(Json()); }
+  bool boolean(bool value) override { return add(Json(value)); }
+  bool number_integer(int64_t value) override { return add(Json(value)); }
+  bool number_unsigned(uint64_t value) override {
+    if (value > uint64_t(std::numeric_limits<int64_t>::max()))
+      return fail("expected a 64-bit integer, got " + std::to_string(value));
+    return add(Json(int64_t(value)));
+  }
+  bool number_float(double value, const std::string &text) override {
+    // An integer too large for 64 bits arrives here as a float.
+    if (text.find_first_of(".eE") == std::string::npos)
+      return fail("expected a 64-bit integer, got " + text);
+    return add(Json(value));
+  }
+  bool string(std::string &value) override {
+    return add(Json(std::move(value)));
+  }
+  bool binary(Json::binary_t &) override { return fail("unexpected binary"); }
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(std::string &name) override {
+    if (stack.back()->contains(name))
+      return fail("duplicate key \"" + name + "\"");
+    slot = &(*stack.back())[name];
+    return true;
+  }
+  bool parse_error(size_t position, const std::string &,
+                   const nlohmann::detail::exception &) override {
+    return fail("not valid json at byte " + std::to_string(position));
+  }
+
+private:
+  bool fail(std::string message) {
+    error = std::move(message);
+    return false;
+  }
+  Json *place(Json value) {
+    if (stack.empty()) {
+      root = std::move(value);
+      return &root;
+    }
+    Json &top = *stack.back();
+    if (top.is_array()) {
+      top.push_back(std::move(value));
+      return &top.back();
+    }
+    *slot = std::move(value);
+    return slot;
+  }
+  bool add(Json value) {
+    place(std::move(value));
+    return true;
+  }
+  bool open(Json value) {
+    if (stack.size() >= kMaxDepth)
+      return fail("nested deeper than " + std::to_string(kMaxDepth));
+    // Pointers into the parent stay valid: it gets no further element before
+    // this container is closed.
+    stack.push_back(place(std::move(value)));
+    return true;
+  }
+  bool close() {
+    stack.pop_back();
+    return true;
+  }
+
+  std::vector<Json *> stack;
+  Json *slot = nullptr;
+};
+
+/// A node of the tree with the way to it; the path is spelled out only for an
+/// error message.
+class Cursor {
+public:
+  Cursor(const Json &node, const std::string &origin)
+      : node(node), origin(origin) {}
+
+  [[noreturn]] void error(const std::string &message) const {
+    std::string at = path();
+    throw PlanError(origin + ": " + (at.empty() ? "" : at + ": ") + message);
+  }
+
+  /// Checks that this is an object with all of `required` and nothing beyond
+  /// `required` and `optional`.
+  void keys(std::initializer_list<const char *> required,
+            std::initializer_list<const char *> optional = {}) const {
+    if (!node.is_object())
+      expected("an object");
+    size_t known = 0;
+    for (const char *name : required) {
+      if (!node.contains(name))
+        error("missing key \"" + std::string(name) + "\"");
+      ++known;
+    }
+    for (const char *name : optional)
+      known += node.contains(name);
+    if (known == node.size())
+      return;
+    for (const auto &item : node.items()) {
+      auto matches = [&](const char *name) { return item.key() == name; };
+      if (std::none_of(required.begin(), required.end(), matches) &&
+          std::none_of(optional.begin(), optional.end(), matches))
+        error("unknown key \"" + item.key() + "\"");
+    }
+  }
+  bool isObject() const { return node.is_object(); }
+  bool has(const char *name) const { return node.contains(name); }
+  Cursor at(const char *name) const {
+    if (!node.is_object())
+      expected("an object");
+    auto it = node.find(name);
+    if (it == node.end())
+      error("missing key \"" + std::string(name) + "\"");
+    return Cursor(*it, this, name, 0);
+  }
+  template <typename Fn> void each(Fn &&fn) const {
+    if (!node.is_array())
+      expected("an array");
+    for (size_t i = 0; i < node.size(); ++i)
+      fn(Cursor(node[i], this, nullptr, i));
+  }
+  template <typename Fn> auto list(Fn &&fn) const {
+    std::vector<decltype(fn(*this))> result;
+    if (node.is_array())
+      result.reserve(node.size());
+    each([&](const Cursor &item) { result.push_back(fn(item)); });
+    return result;
+  }
+
+  int64_t integer(int64_t low = std::numeric_limits<int64_t>::min(),
+                  int64_t high = std::numeric_limits<int64_t>::max()) const {
+    if (!node.is_number_integer())
+      expected("an integer");
+    auto value = node.get<int64_t>();
+    if (value < low || value > high)
+      error("expected an integer in [" + std::to_string(low) + ", " +
+            std::to_string(high) + "], got " + std::to_string(value));
+    return value;
+  }
+  /// A table index, or -1 for "none".
+  int32_t index() const {
+    return int32_t(integer(-1, std::numeric_limits<int32_t>::max()));
+  }
+  std::vector<int32_t> indices() const {
+    return list([](const Cursor &c) { return c.index(); });
+  }
+  bool boolean() const {
+    if (!node.is_boolean())
+      expected("a boolean");
+    return node.get<bool>();
+  }
+  double real() const {
+    if (node.is_object()) {
+      keys({"f"});
+      std::string name = at("f").string();
+      if (name == "inf")
+        return std::numeric_limits<double>::infinity();
+      if (name == "-inf")
+        return -std::numeric_limits<double>::infinity();
+      if (name == "nan")
+        return std::numeric_limits<double>::quiet_NaN();
+      at("f").error("expected \"inf\", \"-inf\" or \"nan\", got \"" + name +
+                    "\"");
+    }
+    if (!node.is_number_float())
+      expected("a float");
+    return node.get<double>();
+  }
+  const std::string &string() const {
+    if (!node.is_string())
+      expected("a string");
+    return node.get_ref<const std::string &>();
+  }
+  const Json &json() const { return node; }
+
+  [[noreturn]] void expected(const std::string &what) const {
+    std::string got = node.is_number_integer() ? "an integer"
+                      : node.is_number()       ? "a float"
+                                               : node.type_name();
+    error("expected " + what + ", got " + got);
+  }
+
+private:
+  Cursor(const Json &node, const Cursor *parent, const char *name, size_t index)
+      : node(node), origin(parent->origin), parent(parent), name(name),
+        position(index) {}
+
+  std::string path() const {
+    if (!parent)
+      return "";
+    std::string prefix = parent->path();
+    if (!name)
+      return prefix + "[" + std::to_string(position) + "]";
+    return prefix.empty() ? name : prefix + "." + name;
+  }
+
+  const Json &node;
+  const std::string &origin;
+  const Cursor *parent = nullptr;
+  const char *name = nullptr;
+  size_t position = 0;
+};
+
+TensorSpec decodeSpec(const Cursor &c) {
+  TensorSpec spec;
+  int64_t bytes = 1;
+  spec.shape = c.at("shape").list([&](const Cursor &extent) {
+    int64_t value = extent.integer(0);
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(value, 1), &bytes))
+      extent.error("tensor too large");
+    return value;
+  });
+  const std::string &name = c.at("dtype").string();
+  auto dtype = parseDType(name);
+  if (!dtype)
+    c.at("dtype").error("expected a dtype, got \"" + name + "\"");
+  spec.dtype = *dtype;
+  if (__builtin_mul_overflow(bytes, byteWidth(spec.dtype), &bytes))
+    c.at("shape").error("tensor too large");
+  return spec;
+}
+
+Arg decodeArg(const Cursor &c) {
+  const Json &node = c.json();
+  if (node.is_null())
+    return {NoneArg{}};
+  if (node.is_boolean())
+    return {c.boolean()};
+  if (node.is_number_integer())
+    return {c.integer()};
+  if (node.is_number_float())
+    return {c.real()};
+  if (node.is_string())
+    return {c.string()};
+  if (node.is_array())
+    return {c.list(decodeArg)};
+  if (c.has("t")) {
+    c.keys({"t"});
+    return {TensorArg{c.at("t").index()}};
+  }
+  if (c.has("device")) {
+    c.keys({"device"});
+    if (!c.at("device").boolean())
+      c.at("device").error("expected true, got false");
+    return {DeviceArg{}};
+  }
+  return {c.real()};
+}
+
+std::string decodeHex(const Cursor &c) {
+  const std::string &text = c.string();
+  if (text.size() % 2)
+    c.error("expected an even number of hex digits, got " +
+            std::to_string(text.size()));
+  auto digit = [&](char ch) -> int {
+    if (ch >= '0' && ch <= '9')
+      return ch - '0';
+    if (ch >= 'a' && ch <= 'f')
+      return ch - 'a' + 10;
+    c.error("expected lower-case hex digits, got " + Json(text).dump());
+  };
+  std::string bytes(text.size() / 2, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = char(digit(text[2 * i]) << 4 | digit(text[2 * i + 1]));
+  return bytes;
+}
+
+Call decodeCall(const Cursor &c) {
+  Call call;
+  const std::string &name = c.at("call").string();
+  size_t dot = name.find('.');
+  call.op = name.substr(0, dot);
+  if (dot != std::string::npos)
+    call.overload = name.substr(dot + 1);
+  if (call.op.find("::") == std::string::npos ||
+      (dot != std::string::npos && call.overload.empty()))
+    c.at("call").error("expected namespace::name[.overload], got \"" + name +
+                       "\"");
+  call.args = c.at("args").list(decodeArg);
+  call.outs = c.at("outs").indices();
+  if (c.has("reduce_input_of"))
+    call.reduceInputOf = c.at("reduce_input_of").index();
+  return call;
+}
+
+Instruction decodeInstruction(const Cursor &c) {
+  Instruction instruction;
+  if (!c.isObject())
+    c.expected("an object");
+  if (c.has("call")) {
+    c.keys({"call", "args", "outs", "phase"},
+           {"reduce_input_of", "module", "frees"});
+    instruction.kind = decodeCall(c);
+  } else if (c.has("read_buffer")) {
+    c.keys({"read_buffer", "out", "phase"}, {"module", "frees"});
+    instruction.kind =
+        ReadBuffer{c.at("read_buffer").index(), c.at("out").index()};
+  } else if (c.has("constant")) {
+    c.keys({"constant", "out", "phase"}, {"module", "frees"});
+    instruction.kind =
+        Constant{decodeHex(c.at("constant")), c.at("out").index()};
+  } else if (c.has("all_gather")) {
+    c.keys({"all_gather", "outs", "phase"}, {"module", "frees"});
+    instruction.kind =
+        AllGather{c.at("all_gather").index(), c.at("outs").indices()};
+  } else if (c.has("reshard")) {
+    c.keys({"reshard", "phase"}, {"module", "frees"});
+    instruction.kind = Reshard{c.at("reshard").index()};
+  } else if (c.has("reduce_scatter")) {
+    c.keys({"reduce_scatter", "params", "ins", "outs", "phase"},
+           {"module", "frees"});
+    instruction.kind = ReduceScatter{
+        c.at("reduce_scatter").index(), c.at("params").indices(),
+        c.at("ins").indices(), c.at("outs").indices()};
+  } else if (c.has("optimizer_step")) {
+    c.keys({"optimizer_step", "grads", "phase"}, {"module", "frees"});
+    instruction.kind = OptimizerStep{c.at("optimizer_step").indices(),
+                                     c.at("grads").indices()};
+  } else {
+    c.error("expected an instruction (call, read_buffer, constant, all_gather, "
+            "reshard, reduce_scatter or optimizer_step)");
+  }
+  const std::string &phase = c.at("phase").string();
+  if (phase == "forward")
+    instruction.phase = Phase::Forward;
+  else if (phase == "backward")
+    instruction.phase = Phase::Backward;
+  else if (phase == "optimizer")
+    instruction.phase = Phase::Optimizer;
+  else
+    c.at("phase").error("expected a phase, got \"" + phase + "\"");
+  if (c.has("module"))
+    instruction.module = c.at("module").index();
+  if (c.has("frees"))
+    instruction.frees = c.at("frees").indices();
+  return instruction;
+}
+
+Optimizer decodeOptimizer(const Cursor &c) {
+  c.keys({"name", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
+          "dampening", "nesterov", "amsgrad", "maximize", "fused"});
+  Optimizer o;
+  o.name = c.at("name").string();
+  o.lr = c.at("lr").real();
+  o.beta1 = c.at("beta1").real();
+  o.beta2 = c.at("beta2").real();
+  o.eps = c.at("eps").real();
+  o.weightDecay = c.at("weight_decay").real();
+  o.momentum = c.at("momentum").real();
+  o.dampening = c.at("dampening").real();
+  o.nesterov = c.at("nesterov").boolean();
+  o.amsgrad = c.at("amsgrad").boolean();
+  o.maximize = c.at("maximize").boolean();
+  o.fused = c.at("fused").boolean();
+  return o;
+}
+
+Plan decodePlan(const Cursor &c) {
+  // The version comes first: a plan of another version has other keys.
+  if (int64_t version = c.at("version").integer(); version != kPlanVersion)
+    c.at("version").error("expected plan version " +
+                          std::to_string(kPlanVersion) + ", got " +
+                          std::to_string(version) +
+                          "; compile the model again with this fsdp-opt");
+  c.keys({"version", "producer", "model", "world_size", "weights", "optimizer",
+          "modules", "values", "params", "buffers", "inputs", "units",
+          "instructions", "loss"});
+  Plan plan;
+  plan.producer = c.at("producer").string();
+  plan.model = c.at("model").string();
+  plan.worldSize = c.at("world_size").integer(1, 1 << 20);
+  Cursor weights = c.at("weights");
+  weights.keys({"path", "hash"});
+  plan.weights = {weights.at("path").string(), weights.at("hash").string()};
+  plan.optimizer = decodeOptimizer(c.at("optimizer"));
+  plan.modules =
+      c.at("modules").list([](const Cursor &m) { return m.string(); });
+  plan.values = c.at("values").list([](const Cursor &v) {
+    v.keys({"shape", "dtype"});
+    return decodeSpec(v);
+  });
+  plan.params = c.at("params").list([](const Cursor &p) {
+    p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"});
+    return Param{p.at("name").string(),
+                 p.at("aliases").list([](const Cursor &a) -> std::string {
+                   return a.string();
+                 }),
+                 decodeSpec(p), p.at("unit").index(),
+                 p.at("requires_grad").boolean()};
+  });
+  plan.buffers = c.at("buffers").list([](const Cursor &b) {
+    b.keys({"name", "shape", "dtype", "persistent"});
+    return Buffer{b.at("name").string(), decodeSpec(b),
+                  b.at("persistent").boolean()};
+  });
+  plan.inputs = c.at("inputs").list([](const Cursor &i) {
+    i.keys({"name", "shape", "dtype", "value", "low", "high"});
+    return Input{i.at("name").string(), decodeSpec(i), i.at("value").index(),
+                 i.at("low").integer(), i.at("high").integer()};
+  });
+  plan.units = c.at("units").list([](const Cursor &u) {
+    u.keys({"name", "params", "reshard_after_forward"});
+    return Unit{u.at("name").string(), u.at("params").indices(),
+                u.at("reshard_after_forward").boolean()};
+  });
+  plan.instructions = c.at("instructions").list(decodeInstruction);
+  plan.loss = c.at("loss").index();
+  return plan;
+}
+
+} // namespace
+
+Plan parsePlan(std::string_view json, const std::string &origin) {
+  if (json.size() > kMaxBytes)
+    throw PlanError(origin + ": expected at most " + std::to_string(kMaxBytes) +
+                    " bytes, got " + std::to_string(json.size()));
+  TreeBuilder tree;
+  if (!Json::sax_parse(json.begin(), json.end(), &tree))
+    throw PlanError(origin + ": " + tree.error);
+  Plan plan = decodePlan(Cursor(tree.root, origin));
+  verifyPlan(plan, origin);
+  return plan;
+}
+
+Plan readPlan(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    throw PlanError(path + ": cannot open the plan");
+  file.seekg(0, std::ios::end);
+  auto size = int64_t(file.tellg());
+  // A directory opens but has no usable size.
+  if (size < 0 || uint64_t(size) > kMaxBytes)
+    throw PlanError(path + ": not a plan file, or larger than " +
+                    std::to_string(kMaxBytes) + " bytes");
+  std::string text(size_t(size), '\0');
+  file.seekg(0);
+  if (!file.read(text.data(), size))
+    throw PlanError(path + ": cannot read the plan");
+  return parsePlan(text, path);
+}
+
+} // namespace fsdp::plan
