@@ -341,9 +341,9 @@ Instruction decodeInstruction(const Cursor &c) {
   } else if (c.has("reduce_scatter")) {
     c.keys({"reduce_scatter", "params", "ins", "outs", "phase"},
            {"module", "frees"});
-    instruction.kind = ReduceScatter{
-        c.at("reduce_scatter").index(), c.at("params").indices(),
-        c.at("ins").indices(), c.at("outs").indices()};
+    instruction.kind =
+        ReduceScatter{c.at("reduce_scatter").index(), c.at("params").indices(),
+                      c.at("ins").indices(), c.at("outs").indices()};
   } else if (c.has("optimizer_step")) {
     c.keys({"optimizer_step", "grads", "phase"}, {"module", "frees"});
     instruction.kind = OptimizerStep{c.at("optimizer_step").indices(),
@@ -414,9 +414,8 @@ Plan decodePlan(const Cursor &c) {
   plan.params = c.at("params").list([](const Cursor &p) {
     p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"});
     return Param{p.at("name").string(),
-                 p.at("aliases").list([](const Cursor &a) -> std::string {
-                   return a.string();
-                 }),
+                 p.at("aliases").list(
+                     [](const Cursor &a) -> std::string { return a.string(); }),
                  decodeSpec(p), p.at("unit").index(),
                  p.at("requires_grad").boolean()};
   });

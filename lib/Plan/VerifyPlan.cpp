@@ -1,0 +1,373 @@
+//===- VerifyPlan.cpp - the invariants of docs/plan-format.md -------------===//
+#include "fsdp/Plan/Plan.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace fsdp::plan {
+
+namespace {
+
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  result.append(text).append("\"");
+  return result;
+}
+
+std::string describe(const TensorSpec &spec) {
+  std::string text(dtypeName(spec.dtype));
+  text += "[";
+  for (size_t i = 0; i < spec.shape.size(); ++i)
+    text += (i ? ", " : "") + std::to_string(spec.shape[i]);
+  return text + "]";
+}
+
+class Verifier {
+public:
+  Verifier(const Plan &plan, const std::string &origin)
+      : plan(plan), origin(origin), states(plan.values.size()),
+        liveGather(plan.units.size(), -1), reductionOf(plan.params.size(), -1),
+        stepped(plan.params.size()) {}
+
+  void verify();
+
+private:
+  struct ValueState {
+    bool defined = false;
+    bool freed = false;
+    /// Unit whose gathered parameter this is, or -1.
+    int32_t gatheredFrom = -1;
+    /// Position of that all_gather.
+    int64_t gather = -1;
+    /// Parameter whose reduced gradient shard this is, or -1.
+    int32_t shardOf = -1;
+  };
+
+  [[noreturn]] void fail(const char *label, const std::string &message) const {
+    throw PlanError(origin + ": " + where + message + " (" + label + ")");
+  }
+  template <typename Table>
+  void checkIndex(int64_t index, const Table &table, const char *what) const {
+    if (index < 0 || index >= int64_t(table.size()))
+      fail("P1", "expected " + std::string(what) + " below " +
+                     std::to_string(table.size()) + ", got " +
+                     std::to_string(index));
+  }
+  void checkSize(size_t got, size_t want, const char *what) const {
+    if (got != want)
+      fail("P1", "expected " + std::to_string(want) + " " + what + ", got " +
+                     std::to_string(got));
+  }
+  void checkSpec(ValueId value, const TensorSpec &want, const char *label,
+                 const std::string &what) const {
+    const TensorSpec &got = plan.values[value];
+    if (got != want)
+      fail(label, "expected value " + std::to_string(value) + " (" + what +
+                      ") to be " + describe(want) + ", got " + describe(got));
+  }
+
+  void verifyTables();
+  void define(ValueId value);
+  void use(ValueId value);
+  void useOperand(ValueId value);
+  void useArgs(const ArgList &args);
+
+  void visit(const Call &call);
+  void visit(const ReadBuffer &read);
+  void visit(const Constant &constant);
+  void visit(const AllGather &gather);
+  void visit(const Reshard &reshard);
+  void visit(const ReduceScatter &reduce);
+  void visit(const OptimizerStep &step);
+
+  const Plan &plan;
+  const std::string &origin;
+  /// "instructions[3]: " while an instruction is verified.
+  std::string where;
+  std::vector<ValueState> states;
+  /// Position of the instruction being verified.
+  int64_t position = -1;
+  /// Per unit: position of the all_gather not yet resharded, or -1.
+  std::vector<int64_t> liveGather;
+  /// Value that holds the parameter's reduced gradient, or -1.
+  std::vector<ValueId> reductionOf;
+  std::vector<bool> stepped;
+  /// Parameters some call writes the reduce-scatter input of.
+  std::set<int32_t> steered;
+  bool optimizerBegun = false;
+};
+
+void Verifier::verifyTables() {
+  if (plan.version != kPlanVersion)
+    fail("P1", "expected version " + std::to_string(kPlanVersion) + ", got " +
+                   std::to_string(plan.version));
+  if (plan.worldSize < 1)
+    fail("P1", "expected a positive world size, got " +
+                   std::to_string(plan.worldSize));
+  if (plan.optimizer.name != "adamw" && plan.optimizer.name != "sgd")
+    fail("P1", "expected optimizer \"adamw\" or \"sgd\", got " +
+                   quoted(plan.optimizer.name));
+
+  std::set<std::string> names;
+  auto unique = [&](const std::string &name) {
+    if (!names.insert(name).second)
+      fail("P2", "two parameters or buffers are named " + quoted(name));
+  };
+  for (const Param &param : plan.params) {
+    unique(param.name);
+    for (const std::string &alias : param.aliases)
+      unique(alias);
+    checkIndex(param.unit, plan.units, "a unit");
+    if (param.spec.shape.empty())
+      fail("P2", "expected parameter " + quoted(param.name) +
+                     " to have a dimension to shard, got a scalar");
+  }
+  for (const Buffer &buffer : plan.buffers)
+    unique(buffer.name);
+
+  std::vector<int> claims(plan.params.size());
+  for (size_t u = 0; u < plan.units.size(); ++u)
+    for (int32_t param : plan.units[u].params) {
+      checkIndex(param, plan.params, "a parameter");
+      if (plan.params[param].unit != int32_t(u))
+        fail("P2", "unit " + quoted(plan.units[u].name) + " lists parameter " +
+                       quoted(plan.params[param].name) +
+                       ", which names another unit");
+      ++claims[param];
+    }
+  for (size_t p = 0; p < plan.params.size(); ++p)
+    if (claims[p] != 1)
+      fail("P2", "expected parameter " + quoted(plan.params[p].name) +
+                     " in one unit's list once, got " +
+                     std::to_string(claims[p]) + " times");
+
+  std::set<std::string> inputNames;
+  for (const Input &input : plan.inputs) {
+    if (!inputNames.insert(input.name).second)
+      fail("P2", "two inputs are named " + quoted(input.name));
+    checkIndex(input.value, plan.values, "a value");
+    checkSpec(input.value, input.spec, "P5", "input " + quoted(input.name));
+    if (input.spec.shape.empty())
+      fail("P5", "expected input " + quoted(input.name) +
+                     " to have the samples in dim 0, got a scalar");
+    if (input.low >= input.high)
+      fail("P5", "expected input " + quoted(input.name) +
+                     " to have low < high, got " + std::to_string(input.low) +
+                     " and " + std::to_string(input.high));
+    define(input.value);
+  }
+}
+
+void Verifier::define(ValueId value) {
+  checkIndex(value, plan.values, "a value");
+  if (states[value].defined)
+    fail("P3", "value " + std::to_string(value) + " is defined twice");
+  states[value].defined = true;
+}
+
+void Verifier::use(ValueId value) {
+  checkIndex(value, plan.values, "a value");
+  const ValueState &state = states[value];
+  if (!state.defined)
+    fail("P3", "value " + std::to_string(value) + " is used before it is " +
+                   "defined");
+  if (state.freed)
+    fail("P4", "value " + std::to_string(value) + " is used after it is freed");
+  if (state.gatheredFrom >= 0 && liveGather[state.gatheredFrom] != state.gather)
+    fail("P7", "value " + std::to_string(value) + " is a parameter of unit " +
+                   quoted(plan.units[state.gatheredFrom].name) +
+                   " and is used after the unit's reshard");
+}
+
+/// An operand of compute: any value but a shard.
+void Verifier::useOperand(ValueId value) {
+  use(value);
+  if (states[value].shardOf >= 0)
+    fail("P9", "value " + std::to_string(value) +
+                   " is a gradient shard and may only go to the optimizer");
+}
+
+void Verifier::useArgs(const ArgList &args) {
+  for (const Arg &arg : args) {
+    if (const auto *tensor = std::get_if<TensorArg>(&arg.value))
+      useOperand(tensor->value);
+    else if (const auto *list = std::get_if<ArgList>(&arg.value))
+      useArgs(*list);
+  }
+}
+
+void Verifier::visit(const Call &call) {
+  useArgs(call.args);
+  for (ValueId out : call.outs)
+    if (out != -1)
+      define(out);
+  if (call.reduceInputOf == -1)
+    return;
+  checkIndex(call.reduceInputOf, plan.params, "a parameter");
+  const Param &param = plan.params[call.reduceInputOf];
+  if (call.outs.empty() || call.outs[0] == -1 ||
+      plan.values[call.outs[0]].numBytes() != param.spec.numBytes())
+    fail("P10", "expected result 0 to have the bytes of the gradient of " +
+                    quoted(param.name));
+  if (!steered.insert(call.reduceInputOf).second)
+    fail("P10", "a second call writes the reduce-scatter input of " +
+                    quoted(param.name));
+  if (reductionOf[call.reduceInputOf] != -1)
+    fail("P10", "the gradient of " + quoted(param.name) +
+                    " is written after its reduce_scatter");
+}
+
+void Verifier::visit(const ReadBuffer &read) {
+  checkIndex(read.buffer, plan.buffers, "a buffer");
+  define(read.out);
+  checkSpec(read.out, plan.buffers[read.buffer].spec, "P5",
+            "buffer " + quoted(plan.buffers[read.buffer].name));
+}
+
+void Verifier::visit(const Constant &constant) {
+  define(constant.out);
+  int64_t want = plan.values[constant.out].numBytes();
+  if (int64_t(constant.data.size()) != want)
+    fail("P5", "expected " + std::to_string(want) +
+                   " bytes of constant data, "
+                   "got " +
+                   std::to_string(constant.data.size()));
+}
+
+void Verifier::visit(const AllGather &gather) {
+  checkIndex(gather.unit, plan.units, "a unit");
+  const Unit &unit = plan.units[gather.unit];
+  if (liveGather[gather.unit] != -1)
+    fail("P6", "unit " + quoted(unit.name) + " is gathered already");
+  if (optimizerBegun)
+    fail("P8", "unit " + quoted(unit.name) +
+                   " is gathered after the optimizer "
+                   "began to write parameters");
+  checkSize(gather.outs.size(), unit.params.size(), "results");
+  liveGather[gather.unit] = position;
+  for (size_t i = 0; i < gather.outs.size(); ++i) {
+    ValueId out = gather.outs[i];
+    if (out == -1)
+      continue;
+    define(out);
+    const Param &param = plan.params[unit.params[i]];
+    checkSpec(out, param.spec, "P5", "parameter " + quoted(param.name));
+    states[out].gatheredFrom = gather.unit;
+    states[out].gather = position;
+  }
+}
+
+void Verifier::visit(const Reshard &reshard) {
+  checkIndex(reshard.unit, plan.units, "a unit");
+  if (liveGather[reshard.unit] == -1)
+    fail("P6", "unit " + quoted(plan.units[reshard.unit].name) +
+                   " is resharded but not gathered");
+  liveGather[reshard.unit] = -1;
+}
+
+void Verifier::visit(const ReduceScatter &reduce) {
+  checkIndex(reduce.unit, plan.units, "a unit");
+  checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
+  checkSize(reduce.outs.size(), reduce.params.size(), "results");
+  for (size_t i = 0; i < reduce.params.size(); ++i) {
+    checkIndex(reduce.params[i], plan.params, "a parameter");
+    const Param &param = plan.params[reduce.params[i]];
+    if (param.unit != reduce.unit)
+      fail("P9", "parameter " + quoted(param.name) + " is not of unit " +
+                     quoted(plan.units[reduce.unit].name));
+    if (!param.requiresGrad)
+      fail("P9", "parameter " + quoted(param.name) +
+                     " is frozen but its gradient is reduced");
+    if (reductionOf[reduce.params[i]] != -1)
+      fail("P9", "the gradient of " + quoted(param.name) +
+                     " is reduced a second time");
+    useOperand(reduce.ins[i]);
+    checkSpec(reduce.ins[i], param.spec, "P5",
+              "the gradient of " + quoted(param.name));
+    TensorSpec shard = param.spec;
+    shard.shape[0] = shardRows(shard.shape[0], plan.worldSize, 0).size();
+    define(reduce.outs[i]);
+    checkSpec(reduce.outs[i], shard, "P5",
+              "the gradient shard of " + quoted(param.name));
+    states[reduce.outs[i]].shardOf = reduce.params[i];
+    reductionOf[reduce.params[i]] = reduce.outs[i];
+  }
+}
+
+void Verifier::visit(const OptimizerStep &step) {
+  checkSize(step.grads.size(), step.params.size(), "gradients");
+  optimizerBegun = true;
+  for (size_t u = 0; u < plan.units.size(); ++u)
+    if (liveGather[u] != -1)
+      fail("P8", "unit " + quoted(plan.units[u].name) +
+                     " is still gathered "
+                     "where the optimizer writes parameters");
+  for (size_t i = 0; i < step.params.size(); ++i) {
+    checkIndex(step.params[i], plan.params, "a parameter");
+    use(step.grads[i]);
+    const std::string &name = plan.params[step.params[i]].name;
+    if (states[step.grads[i]].shardOf != step.params[i])
+      fail("P8", "expected value " + std::to_string(step.grads[i]) +
+                     " to be the reduced gradient of " + quoted(name));
+    if (stepped[step.params[i]])
+      fail("P8", "parameter " + quoted(name) + " is stepped twice");
+    stepped[step.params[i]] = true;
+  }
+}
+
+void Verifier::verify() {
+  verifyTables();
+  Phase phase = Phase::Forward;
+  bool sawOptimizer = false;
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction &instruction = plan.instructions[i];
+    position = int64_t(i);
+    where = "instructions[" + std::to_string(i) + "]: ";
+    if (instruction.phase < phase)
+      fail("P11", "a phase begins again after a later one");
+    phase = instruction.phase;
+    if (instruction.module != -1)
+      checkIndex(instruction.module, plan.modules, "a module");
+    std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+    if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
+      if (std::exchange(sawOptimizer, true))
+        fail("P8", "expected one optimizer_step, got a second");
+      if (phase != Phase::Optimizer)
+        fail("P11", "expected optimizer_step in phase \"optimizer\"");
+    }
+    for (ValueId value : instruction.frees) {
+      checkIndex(value, plan.values, "a value");
+      if (!states[value].defined || states[value].freed)
+        fail("P4",
+             "value " + std::to_string(value) + " is freed but not alive");
+      if (value == plan.loss)
+        fail("P12", "the loss, value " + std::to_string(value) + ", is freed");
+      states[value].freed = true;
+    }
+  }
+  where.clear();
+  for (int32_t param : steered)
+    if (reductionOf[param] == -1)
+      fail("P10", "the reduce-scatter input of " +
+                      quoted(plan.params[param].name) +
+                      " is written but never reduced");
+  checkIndex(plan.loss, plan.values, "a value");
+  use(plan.loss);
+  const TensorSpec &loss = plan.values[plan.loss];
+  bool floating = loss.dtype == DType::Float32 ||
+                  loss.dtype == DType::Float64 ||
+                  loss.dtype == DType::Float16 || loss.dtype == DType::BFloat16;
+  if (!loss.shape.empty() || !floating)
+    fail("P12", "expected the loss to be a floating-point scalar, got " +
+                    describe(loss));
+}
+
+} // namespace
+
+void verifyPlan(const Plan &plan, const std::string &origin) {
+  Verifier(plan, origin).verify();
+}
+
+} // namespace fsdp::plan
