@@ -1,0 +1,44 @@
+"""Fixtures of the comparison with FSDP2: captures and reference runs, each made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from harness import Captured, Case, Model, Run, capture, run_reference
+
+LLAMA = Model("fsdp_mlir.models.llama:llama_debug", "layers.*", "tokens,targets", 256, 32, 2)
+LLAMA_29M = Model("fsdp_mlir.models.llama:llama_29m", "layers.*", "tokens,targets", 4096, 256, 2)
+GPT2 = Model("fsdp_mlir.models.gpt2:gpt2_debug", "transformer.h.*", "input_ids,labels", 256, 32, 2)
+GPT2_DROPOUT = replace(GPT2, factory="fsdp_mlir.models.gpt2:gpt2_debug_dropout")
+
+
+@pytest.fixture(scope="session")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Model], Captured]:
+    """Captures a model at its first use."""
+    made: dict[str, Captured] = {}
+
+    def make(model: Model) -> Captured:
+        key = f"{model.factory}{model.kwargs}"
+        if key not in made:
+            made[key] = capture(model, tmp_path_factory.mktemp("model"))
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference(captured: Callable[[Model], Captured]) -> Callable[..., Run]:
+    """Trains a case with FSDP2 (or mode "single") at its first use."""
+    made: dict[str, Run] = {}
+
+    def make(case: Case, mode: str = "fsdp2") -> Run:
+        key = f"{case}{mode}"
+        if key not in made:
+            made[key] = run_reference(
+                captured(case.model), case, f"reference{len(made)}", mode=mode
+            )
+        return made[key]
+
+    return make

@@ -1,0 +1,232 @@
+"""Runs the two sides of a comparison, each in processes of its own.
+
+Ours: `fsdp_mlir.capture` -> `fsdp-opt` -> `fsdp-run`. Theirs: train_fsdp2.py. A `Case` says what
+is trained; both sides get the same weights, batches, seed and optimizer from it. The benchmark
+and the demo use this module too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import fsdp_mlir
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / "build" / "bin"
+HERE = Path(__file__).resolve().parent
+
+ADAMW = {"name": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
+ADAMW_FUSED = {**ADAMW, "fused": True}
+SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to capture, and the shape of its text batches."""
+
+    factory: str  # module:function
+    units: str  # pattern of the modules that are units
+    names: str  # the model's arguments, "tokens,targets"
+    vocab: int
+    seq: int
+    batch: int
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> torch.nn.Module:
+        module, _, function = self.factory.partition(":")
+        return getattr(importlib.import_module(module), function)(**self.kwargs)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run, the same for both sides."""
+
+    model: Model
+    optimizer: dict[str, Any]
+    world: int = 2
+    steps: int = 20
+    reshard: str = "default"  # or "true", "false"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The files of one captured model."""
+
+    model: Model
+    directory: Path
+
+    @property
+    def archive(self) -> Path:
+        return self.directory / "model.pt"
+
+    @property
+    def weights(self) -> Path:
+        return self.directory / "model.safetensors"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "batches.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run left behind."""
+
+    metrics: list[dict[str, Any]]
+    weights: dict[str, torch.Tensor]
+
+    @property
+    def rank_losses(self) -> list[list[float]]:
+        return [line["rank_losses"] for line in self.metrics]
+
+
+def execute(
+    command: list[Any],
+    *,
+    env: dict[str, str] | None = None,
+    timeout: float = 300,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; with `check`, a failure raises with the command's output."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, env=env, timeout=timeout, check=False, capture_output=True, text=True
+    )
+    if check and done.returncode != 0:
+        raise RuntimeError(
+            f"exit status {done.returncode} from: {' '.join(words)}\n{done.stdout}{done.stderr}"
+        )
+    return done
+
+
+def write_text_batches(model: Model, path: Path, samples: int) -> None:
+    command = [sys.executable, "-m", "fsdp_mlir.text", "--seq", model.seq, "--samples", samples]
+    execute([*command, "--vocab", model.vocab, "--names", model.names, "-o", path])
+
+
+def capture(model: Model, directory: Path, *, samples: int = 50) -> Captured:
+    """Captures a model on its first batch of text. `samples` need not be a multiple of anything:
+    the data set wraps."""
+    directory.mkdir(parents=True, exist_ok=True)
+    captured = Captured(model, directory)
+    write_text_batches(model, captured.data, samples)
+    batch = {name: x[: model.batch] for name, x in load_file(captured.data).items()}
+    fsdp_mlir.capture(model.build(), kwargs=batch, path=str(captured.archive))
+    return captured
+
+
+def write_config(case: Case, path: Path) -> None:
+    unit: dict[str, Any] = {"match": case.model.units}
+    if case.reshard != "default":
+        unit["reshard_after_forward"] = case.reshard == "true"
+    path.write_text(yaml.safe_dump({"units": [unit], "optimizer": case.optimizer}))
+
+
+def compile_plan(captured: Captured, case: Case, stem: str) -> Path:
+    """Returns the plan's path: `<stem>.plan.json` beside the captured model."""
+    config = captured.directory / f"{stem}.yaml"
+    plan = captured.directory / f"{stem}.plan.json"
+    write_config(case, config)
+    command = [BIN / "fsdp-opt", captured.archive, "--config", config]
+    execute([*command, "--world-size", case.world, "--emit", "plan", "-o", plan])
+    return plan
+
+
+def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
+    """`fsdp-run` with the case's steps, seed and data (world size to be added)."""
+    command = [BIN / "fsdp-run", plan, "--steps", case.steps, "--seed", case.seed]
+    return [*command, "--data", captured.data]
+
+
+def run_plan(captured: Captured, case: Case, stem: str, *, torchrun: bool = False) -> Run:
+    """Compiles and trains; with `torchrun`, the ranks are started by torchrun."""
+    plan = compile_plan(captured, case, stem)
+    metrics, weights = plan.with_suffix(".jsonl"), plan.with_suffix(".safetensors")
+    command = run_command(captured, plan, case)
+    command += ["--metrics", metrics, "--save-weights", weights]
+    if torchrun:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        command = [*launcher, "--nproc-per-node", case.world, *command]
+    else:
+        command += ["--nproc", case.world]
+    execute(command)
+    return read_run(metrics, weights)
+
+
+def run_reference(captured: Captured, case: Case, stem: str, *, mode: str = "fsdp2") -> Run:
+    """Trains the same case with FSDP2 (or on one rank without it: mode "single")."""
+    metrics = captured.directory / f"{stem}.{mode}.jsonl"
+    weights = captured.directory / f"{stem}.{mode}.safetensors"
+    command = reference_command(captured, case, mode)
+    command += ["--metrics", metrics, "--save-weights", weights]
+    run_ranks(command, case.world)
+    return read_run(metrics, weights)
+
+
+def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
+    model = case.model
+    command = [sys.executable, HERE / "train_fsdp2.py", "--mode", mode, "--model", model.factory]
+    command += ["--kwargs", json.dumps(model.kwargs), "--units", model.units]
+    command += ["--reshard-after-forward", case.reshard, "--seed", case.seed]
+    command += ["--optimizer", json.dumps(case.optimizer), "--steps", case.steps]
+    command += ["--weights", captured.weights, "--data", captured.data]
+    return [*command, "--batch", model.batch]
+
+
+def run_ranks(command: list[Any], world: int, *, timeout: float = 300) -> None:
+    """Starts `world` ranks with torchrun's environment (torchrun itself costs seconds); the first
+    that fails ends the others."""
+    words = [str(word) for word in command]
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    common = dict(os.environ, WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    common.update(OMP_NUM_THREADS="1", PYTHONPATH=path)
+    deadline = time.monotonic() + timeout
+    with tempfile.TemporaryFile("w+") as output:
+        ranks = [
+            subprocess.Popen(
+                words,
+                env=dict(common, RANK=str(rank), LOCAL_RANK=str(rank)),
+                stdout=output,
+                stderr=output,
+            )
+            for rank in range(world)
+        ]
+        try:
+            while any(rank.poll() is None for rank in ranks):
+                if any(rank.poll() for rank in ranks) or time.monotonic() > deadline:
+                    break
+                time.sleep(0.02)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        if any(rank.returncode for rank in ranks):
+            output.seek(0)
+            raise RuntimeError(f"reference ranks failed: {' '.join(words)}\n{output.read()}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def read_run(metrics: Path, weights: Path) -> Run:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return Run(lines, load_file(weights))

@@ -1,0 +1,181 @@
+"""The reference: trains a model with FSDP2 over Gloo, with public PyTorch only.
+
+A plain script for `torchrun --nproc-per-node N train_fsdp2.py ...`, one CPU thread a rank. It
+reads the same weights and batches as `fsdp-run` and writes the same metrics, so that the two can
+be compared number by number. `--mode single` trains one rank eagerly, without FSDP and without
+any communication (the physical floor of the step time).
+
+Data: each tensor of the batches file is a keyword argument of the model (or positional: `arg0`,
+`arg1`, ...), samples in dim 0. At step s rank r of W takes the b samples from (s * W + r) * b on,
+each index modulo the number of samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import resource
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+RESHARD = {"default": None, "true": True, "false": False}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", choices=["fsdp2", "single"], default="fsdp2")
+    parser.add_argument("--model", required=True, metavar="MODULE:FACTORY")
+    parser.add_argument("--kwargs", type=json.loads, default={}, help="the factory's, as JSON")
+    parser.add_argument("--weights", required=True, help="safetensors, by parameter name")
+    parser.add_argument("--data", required=True, help="safetensors, by argument name")
+    parser.add_argument("--batch", type=int, required=True, help="samples a rank and step")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--units", nargs="*", default=[], help="patterns of module names")
+    parser.add_argument("--reshard-after-forward", choices=RESHARD, default="default")
+    parser.add_argument("--optimizer", type=json.loads, required=True, help="name and arguments")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--metrics", help="JSON lines, written at the end")
+    parser.add_argument("--save-weights", help="full parameters and buffers at the end")
+    return parser.parse_args()
+
+
+def pattern_to_regex(pattern: str) -> re.Pattern[str]:
+    """`*` stays within one dotted segment of a name, `**` crosses segments."""
+    parts = re.split(r"(\*\*|\*)", pattern)
+    wildcard = {"*": r"[^.]*", "**": r".*"}
+    return re.compile("".join(wildcard.get(part, re.escape(part)) for part in parts))
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Copies every parameter and buffer; a tied parameter is stored under one of its names."""
+    weights = load_file(path)
+    missing = {id(p): name for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if name in weights:
+                parameter.copy_(weights[name])
+                missing.pop(id(parameter), None)
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            if name in weights:
+                buffer.copy_(weights[name])
+    if missing:
+        raise SystemExit(f"{path}: no weights for {', '.join(sorted(missing.values()))}")
+
+
+def shard_model(model: nn.Module, patterns: list[str], reshard: bool | None) -> None:
+    """One unit for each matching module, inner ones first, then the root."""
+    regexes = [pattern_to_regex(pattern) for pattern in patterns]
+    for name, module in reversed(list(model.named_modules())):
+        if name and any(regex.fullmatch(name) for regex in regexes):
+            fully_shard(module, reshard_after_forward=reshard)
+    fully_shard(model)
+
+
+def take_batch(data: dict[str, Tensor], first: int, batch: int) -> dict[str, Tensor]:
+    indices = torch.arange(first, first + batch)
+    return {name: samples[indices % samples.shape[0]] for name, samples in data.items()}
+
+
+def compute_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    positional = [batch[f"arg{i}"] for i in range(len(batch)) if f"arg{i}" in batch]
+    keyword = {name: x for name, x in batch.items() if not re.fullmatch(r"arg\d+", name)}
+    output = model(*positional, **keyword)
+    return output if isinstance(output, Tensor) else output.loss
+
+
+def peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers under all their names; a collective operation."""
+    state = model.state_dict()
+    full = {n: x.full_tensor() if isinstance(x, DTensor) else x for n, x in state.items()}
+    return {name: x.detach().clone().contiguous() for name, x in full.items()}
+
+
+def train(args: argparse.Namespace, rank: int, world: int) -> None:
+    module_name, _, factory = args.model.partition(":")
+    base_rss = peak_rss_bytes()
+    model: nn.Module = getattr(importlib.import_module(module_name), factory)(**args.kwargs)
+    load_weights(model, args.weights)
+    if args.mode == "fsdp2":
+        shard_model(model, args.units, RESHARD[args.reshard_after_forward])
+    settings = dict(args.optimizer)
+    optimizer = OPTIMIZERS[settings.pop("name")](model.parameters(), **settings)
+    data = load_file(args.data)
+    tokens = args.batch * max(
+        [x.shape[1] for x in data.values() if x.ndim == 2 and not x.is_floating_point()] or [1]
+    )
+
+    steps: list[dict[str, Any]] = []
+    torch.manual_seed(args.seed)
+    for step in range(args.steps):
+        batch = take_batch(data, (step * world + rank) * args.batch, args.batch)
+        start = time.perf_counter()
+        loss = compute_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds = time.perf_counter() - start
+        steps.append({"loss": loss.item(), "seconds": seconds, "rss": peak_rss_bytes()})
+
+    gathered: list[Any] = [steps]
+    if args.mode == "fsdp2":
+        gathered = [None] * world
+        dist.all_gather_object(gathered, steps)
+    if args.metrics and rank == 0:
+        write_metrics(args.metrics, gathered, tokens, base_rss)
+    if args.save_weights:
+        state = full_state(model)
+        if rank == 0:
+            save_file(state, args.save_weights)
+
+
+def write_metrics(path: str, ranks: list[list[dict[str, Any]]], tokens: int, base: int) -> None:
+    """The fields of `fsdp-run --metrics`; `tokens` is what one rank consumes in a step."""
+    with open(path, "w") as file:
+        for step, records in enumerate(zip(*ranks, strict=True)):
+            losses = [float(f"{record['loss']:.9g}") for record in records]
+            seconds = records[0]["seconds"]
+            line = {
+                "step": step,
+                "loss": float(f"{sum(record['loss'] for record in records) / len(records):.9g}"),
+                "rank_losses": losses,
+                "step_ms": seconds * 1e3,
+                "tokens_per_s": tokens * len(records) / seconds,
+                "peak_rss_bytes": max(record["rss"] for record in records),
+                "base_rss_bytes": base,
+            }
+            file.write(json.dumps(line) + "\n")
+
+
+def main() -> None:
+    args = parse_args()
+    torch.set_num_threads(1)
+    if args.mode == "single":
+        train(args, rank=0, world=1)
+        return
+    dist.init_process_group("gloo")
+    try:
+        train(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
