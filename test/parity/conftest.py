@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from harness import Captured, Case, Model, Run, capture, run_reference
-
-LLAMA = Model("fsdp_mlir.models.llama:llama_debug", "layers.*", "tokens,targets", 256, 32, 2)
-LLAMA_29M = Model("fsdp_mlir.models.llama:llama_29m", "layers.*", "tokens,targets", 4096, 256, 2)
-GPT2 = Model("fsdp_mlir.models.gpt2:gpt2_debug", "transformer.h.*", "input_ids,labels", 256, 32, 2)
-GPT2_DROPOUT = replace(GPT2, factory="fsdp_mlir.models.gpt2:gpt2_debug_dropout")
 
 
 @pytest.fixture(scope="session")

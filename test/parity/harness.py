@@ -15,15 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import fsdp_mlir
 import torch
 import yaml
 from safetensors.torch import load_file
-
-import fsdp_mlir
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / "build" / "bin"
@@ -49,6 +48,12 @@ class Model:
     def build(self) -> torch.nn.Module:
         module, _, function = self.factory.partition(":")
         return getattr(importlib.import_module(module), function)(**self.kwargs)
+
+
+LLAMA = Model("fsdp_mlir.models.llama:llama_debug", "layers.*", "tokens,targets", 256, 32, 2)
+LLAMA_29M = Model("fsdp_mlir.models.llama:llama_29m", "layers.*", "tokens,targets", 4096, 256, 2)
+GPT2 = Model("fsdp_mlir.models.gpt2:gpt2_debug", "transformer.h.*", "input_ids,labels", 256, 32, 2)
+GPT2_DROPOUT = replace(GPT2, factory="fsdp_mlir.models.gpt2:gpt2_debug_dropout")
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run left behind."""
+    """What a training run left behind; no weights where they were not asked for."""
 
     metrics: list[dict[str, Any]]
     weights: dict[str, torch.Tensor]
@@ -155,27 +160,37 @@ def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
 
 def run_plan(captured: Captured, case: Case, stem: str, *, torchrun: bool = False) -> Run:
     """Compiles and trains; with `torchrun`, the ranks are started by torchrun."""
-    plan = compile_plan(captured, case, stem)
+    return train_plan(captured, compile_plan(captured, case, stem), case, torchrun=torchrun)
+
+
+def train_plan(
+    captured: Captured, plan: Path, case: Case, *, torchrun: bool = False, save: bool = True
+) -> Run:
+    """Trains a compiled plan. Without `save` the final weights are not written."""
     metrics, weights = plan.with_suffix(".jsonl"), plan.with_suffix(".safetensors")
-    command = run_command(captured, plan, case)
-    command += ["--metrics", metrics, "--save-weights", weights]
+    command = [*run_command(captured, plan, case), "--metrics", metrics]
+    if save:
+        command += ["--save-weights", weights]
     if torchrun:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
         command = [*launcher, "--nproc-per-node", case.world, *command]
     else:
         command += ["--nproc", case.world]
     execute(command)
-    return read_run(metrics, weights)
+    return read_run(metrics, weights if save else None)
 
 
-def run_reference(captured: Captured, case: Case, stem: str, *, mode: str = "fsdp2") -> Run:
+def run_reference(
+    captured: Captured, case: Case, stem: str, *, mode: str = "fsdp2", save: bool = True
+) -> Run:
     """Trains the same case with FSDP2 (or on one rank without it: mode "single")."""
     metrics = captured.directory / f"{stem}.{mode}.jsonl"
     weights = captured.directory / f"{stem}.{mode}.safetensors"
-    command = reference_command(captured, case, mode)
-    command += ["--metrics", metrics, "--save-weights", weights]
+    command = [*reference_command(captured, case, mode), "--metrics", metrics]
+    if save:
+        command += ["--save-weights", weights]
     run_ranks(command, case.world)
-    return read_run(metrics, weights)
+    return read_run(metrics, weights if save else None)
 
 
 def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
@@ -227,6 +242,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def read_run(metrics: Path, weights: Path) -> Run:
+def read_run(metrics: Path, weights: Path | None) -> Run:
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return Run(lines, load_file(weights))
+    return Run(lines, load_file(weights) if weights else {})

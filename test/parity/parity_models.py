@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 
-from torch import nn
-
 from fsdp_mlir.models import llama
+from torch import nn
 
 
 def frozen_llama(pattern: str) -> nn.Module:

@@ -13,8 +13,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import GPT2, GPT2_DROPOUT, LLAMA, LLAMA_29M
-from harness import ADAMW, ADAMW_FUSED, SGD, Captured, Case, Model, Run, run_plan
+from harness import (
+    ADAMW,
+    ADAMW_FUSED,
+    GPT2,
+    GPT2_DROPOUT,
+    LLAMA,
+    LLAMA_29M,
+    SGD,
+    Captured,
+    Case,
+    Model,
+    Run,
+    run_plan,
+)
 
 Capture = Callable[[Model], Captured]
 Reference = Callable[..., Run]

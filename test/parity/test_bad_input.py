@@ -1,0 +1,266 @@
+"""Bad input and broken ranks: one clear message, non-zero exit, bounded time, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import (
+    ADAMW_FUSED,
+    BIN,
+    LLAMA,
+    Captured,
+    Case,
+    Model,
+    compile_plan,
+    execute,
+    run_command,
+)
+from safetensors.torch import load_file, save_file
+
+LIMIT_S = 20
+CASE = Case(LLAMA, ADAMW_FUSED, steps=3)
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def running(program: str) -> set[int]:
+    """The processes that run `program`, zombies included."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "comm").read_text().strip() == program:
+                found.add(int(entry.name))
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = shared_memory(), running("fsdp-run")
+    yield
+    assert shared_memory() - before[0] == set()
+    assert running("fsdp-run") - before[1] == set()
+
+
+@pytest.fixture(scope="module")
+def llama(captured: Callable[[Model], Captured]) -> Captured:
+    return captured(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def plan(llama: Captured) -> Path:
+    return compile_plan(llama, CASE, "bad_input")
+
+
+def fails(command: list[Any], *expected: str) -> str:
+    """Runs a command that must fail with one line of at most a few that has every expected
+    pattern; returns what it printed."""
+    done = execute(command, timeout=LIMIT_S, check=False)
+    assert done.returncode > 0, f"exit status {done.returncode}: {done.stderr}"
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert len(errors) == 1, done.stderr
+    for pattern in expected:
+        assert re.search(pattern, errors[0]), errors[0]
+    return done.stderr
+
+
+def fsdp_opt(archive: Path, config: str, directory: Path) -> list[Any]:
+    path = directory / "fsdp.yaml"
+    path.write_text(config)
+    command = [BIN / "fsdp-opt", archive, "--config", path, "--world-size", 2]
+    return [*command, "--emit", "plan", "-o", directory / "out.json"]
+
+
+CONFIG = "units: [{match: 'layers.*'}]\noptimizer: {name: sgd, lr: 0.1}\n"
+
+
+# --- fsdp-opt: the archive
+
+
+def test_corrupt_archive(llama: Captured, tmp_path: Path) -> None:
+    data = bytearray(llama.archive.read_bytes())
+    data[len(data) // 4 : len(data) // 2] = bytes(len(data) // 2 - len(data) // 4)
+    bad = tmp_path / "corrupt.pt"
+    bad.write_bytes(data)
+    fails(fsdp_opt(bad, CONFIG, tmp_path), "corrupt.pt")
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+def test_truncated_archive(llama: Captured, tmp_path: Path, size: int) -> None:
+    bad = tmp_path / "short.pt"
+    bad.write_bytes(llama.archive.read_bytes()[:size])
+    fails(fsdp_opt(bad, CONFIG, tmp_path), "short.pt")
+
+
+def test_traced_module(tmp_path: Path) -> None:
+    foreign = tmp_path / "traced.pt"
+    torch.jit.trace(torch.nn.Linear(4, 4), torch.zeros(1, 4)).save(str(foreign))
+    fails(fsdp_opt(foreign, CONFIG, tmp_path), "traced.pt", "capture")
+
+
+def test_unrelated_zip(tmp_path: Path) -> None:
+    foreign = tmp_path / "letters.pt"
+    with zipfile.ZipFile(foreign, "w") as archive:
+        archive.writestr("a.txt", "hello")
+    fails(fsdp_opt(foreign, CONFIG, tmp_path), "letters.pt")
+
+
+def test_missing_archive(tmp_path: Path) -> None:
+    fails(fsdp_opt(tmp_path / "none.pt", CONFIG, tmp_path), "none.pt")
+
+
+# --- fsdp-opt: the configuration
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("unitz: []\n", ["unitz", "units"]),
+        (CONFIG.replace("lr:", "learning_rat:"), ["learning_rat"]),
+        (CONFIG.replace("match:", "mach:"), ["mach", "match"]),
+        (CONFIG.replace("layers.*", "blocks.*"), [r"blocks\.\*"]),
+        (CONFIG.replace("sgd", "sdg"), ["sdg", "sgd"]),
+        ("units: [\n", ["fsdp.yaml"]),
+        (CONFIG.replace("0.1", "fast"), ["fast"]),
+    ],
+    ids=["key", "optimizer_key", "unit_key", "no_match", "optimizer", "syntax", "number"],
+)
+def test_bad_config(llama: Captured, tmp_path: Path, config: str, expected: list[str]) -> None:
+    fails(fsdp_opt(llama.archive, config, tmp_path), *expected)
+
+
+# --- fsdp-run: the plan
+
+
+def test_plan_of_another_version(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    content = json.loads(plan.read_text())
+    assert content["version"] == 1
+    bad = plan.with_name("version.json")
+    bad.write_text(json.dumps({**content, "version": 99}))
+    fails([*run_command(llama, bad, CASE), "--nproc", 2], "version", "99", "1")
+
+
+def test_world_size_mismatch(llama: Captured, plan: Path) -> None:
+    fails([*run_command(llama, plan, CASE), "--nproc", 3], "world", "2", "3")
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9999])
+def test_truncated_plan(llama: Captured, plan: Path, fraction: float) -> None:
+    text = plan.read_text()
+    bad = plan.with_name("truncated.json")
+    bad.write_text(text[: int(len(text) * fraction)])
+    fails([*run_command(llama, bad, CASE), "--nproc", 2], "truncated.json")
+
+
+def test_changed_weights(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    bad = tmp_path / plan.name
+    bad.write_text(plan.read_text())
+    weights = load_file(llama.weights)
+    save_file({name: x + 1 for name, x in weights.items()}, tmp_path / "model.safetensors")
+    fails([*run_command(llama, bad, CASE), "--nproc", 2], "model.safetensors", "hash")
+
+
+def test_missing_weights(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    bad = tmp_path / plan.name
+    bad.write_text(plan.read_text())
+    fails([*run_command(llama, bad, CASE), "--nproc", 2], "model.safetensors")
+
+
+# --- fsdp-run: the data
+
+
+def with_data(plan: Path, data: Path, steps: int = 2) -> list[Any]:
+    return [BIN / "fsdp-run", plan, "--steps", steps, "--nproc", 2, "--data", data]
+
+
+def test_wrong_data_names(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    data = load_file(llama.data)
+    save_file({"tokens": data["tokens"], "labels": data["targets"]}, tmp_path / "names.safetensors")
+    fails(with_data(plan, tmp_path / "names.safetensors"), "names.safetensors", "targets")
+
+
+def test_wrong_data_shape(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    data = load_file(llama.data)
+    data["tokens"] = data["tokens"][:, :-1].contiguous()
+    save_file(data, tmp_path / "shape.safetensors")
+    fails(with_data(plan, tmp_path / "shape.safetensors"), "tokens", "31", "32")
+
+
+def test_wrong_data_dtype(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    data = {name: x.to(torch.float32) for name, x in load_file(llama.data).items()}
+    save_file(data, tmp_path / "dtype.safetensors")
+    fails(with_data(plan, tmp_path / "dtype.safetensors"), "float32", "int64")
+
+
+def test_data_is_no_safetensors(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.safetensors").write_bytes(b"\xff" * 100)
+    fails(with_data(plan, tmp_path / "data.safetensors"), "data.safetensors")
+
+
+# --- fsdp-run: ranks that die
+
+
+def children(pid: int) -> list[int]:
+    return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for_step(metrics: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no step within the limit"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_rank_killed_in_mid_step(llama: Captured, plan: Path, tmp_path: Path, victim: int) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    command = [*with_data(plan, llama.data, steps=1000000), "--metrics", metrics]
+    with subprocess.Popen([str(x) for x in command], stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(metrics, process)
+        ranks = children(process.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[victim], signal.SIGKILL)
+        begin = time.monotonic()
+        stderr = process.communicate(timeout=LIMIT_S)[1]
+        assert time.monotonic() - begin < 10
+    assert process.returncode > 0
+    errors = [line for line in stderr.splitlines() if "error" in line]
+    assert len(errors) == 1, stderr
+    assert re.search(rf"rank {victim}\b.*(killed|died)", errors[0]), errors[0]
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_interrupted(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    command = [*with_data(plan, llama.data, steps=1000000), "--metrics", metrics]
+    with subprocess.Popen([str(x) for x in command], stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(metrics, process)
+        ranks = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode != 0
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_torchrun_world_size_mismatch(llama: Captured, plan: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    command = [*launcher, "--nproc-per-node", 1, *run_command(llama, plan, CASE)]
+    done = execute(command, timeout=60, check=False)
+    assert done.returncode != 0
+    assert re.search("error: .*world", done.stderr), done.stderr
