@@ -84,12 +84,12 @@ def sides(captured: Captured, steps: int) -> dict[str, Callable[[], Sample]]:
 
 def spread(values: list[float], digits: int) -> str:
     middle = f"{statistics.median(values):.{digits}f}"
-    return f"{middle} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+    return f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def table(rounds: list[dict[str, Sample]]) -> str:
-    """A Markdown table; each cell is the median over rounds (min–max)."""
-    rows = ["| | step, ms | × floor | × floor2 | × FSDP2 | peak RSS a rank, MiB |"]
+    """A Markdown table; each cell is the median over rounds (min-max)."""
+    rows = ["| | step, ms | x floor | x floor2 | x FSDP2 | peak RSS a rank, MiB |"]
     rows.append("| --- | --- | --- | --- | --- | --- |")
     for side in rounds[0]:
         cells = [spread([r[side].step_ms for r in rounds], 0)]
@@ -137,7 +137,7 @@ def main() -> None:
 
     title = (
         f"29 M Llama, sequence {model.seq}, batch {model.batch} a rank, fp32, fused AdamW; "
-        f"median over {args.rounds} rounds (min–max)"
+        f"median over {args.rounds} rounds (min-max)"
     )
     text = f"{title}\n\n{table(rounds)}\n"
     (ROOT / "out" / "bench.md").write_text(text)

@@ -30,7 +30,7 @@ installed() {
 usable_python() {
   command -v python3 >/dev/null && python3 -c '
 import sys, ensurepip, venv
-sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
 as_root() {
