@@ -1,0 +1,88 @@
+"""The error of capture, and where in the model's source it arose."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_MODELS = _PACKAGE + "models" + os.sep
+
+Location = tuple[str, int]
+
+
+class CaptureError(RuntimeError):
+    """A model, or what it was called with, that cannot be captured. The message is one line."""
+
+
+class SourceMap:
+    """Finds the model source line of a Python frame: the innermost one outside PyTorch and capture.
+
+    The package's own models count as model source. Answers per file are cached.
+    """
+
+    def __init__(self) -> None:
+        self._skip: dict[str, bool] = {}
+
+    def is_model(self, code: CodeType) -> bool:
+        name = code.co_filename
+        skip = self._skip.get(name)
+        if skip is None:
+            ours = name.startswith(_PACKAGE) and not name.startswith(_MODELS)
+            skip = ours or name.startswith((_TORCH, "<")) or name.endswith("contextlib.py")
+            self._skip[name] = skip
+        return not skip
+
+    def frame(self, frame: FrameType | None) -> Location | None:
+        """(file, line) of `frame` or of its nearest caller in model source."""
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_PACKAGE + "step.py"):
+                return None  # past the call of the model: the rest is capture's caller
+            if self.is_model(frame.f_code):
+                return frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+    def traceback(self, traceback: TracebackType | None) -> Location | None:
+        """(file, line) of the innermost frame of an exception that is in model source."""
+        found: Location | None = None
+        while traceback is not None:
+            if self.is_model(traceback.tb_frame.f_code):
+                found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+            traceback = traceback.tb_next
+        return found
+
+
+def source_of(thing: object) -> Location | None:
+    """(file, line) where a function, a class or a module's `forward` is defined."""
+    if isinstance(thing, torch.nn.Module):
+        thing = type(thing).forward
+    try:
+        return inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return None
+
+
+def short_path(path: str) -> str:
+    """`path` relative to the working folder or to the import root that holds it."""
+    for root in [os.getcwd(), *sorted((p for p in sys.path if p), key=len, reverse=True)]:
+        prefix = os.path.join(os.path.abspath(root), "")
+        if (
+            prefix != os.sep
+            and path.startswith(prefix)
+            and "site-packages" not in path[len(prefix) :]
+        ):
+            return path[len(prefix) :]
+    return path
+
+
+def located(location: Location | None, message: str) -> CaptureError:
+    """A CaptureError that starts with `file:line: ` where the location is known."""
+    prefix = f"{short_path(location[0])}:{location[1]}: " if location else ""
+    return CaptureError(prefix + " ".join(message.split()))

@@ -1,0 +1,57 @@
+"""Files that appear whole or not at all, and their hash."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new path beside `path` to write to, renamed to it at the end: readers see old or new.
+
+    Makes the folder. When the body raises, `path` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def file_hash(path: Path) -> str:
+    """`xxh3:` and the 128-bit XXH3 of the file's bytes in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return f"xxh3:{digest.hexdigest()}"
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Writes the tensors as safetensors, contiguous, and returns the file's hash."""
+    separate = {
+        # safetensors refuses tensors that share storage; parts of a larger one are copied.
+        name: tensor.detach().cpu().contiguous()
+        if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        else tensor.detach().cpu().clone().contiguous()
+        for name, tensor in tensors.items()
+    }
+    with replacing(path) as temporary:
+        save_file(separate, temporary, metadata={"format": "pt"})
+        temporary.chmod(0o666 & ~_umask())
+        return file_hash(temporary)
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value

@@ -1,0 +1,1 @@
+"""Models to capture: our own Llama, and factories for those of `transformers`."""

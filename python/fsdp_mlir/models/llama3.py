@@ -1,0 +1,25 @@
+"""Llama 3 of `transformers`, on `meta`: shapes without weights. Call with input_ids and labels."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def llama3_8b(layers: int = 32) -> LlamaForCausalLM:
+    """The shape of Llama-3-8B (8.03 B parameters at 32 layers)."""
+    config = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        return LlamaForCausalLM(config).train()

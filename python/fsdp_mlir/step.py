@@ -1,0 +1,311 @@
+"""Captures one training step of a model: forward, loss and backward, as a graph of ATen calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fsdp_mlir import torchscript, weights
+from fsdp_mlir.errors import CaptureError, Location, SourceMap, located, short_path, source_of
+from fsdp_mlir.files import save_tensors
+from fsdp_mlir.trace import ModuleStack, Recorder, Trace, traced
+
+FORMAT = 1
+
+# Config keys that change which operators run; the others are fsdp-opt's alone.
+_CAPTURE_KEYS = ("mixed_precision", "activation_checkpoint")
+
+Loss = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """What was written. Sizes are in elements and bytes, time in seconds."""
+
+    path: Path
+    weights: Path | None
+    params: int
+    elements: int
+    buffers: int
+    nodes: int
+    backward_begin: int
+    grads: int
+    seconds: float
+    bytes: int
+
+    def __str__(self) -> str:
+        forward, backward = self.backward_begin, self.nodes - self.backward_begin
+        data = f"weights in {self.weights}" if self.weights else "no weights"
+        return (
+            f"{self.path}: {self.params} params ({self.elements} elements), {self.buffers} buffers, "
+            f"{self.nodes} ops ({forward} forward, {backward} backward), {self.grads} gradients, "
+            f"{self.seconds:.2f} s, {self.bytes} bytes, {data}"
+        )
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Tensor] = (),
+    kwargs: dict[str, Tensor] | None = None,
+    *,
+    loss: Loss | None = None,
+    config: str | Path | None = None,
+    path: str | Path = "model.pt",
+) -> CaptureSummary:
+    """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
+
+    The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
+    dim 0 is the batch of one rank. Those of `kwargs` name the graph's inputs, those of `args` are
+    arg0, arg1, …. `loss` maps the model's output to a scalar; without it the output itself, or its
+    `.loss`, is the scalar. Train or eval mode is captured as it is. Nothing is computed, so a model
+    on `meta` works at any size. The graph is that of CPU tensors.
+
+    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. `config` is a
+    policy file of fsdp-opt, read for the keys that change the capture. Raises CaptureError, and
+    then writes nothing.
+    """
+    start = time.perf_counter()
+    path = Path(path)
+    if config is not None:
+        _check_config(Path(config))
+    params = weights.parameters(model)
+    buffers = weights.buffers(model)
+    if not any(param.tensor.requires_grad for param in params):
+        raise located(
+            source_of(model), "no parameter requires grad: expected at least one to train"
+        )
+    inputs = _inputs(model, args, kwargs or {})
+    names, examples = list(inputs), list(inputs.values())
+
+    # One fake mode, always on CPU: on meta, attention would take another path than on CPU tensors.
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode:
+        fake_params = [
+            nn.Parameter(_fake(param.tensor), requires_grad=param.tensor.requires_grad)
+            for param in params
+        ]
+        fake_buffers = [_fake(buffer.tensor) for buffer in buffers]
+        fake_inputs = [_fake(example) for example in examples]
+    sources = SourceMap()
+    with ModuleStack(model) as modules:
+        recorder = Recorder(fake_mode, modules, sources, len(buffers))
+        for letter, tensors in (("p", fake_params), ("b", fake_buffers), ("i", fake_inputs)):
+            for index, tensor in enumerate(tensors):
+                recorder.bind(tensor, f"{letter}{index}")
+        state = dict(zip((param.name for param in params), fake_params, strict=True))
+        state |= dict(zip((buffer.name for buffer in buffers), fake_buffers, strict=True))
+        before = dict(state)
+        trainable = [index for index, param in enumerate(fake_params) if param.requires_grad]
+
+        def forward() -> Tensor:
+            output = torch.func.functional_call(
+                model,
+                state,
+                tuple(fake_inputs[: len(args)]),
+                dict(zip(names[len(args) :], fake_inputs[len(args) :], strict=True)),
+            )
+            for name, tensor in before.items():
+                if state[name] is not tensor:
+                    raise located(
+                        source_of(model),
+                        f"'{name}' was assigned in forward, and the new value would be lost; change it "
+                        "in place, as with .copy_()",
+                    )
+            return _scalar_loss(model, output, loss)
+
+        def differentiate(value: Tensor) -> Sequence[Tensor | None]:
+            return torch.autograd.grad(
+                value, [fake_params[index] for index in trainable], allow_unused=True
+            )
+
+        with fake_mode:
+            value, gradients = traced(forward, differentiate, recorder)
+
+    used = [(i, g) for i, g in zip(trainable, gradients, strict=True) if g is not None]
+    results = [recorder.name_of(tensor) for tensor in (value, *(g for _, g in used))]
+    if None in results:
+        raise located(source_of(model), "the loss or a gradient was not made by the captured step")
+    trace = recorder.trace
+    graph_inputs = [f"p{i}" for i in range(len(params))]
+    graph_inputs += [f"b{i}" for i in range(len(buffers) + len(trace.constants))]
+    graph_inputs += [f"i{i}" for i in range(len(examples))]
+    text = torchscript.graph_text(graph_inputs, trace.nodes, [r for r in results if r])
+    graph = torchscript.parsed(text, trace.nodes)
+
+    data = {state.name: state.tensor for state in (*params, *buffers)}
+    data |= {f"(constant).{i}": tensor for i, tensor in enumerate(trace.constants)}
+    weights_path = None
+    record = _record(model, params, buffers, inputs, trace, modules.paths)
+    if not any(tensor.is_meta for tensor in data.values()):
+        weights_path = path.with_suffix(".safetensors")
+        record["weights"] = {"path": weights_path.name, "hash": save_tensors(weights_path, data)}
+    record["grads"] = [index for index, _ in used]
+    torchscript.save_archive(path, graph, len(trace.nodes), text, record)
+    return CaptureSummary(
+        path=path,
+        weights=weights_path,
+        params=len(params),
+        elements=sum(param.tensor.numel() for param in params),
+        buffers=len(buffers) + len(trace.constants),
+        nodes=len(trace.nodes),
+        backward_begin=trace.backward_begin,
+        grads=len(used),
+        seconds=time.perf_counter() - start,
+        bytes=path.stat().st_size,
+    )
+
+
+def _check_config(path: Path) -> None:
+    try:
+        config = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise CaptureError(f"cannot read '{path}': {(error.strerror or '').lower()}") from error
+    except yaml.YAMLError as error:
+        raise CaptureError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from error
+    if config is None:
+        return
+    if not isinstance(config, dict):
+        raise CaptureError(f"expected a mapping in '{path}', got '{type(config).__name__}'")
+    units = config.get("units")
+    for scope in [config, *(units if isinstance(units, list) else [])]:
+        for key in _CAPTURE_KEYS:
+            if isinstance(scope, dict) and scope.get(key) not in (None, False):
+                raise CaptureError(f"not supported yet: key '{key}' in '{path}'")
+
+
+def _inputs(
+    model: nn.Module, args: Sequence[Tensor], kwargs: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {f"arg{i}": value for i, value in enumerate(args)}
+    for name, value in kwargs.items():
+        if name in inputs:
+            raise CaptureError(f"the keyword '{name}' is taken by a positional input")
+        inputs[name] = value
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor):
+            raise located(
+                source_of(model),
+                f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in the model "
+                "or wrap the model in one that takes tensors only",
+            )
+        if value.layout != torch.strided or value.dim() == 0:
+            raise located(
+                source_of(model), f"input '{name}': expected a dense tensor with samples in dim 0"
+            )
+        if value.requires_grad:
+            raise located(source_of(model), f"input '{name}' requires grad: expected data")
+    return inputs
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    """A CPU tensor of the same shape without data; call inside the fake mode."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _scalar_loss(model: nn.Module, output: Any, loss: Loss | None) -> Tensor:
+    where = source_of(model if loss is None else loss)
+    if loss is not None:
+        value = loss(output)
+        what = "the loss function's result"
+    else:
+        value = output
+        what = "the model's output"
+        if not isinstance(output, Tensor) and getattr(output, "loss", None) is not None:
+            value = output.loss
+            what = "the model's .loss"
+    fix = "" if loss else "; pass loss=, a function from the output to a scalar"
+    if not isinstance(value, Tensor):
+        raise located(
+            where, f"{what} is no tensor: expected a scalar, got '{type(value).__name__}'{fix}"
+        )
+    if value.dim() != 0 or not value.is_floating_point():
+        got = f"{_dtype(value.dtype)}{list(value.shape)}"
+        raise located(where, f"{what} is no loss: expected a floating scalar, got {got}{fix}")
+    if not value.requires_grad:
+        raise located(where, f"{what} depends on no parameter that requires grad")
+    return value
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _typed(tensor: Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "dtype": _dtype(tensor.dtype)}
+
+
+def _input_record(name: str, tensor: Tensor) -> dict[str, Any]:
+    record: dict[str, Any] = {"name": name, **_typed(tensor)}
+    integer = not tensor.is_floating_point() and tensor.dtype != torch.bool
+    if integer and not tensor.is_complex() and not tensor.is_meta and tensor.numel():
+        record |= {"low": int(tensor.min()), "high": int(tensor.max()) + 1}
+    return record
+
+
+def _record(
+    model: nn.Module,
+    params: list[weights.State],
+    buffers: list[weights.State],
+    inputs: dict[str, Tensor],
+    trace: Trace,
+    modules: list[str],
+) -> dict[str, Any]:
+    """capture.json, but for `grads`."""
+    files: dict[str, int] = {}
+
+    def line(location: Location | None) -> dict[str, int]:
+        if location is None:
+            return {"file": -1, "line": -1}
+        return {"file": files.setdefault(location[0], len(files)), "line": location[1]}
+
+    nodes = [
+        {
+            "op": node.func._schema.name,
+            "overload": node.func._schema.overload_name,
+            "module": node.origin.module,
+            **line(node.origin.location),
+            "outs": [
+                type_ and {"shape": list(type_.shape), "dtype": _dtype(type_.dtype)}
+                for type_ in node.types
+            ],
+        }
+        for node in trace.nodes
+    ]
+    return {
+        "format": FORMAT,
+        "producer": f"fsdp_mlir {version('fsdp-mlir')}, torch {torch.__version__.split('+')[0]}",
+        "model": type(model).__name__,
+        "training": model.training,
+        "weights": None,
+        "modules": modules,
+        "files": [short_path(file) for file in files],
+        "params": [
+            {
+                "name": param.name,
+                "aliases": list(param.aliases),
+                **_typed(param.tensor),
+                "requires_grad": param.tensor.requires_grad,
+            }
+            for param in params
+        ],
+        "buffers": [
+            {"name": buffer.name, **_typed(buffer.tensor), "persistent": buffer.persistent}
+            for buffer in buffers
+        ]
+        + [
+            {"name": f"(constant).{i}", **_typed(tensor), "persistent": False}
+            for i, tensor in enumerate(trace.constants)
+        ],
+        "inputs": [_input_record(name, tensor) for name, tensor in inputs.items()],
+        "backward_begin": trace.backward_begin,
+        "nodes": nodes,
+    }

@@ -1,0 +1,203 @@
+"""Writes a recorded step as TorchScript IR text, and as an archive that plain LibTorch runs.
+
+Values: parameters %p0…, buffers %b0… (tensor constants last), inputs %i0…, results %v0…. Constants and
+lists are %c0…. A float that IR text cannot carry (NaN, subnormals) is `aten::Float` of a string.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsdp_mlir.errors import CaptureError, located
+from fsdp_mlir.files import replacing
+from fsdp_mlir.trace import Node, Ref, _kinds
+
+# Above this many ATen calls `forward` is left out of the archive: saving it is superlinear.
+MAX_FORWARD_NODES = 16384
+
+# c10::ScalarType, Layout and MemoryFormat, as TorchScript's integers.
+_DTYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex32: 8,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
+    torch.uint16: 27,
+    torch.uint32: 28,
+    torch.uint64: 29,
+}
+_LAYOUTS = {torch.strided: 0}
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+_ELEMENTS = {
+    "TensorType": "Tensor",
+    "IntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "StringType": "str",
+    "NumberType": "Scalar",
+}
+
+
+class _Writer:
+    """Collects the lines of one graph."""
+
+    def __init__(self) -> None:
+        self.constants: list[str] = []
+        self.lines: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}
+        self._lists = 0
+
+    def constant(self, kind: str, literal: str) -> str:
+        """The value of a constant, made once; kind is its TorchScript type."""
+        name = self._names.get((kind, literal))
+        if name is None:
+            name = f"%c{len(self._names)}"
+            self._names[kind, literal] = name
+            attribute = f"[value={literal}]" if literal else ""
+            self.constants.append(f"{name} : {kind} = prim::Constant{attribute}()")
+        return name
+
+    def number(self, value: float) -> str:
+        subnormal = value != 0 and abs(value) < sys.float_info.min
+        if not math.isnan(value) and not subnormal:
+            return self.constant("float", repr(value))
+        name = self._names.get(("parsed float", repr(value)))
+        if name is None:
+            text = self.constant("str", f'"{value!r}"')
+            name = f"%c{len(self._names)}"
+            self._names["parsed float", repr(value)] = name
+            self.constants.append(f"{name} : float = aten::Float({text})")
+        return name
+
+    def value(self, value: Any, kinds: str, length: int | None) -> str:
+        """The graph value of one call argument; kinds are those of its schema type."""
+        first, _, element = kinds.partition(" ")
+        if value is None:
+            return self.constant("NoneType", "")
+        if first == "OptionalType":
+            return self.value(value, element, length)
+        if first == "ListType":
+            items = value if isinstance(value, (list, tuple)) else [value] * (length or 1)
+            optional, _, inner = element.partition(" ")
+            kind = f"{_ELEMENTS[inner]}?" if optional == "OptionalType" else _ELEMENTS[element]
+            names = ", ".join(self.value(item, element, None) for item in items)
+            name = f"%l{self._lists}"
+            self._lists += 1
+            self.lines.append(f"{name} : {kind}[] = prim::ListConstruct({names})")
+            return name
+        if isinstance(value, Ref):
+            return f"%{value.name}"
+        if isinstance(value, str):
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+            return self.constant("str", f'"{escaped}"')
+        if isinstance(value, torch.device):
+            if value.type != "cpu":
+                raise CaptureError(f"expected device 'cpu', got '{value}'")
+            return self.constant("Device", '"cpu"')
+        for table in (_DTYPES, _LAYOUTS, _MEMORY_FORMATS):
+            if isinstance(value, type(next(iter(table)))):
+                if value not in table:
+                    raise CaptureError(f"'{value}' is not supported")
+                return self.constant("int", str(table[value]))
+        if first == "BoolType":
+            return self.constant("bool", str(int(value)))
+        if first == "FloatType" or isinstance(value, float):
+            return self.number(float(value))
+        if isinstance(value, int):
+            return self.constant("int", str(int(value)))
+        raise CaptureError(
+            f"expected a tensor, number, string or dtype, got '{type(value).__name__}'"
+        )
+
+    def call(self, node: Node) -> None:
+        """One line for the call, and one to unpack each list of tensors that it returns."""
+        schema = node.func._schema
+        args = []
+        for value, formal in zip(node.args, schema.arguments, strict=True):
+            try:
+                args.append(self.value(value, _kinds(formal.type), formal.N))
+            except CaptureError as error:
+                message = f"argument '{formal.name}' of '{node.func}': {error}"
+                raise located(node.origin.location, message) from error
+        results: list[str] = []
+        unpacks: list[str] = []
+        for out in node.outs:
+            if isinstance(out, str):
+                results.append(f"%{out} : Tensor")
+            else:
+                name = f"%l{self._lists}"
+                self._lists += 1
+                results.append(f"{name} : Tensor[]")
+                items = ", ".join(f"%{item} : Tensor" for item in out)
+                unpacks.append(f"{items} = prim::ListUnpack({name})")
+        prefix = f"{', '.join(results)} = " if results else " = "
+        self.lines.append(f"{prefix}{schema.name}({', '.join(args)})")
+        self.lines += unpacks
+
+
+def graph_text(inputs: Sequence[str], nodes: Sequence[Node], results: Sequence[str]) -> str:
+    """The IR text of a graph of `nodes` that returns the tuple `results`; names without '%'."""
+    writer = _Writer()
+    for node in nodes:
+        writer.call(node)
+    kinds = ", ".join("Tensor" for _ in results)
+    values = ", ".join(f"%{name}" for name in results)
+    lines = [
+        "graph(" + ",\n      ".join(f"%{name} : Tensor" for name in inputs) + "):",
+        *(f"  {line}" for line in writer.constants),
+        *(f"  {line}" for line in writer.lines),
+        f"  %result : ({kinds}) = prim::TupleConstruct({values})",
+        "  return (%result)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def parsed(text: str, nodes: Sequence[Node]) -> torch._C.Graph:
+    """Parses IR text and checks that every call resolves to the overload that was recorded."""
+    graph = torch._C.parse_ir(text)
+    calls = [
+        n for n in graph.nodes() if n.kind().startswith("aten::") and n.kind() != "aten::Float"
+    ]
+    if len(calls) != len(nodes):
+        raise CaptureError(f"expected {len(nodes)} ATen calls in the graph, got {len(calls)}")
+    for call, node in zip(calls, nodes, strict=True):
+        schema = node.func._schema
+        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        got = call.schema().split("(", 1)[0]
+        if got != name:
+            raise located(node.origin.location, f"expected overload '{name}', got '{got}'")
+    return graph
+
+
+def save_archive(
+    path: Path, graph: torch._C.Graph, node_count: int, text: str, record: dict[str, Any]
+) -> None:
+    """Writes the archive to `path` in one step: a reader sees the old file or the whole new one."""
+    if node_count > MAX_FORWARD_NODES:
+        graph = torch._C.parse_ir("graph():\n  %n : NoneType = prim::Constant()\n  return (%n)\n")
+    function = torch._C._create_function_from_graph("forward", graph)
+    files = {"capture.json": json.dumps(record, separators=(",", ":")), "graph.ir": text}
+    with replacing(path) as temporary:
+        function.save(str(temporary), _extra_files=files)

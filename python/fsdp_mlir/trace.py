@@ -1,0 +1,455 @@
+"""Records the ATen calls of a training step, below autograd, under fake tensors.
+
+The recorder is a dispatch mode above a `FakeTensorMode`. What reaches it is what eager autograd would
+hand to the kernels: no decomposition, in-place and random calls in order. It keeps every tensor it
+has seen alive until it is dropped, because identity names the values. One thread only.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
+
+aten = torch.ops.aten
+
+# Calls that only change autograd's view of a tensor: the result is the argument.
+_IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default}
+
+_LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor value of the graph, by its name without the per cent sign."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and dtype of a value."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorType:
+        return TensorType(tuple(tensor.shape), tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The module (index into the table of module paths) and model source line that ran a call."""
+
+    module: int = 0
+    location: Location | None = None
+
+
+@dataclass
+class Node:
+    """One ATen call. `args` has every schema argument, tensors as Ref.
+
+    `outs` is per schema return: a name, a list of names for a list of tensors. `types` is flat over
+    `outs`; None where the call returned no tensor (an output that was not asked for).
+    """
+
+    func: OpOverload
+    args: list[Any]
+    outs: list[str | list[str]]
+    types: list[TensorType | None]
+    origin: Origin
+
+
+@dataclass
+class Trace:
+    """The recorded step. `constants` are tensors that belong to neither parameters nor buffers."""
+
+    nodes: list[Node] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)
+    backward_begin: int = 0
+
+
+class ModuleStack:
+    """The path of the module whose `forward` runs, through PyTorch's global module hooks.
+
+    `paths` is the table that indices point into; "" (the root, index 0) is first.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.paths = [""]
+        self._index = {id(model): 0}
+        for path, module in model.named_modules():
+            if id(module) not in self._index:
+                self._index[id(module)] = len(self.paths)
+                self.paths.append(path)
+        self._stack: list[int] = []
+        self._handles: list[Any] = []
+
+    @property
+    def current(self) -> int | None:
+        return self._stack[-1] if self._stack else None
+
+    def __enter__(self) -> ModuleStack:
+        hooks = nn.modules.module
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        self._stack.append(self._index.get(id(module), self.current or 0))
+
+    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+
+class Recorder(TorchDispatchMode):
+    """Records calls into `trace`; enter it inside `fake_mode`.
+
+    `bind` names the graph's inputs; constants take the names b{first_constant}…. Raises CaptureError, with the model's line, for a call that has no
+    static form.
+    """
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        modules: ModuleStack,
+        sources: SourceMap,
+        first_constant: int,
+    ) -> None:
+        super().__init__()
+        self._first_constant = first_constant
+        self._literals: dict[tuple[Any, ...], FakeTensor] = {}
+        self.trace = Trace()
+        self._fake_mode = fake_mode
+        self._modules = modules
+        self._sources = sources
+        self._names: dict[int, str] = {}
+        self._alive: list[Tensor] = []
+        self._constants: dict[int, FakeTensor] = {}
+        self._count = 0
+        # Forward origins by the sequence number of the autograd node made last.
+        self._sequence: list[int] = []
+        self._origins: list[Origin] = []
+
+    def bind(self, tensor: Tensor, name: str) -> None:
+        self._names[id(tensor)] = name
+        self._alive.append(tensor)
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        return self._names.get(id(tensor))
+
+    def begin_backward(self) -> None:
+        self.trace.backward_begin = len(self.trace.nodes)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        origin = self._origin()
+        if isinstance(func, HigherOrderOperator) or not isinstance(func, OpOverload):
+            raise located(
+                origin.location, f"operator '{func}' cannot be captured: expected an ATen call"
+            )
+        schema = func._schema
+        values = []
+        for position, formal in enumerate(schema.arguments):
+            if formal.name in kwargs:
+                values.append(kwargs[formal.name])
+            elif position < len(args):
+                values.append(args[position])
+            else:
+                values.append(formal.default_value)
+        if func is aten.lift_fresh.default:
+            return self._literal(func, args[0], origin)
+
+        values = [self._faked(value, origin) for value in values]
+        positional = [v for v, a in zip(values, schema.arguments, strict=True) if not a.kwarg_only]
+        keywords = {
+            a.name: v for v, a in zip(values, schema.arguments, strict=True) if a.kwarg_only
+        }
+        result = self._run(func, positional, keywords, origin)
+        if func in _IDENTITIES:
+            self._names[id(result)] = self._ref(values[0], origin).name
+            self._alive.append(result)
+            return result
+        if not schema.returns and not schema.is_mutable:
+            return result  # a check, such as _assert_tensor_metadata
+        if schema.returns and not _has_tensor(result):
+            return result  # a property, such as prim::device
+        if func.namespace != "aten":
+            raise located(
+                origin.location,
+                f"operator '{func}' cannot be captured: expected namespace 'aten', got "
+                f"'{func.namespace}'; replace it by ATen operators",
+            )
+        if torch.Tag.inplace_view in func.tags:
+            func = self._out_of_place(func, origin)
+        self._record(func, values, result, origin)
+        return result
+
+    def _run(
+        self, func: OpOverload, args: list[Any], kwargs: dict[str, Any], origin: Origin
+    ) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except _LIMITS as error:
+            raise located(
+                origin.location,
+                f"'{func}' depends on the data of a tensor, and the captured step is static; replace "
+                "the branch or the size by a tensor operation such as torch.where",
+            ) from error
+        except UnsupportedOperatorException as error:
+            raise located(
+                origin.location,
+                f"operator '{func}' has no shape rule (fake kernel) and cannot be captured; replace it "
+                "by ATen operators",
+            ) from error
+
+    def _origin(self) -> Origin:
+        node = torch._C._current_autograd_node()
+        location = self._sources.frame(sys._getframe(2))
+        module = self._modules.current
+        if node is None:
+            origin = Origin(module or 0, location)
+            number = torch.autograd._get_sequence_nr() - 1
+            if not self._sequence or number > self._sequence[-1]:
+                self._sequence.append(number)
+                self._origins.append(origin)
+            return origin
+        at = bisect_right(self._sequence, node._sequence_nr()) - 1
+        forward = self._origins[at] if at >= 0 else Origin()
+        return Origin(
+            forward.module if module is None else module,
+            forward.location if location is None else location,
+        )
+
+    def _faked(self, value: Any, origin: Origin) -> Any:
+        if isinstance(value, Tensor):
+            if isinstance(value, FakeTensor):
+                return value
+            return self._constant(value, origin)
+        if isinstance(value, (list, tuple)):
+            return [self._faked(item, origin) for item in value]
+        return value
+
+    def _constant(self, tensor: Tensor, origin: Origin) -> FakeTensor:
+        """The stand-in of a tensor that the model holds outside its parameters and buffers."""
+        if id(tensor) not in self._constants:
+            if tensor.requires_grad:
+                raise located(
+                    origin.location,
+                    f"a tensor of shape {list(tensor.shape)} requires grad but is no parameter of the "
+                    "model; register it with register_parameter",
+                )
+            with self._fake_mode:
+                fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            self._constants[id(tensor)] = fake
+            self._alive.append(tensor)
+            self.bind(fake, f"b{self._first_constant + len(self.trace.constants)}")
+            self.trace.constants.append(tensor)
+        return self._constants[id(tensor)]
+
+    def _literal(self, lift: OpOverload, tensor: Tensor, origin: Origin) -> Any:
+        """torch.tensor(…): a constant, shared by equal ones, and a fresh copy at each call.
+
+        The copy keeps the constant from being changed in place by the step.
+        """
+        key = (tensor.dtype, tensor.shape, tensor.numpy(force=True).tobytes())
+        constant = self._literals.setdefault(key, self._constant(tensor, origin))
+        result = lift(tensor)
+        self._record(aten.clone.default, [constant, None], result, origin)
+        return result
+
+    def _ref(self, tensor: Tensor, origin: Origin) -> Ref:
+        name = self._names.get(id(tensor))
+        if name is None:
+            raise located(
+                origin.location,
+                f"a tensor of shape {list(tensor.shape)} was made before the captured step and is "
+                "neither parameter, buffer nor input",
+            )
+        return Ref(name)
+
+    def _refs(self, value: Any, origin: Origin) -> Any:
+        if isinstance(value, Tensor):
+            return self._ref(value, origin)
+        if isinstance(value, (list, tuple)):
+            return [self._refs(item, origin) for item in value]
+        return value
+
+    def _record(self, func: OpOverload, values: list[Any], result: Any, origin: Origin) -> None:
+        args = [self._refs(value, origin) for value in values]
+        func, args = self._scalars(func, args, result, origin)
+        returns = func._schema.returns
+        results = [result] if len(returns) == 1 else list(result or ())
+        outs: list[str | list[str]] = []
+        types: list[TensorType | None] = []
+        for value in results:
+            if isinstance(value, (list, tuple)):
+                outs.append([self._out(item, types) for item in value])
+            elif value is None or isinstance(value, Tensor):
+                outs.append(self._out(value, types))
+            else:
+                raise located(
+                    origin.location,
+                    f"operator '{func}' cannot be captured: expected tensor results, got "
+                    f"'{type(value).__name__}'",
+                )
+        self.trace.nodes.append(Node(func, args, outs, types, origin))
+
+    def _out(self, tensor: Tensor | None, types: list[TensorType | None]) -> str:
+        name = f"v{self._count}"
+        self._count += 1
+        if tensor is None:
+            types.append(None)
+        else:
+            self._names[id(tensor)] = name
+            self._alive.append(tensor)
+            types.append(TensorType.of(tensor))
+        return name
+
+    def _scalars(
+        self, func: OpOverload, args: list[Any], result: Any, origin: Origin
+    ) -> tuple[OpOverload, list[Any]]:
+        """Gives every Python number a form that TorchScript has.
+
+        A number where the schema has a tensor stands for PyTorch's wrapped number: the overload
+        that takes it as Scalar makes the same wrapped number. A bool where the schema has a Scalar
+        becomes an int, if the result's dtype stays.
+        """
+        schema = func._schema
+        wrapped = [
+            formal.type.kind() == "TensorType" and isinstance(value, (bool, int, float, complex))
+            for formal, value in zip(schema.arguments, args, strict=True)
+        ]
+        if any(wrapped):
+            func = _scalar_overload(func, wrapped, origin)
+            schema = func._schema
+        for position, formal in enumerate(schema.arguments):
+            value = args[position]
+            if isinstance(value, complex):
+                raise located(
+                    origin.location, f"'{func}' has a complex scalar, which is not supported"
+                )
+            if "NumberType" in _kinds(formal.type) and isinstance(value, bool):
+                args[position] = int(value)
+                self._keep_bool(func, args, result, origin)
+        return func, args
+
+    def _keep_bool(self, func: OpOverload, args: list[Any], result: Any, origin: Origin) -> None:
+        if not isinstance(result, Tensor) or result.dtype != torch.bool:
+            return  # an int and a bool promote alike once another operand has a number's dtype
+        names = [formal.name for formal in func._schema.arguments]
+        if "dtype" in names:
+            args[names.index("dtype")] = torch.bool
+        elif func._schema.is_mutable or func.overloadpacket in _BOOL_RESULT:
+            return
+        else:
+            raise located(
+                origin.location,
+                f"'{func}' with a bool scalar on a bool tensor cannot be captured; use torch.where or "
+                "a bool tensor",
+            )
+
+    def _out_of_place(self, func: OpOverload, origin: Origin) -> OpOverload:
+        """x.unsqueeze_(…) renames x to a view of itself, so it is captured as x.unsqueeze(…)."""
+        packet = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
+        found = getattr(packet, func._overloadname, None)
+        if found is None or len(found._schema.arguments) != len(func._schema.arguments):
+            raise located(
+                origin.location, f"'{func}' changes a tensor's shape in place; use a view"
+            )
+        return found
+
+
+# Comparisons and fills: their result's dtype does not come from the scalar.
+_BOOL_RESULT = {
+    aten.eq,
+    aten.ne,
+    aten.lt,
+    aten.le,
+    aten.gt,
+    aten.ge,
+    aten.masked_fill,
+    aten.fill,
+    aten.full_like,
+    aten.constant_pad_nd,
+}
+
+
+def _kinds(schema_type: Any) -> str:
+    """The kinds of a schema type, with those of its element."""
+    kind: str = schema_type.kind()
+    if kind in ("OptionalType", "ListType"):
+        return f"{kind} {_kinds(schema_type.getElementType())}"
+    return kind
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_tensor(item) for item in value)
+    return isinstance(value, Tensor)
+
+
+def _scalar_overload(func: OpOverload, wrapped: list[bool], origin: Origin) -> OpOverload:
+    """The overload of `func` that takes Scalar exactly where `wrapped` says, else as it was."""
+    packet = func.overloadpacket
+    formals = func._schema.arguments
+    for overload in packet.overloads():
+        candidate: OpOverload = getattr(packet, overload)
+        others = candidate._schema.arguments
+        if len(others) == len(formals) and all(
+            other.name == formal.name
+            and (_kinds(other.type) == "NumberType" if scalar else other.type == formal.type)
+            for other, formal, scalar in zip(others, formals, wrapped, strict=True)
+        ):
+            return candidate
+    raise located(
+        origin.location,
+        f"'{func}' takes a Python number for a tensor, and has no overload with a Scalar there; pass a "
+        "tensor",
+    )
+
+
+def traced(
+    forward: Callable[[], Tensor], differentiate: Callable[[Tensor], Any], recorder: Recorder
+) -> tuple[Tensor, Any]:
+    """Runs forward, then backward, under `recorder`; exceptions of the model become CaptureErrors."""
+    try:
+        with recorder, torch.enable_grad():
+            loss = forward()
+            recorder.begin_backward()
+            return loss, differentiate(loss)
+    except CaptureError:
+        raise
+    except Exception as error:
+        location = recorder._sources.traceback(error.__traceback__)
+        raise located(location, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,81 @@
+"""A model's parameters and buffers: FSDP2's order, ties, and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from fsdp_mlir.errors import located, source_of
+
+
+@dataclass(frozen=True)
+class State:
+    """A parameter or buffer under its first name; `aliases` are its other qualified names."""
+
+    name: str
+    tensor: Tensor
+    aliases: tuple[str, ...]
+    persistent: bool = True
+
+
+Members = Callable[[nn.Module], Iterable[tuple[str, Tensor | None]]]
+
+
+def _modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Every path to every module, children before their parent: FSDP2's post-order."""
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _modules(child, f"{prefix}{name}.")
+    yield prefix, module
+
+
+def _collect(model: nn.Module, members: Members) -> list[tuple[str, nn.Module, str, Tensor]]:
+    return [
+        (f"{prefix}{name}", module, name, tensor)
+        for prefix, module in _modules(model)
+        for name, tensor in members(module)
+        if tensor is not None
+    ]
+
+
+def _states(model: nn.Module, members: Members) -> list[State]:
+    found: dict[int, list[tuple[str, nn.Module, str, Tensor]]] = {}
+    for entry in _collect(model, members):
+        found.setdefault(id(entry[3]), []).append(entry)
+    return [
+        State(
+            entries[0][0],
+            entries[0][3],
+            tuple(entry[0] for entry in entries[1:]),
+            any(name not in module._non_persistent_buffers_set for _, module, name, _ in entries),
+        )
+        for entries in found.values()
+    ]
+
+
+def parameters(model: nn.Module) -> list[State]:
+    """The parameters in FSDP2's order; CaptureError for one that FSDP2 cannot shard."""
+    states = _states(model, lambda module: module._parameters.items())
+    for state in states:
+        tensor = state.tensor
+        fault = None
+        if isinstance(tensor, UninitializedTensorMixin):
+            fault = "is not initialised; run the model once before capture"
+        elif tensor.layout != torch.strided:
+            fault = f"has layout '{tensor.layout}', expected 'torch.strided'"
+        elif tensor.dim() == 0:
+            fault = "is a scalar, expected at least one dimension; reshape it to [1]"
+        elif not tensor.is_contiguous():
+            fault = "is not contiguous; make it so with .contiguous()"
+        if fault:
+            raise located(source_of(model), f"parameter '{state.name}' {fault}")
+    return states
+
+
+def buffers(model: nn.Module) -> list[State]:
+    """The buffers, in the same order of modules, those that are the same tensor once."""
+    return _states(model, lambda module: module._buffers.items())
