@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,28 +34,27 @@ LIMIT_S = 20
 CASE = Case(LLAMA, ADAMW_FUSED, steps=3)
 
 
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
-def running(program: str) -> set[int]:
-    """The processes that run `program`, zombies included."""
-    found = set()
+def processes_with(variable: str) -> list[int]:
+    """The processes that have `variable` (NAME=value) in the environment they started with."""
+    found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "comm").read_text().strip() == program:
-                found.add(int(entry.name))
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
         except OSError:  # ended meanwhile
             continue
     return found
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    before = shared_memory(), running("fsdp-run")
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process that the test started outlives it, and /dev/shm is as it was."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("FSDP_TEST_MARK", mark)
+    segments = set(os.listdir("/dev/shm"))
     yield
-    assert shared_memory() - before[0] == set()
-    assert running("fsdp-run") - before[1] == set()
+    assert processes_with(f"FSDP_TEST_MARK={mark}") == []
+    assert set(os.listdir("/dev/shm")) - segments == set()
 
 
 @pytest.fixture(scope="module")
