@@ -1,0 +1,81 @@
+//===- Comm.h - collectives of a plan, whatever carries them --------------===//
+//
+// What the executor and the optimizer need from the ranks' communication. One
+// implementation holds parameters and gradients in shared memory (ShmComm.h);
+// the interface leaves room for ones that move them between devices.
+//
+// All calls come from one thread per rank, in the order of the plan, which is
+// the same on every rank. A call that waits for a peer throws RunError if the
+// peer dies, AbortedError if a peer failed and reports that itself.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_COMM_H
+#define FSDP_RUNTIME_COMM_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// What each rank tells rank 0 at the end of a step.
+struct RankStats {
+  double loss = 0;
+  /// Most bytes this rank had allocated at once, its share of the segment
+  /// included.
+  int64_t peakBytes = 0;
+  /// The kernel's count of the process's most resident bytes (VmHWM).
+  int64_t peakRssBytes = 0;
+};
+
+/// The torch dtype of a plan's.
+at::ScalarType scalarType(plan::DType dtype);
+
+class Comm {
+public:
+  virtual ~Comm() = default;
+
+  virtual int64_t rank() const = 0;
+  virtual int64_t worldSize() const = 0;
+  /// Bytes of communication memory that count as this rank's.
+  virtual int64_t ownBytes() const = 0;
+
+  /// This rank's rows of a parameter (possibly none). The tensor is the
+  /// parameter's storage for the whole run: the optimizer writes it between
+  /// beginUpdate and publish, the initial load before the first publish.
+  virtual at::Tensor shard(int32_t param) = 0;
+  /// Makes this rank's rows of all parameters available to allGather.
+  virtual void publish() = 0;
+
+  /// Begins step `step`, counted from 0.
+  virtual void beginStep(int64_t step) = 0;
+  /// The full parameters of a unit, in the unit's order, valid until
+  /// reshard(unit). Waits until every rank has published.
+  virtual std::vector<at::Tensor> allGather(int32_t unit) = 0;
+  virtual void reshard(int32_t unit) = 0;
+
+  /// Where the gradient of `param` should be written (full size, row-major)
+  /// so that reduceScatter need not copy it; null if there is no such place.
+  virtual void *reduceInput(int32_t param) = 0;
+  /// Begins the average of `grads` (full gradients of reduce.params) over all
+  /// ranks, sum in ascending rank order then division by the world size. The
+  /// results are this rank's rows; their contents are there after
+  /// beginUpdate.
+  virtual std::vector<at::Tensor>
+  reduceScatter(const plan::ReduceScatter &reduce,
+                const std::vector<at::Tensor> &grads) = 0;
+
+  /// Finishes the step's reductions and waits until no rank reads the
+  /// parameters any more.
+  virtual void beginUpdate() = 0;
+
+  /// Ends a step: rank 0 gets every rank's statistics, the others nothing.
+  virtual std::vector<RankStats> exchangeStats(const RankStats &own) = 0;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_COMM_H

@@ -1,0 +1,35 @@
+//===- Error.h - what can go wrong in a run -------------------------------===//
+#ifndef FSDP_RUNTIME_ERROR_H
+#define FSDP_RUNTIME_ERROR_H
+
+#include <stdexcept>
+
+namespace fsdp::runtime {
+
+/// What fsdp-run was given cannot be used: plan, weights, data, options or
+/// environment. Exit status 2.
+struct InputError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A run that had begun failed: an operator threw, a peer died. Exit status 1.
+struct RunError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A peer died while this rank waited for it; the message says where.
+struct PeerDiedError : RunError {
+  using RunError::RunError;
+};
+
+/// Another rank failed first and reports the cause; this one only stops.
+struct AbortedError : RunError {
+  using RunError::RunError;
+};
+
+inline constexpr int kExitRunFailure = 1;
+inline constexpr int kExitBadInput = 2;
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_ERROR_H

@@ -1,0 +1,19 @@
+//===- Position.h - where a rank is in its run ----------------------------===//
+#ifndef FSDP_RUNTIME_POSITION_H
+#define FSDP_RUNTIME_POSITION_H
+
+#include <atomic>
+#include <cstdint>
+
+namespace fsdp::runtime {
+
+/// Kept up to date by the executor, in memory that outlives the process, for
+/// whoever has to report its death. -1 before the first step.
+struct Position {
+  std::atomic<int64_t> step{-1}; ///< counted from 0
+  std::atomic<int64_t> instruction{-1};
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_POSITION_H

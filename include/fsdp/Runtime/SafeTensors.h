@@ -1,0 +1,72 @@
+//===- SafeTensors.h - safetensors files, read by mapping -----------------===//
+//
+// The format: 8 bytes little-endian header length, a JSON header
+// {"name": {"dtype", "shape", "data_offsets": [begin, end]}}, then the data.
+// https://github.com/huggingface/safetensors#format
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_SAFETENSORS_H
+#define FSDP_RUNTIME_SAFETENSORS_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// A read-only mapping of a whole safetensors file. The header is checked
+/// when opened: every tensor lies inside the file and has the size its shape
+/// needs. Survives fork. Not copyable.
+class SafeTensors {
+public:
+  struct Entry {
+    plan::TensorSpec spec;
+    /// Row-major elements; valid as long as the SafeTensors object.
+    std::span<const std::byte> data;
+  };
+
+  /// Throws InputError that names the file.
+  explicit SafeTensors(const std::string &path);
+  SafeTensors(SafeTensors &&other) noexcept;
+  SafeTensors &operator=(SafeTensors &&) = delete;
+  ~SafeTensors();
+
+  const std::string &path() const { return filePath; }
+  const std::map<std::string, Entry> &entries() const { return table; }
+  /// The tensor of that name; throws InputError if there is none or if its
+  /// shape or dtype is not `spec`. `what` is "parameter", "buffer", ...
+  const Entry &require(const std::string &name, const plan::TensorSpec &spec,
+                       const char *what) const;
+  /// "xxh3:" and the 32 hex digits of XXH3-128 over the file.
+  std::string hash() const;
+
+private:
+  void parse();
+
+  std::string filePath;
+  std::span<const std::byte> bytes;
+  std::map<std::string, Entry> table;
+};
+
+/// One tensor to write; `data` is borrowed until the write returns.
+struct NamedTensor {
+  std::string name;
+  plan::TensorSpec spec;
+  std::span<const std::byte> data;
+};
+
+/// Writes a file beside `path` and renames it, so that `path` is never half
+/// written. Throws RunError.
+void writeSafeTensors(const std::string &path,
+                      const std::vector<NamedTensor> &tensors);
+
+/// "float32[2, 3]", for messages.
+std::string describe(const plan::TensorSpec &spec);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_SAFETENSORS_H

@@ -1,0 +1,86 @@
+//===- ShmComm.h - collectives over shared memory -------------------------===//
+//
+// Nothing is copied to gather: every rank's optimizer writes its rows of the
+// one full parameter that all ranks map, so an all-gather waits for the peers'
+// counters and hands out views. A reduce-scatter reads the peers' gradients
+// where they lie. Reading may happen later than the call: up to the moment the
+// inputs' place is needed again or the step's update begins, so that a rank
+// does not wait for a slower one at every unit.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_SHMCOMM_H
+#define FSDP_RUNTIME_SHMCOMM_H
+
+#include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/ShmSegment.h"
+
+#include <deque>
+#include <string>
+
+namespace fsdp::runtime {
+
+class ShmComm : public Comm {
+public:
+  /// Borrows plan and segment. Throws InputError if the plan reduces
+  /// gradients of a dtype other than float32 and float64.
+  ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank);
+  ~ShmComm() override;
+
+  int64_t rank() const override { return ownRank; }
+  int64_t worldSize() const override { return plan.worldSize; }
+  int64_t ownBytes() const override;
+  at::Tensor shard(int32_t param) override;
+  void publish() override;
+  void beginStep(int64_t step) override;
+  std::vector<at::Tensor> allGather(int32_t unit) override;
+  void reshard(int32_t unit) override;
+  void *reduceInput(int32_t param) override;
+  std::vector<at::Tensor>
+  reduceScatter(const plan::ReduceScatter &reduce,
+                const std::vector<at::Tensor> &grads) override;
+  void beginUpdate() override;
+  std::vector<RankStats> exchangeStats(const RankStats &own) override;
+
+private:
+  /// A reduction whose inputs are in place and whose result is not yet.
+  struct Pending {
+    uint32_t index;
+    const plan::ReduceScatter *reduce;
+    std::vector<at::Tensor> outs;
+  };
+  /// What a wait is for, spelled out only in an error.
+  struct Waiting {
+    const char *collective;
+    int32_t unit = -1;
+  };
+
+  /// Waits until `counter` of a peer has reached `target`.
+  void wait(int64_t peer, Counter RankState::*counter, uint32_t target,
+            Waiting waiting);
+  void waitAll(Counter RankState::*counter, uint32_t target, Waiting waiting);
+  bool allReached(Counter RankState::*counter, uint32_t target) const;
+  bool peerDied(int64_t peer);
+  /// Makes the place of the step's `ordinal`-th reduction writable.
+  void acquire(int32_t ordinal);
+  /// Finishes the pending reductions below `index`.
+  void finish(uint32_t index);
+  void finishFirst();
+  RankState &own() { return segment.state(ownRank); }
+
+  const plan::Plan &plan;
+  ShmSegment &segment;
+  const int64_t ownRank;
+  std::vector<at::Tensor> fullParams;
+  std::vector<int> pidfds;
+  int64_t step = 0;
+  uint32_t versions = 0;
+  /// Reductions of all steps before this one.
+  uint32_t stepBase = 0;
+  int32_t issued = 0;
+  int32_t acquired = 0;
+  std::deque<Pending> pending;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_SHMCOMM_H

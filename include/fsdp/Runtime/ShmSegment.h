@@ -1,0 +1,141 @@
+//===- ShmSegment.h - the memory the ranks of one host share --------------===//
+//
+// One anonymous file (memfd), so that nothing has a name in the file system
+// and nothing can be left behind. It holds, in this order:
+//
+//   SegmentHeader                          launch-wide state
+//   RankState[worldSize]                   counters, position, failure text
+//   parameters                             full, row-major, once for all ranks
+//   reduce-scatter inputs [worldSize]      each rank's gradients
+//
+// Rank r owns rows shardRows(n, worldSize, r) of every parameter and writes no
+// others.
+//
+// Reduce-scatter inputs. The j-th reduction of a step lies at the low end of
+// the rank's area for even j and at the high end for odd j, in an area as big
+// as the largest two neighbours: two reductions can be under way at once. A
+// gradient that is produced more than one reduction early has a place of its
+// own behind that area. With one rank there is no such area.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_SHMSEGMENT_H
+#define FSDP_RUNTIME_SHMSEGMENT_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Position.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// A monotonic counter that one rank advances and others wait for. 32 bits
+/// because that is a futex word; comparisons are modulo 2^32.
+struct alignas(64) Counter {
+  std::atomic<uint32_t> value{0};
+  std::atomic<uint32_t> waiters{0};
+
+  /// Sets the counter and wakes who waits. Only the owner calls this.
+  void publish(uint32_t to);
+  bool reached(uint32_t target) const {
+    return int32_t(value.load(std::memory_order_acquire) - target) >= 0;
+  }
+  /// Sleeps until the counter is reached or about 50 ms have passed; true if
+  /// reached.
+  bool waitSlice(uint32_t target);
+};
+
+/// One rank's line of the segment.
+struct RankState {
+  std::atomic<int32_t> pid{0};
+  Position position;
+  /// Parameter versions published: 1 after the load, +1 a step.
+  Counter published;
+  /// Steps whose parameters this rank reads no more.
+  Counter released;
+  /// Reductions whose inputs this rank has put in place, over all steps.
+  Counter inputsReady;
+  /// Reductions whose peers' inputs this rank has read, over all steps.
+  Counter inputsRead;
+  /// Steps whose statistics this rank has written (all) or read (rank 0).
+  Counter statsWritten;
+  Counter statsRead;
+  /// Ring of two: statistics of even and odd steps.
+  struct {
+    double loss;
+    int64_t peakBytes;
+    int64_t peakRssBytes;
+  } stats[2];
+  /// Null-terminated message, complete before SegmentHeader::failedRank is
+  /// set to this rank.
+  char failure[2048];
+};
+
+struct SegmentHeader {
+  /// Non-zero: everybody stops.
+  std::atomic<uint32_t> aborted{0};
+  /// The first rank that failed, -1 if none did.
+  std::atomic<int32_t> failedRank{-1};
+};
+
+/// Byte offsets of everything in the segment, a function of the plan alone.
+struct SegmentLayout {
+  explicit SegmentLayout(const plan::Plan &plan);
+
+  int64_t worldSize;
+  /// Per parameter: offset in the segment.
+  std::vector<size_t> params;
+  /// Per parameter: offset of its gradient in a rank's area; unused for one
+  /// that is not reduced.
+  std::vector<size_t> grads;
+  /// Per parameter: position of its reduction among the step's, or -1.
+  std::vector<int32_t> reductionOf;
+  /// Per parameter: has a place of its own in the area.
+  std::vector<bool> dedicated;
+  int32_t reductionsPerStep = 0;
+  size_t areasBegin = 0;
+  size_t areaBytes = 0;
+  size_t totalBytes = 0;
+};
+
+/// The mapping. Whoever creates it may fork; the children share it.
+class ShmSegment {
+public:
+  /// Creates a zeroed segment with its header initialised.
+  explicit ShmSegment(const plan::Plan &plan);
+  /// Maps the segment another process created; `path` is its
+  /// /proc/<pid>/fd/<fd>.
+  ShmSegment(const plan::Plan &plan, const std::string &path);
+  ShmSegment(const ShmSegment &) = delete;
+  ShmSegment &operator=(const ShmSegment &) = delete;
+  ~ShmSegment();
+
+  const SegmentLayout &layout() const { return offsets; }
+  int fd() const { return memoryFd; }
+  SegmentHeader &header() const;
+  RankState &state(int64_t rank) const;
+  std::byte *param(int32_t param) const { return base + offsets.params[param]; }
+  /// A rank's copy of a parameter's gradient.
+  std::byte *grad(int64_t rank, int32_t param) const {
+    return base + offsets.areasBegin + size_t(rank) * offsets.areaBytes +
+           offsets.grads[param];
+  }
+  /// Records why a rank failed and stops everybody. The first call wins.
+  void fail(int64_t rank, const std::string &message) const;
+  /// Stops everybody without a cause of its own.
+  void abort() const { header().aborted.store(1); }
+
+private:
+  void map();
+
+  SegmentLayout offsets;
+  int memoryFd = -1;
+  std::byte *base = nullptr;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_SHMSEGMENT_H

@@ -1,0 +1,47 @@
+//===- Trainer.h - one rank's run, from load to saved weights -------------===//
+#ifndef FSDP_RUNTIME_TRAINER_H
+#define FSDP_RUNTIME_TRAINER_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Executor.h"
+#include "fsdp/Runtime/SafeTensors.h"
+#include "fsdp/Runtime/ShmSegment.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace fsdp::runtime {
+
+/// What the command line says.
+struct RunOptions {
+  std::string planPath;
+  int64_t steps = 1;
+  std::string dataPath; ///< empty: synthetic data
+  uint64_t seed = 0;
+  std::string metricsPath;    ///< empty: none
+  std::string weightsPath;    ///< empty: the plan's
+  std::string outWeightsPath; ///< --save-weights; empty: none
+  int threads = 1;
+  std::optional<Fault> fault;
+};
+
+/// Everything a run reads, opened and checked before any rank begins.
+struct RunFiles {
+  /// Throws InputError or plan::PlanError. `checkHash` compares the weights
+  /// with the hash in the plan, which reads the whole file.
+  RunFiles(const RunOptions &options, bool checkHash);
+
+  plan::Plan plan;
+  SafeTensors weights;
+  std::optional<SafeTensors> data;
+};
+
+/// Runs rank `rank` of the plan to the end: loads its rows of the weights,
+/// trains, and on rank 0 writes metrics, progress and weights. Throws.
+void runRank(const RunFiles &files, const RunOptions &options,
+             ShmSegment &segment, int64_t rank);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_TRAINER_H

@@ -1,0 +1,199 @@
+//===- Launcher.cpp - forked ranks ----------------------------------------===//
+#include "fsdp/Runtime/Launcher.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <vector>
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+constexpr auto kGrace = std::chrono::seconds(5);
+constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM};
+
+sigset_t handledSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int signal : kHandled)
+    sigaddset(&set, signal);
+  return set;
+}
+
+/// The body of a forked rank; does not return.
+[[noreturn]] void rankMain(const RunFiles &files, const RunOptions &options,
+                           ShmSegment &segment, int64_t rank, pid_t parent,
+                           const sigset_t &oldMask) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent)
+    _exit(kExitRunFailure);
+  // A terminal sends ^C to the whole group; the parent ends the ranks.
+  std::signal(SIGINT, SIG_IGN);
+  sigprocmask(SIG_SETMASK, &oldMask, nullptr);
+  int status = 0;
+  try {
+    runRank(files, options, segment, rank);
+  } catch (const AbortedError &) {
+    status = kExitRunFailure;
+  } catch (const InputError &error) {
+    segment.fail(rank, error.what());
+    status = kExitBadInput;
+  } catch (const std::exception &error) {
+    segment.fail(rank, error.what());
+    status = kExitRunFailure;
+  }
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+class Ranks {
+public:
+  Ranks(const RunFiles &files, ShmSegment &segment)
+      : plan(files.plan), segment(segment) {}
+  Ranks(const Ranks &) = delete;
+  Ranks &operator=(const Ranks &) = delete;
+  /// Never leaves a process behind, whatever is thrown.
+  ~Ranks() {
+    killAll();
+    for (pid_t pid : pids)
+      if (pid > 0)
+        waitpid(pid, nullptr, 0);
+  }
+
+  void start(const RunFiles &files, const RunOptions &options,
+             const sigset_t &oldMask) {
+    pid_t parent = getpid();
+    std::fflush(nullptr);
+    for (int64_t rank = 0; rank < plan.worldSize; ++rank) {
+      pid_t pid = fork();
+      if (pid == 0)
+        rankMain(files, options, segment, rank, parent, oldMask);
+      if (pid < 0)
+        throw RunError("cannot start rank " + std::to_string(rank) + ": " +
+                       std::strerror(errno));
+      pids.push_back(pid);
+    }
+  }
+
+  /// Waits for the ranks; throws the cause if any failed.
+  void join() {
+    sigset_t signals = handledSignals();
+    while (alive() > 0) {
+      reap();
+      if (alive() == 0)
+        break;
+      if (failed && std::chrono::steady_clock::now() - failedAt > kGrace)
+        killAll();
+      timespec slice{0, 200'000'000};
+      int signal = sigtimedwait(&signals, nullptr, &slice);
+      if (signal == SIGINT || signal == SIGTERM) {
+        killAll();
+        throw RunError(std::string("stopped by ") + sigabbrev_np(signal));
+      }
+    }
+    if (failed)
+      report();
+  }
+
+private:
+  int64_t alive() const {
+    return std::count_if(pids.begin(), pids.end(),
+                         [](pid_t pid) { return pid > 0; });
+  }
+
+  void killAll() {
+    killed = true;
+    for (pid_t pid : pids)
+      if (pid > 0)
+        kill(pid, SIGKILL);
+  }
+
+  void reap() {
+    for (size_t rank = 0; rank < pids.size(); ++rank) {
+      int status = 0;
+      if (pids[rank] <= 0 || waitpid(pids[rank], &status, WNOHANG) <= 0)
+        continue;
+      pids[rank] = 0;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        continue;
+      if (!std::exchange(failed, true))
+        failedAt = std::chrono::steady_clock::now();
+      if (WIFEXITED(status))
+        worstStatus = std::max(worstStatus, WEXITSTATUS(status));
+      if (WIFSIGNALED(status) && !killed && signalCause.empty())
+        signalCause = describeDeath(rank, WTERMSIG(status));
+      segment.abort();
+    }
+  }
+
+  std::string describeDeath(size_t rank, int signal) const {
+    std::string text = "rank " + std::to_string(rank) +
+                       " was killed by signal " + std::to_string(signal) +
+                       " (" + strsignal(signal) + ")";
+    const Position &position = segment.state(int64_t(rank)).position;
+    int64_t step = position.step.load();
+    if (step < 0)
+      return text + " before its first step";
+    auto instruction = size_t(position.instruction.load());
+    return text + " at step " + std::to_string(step + 1) + ", instruction " +
+           std::to_string(instruction) + ": " +
+           describeInstruction(plan, instruction);
+  }
+
+  [[noreturn]] void report() const {
+    // A death by signal is the cause of what the others then complain of.
+    if (!signalCause.empty())
+      throw RunError(signalCause);
+    int32_t rank = segment.header().failedRank.load();
+    std::string cause = rank < 0 ? "a rank ended with exit status " +
+                                       std::to_string(worstStatus)
+                                 : "rank " + std::to_string(rank) + ": " +
+                                       segment.state(rank).failure;
+    if (worstStatus == kExitBadInput)
+      throw InputError(cause);
+    throw RunError(cause);
+  }
+
+  const plan::Plan &plan;
+  ShmSegment &segment;
+  std::vector<pid_t> pids;
+  bool failed = false;
+  bool killed = false;
+  int worstStatus = 0;
+  std::chrono::steady_clock::time_point failedAt;
+  std::string signalCause;
+};
+
+} // namespace
+
+void runForked(const RunOptions &options, std::optional<int64_t> ranks) {
+  RunFiles files(options, /*checkHash=*/true);
+  if (ranks && *ranks != files.plan.worldSize)
+    throw InputError(options.planPath + ": the plan is for world size " +
+                     std::to_string(files.plan.worldSize) + ", got --nproc " +
+                     std::to_string(*ranks));
+  ShmSegment segment(files.plan);
+
+  sigset_t signals = handledSignals();
+  sigset_t oldMask;
+  sigprocmask(SIG_BLOCK, &signals, &oldMask);
+  {
+    Ranks running(files, segment);
+    running.start(files, options, oldMask);
+    running.join();
+  }
+  sigprocmask(SIG_SETMASK, &oldMask, nullptr);
+}
+
+} // namespace fsdp::runtime

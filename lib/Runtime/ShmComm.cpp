@@ -1,0 +1,286 @@
+//===- ShmComm.cpp - collectives over shared memory -----------------------===//
+#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+/// How long a wait spins before it sleeps: about what a wake-up costs.
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void pauseCpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+/// out[i] = (in[0][i] + in[1][i] + ...) / ranks, ranks in ascending order, in
+/// T. One pass over memory: blocks stay in the first-level cache.
+template <typename T>
+void average(T *out, const std::vector<const T *> &in, int64_t count) {
+  constexpr int64_t block = 2048;
+  const T ranks = T(in.size());
+  at::parallel_for(0, count, int64_t(1) << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at += block) {
+      int64_t size = std::min(block, end - at);
+      T *__restrict sum = out + at;
+      const T *__restrict first = in[0] + at;
+      const T *__restrict second = in[1] + at;
+      for (int64_t i = 0; i < size; ++i)
+        sum[i] = first[i] + second[i];
+      for (size_t r = 2; r < in.size(); ++r) {
+        const T *__restrict term = in[r] + at;
+        for (int64_t i = 0; i < size; ++i)
+          sum[i] += term[i];
+      }
+      for (int64_t i = 0; i < size; ++i)
+        sum[i] /= ranks;
+    }
+  });
+}
+
+int64_t rowBytes(const plan::TensorSpec &spec) {
+  return spec.shape[0] == 0 ? 0 : spec.numBytes() / spec.shape[0];
+}
+
+} // namespace
+
+ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
+    : plan(plan), segment(segment), ownRank(rank),
+      pidfds(size_t(plan.worldSize), -1) {
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    const plan::Param &param = plan.params[p];
+    bool reduced = segment.layout().reductionOf[p] >= 0;
+    if (reduced && param.spec.dtype != plan::DType::Float32 &&
+        param.spec.dtype != plan::DType::Float64)
+      throw InputError("parameter \"" + param.name +
+                       "\": expected a float32 or float64 gradient to "
+                       "reduce, got " +
+                       std::string(plan::dtypeName(param.spec.dtype)));
+    fullParams.push_back(at::from_blob(segment.param(int32_t(p)),
+                                       param.spec.shape,
+                                       scalarType(param.spec.dtype)));
+  }
+  own().pid.store(getpid());
+}
+
+ShmComm::~ShmComm() {
+  for (int fd : pidfds)
+    if (fd >= 0)
+      close(fd);
+}
+
+int64_t ShmComm::ownBytes() const {
+  return int64_t(segment.layout().totalBytes) / plan.worldSize;
+}
+
+at::Tensor ShmComm::shard(int32_t param) {
+  plan::RowRange rows =
+      plan::shardRows(plan.params[param].spec.shape[0], worldSize(), ownRank);
+  return fullParams[param].narrow(0, rows.begin, rows.size());
+}
+
+void ShmComm::publish() { own().published.publish(++versions); }
+
+void ShmComm::beginStep(int64_t newStep) {
+  step = newStep;
+  stepBase = uint32_t(step) * uint32_t(segment.layout().reductionsPerStep);
+  issued = 0;
+  acquired = 0;
+}
+
+std::vector<at::Tensor> ShmComm::allGather(int32_t unit) {
+  waitAll(&RankState::published, versions, {"all_gather", unit});
+  std::vector<at::Tensor> result;
+  for (int32_t param : plan.units[unit].params)
+    result.push_back(fullParams[param]);
+  return result;
+}
+
+// Peers write parameters only after this rank's beginUpdate, so the end of a
+// unit's use before it needs no message.
+void ShmComm::reshard(int32_t) {}
+
+void ShmComm::acquire(int32_t ordinal) {
+  if (ordinal < acquired)
+    return;
+  // Neighbours lie apart; everything before them must have been read.
+  uint32_t below = stepBase + uint32_t(std::max(0, ordinal - 1));
+  finish(below);
+  waitAll(&RankState::inputsRead, below, {"reduce_scatter"});
+  acquired = ordinal + 1;
+}
+
+void *ShmComm::reduceInput(int32_t param) {
+  if (worldSize() == 1)
+    return nullptr;
+  int32_t ordinal = segment.layout().reductionOf[param];
+  if (segment.layout().dedicated[param]) {
+    // Read by everybody before the last update, unless there was none.
+    finish(stepBase);
+    waitAll(&RankState::inputsRead, stepBase, {"reduce_scatter"});
+  } else {
+    acquire(ordinal);
+  }
+  return segment.grad(ownRank, param);
+}
+
+std::vector<at::Tensor>
+ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
+                       const std::vector<at::Tensor> &grads) {
+  int32_t ordinal = issued++;
+  if (worldSize() == 1) {
+    std::vector<at::Tensor> outs;
+    for (const at::Tensor &grad : grads)
+      outs.push_back(grad.contiguous());
+    return outs;
+  }
+  acquire(ordinal);
+  Pending entry{stepBase + uint32_t(ordinal), &reduce, {}};
+  for (size_t i = 0; i < grads.size(); ++i) {
+    int32_t param = reduce.params[i];
+    const plan::TensorSpec &spec = plan.params[param].spec;
+    std::byte *place = segment.grad(ownRank, param);
+    if (grads[i].const_data_ptr() != place || !grads[i].is_contiguous())
+      at::from_blob(place, spec.shape, scalarType(spec.dtype)).copy_(grads[i]);
+    std::vector<int64_t> shape = spec.shape;
+    shape[0] = plan::shardRows(shape[0], worldSize(), ownRank).size();
+    entry.outs.push_back(at::empty(shape, scalarType(spec.dtype)));
+  }
+  std::vector<at::Tensor> outs = entry.outs;
+  own().inputsReady.publish(entry.index + 1);
+  pending.push_back(std::move(entry));
+  while (!pending.empty() &&
+         allReached(&RankState::inputsReady, pending.front().index + 1))
+    finishFirst();
+  return outs;
+}
+
+void ShmComm::finish(uint32_t index) {
+  while (!pending.empty() && int32_t(pending.front().index - index) < 0)
+    finishFirst();
+}
+
+void ShmComm::finishFirst() {
+  Pending entry = std::move(pending.front());
+  pending.pop_front();
+  waitAll(&RankState::inputsReady, entry.index + 1,
+          {"reduce_scatter", entry.reduce->unit});
+  for (size_t i = 0; i < entry.outs.size(); ++i) {
+    int32_t param = entry.reduce->params[i];
+    const plan::TensorSpec &spec = plan.params[param].spec;
+    int64_t offset =
+        plan::shardRows(spec.shape[0], worldSize(), ownRank).begin *
+        rowBytes(spec);
+    int64_t count = entry.outs[i].numel();
+    auto run = [&]<typename T>(T *out) {
+      std::vector<const T *> in;
+      for (int64_t r = 0; r < worldSize(); ++r)
+        in.push_back(
+            reinterpret_cast<const T *>(segment.grad(r, param) + offset));
+      average(out, in, count);
+    };
+    if (spec.dtype == plan::DType::Float32)
+      run(entry.outs[i].mutable_data_ptr<float>());
+    else
+      run(entry.outs[i].mutable_data_ptr<double>());
+  }
+  own().inputsRead.publish(entry.index + 1);
+}
+
+void ShmComm::beginUpdate() {
+  finish(stepBase + uint32_t(issued));
+  own().released.publish(uint32_t(step) + 1);
+  waitAll(&RankState::released, uint32_t(step) + 1, {"optimizer_step"});
+}
+
+std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
+  auto done = uint32_t(step) + 1;
+  // The ring has two places; the one of two steps ago must have been read.
+  if (step >= 2)
+    wait(0, &RankState::statsRead, done - 2, {"statistics"});
+  own().stats[step % 2] = {stats.loss, stats.peakBytes, stats.peakRssBytes};
+  own().statsWritten.publish(done);
+  if (ownRank != 0)
+    return {};
+  std::vector<RankStats> all;
+  for (int64_t r = 0; r < worldSize(); ++r) {
+    wait(r, &RankState::statsWritten, done, {"statistics"});
+    const auto &from = segment.state(r).stats[step % 2];
+    all.push_back({from.loss, from.peakBytes, from.peakRssBytes});
+  }
+  own().statsRead.publish(done);
+  return all;
+}
+
+bool ShmComm::allReached(Counter RankState::*counter, uint32_t target) const {
+  for (int64_t r = 0; r < worldSize(); ++r)
+    if (!(segment.state(r).*counter).reached(target))
+      return false;
+  return true;
+}
+
+void ShmComm::waitAll(Counter RankState::*counter, uint32_t target,
+                      Waiting waiting) {
+  for (int64_t r = 0; r < worldSize(); ++r)
+    if (r != ownRank)
+      wait(r, counter, target, waiting);
+}
+
+bool ShmComm::peerDied(int64_t peer) {
+  int &fd = pidfds[peer];
+  if (fd < 0) {
+    int32_t pid = segment.state(peer).pid.load();
+    // Not started yet: its launcher reports a death before this point.
+    if (pid == 0)
+      return false;
+    fd = int(syscall(SYS_pidfd_open, pid, 0));
+    if (fd < 0)
+      return errno == ESRCH;
+  }
+  pollfd query{fd, POLLIN, 0};
+  return poll(&query, 1, 0) > 0;
+}
+
+void ShmComm::wait(int64_t peer, Counter RankState::*member, uint32_t target,
+                   Waiting waiting) {
+  Counter &counter = segment.state(peer).*member;
+  if (counter.reached(target))
+    return;
+  auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < kSpin) {
+    for (int i = 0; i < 16; ++i)
+      pauseCpu();
+    if (counter.reached(target))
+      return;
+  }
+  while (!counter.waitSlice(target)) {
+    std::string where = std::string("in ") + waiting.collective;
+    if (waiting.unit >= 0)
+      where += " of unit \"" + plan.units[waiting.unit].name + "\"";
+    where += " at step " + std::to_string(step + 1);
+    if (segment.header().aborted.load())
+      throw AbortedError("stopped while waiting " + where);
+    // What the peer did before it died counts.
+    if (peerDied(peer) && !counter.reached(target) &&
+        !segment.header().aborted.load())
+      throw PeerDiedError("rank " + std::to_string(peer) + " (pid " +
+                          std::to_string(segment.state(peer).pid.load()) +
+                          ") died; this rank was waiting " + where);
+  }
+}
+
+} // namespace fsdp::runtime

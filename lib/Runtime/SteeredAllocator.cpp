@@ -1,0 +1,79 @@
+//===- SteeredAllocator.cpp - the CPU allocator of a rank -----------------===//
+#include "fsdp/Runtime/SteeredAllocator.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <cstring>
+
+#include <malloc.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+std::atomic<int64_t> currentBytes{0};
+std::atomic<int64_t> peakBytes{0};
+
+thread_local void *steeredPlace = nullptr;
+thread_local size_t steeredBytes = 0;
+
+/// What the default allocator's block really occupies; the deleter has no
+/// other way to learn a size.
+int64_t blockBytes(void *block) { return int64_t(malloc_usable_size(block)); }
+
+void release(void *block) {
+  if (!block)
+    return;
+  currentBytes.fetch_sub(blockBytes(block), std::memory_order_relaxed);
+  c10::GetDefaultCPUAllocator()->raw_deleter()(block);
+}
+
+class Allocator final : public c10::Allocator {
+public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (steeredPlace && bytes == steeredBytes) {
+      void *place = steeredPlace;
+      steeredPlace = nullptr;
+      // No context: whoever asks for a raw pointer gets an assertion instead of
+      // memory that it cannot free.
+      return {place, c10::Device(c10::DeviceType::CPU)};
+    }
+    void *block =
+        c10::GetDefaultCPUAllocator()->allocate(bytes).release_context();
+    if (block) {
+      int64_t now =
+          currentBytes.fetch_add(blockBytes(block), std::memory_order_relaxed) +
+          blockBytes(block);
+      int64_t peak = peakBytes.load(std::memory_order_relaxed);
+      while (now > peak && !peakBytes.compare_exchange_weak(
+                               peak, now, std::memory_order_relaxed)) {
+      }
+    }
+    return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void *to, const void *from, size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+};
+
+} // namespace
+
+void installSteeredAllocator() {
+  static Allocator allocator;
+  c10::SetCPUAllocator(&allocator, /*priority=*/100);
+}
+
+SteerAllocation::SteerAllocation(void *place, size_t bytes) {
+  steeredPlace = place;
+  steeredBytes = bytes;
+}
+
+SteerAllocation::~SteerAllocation() { steeredPlace = nullptr; }
+
+int64_t peakAllocatedBytes() {
+  return peakBytes.load(std::memory_order_relaxed);
+}
+
+} // namespace fsdp::runtime

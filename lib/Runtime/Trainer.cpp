@@ -1,0 +1,243 @@
+//===- Trainer.cpp - one rank's run ---------------------------------------===//
+#include "fsdp/Runtime/Trainer.h"
+#include "fsdp/Runtime/DataSource.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/SteeredAllocator.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+namespace fsdp::runtime {
+
+namespace {
+
+SafeTensors openWeights(const RunOptions &options, const plan::Plan &plan,
+                        bool checkHash) {
+  if (!options.weightsPath.empty())
+    return SafeTensors(options.weightsPath);
+  if (plan.weights.path.empty())
+    throw InputError(options.planPath +
+                     ": the plan names no weights (the model was captured "
+                     "without any); give some with --weights");
+  std::filesystem::path folder =
+      std::filesystem::path(options.planPath).parent_path();
+  SafeTensors weights((folder / plan.weights.path).string());
+  if (checkHash && !plan.weights.hash.empty()) {
+    std::string got = weights.hash();
+    if (got != plan.weights.hash)
+      throw InputError(weights.path() + ": expected weights with hash " +
+                       plan.weights.hash + ", got " + got +
+                       "; the file changed since the model was captured "
+                       "(--weights accepts another file)");
+  }
+  return weights;
+}
+
+/// VmHWM of this process in bytes, 0 where the kernel does not say.
+int64_t peakResidentBytes() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line))
+    if (line.starts_with("VmHWM:"))
+      return std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;
+  return 0;
+}
+
+/// Units of training throughput in one rank's step: tokens if an input is a
+/// matrix of integers, else samples.
+int64_t tokensPerStep(const plan::Plan &plan) {
+  for (const plan::Input &input : plan.inputs) {
+    bool integer = !at::isFloatingType(scalarType(input.spec.dtype));
+    if (integer && input.spec.shape.size() == 2)
+      return input.spec.numElements();
+  }
+  return plan.inputs.empty() ? 0 : plan.inputs[0].spec.shape[0];
+}
+
+std::string digits9(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", value);
+  // JSON has no spelling for these.
+  return std::isfinite(value) ? text : "null";
+}
+
+/// Rank 0's reports: the progress line on stderr and the metrics file.
+class Reporter {
+public:
+  Reporter(const plan::Plan &plan, const std::string &path)
+      : tokens(tokensPerStep(plan) * plan.worldSize), path(path) {
+    if (path.empty())
+      return;
+    file.reset(std::fopen(path.c_str(), "w"));
+    if (!file)
+      throw InputError(path + ": cannot write: " + std::strerror(errno));
+  }
+
+  void report(int64_t step, double seconds,
+              const std::vector<RankStats> &stats) {
+    double loss = 0;
+    int64_t peak = 0, peakRss = 0;
+    std::string losses;
+    for (const RankStats &rank : stats) {
+      loss += rank.loss;
+      peak = std::max(peak, rank.peakBytes);
+      peakRss = std::max(peakRss, rank.peakRssBytes);
+      losses += (losses.empty() ? "" : ", ") + digits9(rank.loss);
+    }
+    loss /= double(stats.size());
+    double rate = double(tokens) / seconds;
+    std::fprintf(stderr,
+                 "step: %2lld  loss: %8.5f  memory: %.2fGiB  tps: %.0f\n",
+                 static_cast<long long>(step + 1), loss,
+                 double(peak) / double(1 << 30), rate);
+    if (!file)
+      return;
+    std::fprintf(file.get(),
+                 "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
+                 "\"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+                 "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
+                 static_cast<long long>(step + 1), digits9(loss).c_str(),
+                 losses.c_str(), seconds * 1e3, rate,
+                 static_cast<long long>(peak), static_cast<long long>(peakRss));
+    if (std::fflush(file.get()) != 0)
+      throw RunError(path + ": cannot write: " + std::strerror(errno));
+  }
+
+private:
+  struct Close {
+    void operator()(std::FILE *f) const { std::fclose(f); }
+  };
+  int64_t tokens;
+  std::string path;
+  std::unique_ptr<std::FILE, Close> file;
+};
+
+std::vector<at::Tensor> loadBuffers(const plan::Plan &plan,
+                                    const SafeTensors &weights) {
+  std::vector<at::Tensor> buffers;
+  for (const plan::Buffer &buffer : plan.buffers) {
+    const auto &entry = weights.require(buffer.name, buffer.spec, "buffer");
+    at::Tensor tensor =
+        at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype));
+    if (!entry.data.empty())
+      std::memcpy(tensor.mutable_data_ptr(), entry.data.data(),
+                  entry.data.size());
+    buffers.push_back(tensor);
+  }
+  return buffers;
+}
+
+void loadShards(const plan::Plan &plan, const SafeTensors &weights,
+                Comm &comm) {
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    const plan::Param &param = plan.params[p];
+    const auto &entry = weights.require(param.name, param.spec, "parameter");
+    at::Tensor shard = comm.shard(int32_t(p));
+    if (shard.numel() == 0)
+      continue;
+    int64_t row = param.spec.numBytes() / param.spec.shape[0];
+    int64_t begin =
+        plan::shardRows(param.spec.shape[0], comm.worldSize(), comm.rank())
+            .begin;
+    std::memcpy(shard.mutable_data_ptr(), entry.data.data() + begin * row,
+                shard.nbytes());
+  }
+}
+
+/// Gathers every parameter on every rank, as a collective must; rank 0 writes
+/// them under all their names, and the persistent buffers.
+void saveWeights(const plan::Plan &plan, Comm &comm,
+                 const std::vector<at::Tensor> &buffers,
+                 const std::string &path) {
+  std::vector<at::Tensor> params(plan.params.size());
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    std::vector<at::Tensor> full = comm.allGather(int32_t(u));
+    for (size_t i = 0; i < full.size(); ++i)
+      params[plan.units[u].params[i]] = full[i];
+  }
+  if (comm.rank() == 0) {
+    std::vector<NamedTensor> tensors;
+    auto add = [&](const std::string &name, const plan::TensorSpec &spec,
+                   const at::Tensor &tensor) {
+      tensors.push_back(
+          {name,
+           spec,
+           {static_cast<const std::byte *>(tensor.const_data_ptr()),
+            tensor.nbytes()}});
+    };
+    for (size_t p = 0; p < params.size(); ++p) {
+      add(plan.params[p].name, plan.params[p].spec, params[p]);
+      for (const std::string &alias : plan.params[p].aliases)
+        add(alias, plan.params[p].spec, params[p]);
+    }
+    for (size_t b = 0; b < buffers.size(); ++b)
+      if (plan.buffers[b].persistent)
+        add(plan.buffers[b].name, plan.buffers[b].spec, buffers[b]);
+    writeSafeTensors(path, tensors);
+  }
+  for (size_t u = 0; u < plan.units.size(); ++u)
+    comm.reshard(int32_t(u));
+}
+
+} // namespace
+
+RunFiles::RunFiles(const RunOptions &options, bool checkHash)
+    : plan(plan::readPlan(options.planPath)),
+      weights(openWeights(options, plan, checkHash)) {
+  for (const plan::Param &param : plan.params)
+    weights.require(param.name, param.spec, "parameter");
+  for (const plan::Buffer &buffer : plan.buffers)
+    weights.require(buffer.name, buffer.spec, "buffer");
+  if (!options.dataPath.empty()) {
+    data.emplace(options.dataPath);
+    checkData(plan, *data);
+  }
+}
+
+void runRank(const RunFiles &files, const RunOptions &options,
+             ShmSegment &segment, int64_t rank) {
+  const plan::Plan &plan = files.plan;
+  c10::InferenceMode guard;
+  at::set_num_threads(options.threads);
+  installSteeredAllocator();
+
+  ShmComm comm(plan, segment, rank);
+  std::optional<Reporter> reporter;
+  if (rank == 0)
+    reporter.emplace(plan, options.metricsPath);
+  loadShards(plan, files.weights, comm);
+  comm.publish();
+  std::vector<at::Tensor> buffers = loadBuffers(plan, files.weights);
+  Executor executor(plan, comm, segment.state(rank).position, buffers);
+  if (options.fault)
+    executor.setFault(*options.fault);
+
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  generator.set_current_seed(options.seed);
+  const SafeTensors *data = files.data ? &*files.data : nullptr;
+  for (int64_t step = 0; step < options.steps; ++step) {
+    auto begin = std::chrono::steady_clock::now();
+    double loss = executor.runStep(
+        step, stepInputs(plan, data, options.seed, step, rank));
+    std::vector<RankStats> stats = comm.exchangeStats(
+        {loss, peakAllocatedBytes() + comm.ownBytes(), peakResidentBytes()});
+    std::chrono::duration<double> elapsed =
+        std::chrono::steady_clock::now() - begin;
+    if (reporter)
+      reporter->report(step, elapsed.count(), stats);
+  }
+  if (!options.outWeightsPath.empty())
+    saveWeights(plan, comm, buffers, options.outWeightsPath);
+}
+
+} // namespace fsdp::runtime

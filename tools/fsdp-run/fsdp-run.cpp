@@ -1,0 +1,98 @@
+//===- fsdp-run.cpp - executes a plan on N ranks --------------------------===//
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Launcher.h"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <exception>
+
+using namespace fsdp::runtime;
+
+namespace {
+
+int report(const std::exception &error, int status) {
+  std::fprintf(stderr, "fsdp-run: error: %s\n", error.what());
+  return status;
+}
+
+Fault parseFault(const std::string &text) {
+  Fault fault;
+  long long rank = 0, step = 0, instruction = 0;
+  char kind[8] = {};
+  if (std::sscanf(text.c_str(), "%lld:%lld:%lld:%7s", &rank, &step,
+                  &instruction, kind) != 4 ||
+      (std::string(kind) != "kill" && std::string(kind) != "throw"))
+    throw InputError("--inject-fault: expected "
+                     "rank:step:instruction:kill|throw, got \"" +
+                     text + "\"");
+  return {rank, step, instruction, std::string(kind) == "kill"};
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  CLI::App app("Trains a model by executing a plan made by fsdp-opt.\n"
+               "Exit status: 0 success, 1 the run failed, 2 bad input.");
+  RunOptions options;
+  std::optional<int64_t> ranks;
+  std::string fault;
+  bool synthetic = false;
+  app.add_option("plan", options.planPath, "the plan, a JSON file")->required();
+  app.add_option("--nproc", ranks,
+                 "start this many ranks here; it must be the plan's world "
+                 "size, which is the default. Without it, a rank that "
+                 "torchrun started joins the others");
+  app.add_option("--steps", options.steps, "training steps")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  auto *data = app.add_option("--data", options.dataPath,
+                              "safetensors file with one tensor per input, "
+                              "samples in dim 0");
+  app.add_flag("--synthetic", synthetic, "random inputs; the default")
+      ->excludes(data);
+  app.add_option("--seed", options.seed,
+                 "of the random generator of every rank, and of synthetic "
+                 "data")
+      ->capture_default_str();
+  app.add_option("--metrics", options.metricsPath,
+                 "write one JSON object a step to this file");
+  app.add_option("--weights", options.weightsPath,
+                 "safetensors file of initial weights, instead of the plan's");
+  app.add_option("--save-weights", options.outWeightsPath,
+                 "write the final weights to this safetensors file");
+  app.add_option("--threads", options.threads, "threads per rank")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--inject-fault", fault,
+                 "rank:step:instruction:kill|throw, for testing")
+      ->group("");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp &help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError &error) {
+    return report(error, kExitBadInput);
+  }
+
+  try {
+    if (!fault.empty())
+      options.fault = parseFault(fault);
+    std::optional<TorchrunEnvironment> environment;
+    if (!ranks)
+      environment = torchrunEnvironment();
+    if (environment)
+      runUnderTorchrun(options, *environment);
+    else
+      runForked(options, ranks);
+  } catch (const InputError &error) {
+    return report(error, kExitBadInput);
+  } catch (const fsdp::plan::PlanError &error) {
+    return report(error, kExitBadInput);
+  } catch (const AbortedError &) {
+    return kExitRunFailure; // the rank that failed says why
+  } catch (const std::exception &error) {
+    return report(error, kExitRunFailure);
+  }
+  return 0;
+}
