@@ -32,7 +32,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
   add_library(LibTorch::c10 SHARED IMPORTED)
   set_target_properties(LibTorch::c10 PROPERTIES
     IMPORTED_LOCATION ${LibTorch_C10}
-    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES
+    INTERFACE_INCLUDE_DIRECTORIES
       "${Torch_ROOT}/include;${Torch_ROOT}/include/torch/csrc/api/include")
   add_library(LibTorch::torch SHARED IMPORTED)
   set_target_properties(LibTorch::torch PROPERTIES
