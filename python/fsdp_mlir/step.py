@@ -46,9 +46,9 @@ class CaptureSummary:
         forward, backward = self.backward_begin, self.nodes - self.backward_begin
         data = f"weights in {self.weights}" if self.weights else "no weights"
         return (
-            f"{self.path}: {self.params} params ({self.elements} elements), {self.buffers} buffers, "
-            f"{self.nodes} ops ({forward} forward, {backward} backward), {self.grads} gradients, "
-            f"{self.seconds:.2f} s, {self.bytes} bytes, {data}"
+            f"{self.path}: {self.params} params ({self.elements} elements), "
+            f"{self.buffers} buffers, {self.nodes} ops ({forward} forward, {backward} backward), "
+            f"{self.grads} gradients, {self.seconds:.2f} s, {self.bytes} bytes, {data}"
         )
 
 
@@ -69,8 +69,8 @@ def capture(
     `.loss`, is the scalar. Train or eval mode is captured as it is. Nothing is computed, so a model
     on `meta` works at any size. The graph is that of CPU tensors.
 
-    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. `config` is a
-    policy file of fsdp-opt, read for the keys that change the capture. Raises CaptureError, and
+    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. `config` is
+    a policy file of fsdp-opt, read for the keys that change the capture. Raises CaptureError, and
     then writes nothing.
     """
     start = time.perf_counter()
@@ -117,8 +117,8 @@ def capture(
                 if state[name] is not tensor:
                     raise located(
                         source_of(model),
-                        f"'{name}' was assigned in forward, and the new value would be lost; change it "
-                        "in place, as with .copy_()",
+                        f"'{name}' was assigned in forward, and the new value would be lost; "
+                        "change it in place, as with .copy_()",
                     )
             return _scalar_loss(model, output, loss)
 
@@ -194,8 +194,8 @@ def _inputs(
         if not isinstance(value, Tensor):
             raise located(
                 source_of(model),
-                f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in the model "
-                "or wrap the model in one that takes tensors only",
+                f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in the "
+                "model or wrap the model in one that takes tensors only",
             )
         if value.layout != torch.strided or value.dim() == 0:
             raise located(

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--shift",
         type=int,
         default=1,
-        help="how many tokens later the targets are; 0 for a model that shifts itself [%(default)s]",
+        help="how many tokens later the targets are; 0 if the model shifts them [%(default)s]",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     options = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Writes a recorded step as TorchScript IR text, and as an archive that plain LibTorch runs.
 
-Values: parameters %p0…, buffers %b0… (tensor constants last), inputs %i0…, results %v0…. Constants and
-lists are %c0…. A float that IR text cannot carry (NaN, subnormals) is `aten::Float` of a string.
+Values: parameters %p0…, buffers %b0… (tensor constants last), inputs %i0…, results %v0…, constants
+%c0…, lists %l0…. IR text has no NaN: it is `aten::Float` of the string "nan", before all calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from fsdp_mlir.errors import CaptureError, located
 from fsdp_mlir.files import replacing
-from fsdp_mlir.trace import Node, Ref, _kinds
+from fsdp_mlir.trace import Node, Ref, kinds_of
 
 # Above this many ATen calls `forward` is left out of the archive: saving it is superlinear.
 MAX_FORWARD_NODES = 16384
@@ -80,14 +80,15 @@ class _Writer:
         return name
 
     def number(self, value: float) -> str:
-        subnormal = value != 0 and abs(value) < sys.float_info.min
-        if not math.isnan(value) and not subnormal:
+        if value != 0 and abs(value) < sys.float_info.min:
+            raise CaptureError(f"{value!r} is subnormal, which TorchScript cannot read; use 0.0")
+        if not math.isnan(value):
             return self.constant("float", repr(value))
-        name = self._names.get(("parsed float", repr(value)))
+        name = self._names.get(("float", "nan"))
         if name is None:
-            text = self.constant("str", f'"{value!r}"')
+            text = self.constant("str", '"nan"')
             name = f"%c{len(self._names)}"
-            self._names["parsed float", repr(value)] = name
+            self._names["float", "nan"] = name
             self.constants.append(f"{name} : float = aten::Float({text})")
         return name
 
@@ -137,7 +138,7 @@ class _Writer:
         args = []
         for value, formal in zip(node.args, schema.arguments, strict=True):
             try:
-                args.append(self.value(value, _kinds(formal.type), formal.N))
+                args.append(self.value(value, kinds_of(formal.type), formal.N))
             except CaptureError as error:
                 message = f"argument '{formal.name}' of '{node.func}': {error}"
                 raise located(node.origin.location, message) from error

@@ -1,8 +1,8 @@
 """Records the ATen calls of a training step, below autograd, under fake tensors.
 
-The recorder is a dispatch mode above a `FakeTensorMode`. What reaches it is what eager autograd would
-hand to the kernels: no decomposition, in-place and random calls in order. It keeps every tensor it
-has seen alive until it is dropped, because identity names the values. One thread only.
+The recorder is a dispatch mode above a `FakeTensorMode`. What reaches it is what eager autograd
+would hand to the kernels: no decomposition, in-place and random calls in order. It keeps every
+tensor it has seen alive until it is dropped, because identity names the values. One thread only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
+from fsdp_mlir.known import KnownValues, flat_tensors
 
 aten = torch.ops.aten
 
 # Calls that only change autograd's view of a tensor: the result is the argument.
 _IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default}
+
+_DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -129,8 +132,8 @@ class ModuleStack:
 class Recorder(TorchDispatchMode):
     """Records calls into `trace`; enter it inside `fake_mode`.
 
-    `bind` names the graph's inputs; constants take the names b{first_constant}…. Raises CaptureError, with the model's line, for a call that has no
-    static form.
+    `bind` names the graph's inputs; constants take the names b{first_constant}…. Raises
+    CaptureError, with the model's line, for a call that has no static form.
     """
 
     def __init__(
@@ -146,7 +149,8 @@ class Recorder(TorchDispatchMode):
         self.trace = Trace()
         self._fake_mode = fake_mode
         self._modules = modules
-        self._sources = sources
+        self.sources = sources
+        self._known = KnownValues()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
         self._constants: dict[int, FakeTensor] = {}
@@ -178,31 +182,19 @@ class Recorder(TorchDispatchMode):
             raise located(
                 origin.location, f"operator '{func}' cannot be captured: expected an ATen call"
             )
-        schema = func._schema
-        values = []
-        for position, formal in enumerate(schema.arguments):
-            if formal.name in kwargs:
-                values.append(kwargs[formal.name])
-            elif position < len(args):
-                values.append(args[position])
-            else:
-                values.append(formal.default_value)
         if func is aten.lift_fresh.default:
             return self._literal(func, args[0], origin)
-
-        values = [self._faked(value, origin) for value in values]
-        positional = [v for v, a in zip(values, schema.arguments, strict=True) if not a.kwarg_only]
-        keywords = {
-            a.name: v for v, a in zip(values, schema.arguments, strict=True) if a.kwarg_only
-        }
-        result = self._run(func, positional, keywords, origin)
+        values = _all_arguments(func, args, kwargs)
+        fakes = [self._faked(value, origin) for value in values]
+        result, known = self._run(func, values, fakes, origin)
         if func in _IDENTITIES:
-            self._names[id(result)] = self._ref(values[0], origin).name
+            self._names[id(result)] = self._ref(fakes[0], origin).name
             self._alive.append(result)
             return result
+        schema = func._schema
         if not schema.returns and not schema.is_mutable:
             return result  # a check, such as _assert_tensor_metadata
-        if schema.returns and not _has_tensor(result):
+        if schema.returns and not flat_tensors(result):
             return result  # a property, such as prim::device
         if func.namespace != "aten":
             raise located(
@@ -210,32 +202,64 @@ class Recorder(TorchDispatchMode):
                 f"operator '{func}' cannot be captured: expected namespace 'aten', got "
                 f"'{func.namespace}'; replace it by ATen operators",
             )
+        recorded = func
         if torch.Tag.inplace_view in func.tags:
-            func = self._out_of_place(func, origin)
-        self._record(func, values, result, origin)
-        return result
+            recorded = self._out_of_place(func, origin)
+        self._record(recorded, fakes, result, origin)
+        return result if known else self._written(func, values, fakes, result)
 
     def _run(
-        self, func: OpOverload, args: list[Any], kwargs: dict[str, Any], origin: Origin
-    ) -> Any:
+        self, func: OpOverload, values: list[Any], fakes: list[Any], origin: Origin
+    ) -> tuple[Any, bool]:
+        """The call's result, and whether it is a known value (and then real)."""
+        computable = self._known.can_compute(func, values)
+        computed = False
         try:
-            return func(*args, **kwargs)
+            if computable and _DATA_DEPENDENT.intersection(func.tags):
+                computed = True
+            else:
+                args, kwargs = _split(func, fakes)
+                result = func(*args, **kwargs)
+                computed = computable and self._known.worth_keeping(result)
+            if computed:
+                args, kwargs = _split(func, values)
+                result = self._known.compute(func, args, kwargs)
+                self._known.add(result)
         except _LIMITS as error:
             raise located(
                 origin.location,
-                f"'{func}' depends on the data of a tensor, and the captured step is static; replace "
-                "the branch or the size by a tensor operation such as torch.where",
+                f"'{func}' depends on the data of a tensor, and the captured step is static; "
+                "replace the branch or the size by a tensor operation such as torch.where",
             ) from error
         except UnsupportedOperatorException as error:
             raise located(
                 origin.location,
-                f"operator '{func}' has no shape rule (fake kernel) and cannot be captured; replace it "
-                "by ATen operators",
+                f"operator '{func}' has no shape rule (fake kernel) and cannot be captured; "
+                "replace it by ATen operators",
             ) from error
+        return result, computed
+
+    def _written(self, func: OpOverload, values: list[Any], fakes: list[Any], result: Any) -> Any:
+        """Gives real tensors that an unknown value was written to their new names.
+
+        Returns the result with their stand-ins replaced by themselves.
+        """
+        for formal, value, fake in zip(func._schema.arguments, values, fakes, strict=True):
+            if formal.alias_info is None or not formal.alias_info.is_write:
+                continue
+            for real, stand_in in zip(flat_tensors(value), flat_tensors(fake), strict=True):
+                if real is stand_in:
+                    continue
+                if self._known.made(real):
+                    self._known.forget(real)
+                    self._names[id(real)] = self._names[id(stand_in)]
+                if result is stand_in:
+                    result = real
+        return result
 
     def _origin(self) -> Origin:
         node = torch._C._current_autograd_node()
-        location = self._sources.frame(sys._getframe(2))
+        location = self.sources.frame(sys._getframe(2))
         module = self._modules.current
         if node is None:
             origin = Origin(module or 0, location)
@@ -255,6 +279,11 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, Tensor):
             if isinstance(value, FakeTensor):
                 return value
+            if self._known.made(value):
+                with self._fake_mode:
+                    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                self.bind(fake, self._names[id(value)])
+                return fake
             return self._constant(value, origin)
         if isinstance(value, (list, tuple)):
             return [self._faked(item, origin) for item in value]
@@ -266,8 +295,8 @@ class Recorder(TorchDispatchMode):
             if tensor.requires_grad:
                 raise located(
                     origin.location,
-                    f"a tensor of shape {list(tensor.shape)} requires grad but is no parameter of the "
-                    "model; register it with register_parameter",
+                    f"a tensor of shape {list(tensor.shape)} requires grad but is no parameter of "
+                    "the model; register it with register_parameter",
                 )
             with self._fake_mode:
                 fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -282,9 +311,16 @@ class Recorder(TorchDispatchMode):
 
         The copy keeps the constant from being changed in place by the step.
         """
-        key = (tensor.dtype, tensor.shape, tensor.numpy(force=True).tobytes())
-        constant = self._literals.setdefault(key, self._constant(tensor, origin))
-        result = lift(tensor)
+        with _disable_current_modes():
+            key = (tensor.dtype, tensor.shape, tensor.numpy().tobytes())
+        constant = self._literals.get(key)
+        if constant is None:
+            constant = self._literals[key] = self._constant(tensor, origin)
+        if self._known.worth_keeping(tensor):
+            result = self._known.compute(aten.clone.default, [tensor], {})
+            self._known.add(result)
+        else:
+            result = lift(tensor)
         self._record(aten.clone.default, [constant, None], result, origin)
         return result
 
@@ -359,7 +395,7 @@ class Recorder(TorchDispatchMode):
                 raise located(
                     origin.location, f"'{func}' has a complex scalar, which is not supported"
                 )
-            if "NumberType" in _kinds(formal.type) and isinstance(value, bool):
+            if "NumberType" in kinds_of(formal.type) and isinstance(value, bool):
                 args[position] = int(value)
                 self._keep_bool(func, args, result, origin)
         return func, args
@@ -375,8 +411,8 @@ class Recorder(TorchDispatchMode):
         else:
             raise located(
                 origin.location,
-                f"'{func}' with a bool scalar on a bool tensor cannot be captured; use torch.where or "
-                "a bool tensor",
+                f"'{func}' with a bool scalar on a bool tensor cannot be captured; use torch.where "
+                "or a bool tensor",
             )
 
     def _out_of_place(self, func: OpOverload, origin: Origin) -> OpOverload:
@@ -405,18 +441,31 @@ _BOOL_RESULT = {
 }
 
 
-def _kinds(schema_type: Any) -> str:
+def kinds_of(schema_type: Any) -> str:
     """The kinds of a schema type, with those of its element."""
     kind: str = schema_type.kind()
     if kind in ("OptionalType", "ListType"):
-        return f"{kind} {_kinds(schema_type.getElementType())}"
+        return f"{kind} {kinds_of(schema_type.getElementType())}"
     return kind
 
 
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_has_tensor(item) for item in value)
-    return isinstance(value, Tensor)
+def _all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The value of every schema argument, defaults filled in."""
+    return [
+        kwargs[formal.name]
+        if formal.name in kwargs
+        else args[position]
+        if position < len(args)
+        else formal.default_value
+        for position, formal in enumerate(func._schema.arguments)
+    ]
+
+
+def _split(func: OpOverload, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The values as positional and keyword arguments."""
+    pairs = list(zip(func._schema.arguments, values, strict=True))
+    positional = [value for formal, value in pairs if not formal.kwarg_only]
+    return positional, {formal.name: value for formal, value in pairs if formal.kwarg_only}
 
 
 def _scalar_overload(func: OpOverload, wrapped: list[bool], origin: Origin) -> OpOverload:
@@ -428,21 +477,21 @@ def _scalar_overload(func: OpOverload, wrapped: list[bool], origin: Origin) -> O
         others = candidate._schema.arguments
         if len(others) == len(formals) and all(
             other.name == formal.name
-            and (_kinds(other.type) == "NumberType" if scalar else other.type == formal.type)
+            and (kinds_of(other.type) == "NumberType" if scalar else other.type == formal.type)
             for other, formal, scalar in zip(others, formals, wrapped, strict=True)
         ):
             return candidate
     raise located(
         origin.location,
-        f"'{func}' takes a Python number for a tensor, and has no overload with a Scalar there; pass a "
-        "tensor",
+        f"'{func}' takes a Python number for a tensor, and has no overload with a Scalar there; "
+        "pass a tensor",
     )
 
 
 def traced(
     forward: Callable[[], Tensor], differentiate: Callable[[Tensor], Any], recorder: Recorder
 ) -> tuple[Tensor, Any]:
-    """Runs forward, then backward, under `recorder`; exceptions of the model become CaptureErrors."""
+    """Runs forward, then backward, under `recorder`; other errors become CaptureErrors."""
     try:
         with recorder, torch.enable_grad():
             loss = forward()
@@ -451,5 +500,5 @@ def traced(
     except CaptureError:
         raise
     except Exception as error:
-        location = recorder._sources.traceback(error.__traceback__)
+        location = recorder.sources.traceback(error.__traceback__)
         raise located(location, f"{type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""A Llama-style decoder: RMSNorm, rotary position embedding, SwiGLU, scaled dot-product attention."""
+"""A Llama-style decoder: RMSNorm, rotary embedding, SwiGLU, scaled dot-product attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LlamaConfig:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding on halves; x is [batch, heads, seq, head_dim], cos and sin [seq, head_dim/2].
+    """Rotary embedding on halves; x: [batch, heads, seq, head_dim]; cos, sin: [seq, head_dim/2].
 
     Su et al., RoFormer (arXiv:2104.09864), in the half-split form of GPT-NeoX.
     """

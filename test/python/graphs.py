@@ -1,0 +1,122 @@
+"""Reads and runs what capture wrote, and runs the same step eagerly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass
+class Captured:
+    """capture.json, the IR text and the weights of an archive."""
+
+    record: dict[str, Any]
+    text: str
+    weights: dict[str, Tensor]
+
+    @staticmethod
+    def load(path: Path) -> Captured:
+        files = {"capture.json": "", "graph.ir": ""}
+        torch.jit.load(str(path), _extra_files=files)
+        record = json.loads(files["capture.json"])
+        entry = record["weights"]
+        weights = load_file(path.parent / entry["path"]) if entry else {}
+        return Captured(record, files["graph.ir"].decode(), weights)
+
+    def arguments(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+        """The graph's arguments: weights under their first names, then the inputs by name."""
+        names = [entry["name"] for key in ("params", "buffers") for entry in self.record[key]]
+        return [self.weights[name] for name in names] + [
+            inputs[entry["name"]] for entry in self.record["inputs"]
+        ]
+
+    def run(self, inputs: dict[str, Tensor], seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and gradients by parameter name. Buffers in `weights` change as the step says."""
+        graph = torch._C.parse_ir(self.text)
+        function = torch._C._create_function_from_graph("forward", graph)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            loss, *gradients = function(*self.arguments(inputs))
+        names = [self.record["params"][index]["name"] for index in self.record["grads"]]
+        return loss, dict(zip(names, gradients, strict=True))
+
+    def ops(self) -> list[str]:
+        return [node["op"] for node in self.record["nodes"]]
+
+
+Loss = Callable[[Any], Tensor]
+
+
+def scalar(output: Any, loss: Loss | None) -> Tensor:
+    if loss is not None:
+        return loss(output)
+    return output if isinstance(output, Tensor) else output.loss
+
+
+def eager(
+    model: nn.Module, inputs: dict[str, Tensor], loss: Loss | None = None, seed: int = 0
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Loss, gradients and buffers after one eager step of a copy of `model`, by first name."""
+    model = deepcopy(model)
+    torch.manual_seed(seed)
+    value = scalar(model(**inputs), loss)
+    value.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return value.detach(), gradients, dict(model.named_buffers())
+
+
+# What only autograd sees, and what reads a value that capture knows.
+_NOT_CAPTURED = ("aten::detach", "aten::lift_fresh", "aten::_local_scalar_dense")
+
+
+class _Log(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func._schema.name not in _NOT_CAPTURED:
+            self.ops.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def eager_ops(model: nn.Module, inputs: dict[str, Tensor], loss: Loss | None = None) -> list[str]:
+    """The ATen ops below autograd of one eager step on real tensors, in order."""
+    model = deepcopy(model)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    with _Log() as log:
+        torch.autograd.grad(scalar(model(**inputs), loss), trainable, allow_unused=True)
+    return log.ops
+
+
+def assert_same_step(
+    model: nn.Module,
+    captured: Captured,
+    inputs: dict[str, Tensor],
+    loss: Loss | None = None,
+    seed: int = 0,
+) -> None:
+    """The captured graph gives eager's loss, gradients and buffers, bit for bit."""
+    want_loss, want, buffers = eager(model, inputs, loss, seed)
+    got_loss, got = captured.run(inputs, seed)
+    assert torch.equal(got_loss, want_loss), f"loss: expected {want_loss!r}, got {got_loss!r}"
+    first = {
+        alias: p["name"] for p in captured.record["params"] for alias in [p["name"], *p["aliases"]]
+    }
+    want = {first[name]: gradient for name, gradient in want.items()}
+    assert got.keys() == want.keys()
+    different = [name for name in want if not torch.equal(got[name], want[name])]
+    assert not different, f"gradients differ: {different}"
+    for name, buffer in buffers.items():
+        assert torch.equal(captured.weights[name], buffer), f"buffer {name} differs"

@@ -1,0 +1,115 @@
+"""The two command lines: `python -m fsdp_mlir.capture` and `python -m fsdp_mlir.text`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fsdp_mlir import cli, text
+from fsdp_mlir.errors import CaptureError
+from fsdp_mlir.models.llama import llama_debug
+from graphs import Captured, assert_same_step
+from safetensors.torch import load_file
+
+LLAMA = ["--model", "fsdp_mlir.models.llama:llama_debug"]
+INPUTS = ["--inputs", "tokens=int64[2,16]<256", "targets=int64[2,16]<256"]
+
+
+def test_capture_command(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "model.pt"
+    command = [sys.executable, "-m", "fsdp_mlir.capture", *LLAMA, "--kwargs", '{"seed": 5}']
+    result = subprocess.run(
+        [*command, *INPUTS, "-o", str(path)], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"{path}: 21 params" in result.stdout
+    captured = Captured.load(path)
+    assert [(e["name"], e["low"], e["high"]) for e in captured.record["inputs"]] == [
+        ("tokens", 0, 256),
+        ("targets", 0, 256),
+    ]
+    tokens = torch.randint(0, 256, (2, 16))
+    assert_same_step(llama_debug(seed=5), captured, {"tokens": tokens, "targets": tokens})
+
+
+def test_meta_and_eval(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    assert cli.main([*LLAMA, *INPUTS, "--meta", "--eval", "-o", str(path)]) == 0
+    record = Captured.load(path).record
+    assert record["weights"] is None and record["training"] is False
+
+
+def test_loss_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    loss = ["--loss", "torch:mean", "--inputs", "tokens=int64[2,16]<256"]
+    assert cli.main([*LLAMA, *loss, "-o", str(path)]) == 0
+    assert "aten::mean" in Captured.load(path).ops()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere:model", *INPUTS], "cannot import 'nowhere'"),
+        (["--model", "torch", *INPUTS], "expected package.module:name, got 'torch'"),
+        (["--model", "torch:nothing", *INPUTS], "module 'torch' has no 'nothing'"),
+        (["--model", "torch:pi", *INPUTS], "'torch:pi' is not callable"),
+        (["--model", "builtins:dict", *INPUTS], "expected a torch.nn.Module, got 'dict'"),
+        ([*LLAMA, "--kwargs", "{", *INPUTS], "--kwargs is not JSON"),
+        (
+            [*LLAMA, "--kwargs", '{"nope": 1}', *INPUTS],
+            "'fsdp_mlir.models.llama:llama_debug' failed",
+        ),
+        ([*LLAMA, "--inputs", "tokens"], "input 'tokens': expected name=dtype"),
+        ([*LLAMA, "--inputs", "t=int63[2]"], "expected a real dtype, got 'int63'"),
+        ([*LLAMA, "--inputs", "t=float32[2]<3"], "'<' is for integers"),
+        ([*LLAMA, "--inputs", "t=int64[2]<3", "t=int64[2]<3"], "input 't' is given twice"),
+        ([*LLAMA, "--inputs", "tokens=int64[2,16]<256"], "is no loss"),
+        ([*LLAMA, *INPUTS, "--loss", "torch:none"], "module 'torch' has no 'none'"),
+        ([*LLAMA, *INPUTS, "--config", "none.yaml"], "cannot read 'none.yaml'"),
+    ],
+)
+def test_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    assert cli.main([*arguments, "-o", str(tmp_path / "model.pt")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_example_inputs_hold_the_range() -> None:
+    name, value = cli.parse_input("ids=int32[3,4]<17")
+    assert (name, value.dtype, list(value.shape)) == ("ids", torch.int32, [3, 4])
+    assert (int(value.min()), int(value.max())) == (0, 16)
+    assert cli.parse_input("mask=bool[2]")[1].dtype == torch.bool
+    assert torch.equal(cli.parse_input("x=bfloat16[8]")[1], cli.parse_input("x=bfloat16[8]")[1])
+    with pytest.raises(CaptureError, match="at least 1"):
+        cli.parse_input("ids=int64[2]<0")
+
+
+def test_text_command(tmp_path: Path) -> None:
+    path = tmp_path / "batches.safetensors"
+    options = ["--seq", "32", "--samples", "5", "--vocab", "4096", "-o", str(path)]
+    assert text.main(options) == 0
+    batches = load_file(path)
+    assert sorted(batches) == ["targets", "tokens"]
+    assert batches["tokens"].dtype == torch.int64 and list(batches["tokens"].shape) == [5, 32]
+    assert torch.equal(batches["tokens"].flatten()[1:], batches["targets"].flatten()[:-1])
+    first = path.read_bytes()
+    assert text.main(options) == 0 and path.read_bytes() == first
+
+
+def test_text_is_text() -> None:
+    tokens, targets = text.batches(seq=64, samples=3, vocab=256, shift=0)
+    assert bytes(tokens.flatten().tolist()) == text.corpus()[:192]
+    assert torch.equal(tokens, targets)
+
+
+def test_words_spread_over_the_vocabulary() -> None:
+    tokens = text.encode(text.corpus(), 4096)
+    assert tokens.min() >= 0 and tokens.max() < 4096
+    assert len(set(tokens.tolist())) > 2000
