@@ -1,0 +1,75 @@
+//===- AtenOps.td - the aten dialect: compute ---------------*- tablegen -*-===//
+#ifndef FSDP_DIALECT_ATENOPS_TD
+#define FSDP_DIALECT_ATENOPS_TD
+
+include "mlir/IR/AttrTypeBase.td"
+include "mlir/IR/OpBase.td"
+include "mlir/Interfaces/SideEffectInterfaces.td"
+
+def Aten_Dialect : Dialect {
+  let name = "aten";
+  let cppNamespace = "::mlir::aten";
+  let summary = "Calls of ATen operators";
+  let description = [{
+    One op for all of ATen: passes reason over data flow, aliasing and cost,
+    not over two thousand op definitions.
+  }];
+  let useDefaultAttributePrinterParser = 1;
+}
+
+def Aten_NoneAttr : AttrDef<Aten_Dialect, "None"> {
+  let mnemonic = "none";
+  let summary = "An absent optional argument";
+}
+
+def Aten_DeviceAttr : AttrDef<Aten_Dialect, "Device"> {
+  let mnemonic = "device";
+  let summary = "The device that the rank computes on";
+}
+
+def Aten_CallOp : Op<Aten_Dialect, "call",
+    [DeclareOpInterfaceMethods<MemoryEffectsOpInterface>]> {
+  let summary = "Calls one ATen operator on tensors";
+  let description = [{
+    ```mlir
+    %2 = aten.call "aten::add.Tensor"(%0, %1, 1) : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+    %3 = aten.call "aten::cat"([%0, %2], 0) : (tensor<2xf32>, tensor<2xf32>) -> tensor<4xf32>
+    %4 = aten.call "aten::t"(%w) {views = array<i64: 0>} : (tensor<4x2xf32>) -> tensor<2x4xf32>
+    ```
+
+    Arguments are positional, one for each argument of the operator's schema,
+    defaults included. `args` holds them with a unit attribute in the place of
+    each tensor operand; `none` is an absent optional and `device` the rank's
+    device. From the schema come
+
+    - `views`: for each result the operand it aliases, or -1;
+    - `mutates`: operands written in place;
+    - `random`: the operator draws from the rank's random generator.
+
+    `reduce_input_of` (planned level) names the parameter whose gradient result
+    0 allocates.
+
+    **Call-1**: `args` has as many placeholders as there are operands.
+    **Call-2**: `views` and `mutates` name operands that exist. **Call-3**: the
+    name is `namespace::name` or `namespace::name.overload`.
+  }];
+  let arguments = (ins StrAttr:$callee,
+                       Variadic<AnyRankedTensor>:$operands,
+                       ArrayAttr:$args,
+                       OptionalAttr<DenseI64ArrayAttr>:$views,
+                       OptionalAttr<DenseI64ArrayAttr>:$mutates,
+                       UnitAttr:$random,
+                       OptionalAttr<FlatSymbolRefAttr>:$reduce_input_of);
+  let results = (outs Variadic<AnyRankedTensor>:$results);
+  let assemblyFormat = [{
+    $callee `(` custom<CallArgs>($operands, $args) `)` attr-dict `:`
+    functional-type($operands, $results)
+  }];
+  let hasVerifier = 1;
+  let extraClassDeclaration = [{
+    /// The operand that result `index` aliases, or a null value.
+    ::mlir::Value getViewedOperand(unsigned index);
+  }];
+}
+
+#endif

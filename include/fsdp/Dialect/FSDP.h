@@ -1,0 +1,70 @@
+//===- FSDP.h - the fsdp dialect ------------------------------------------===//
+#ifndef FSDP_DIALECT_FSDP_H
+#define FSDP_DIALECT_FSDP_H
+
+#include "mlir/Bytecode/BytecodeOpInterface.h"
+#include "mlir/IR/BuiltinAttributes.h"
+#include "mlir/IR/BuiltinOps.h"
+#include "mlir/IR/BuiltinTypes.h"
+#include "mlir/IR/Dialect.h"
+#include "mlir/IR/OpDefinition.h"
+#include "mlir/IR/OpImplementation.h"
+#include "mlir/IR/SymbolTable.h"
+#include "mlir/Interfaces/FunctionInterfaces.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
+
+#include "fsdp/Dialect/FSDPDialect.h.inc"
+#include "fsdp/Dialect/FSDPEnums.h.inc"
+
+#define GET_ATTRDEF_CLASSES
+#include "fsdp/Dialect/FSDPAttrs.h.inc"
+
+#define GET_TYPEDEF_CLASSES
+#include "fsdp/Dialect/FSDPTypes.h.inc"
+
+namespace mlir::fsdp {
+
+/// The order of collectives, as a memory resource.
+struct CommResource : SideEffects::Resource::Base<CommResource> {
+  StringRef getName() final { return "fsdp.comm"; }
+};
+/// Parameters, buffers and gradients, as a memory resource.
+struct StateResource : SideEffects::Resource::Base<StateResource> {
+  StringRef getName() final { return "fsdp.state"; }
+};
+
+/// Name of the unit that owns what no pattern claims; no module can have it.
+inline constexpr llvm::StringLiteral rootUnitName = "(root)";
+/// The mesh axis that parameters are sharded over.
+inline constexpr llvm::StringLiteral shardAxisName = "shard";
+
+/// Module attributes that capture and plan carry through the compiler.
+inline constexpr llvm::StringLiteral modelAttrName = "fsdp.model";
+inline constexpr llvm::StringLiteral weightsAttrName = "fsdp.weights";
+inline constexpr llvm::StringLiteral weightsHashAttrName = "fsdp.weights_hash";
+/// Attributes of program arguments.
+inline constexpr llvm::StringLiteral inputNameAttrName = "fsdp.name";
+inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";
+inline constexpr llvm::StringLiteral inputHighAttrName = "fsdp.high";
+
+} // namespace mlir::fsdp
+
+#define GET_OP_CLASSES
+#include "fsdp/Dialect/FSDPOps.h.inc"
+
+namespace mlir::fsdp {
+
+/// The one program of a module; null with an error on the module when there is
+/// none or more than one.
+ProgramOp getProgram(ModuleOp module);
+/// Parameters of each unit in unit order (their order in the module).
+llvm::MapVector<StringAttr, llvm::SmallVector<ParamOp>>
+getUnitParams(ModuleOp module);
+
+/// Which value's storage a value shares: follows the `views` of aten.call up
+/// to the value that owns the storage.
+Value getStorageOwner(Value value);
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_DIALECT_FSDP_H

@@ -1,0 +1,98 @@
+//===- FSDPAttrs.td - attributes and types of the fsdp dialect -*- tablegen -*-===//
+#ifndef FSDP_DIALECT_FSDPATTRS_TD
+#define FSDP_DIALECT_FSDPATTRS_TD
+
+include "fsdp/Dialect/FSDPDialect.td"
+include "mlir/IR/AttrTypeBase.td"
+include "mlir/IR/BuiltinAttributeInterfaces.td"
+include "mlir/IR/EnumAttr.td"
+
+class FSDP_Attr<string name, string attrMnemonic> : AttrDef<FSDP_Dialect, name> {
+  let mnemonic = attrMnemonic;
+}
+
+def FSDP_MeshAxisAttr : FSDP_Attr<"MeshAxis", "axis"> {
+  let summary = "One named axis of a mesh and its number of ranks";
+  let parameters = (ins StringRefParameter<>:$name, "int64_t":$size);
+  let assemblyFormat = "`` $name `` `=` `` $size";
+}
+
+def FSDP_MeshAttr : FSDP_Attr<"Mesh", "mesh"> {
+  let summary = "The ranks of a job as a grid of named axes, outermost first";
+  let description = [{
+    `<["replicate"=2, "shard"=4]>` is eight ranks; rank r has the coordinate
+    `r / 4` on `replicate` and `r % 4` on `shard` (row-major, as in PyTorch's
+    `DeviceMesh`).
+
+    **Mesh-1**: axis names are unique. **Mesh-2**: every size is at least 1.
+  }];
+  let parameters = (ins ArrayRefParameter<"MeshAxisAttr">:$axes);
+  let assemblyFormat = "`<` `[` $axes `]` `>`";
+  let genVerifyDecl = 1;
+  let extraClassDeclaration = [{
+    /// Ranks in the whole mesh.
+    int64_t getNumRanks() const;
+    /// Size of the axis `name`, or nullopt if the mesh has none of that name.
+    std::optional<int64_t> getAxisSize(llvm::StringRef name) const;
+  }];
+}
+
+def FSDP_ShardingAttr : FSDP_Attr<"Sharding", "sharding"> {
+  let summary = "How a tensor is spread over a mesh: the axes of each dimension";
+  let description = [{
+    `<@world, [{"shard"}, {} ]>`: dimension 0 is cut over axis `shard` as
+    `torch.chunk` does, ceil(n / ranks) rows a rank with trailing ranks short
+    or empty; dimension 1 is whole. Axes not named replicate the tensor.
+
+    **Sharding-1**: an axis is used at most once.
+  }];
+  let parameters = (ins "FlatSymbolRefAttr":$mesh, "ArrayAttr":$dims);
+  let assemblyFormat = "`<` $mesh `,` custom<DimAxes>($dims) `>`";
+  let genVerifyDecl = 1;
+  let extraClassDeclaration = [{
+    /// The sharded dimension, or -1 where no dimension names an axis.
+    int64_t getShardedDim() const;
+  }];
+}
+
+class FSDP_Type<string name, string typeMnemonic> : TypeDef<FSDP_Dialect, name> {
+  let mnemonic = typeMnemonic;
+}
+
+def FSDP_ShardedType : FSDP_Type<"Sharded", "sharded"> {
+  let summary = "This rank's part of a tensor";
+  let description = [{
+    The global tensor type and its sharding. Compute takes no operand of this
+    type: a shard must be gathered first.
+
+    **Sharded-1**: the sharding has one entry for each dimension.
+  }];
+  let parameters = (ins "RankedTensorType":$tensor, "ShardingAttr":$sharding);
+  let assemblyFormat = "`<` $tensor `,` $sharding `>`";
+  let genVerifyDecl = 1;
+}
+
+def FSDP_TensorOrSharded : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType]>;
+
+def FSDP_PhaseEnum : I32EnumAttr<"Phase", "part of a training step", [
+  I32EnumAttrCase<"Forward", 0, "forward">,
+  I32EnumAttrCase<"Backward", 1, "backward">,
+  I32EnumAttrCase<"Optimizer", 2, "optimizer">]> {
+  let cppNamespace = "::mlir::fsdp";
+  let genSpecializedAttr = 0;
+}
+def FSDP_PhaseAttr : EnumAttr<FSDP_Dialect, FSDP_PhaseEnum, "phase"> {
+  let assemblyFormat = "`` $value";
+}
+
+def FSDP_ReduceKindEnum : I32EnumAttr<"ReduceKind", "reduction of gradients", [
+  I32EnumAttrCase<"Avg", 0, "avg">]> {
+  let cppNamespace = "::mlir::fsdp";
+  let genSpecializedAttr = 0;
+}
+def FSDP_ReduceKindAttr
+    : EnumAttr<FSDP_Dialect, FSDP_ReduceKindEnum, "reduce_kind"> {
+  let assemblyFormat = "`` $value";
+}
+
+#endif

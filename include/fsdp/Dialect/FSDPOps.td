@@ -1,0 +1,298 @@
+//===- FSDPOps.td - operations of the fsdp dialect ---------*- tablegen -*-===//
+#ifndef FSDP_DIALECT_FSDPOPS_TD
+#define FSDP_DIALECT_FSDPOPS_TD
+
+include "fsdp/Dialect/FSDPAttrs.td"
+include "mlir/IR/SymbolInterfaces.td"
+include "mlir/Interfaces/FunctionInterfaces.td"
+include "mlir/Interfaces/SideEffectInterfaces.td"
+
+class FSDP_Op<string mnemonic, list<Trait> traits = []>
+    : Op<FSDP_Dialect, mnemonic, traits>;
+
+/// Order of collectives on the wire; every rank must have the same.
+def FSDP_CommResource : Resource<"::mlir::fsdp::CommResource">;
+/// Parameters, buffers and gradients between steps.
+def FSDP_StateResource : Resource<"::mlir::fsdp::StateResource">;
+
+//===----------------------------------------------------------------------===//
+// Declarations at module level
+//===----------------------------------------------------------------------===//
+
+def FSDP_MeshOp : FSDP_Op<"mesh", [Symbol]> {
+  let summary = "Declares a mesh of ranks";
+  let description = [{
+    ```mlir
+    fsdp.mesh @world <["shard"=2]>
+    ```
+  }];
+  let arguments = (ins SymbolNameAttr:$sym_name, FSDP_MeshAttr:$mesh);
+  let assemblyFormat = "$sym_name $mesh attr-dict";
+}
+
+def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
+  let summary = "Policy: the modules that each form an FSDP unit";
+  let description = [{
+    Every module whose dotted name matches forms one unit, as one
+    `fully_shard(module)` call would. `*` stays within one segment of the name,
+    `**` crosses segments. `fsdp-assign-units` replaces it by `fsdp.unit` ops.
+    Without `reshard_after_forward` the unit follows FSDP2's default.
+
+    ```mlir
+    fsdp.unit_pattern "layers.*" {reshard_after_forward = true}
+    ```
+  }];
+  let arguments = (ins StrAttr:$pattern,
+                       OptionalAttr<BoolAttr>:$reshard_after_forward);
+  let assemblyFormat = "$pattern attr-dict";
+}
+
+def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
+  let summary = "Parameters that are gathered and reduced together";
+  let description = [{
+    One `fully_shard` call. The parameters that name it belong to it, in their
+    order in the module, which is FSDP2's buffer order.
+
+    ```mlir
+    fsdp.unit @layers.0 {reshard_after_forward = true}
+    ```
+  }];
+  let arguments = (ins SymbolNameAttr:$sym_name,
+                       DefaultValuedAttr<BoolAttr, "true">:$reshard_after_forward);
+  let assemblyFormat = "$sym_name attr-dict";
+}
+
+def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "A parameter of the model";
+  let description = [{
+    Keyed by its qualified name; a tied parameter lists its other names in
+    `aliases`. `frozen` parameters get no gradient.
+
+    ```mlir
+    fsdp.param @layers.0.wq.weight : tensor<64x64xf32> unit @layers.0 sharding <@world, [{"shard"}, {} ]>
+    ```
+
+    **Param-1**: `unit` names an `fsdp.unit`. **Param-2**: `sharding` names an
+    `fsdp.mesh` and axes it has. **Param-3**: a parameter has at least one
+    dimension and a static shape (FSDP2 rejects scalars).
+  }];
+  let arguments = (ins SymbolNameAttr:$sym_name,
+                       TypeAttrOf<AnyRankedTensor>:$type,
+                       OptionalAttr<FlatSymbolRefAttr>:$unit,
+                       OptionalAttr<FSDP_ShardingAttr>:$sharding,
+                       OptionalAttr<StrArrayAttr>:$aliases,
+                       UnitAttr:$frozen);
+  let assemblyFormat = [{
+    $sym_name `:` $type (`unit` $unit^)? (`sharding` $sharding^)? attr-dict
+  }];
+  let hasVerifier = 1;
+  let extraClassDeclaration = [{
+    ::mlir::RankedTensorType getTensorType() {
+      return ::llvm::cast<::mlir::RankedTensorType>(getType());
+    }
+    /// The type of this rank's part; null before fsdp-place-params.
+    ::mlir::fsdp::ShardedType getShardedType();
+  }];
+}
+
+def FSDP_BufferOp : FSDP_Op<"buffer", [Symbol]> {
+  let summary = "A buffer of the model, whole on every rank";
+  let arguments = (ins SymbolNameAttr:$sym_name,
+                       TypeAttrOf<AnyRankedTensor>:$type,
+                       UnitAttr:$non_persistent);
+  let assemblyFormat = "$sym_name `:` $type attr-dict";
+}
+
+def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
+  let summary = "Policy: the optimizer, with torch.optim's names and defaults";
+  let description = [{
+    ```mlir
+    fsdp.optimizer "adamw" {lr = 1.0e-3, weight_decay = 0.1, fused = true}
+    ```
+
+    **Optimizer-1**: the name is `adamw` or `sgd`, each hyperparameter one that
+    this optimizer has, of its type and in its range.
+  }];
+  let arguments = (ins StrAttr:$name, DictionaryAttr:$hyperparameters);
+  let assemblyFormat = "$name $hyperparameters attr-dict";
+  let hasVerifier = 1;
+}
+
+//===----------------------------------------------------------------------===//
+// The program
+//===----------------------------------------------------------------------===//
+
+def FSDP_ProgramOp : FSDP_Op<"program",
+    [FunctionOpInterface, IsolatedFromAbove, AffineScope]> {
+  let summary = "One training step, the same on every rank";
+  let description = [{
+    Arguments are the batch of this rank; the one result is the loss. The body
+    is a single block in execution order, divided by `fsdp.phase`.
+
+    Its verifier scans the body once and proves
+
+    - **Program-1**: phases come in the order forward, backward, optimizer;
+    - **Program-2**: the value of a gathered parameter, or a view of it, is not
+      used after its reshard;
+    - **Program-3**: a unit is not gathered while it already is, a gather is
+      resharded at most once, and no unit is gathered when the optimizer phase
+      begins;
+    - **Program-4**: the gradient of a parameter is reduced at most once, and
+      written at most once;
+    - **Program-5**: no value is used after `fsdp.free`, or freed twice;
+    - **Program-6**: a frozen parameter gets no gradient.
+  }];
+  let arguments = (ins SymbolNameAttr:$sym_name,
+                       TypeAttrOf<FunctionType>:$function_type,
+                       OptionalAttr<DictArrayAttr>:$arg_attrs,
+                       OptionalAttr<DictArrayAttr>:$res_attrs);
+  let regions = (region AnyRegion:$body);
+  let hasCustomAssemblyFormat = 1;
+  let hasRegionVerifier = 1;
+  let extraClassDeclaration = [{
+    ::mlir::Region *getCallableRegion() { return &getBody(); }
+    ::llvm::ArrayRef<::mlir::Type> getArgumentTypes() {
+      return getFunctionType().getInputs();
+    }
+    ::llvm::ArrayRef<::mlir::Type> getResultTypes() {
+      return getFunctionType().getResults();
+    }
+  }];
+}
+
+def FSDP_ReturnOp : FSDP_Op<"return",
+    [Pure, Terminator, HasParent<"ProgramOp">]> {
+  let summary = "Ends the program with the loss of this rank";
+  let arguments = (ins AnyRankedTensor:$loss);
+  let assemblyFormat = "$loss attr-dict `:` type($loss)";
+  let hasVerifier = 1;
+}
+
+def FSDP_PhaseOp : FSDP_Op<"phase",
+    [HasParent<"ProgramOp">, MemoryEffects<[MemWrite<FSDP_CommResource>]>]> {
+  let summary = "Marks where a phase of the step begins";
+  let arguments = (ins FSDP_PhaseAttr:$phase);
+  let assemblyFormat = "$phase attr-dict";
+}
+
+def FSDP_ReadOp : FSDP_Op<"read", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Reads a parameter: whole, or this rank's shard of it";
+  let description = [{
+    ```mlir
+    %w = fsdp.read @wq : tensor<64x64xf32>
+    %s = fsdp.read @wq : !fsdp.sharded<tensor<64x64xf32>, <@world, [{"shard"}, {} ]>>
+    ```
+
+    **Read-1**: the type is that of the parameter, or its sharded type.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$param);
+  let results = (outs FSDP_TensorOrSharded:$result);
+  let assemblyFormat = "$param attr-dict `:` type($result)";
+}
+
+def FSDP_ReadBufferOp : FSDP_Op<"read_buffer", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Binds a buffer; ops that mutate the value mutate the buffer";
+  let description = [{
+    **ReadBuffer-1**: the type is that of the buffer.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$buffer);
+  let results = (outs AnyRankedTensor:$result);
+  let assemblyFormat = "$buffer attr-dict `:` type($result)";
+}
+
+def FSDP_WriteGradOp : FSDP_Op<"write_grad", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemWrite<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "The gradient of a parameter: whole, or this rank's shard";
+  let description = [{
+    **WriteGrad-1**: the type is that of the parameter, or its sharded type.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$param, FSDP_TensorOrSharded:$grad);
+  let assemblyFormat = "$param `,` $grad attr-dict `:` type($grad)";
+}
+
+def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Gathers all parameters of a unit, in unit order";
+  let description = [{
+    ```mlir
+    %w0, %w1 = fsdp.all_gather @layers.0 %s0, %s1 : (…) -> (…)
+    ```
+
+    **AllGather-1**: operands are the shards of all parameters of the unit, in
+    unit order. **AllGather-2**: each result is the operand's global tensor
+    type (the placement is recomputed and compared).
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards);
+  let results = (outs Variadic<AnyRankedTensor>:$params);
+  let assemblyFormat = "$unit $shards attr-dict `:` functional-type($shards, $params)";
+  let hasVerifier = 1;
+}
+
+def FSDP_ReshardOp : FSDP_Op<"reshard", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
+  let summary = "Ends the life of gathered parameters";
+  let description = [{
+    **Reshard-1**: operands are all results of one `fsdp.all_gather` of the
+    same unit, in order.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<AnyRankedTensor>:$params);
+  let assemblyFormat = "$unit $params attr-dict `:` type($params)";
+  let hasVerifier = 1;
+}
+
+def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Reduces a unit's gradients over all ranks, keeping this rank's rows";
+  let description = [{
+    ```mlir
+    %r0, %r1 = fsdp.reduce_scatter @layers.0 avg [@a, @b] %g0, %g1 : (…) -> (…)
+    ```
+
+    `avg` over Gloo and shared memory is a sum in rank order and a division.
+
+    **ReduceScatter-1**: parameters belong to the unit, are in unit order and
+    as many as operands and results. **ReduceScatter-2**: each operand has its
+    parameter's type. **ReduceScatter-3**: each result has its parameter's
+    sharded type.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
+                       FlatSymbolRefArrayAttr:$param_names,
+                       Variadic<AnyRankedTensor>:$grads);
+  let results = (outs Variadic<FSDP_ShardedType>:$shards);
+  let assemblyFormat = [{
+    $unit $kind $param_names $grads attr-dict `:` functional-type($grads, $shards)
+  }];
+}
+
+def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Updates the shards of parameters from their gradients' shards";
+  let description = [{
+    The update is that of the module's `fsdp.optimizer`.
+
+    **OptimizerStep-1**: as many gradients as parameters, each of its
+    parameter's sharded type. **OptimizerStep-2**: the module has one
+    `fsdp.optimizer`.
+  }];
+  let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
+                       Variadic<FSDP_ShardedType>:$grads);
+  let assemblyFormat = "$param_names $grads attr-dict `:` type($grads)";
+}
+
+def FSDP_FreeOp : FSDP_Op<"free", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemFree]>]> {
+  let summary = "Ends the life of values (planned level)";
+  let arguments = (ins Variadic<AnyType>:$values);
+  let assemblyFormat = "$values attr-dict `:` type($values)";
+}
+
+#endif

@@ -1,0 +1,67 @@
+//===- Capture.h - a captured training step, neither Torch nor MLIR -------===//
+//
+// What model.pt holds, in standard types: CaptureReader.cpp (Torch) fills it,
+// ImportCapture.cpp (MLIR) turns it into IR, so that no translation unit needs
+// both libraries' headers.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_IMPORT_CAPTURE_H
+#define FSDP_IMPORT_CAPTURE_H
+
+#include "fsdp/Plan/Plan.h"
+
+namespace fsdp {
+
+struct CapturedParam {
+  std::string name;
+  std::vector<std::string> aliases;
+  plan::TensorSpec spec;
+  bool requiresGrad = true;
+};
+
+/// One ATen call. Values are numbered: parameters first, then buffers, inputs,
+/// then the results of calls in order.
+struct CapturedCall {
+  std::string op;       ///< "aten::add"
+  std::string overload; ///< "Tensor", or empty
+  /// One per schema argument; TensorArg holds a value number.
+  plan::ArgList args;
+  std::vector<plan::TensorSpec> outs;
+  std::vector<plan::ValueId> outValues;
+  /// For each result the tensor operand (counted over args) it aliases, or -1.
+  std::vector<int64_t> views;
+  /// Tensor operands (counted over args) written in place.
+  std::vector<int64_t> mutates;
+  /// Draws from the random generator.
+  bool random = false;
+  std::string module; ///< qualified name of the module that made the call
+  std::string file;   ///< source of the call in the model, or empty
+  int64_t line = -1;
+};
+
+struct Capture {
+  std::string model;
+  plan::Weights weights;
+  std::vector<CapturedParam> params;
+  std::vector<plan::Buffer> buffers;
+  /// Input::value is the value number.
+  std::vector<plan::Input> inputs;
+  std::vector<CapturedCall> calls;
+  /// Index into calls of the first backward call.
+  size_t backwardBegin = 0;
+  plan::ValueId loss = -1;
+  /// (index into params, value) of each gradient.
+  std::vector<std::pair<int32_t, plan::ValueId>> grads;
+};
+
+/// A file that is not a usable capture; the message names file and defect.
+struct CaptureError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Reads model.pt. Throws CaptureError.
+Capture readCapture(const std::string &path);
+
+} // namespace fsdp
+
+#endif // FSDP_IMPORT_CAPTURE_H

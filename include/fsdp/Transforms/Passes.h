@@ -1,0 +1,26 @@
+//===- Passes.h - passes and pipelines of fsdp-opt ------------------------===//
+#ifndef FSDP_TRANSFORMS_PASSES_H
+#define FSDP_TRANSFORMS_PASSES_H
+
+#include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/FSDP.h"
+#include "mlir/IR/BuiltinOps.h"
+#include "mlir/Pass/Pass.h"
+
+namespace mlir::fsdp {
+
+#define GEN_PASS_DECL
+#define GEN_PASS_REGISTRATION
+#include "fsdp/Transforms/Passes.h.inc"
+
+/// The stages, in order; each is also a pipeline of its own name.
+void buildShardPipeline(OpPassManager &pm); ///< --fsdp-shard
+void buildLowerPipeline(OpPassManager &pm); ///< --fsdp-lower
+/// All stages: captured level to planned level (--fsdp-pipeline).
+void buildPipeline(OpPassManager &pm);
+/// Registers the three with the pass registry.
+void registerPipelines();
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_TRANSFORMS_PASSES_H

@@ -1,0 +1,115 @@
+//===- Passes.td - passes of fsdp-opt, by stage -------------*- tablegen -*-===//
+//
+// docs/passes.md is generated from this file, with each pass's IR before and
+// after taken from its test.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_TRANSFORMS_PASSES_TD
+#define FSDP_TRANSFORMS_PASSES_TD
+
+include "mlir/Pass/PassBase.td"
+
+//===----------------------------------------------------------------------===//
+// Shard: captured level -> sharded level
+//===----------------------------------------------------------------------===//
+
+def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
+  let summary = "Group parameters into FSDP units by the module's patterns";
+  let description = [{
+    Replaces every `fsdp.unit_pattern` by one `fsdp.unit` for each module that
+    it matches, and gives every parameter the unit of its innermost matching
+    module; what no pattern claims belongs to the root unit, `(root)`. Where
+    two patterns match one module the first wins. A tied parameter whose names
+    fall into different units is an error, as it is for FSDP2.
+
+    `reshard_after_forward` defaults to true, for the root unit to false.
+
+    Before: captured level. After: every `fsdp.param` names a unit.
+  }];
+}
+
+def PlaceParams : Pass<"fsdp-place-params", "::mlir::ModuleOp"> {
+  let summary = "Shard every parameter on dim 0 over the mesh";
+  let description = [{
+    Gives each `fsdp.param` the sharding `[{"shard"}, {}, …]` over the module's
+    mesh: ceil(n / ranks) rows a rank, as FSDP2 and `torch.chunk` do. The
+    program still reads whole parameters.
+
+    Before: every parameter has a unit; one `fsdp.mesh` with an axis `shard`.
+    After: every parameter has a sharding.
+  }];
+}
+
+def InsertAllGathers : Pass<"fsdp-insert-all-gathers", "::mlir::ModuleOp"> {
+  let summary = "Gather each unit before its first use";
+  let description = [{
+    Replaces the reads of whole parameters by reads of shards and, for each
+    unit, one `fsdp.all_gather` of all its parameters before the first use of
+    any of them.
+
+    Before: parameters are placed. After: no whole parameter is read.
+  }];
+}
+
+def InsertReshards : Pass<"fsdp-insert-reshards", "::mlir::ModuleOp"> {
+  let summary = "Free gathered parameters after forward, gather again for backward";
+  let description = [{
+    A unit with `reshard_after_forward = true` is resharded after its last use
+    in forward and gathered again before its first use in backward. Views of a
+    gathered parameter that backward uses are rebuilt from the second gather.
+    Every gather ends in an `fsdp.reshard` after its last use.
+
+    A unit whose parameters backward does not use (an embedding, say) is not
+    gathered again.
+
+    Before: one gather a unit. After: Program-3 holds.
+  }];
+}
+
+def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp"> {
+  let summary = "Reduce each unit's gradients when the last of them is there";
+  let description = [{
+    Replaces the `fsdp.write_grad` ops of a unit's whole gradients by one
+    `fsdp.reduce_scatter` after the last of them, in unit order, and writes the
+    shards. Parameters without a gradient take no part, as in FSDP2.
+
+    Before: gradients are whole. After: gradients are shards.
+  }];
+}
+
+def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
+  let summary = "Update the shards at the end of the step";
+  let description = [{
+    Replaces the `fsdp.write_grad` ops of shards by one `fsdp.optimizer_step`
+    in the optimizer phase, in the order of the parameters in the module.
+
+    Before: gradients are shards; the module has an `fsdp.optimizer`. After:
+    the program is a complete training step.
+  }];
+}
+
+//===----------------------------------------------------------------------===//
+// Lower: sharded level -> planned level
+//===----------------------------------------------------------------------===//
+
+def BindReduceInputs : Pass<"fsdp-bind-reduce-inputs", "::mlir::ModuleOp"> {
+  let summary = "Let operators write gradients where the reduction reads them";
+  let description = [{
+    Follows each operand of an `fsdp.reduce_scatter` through views to the
+    operator that allocates it. Where that is result 0 of an `aten.call`, of
+    the gradient's size, and nothing uses the storage after the reduction, the
+    call is marked `reduce_input_of`: the runtime then lets it allocate in the
+    collective's input buffer and no copy-in is needed.
+  }];
+}
+
+def InsertFrees : Pass<"fsdp-insert-frees", "::mlir::ModuleOp"> {
+  let summary = "End the life of every value after its last use";
+  let description = [{
+    Inserts `fsdp.free` after the last use of each tensor and shard. Gathered
+    parameters end with their `fsdp.reshard` instead. Storage shared by views
+    lives until the last of them is freed.
+  }];
+}
+
+#endif

@@ -1,0 +1,136 @@
+//===- FSDPAttrs.cpp - attributes and types of the fsdp dialect -----------===//
+#include "fsdp/Dialect/FSDP.h"
+
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/DialectImplementation.h"
+#include "llvm/ADT/StringSet.h"
+#include "llvm/ADT/TypeSwitch.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+//===----------------------------------------------------------------------===//
+// `[{"shard"}, {}]`
+//===----------------------------------------------------------------------===//
+
+static ParseResult parseDimAxes(AsmParser &parser, ArrayAttr &dims) {
+  MLIRContext *context = parser.getContext();
+  SmallVector<Attribute> parsed;
+  auto parseAxes = [&]() -> ParseResult {
+    SmallVector<Attribute> axes;
+    if (parser.parseCommaSeparatedList(AsmParser::Delimiter::Braces, [&] {
+          std::string axis;
+          if (parser.parseString(&axis))
+            return failure();
+          axes.push_back(StringAttr::get(context, axis));
+          return success();
+        }))
+      return failure();
+    parsed.push_back(ArrayAttr::get(context, axes));
+    return success();
+  };
+  if (parser.parseCommaSeparatedList(AsmParser::Delimiter::Square, parseAxes))
+    return failure();
+  dims = ArrayAttr::get(context, parsed);
+  return success();
+}
+
+static void printDimAxes(AsmPrinter &printer, ArrayAttr dims) {
+  printer << '[';
+  llvm::interleaveComma(dims, printer, [&](Attribute axes) {
+    printer << '{';
+    llvm::interleaveComma(cast<ArrayAttr>(axes), printer);
+    printer << '}';
+  });
+  printer << ']';
+}
+
+#include "fsdp/Dialect/FSDPDialect.cpp.inc"
+#include "fsdp/Dialect/FSDPEnums.cpp.inc"
+
+#define GET_ATTRDEF_CLASSES
+#include "fsdp/Dialect/FSDPAttrs.cpp.inc"
+
+#define GET_TYPEDEF_CLASSES
+#include "fsdp/Dialect/FSDPTypes.cpp.inc"
+
+void FSDPDialect::initialize() {
+  addAttributes<
+#define GET_ATTRDEF_LIST
+#include "fsdp/Dialect/FSDPAttrs.cpp.inc"
+      >();
+  addTypes<
+#define GET_TYPEDEF_LIST
+#include "fsdp/Dialect/FSDPTypes.cpp.inc"
+      >();
+  addOperations<
+#define GET_OP_LIST
+#include "fsdp/Dialect/FSDPOps.cpp.inc"
+      >();
+}
+
+//===----------------------------------------------------------------------===//
+// MeshAttr
+//===----------------------------------------------------------------------===//
+
+LogicalResult MeshAttr::verify(function_ref<InFlightDiagnostic()> emitError,
+                               ArrayRef<MeshAxisAttr> axes) {
+  llvm::StringSet<> names;
+  for (MeshAxisAttr axis : axes) {
+    if (!names.insert(axis.getName()).second)
+      return emitError() << "Mesh-1: expected unique axis names, got \""
+                         << axis.getName() << "\" twice";
+    if (axis.getSize() < 1)
+      return emitError() << "Mesh-2: expected the size of axis \""
+                         << axis.getName() << "\" to be at least 1, got: "
+                         << axis.getSize();
+  }
+  return success();
+}
+
+int64_t MeshAttr::getNumRanks() const {
+  int64_t ranks = 1;
+  for (MeshAxisAttr axis : getAxes())
+    ranks *= axis.getSize();
+  return ranks;
+}
+
+std::optional<int64_t> MeshAttr::getAxisSize(StringRef name) const {
+  for (MeshAxisAttr axis : getAxes())
+    if (axis.getName() == name)
+      return axis.getSize();
+  return std::nullopt;
+}
+
+//===----------------------------------------------------------------------===//
+// ShardingAttr, ShardedType
+//===----------------------------------------------------------------------===//
+
+LogicalResult ShardingAttr::verify(function_ref<InFlightDiagnostic()> emitError,
+                                   FlatSymbolRefAttr mesh, ArrayAttr dims) {
+  llvm::StringSet<> used;
+  for (Attribute axes : dims)
+    for (Attribute axis : cast<ArrayAttr>(axes))
+      if (StringRef name = cast<StringAttr>(axis); !used.insert(name).second)
+        return emitError() << "Sharding-1: expected each axis at most once, "
+                              "got \""
+                           << name << "\" twice";
+  return success();
+}
+
+int64_t ShardingAttr::getShardedDim() const {
+  for (auto [index, axes] : llvm::enumerate(getDims()))
+    if (!cast<ArrayAttr>(axes).empty())
+      return static_cast<int64_t>(index);
+  return -1;
+}
+
+LogicalResult ShardedType::verify(function_ref<InFlightDiagnostic()> emitError,
+                                  RankedTensorType tensor,
+                                  ShardingAttr sharding) {
+  if (static_cast<int64_t>(sharding.getDims().size()) != tensor.getRank())
+    return emitError() << "Sharded-1: expected a sharding of "
+                       << tensor.getRank() << " dimensions, got: "
+                       << sharding.getDims().size();
+  return success();
+}

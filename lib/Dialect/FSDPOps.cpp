@@ -1,0 +1,362 @@
+//===- FSDPOps.cpp - operations of the fsdp dialect -----------------------===//
+//
+// Parsers, printers and the verifiers that see one op and the symbols it
+// names. What needs the whole program is in ProgramVerifier.cpp.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Dialect/FSDP.h"
+
+#include "fsdp/Dialect/Aten.h"
+#include "mlir/IR/Builders.h"
+#include "mlir/Interfaces/FunctionImplementation.h"
+#include "llvm/ADT/MapVector.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+//===----------------------------------------------------------------------===//
+// Helpers shared by passes
+//===----------------------------------------------------------------------===//
+
+ProgramOp mlir::fsdp::getProgram(ModuleOp module) {
+  ProgramOp found;
+  for (auto program : module.getOps<ProgramOp>()) {
+    if (found) {
+      program.emitOpError("expected one program in the module, got another");
+      return {};
+    }
+    found = program;
+  }
+  if (!found)
+    module.emitError("expected an fsdp.program in the module, got none");
+  return found;
+}
+
+llvm::MapVector<StringAttr, SmallVector<ParamOp>>
+mlir::fsdp::getUnitParams(ModuleOp module) {
+  llvm::MapVector<StringAttr, SmallVector<ParamOp>> units;
+  for (auto unit : module.getOps<UnitOp>())
+    units[unit.getSymNameAttr()];
+  for (auto param : module.getOps<ParamOp>())
+    if (FlatSymbolRefAttr unit = param.getUnitAttr())
+      units[unit.getAttr()].push_back(param);
+  return units;
+}
+
+Value mlir::fsdp::getStorageOwner(Value value) {
+  while (auto call = value.getDefiningOp<aten::CallOp>()) {
+    Value viewed =
+        call.getViewedOperand(cast<OpResult>(value).getResultNumber());
+    if (!viewed)
+      break;
+    value = viewed;
+  }
+  return value;
+}
+
+/// The op of type OpT that `name` refers to, or an error on `user`.
+template <typename OpT>
+static OpT lookup(SymbolTableCollection &symbols, Operation *user,
+                  FlatSymbolRefAttr name, StringRef label) {
+  auto op = symbols.lookupNearestSymbolFrom<OpT>(user, name);
+  if (!op)
+    user->emitOpError(label)
+        << ": expected " << name << " to name an " << OpT::getOperationName()
+        << ", found none";
+  return op;
+}
+
+/// Checks that `type` is the parameter's type or its sharded type.
+static LogicalResult verifyParamType(SymbolTableCollection &symbols,
+                                     Operation *user, FlatSymbolRefAttr name,
+                                     Type type, StringRef label) {
+  auto param = lookup<ParamOp>(symbols, user, name, label);
+  if (!param)
+    return failure();
+  if (type == param.getTensorType() || type == param.getShardedType())
+    return success();
+  InFlightDiagnostic diag = user->emitOpError(label)
+                            << ": expected " << param.getTensorType();
+  if (Type sharded = param.getShardedType())
+    diag << " or " << sharded;
+  return diag << " for " << name << ", got: " << type;
+}
+
+/// Checks that `type` is the parameter's sharded type.
+static LogicalResult verifyShardType(SymbolTableCollection &symbols,
+                                     Operation *user, FlatSymbolRefAttr name,
+                                     Type type, StringRef label) {
+  auto param = lookup<ParamOp>(symbols, user, name, label);
+  if (!param)
+    return failure();
+  if (!param.getShardedType())
+    return user->emitOpError(label)
+           << ": expected " << name << " to have a sharding, it has none";
+  if (type != param.getShardedType())
+    return user->emitOpError(label)
+           << ": expected " << param.getShardedType() << " for " << name
+           << ", got: " << type;
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// ParamOp, OptimizerOp
+//===----------------------------------------------------------------------===//
+
+ShardedType ParamOp::getShardedType() {
+  if (ShardingAttr sharding = getShardingAttr())
+    return ShardedType::get(getContext(), getTensorType(), sharding);
+  return {};
+}
+
+LogicalResult ParamOp::verify() {
+  RankedTensorType type = getTensorType();
+  if (type.getRank() == 0 || !type.hasStaticShape())
+    return emitOpError("Param-3: expected a static shape with at least one "
+                       "dimension, got: ")
+           << type;
+  if (ShardingAttr sharding = getShardingAttr();
+      sharding &&
+      static_cast<int64_t>(sharding.getDims().size()) != type.getRank())
+    return emitOpError("Sharded-1: expected a sharding of ")
+           << type.getRank()
+           << " dimensions, got: " << sharding.getDims().size();
+  return success();
+}
+
+LogicalResult ParamOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (FlatSymbolRefAttr unit = getUnitAttr();
+      unit && !lookup<UnitOp>(symbols, *this, unit, "Param-1"))
+    return failure();
+  ShardingAttr sharding = getShardingAttr();
+  if (!sharding)
+    return success();
+  auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");
+  if (!mesh)
+    return failure();
+  for (Attribute axes : sharding.getDims())
+    for (Attribute axis : cast<ArrayAttr>(axes))
+      if (!mesh.getMesh().getAxisSize(cast<StringAttr>(axis)))
+        return emitOpError("Param-2: expected axis ")
+               << axis << " in mesh " << sharding.getMesh()
+               << ", which has: " << mesh.getMesh();
+  return success();
+}
+
+LogicalResult OptimizerOp::verify() {
+  enum class Kind { Number, NonNegative, UnitInterval, Flag };
+  static const llvm::StringMap<Kind> adamw = {
+      {"lr", Kind::NonNegative},       {"beta1", Kind::UnitInterval},
+      {"beta2", Kind::UnitInterval},   {"eps", Kind::NonNegative},
+      {"weight_decay", Kind::NonNegative}, {"amsgrad", Kind::Flag},
+      {"maximize", Kind::Flag},        {"fused", Kind::Flag}};
+  static const llvm::StringMap<Kind> sgd = {
+      {"lr", Kind::NonNegative},       {"momentum", Kind::NonNegative},
+      {"dampening", Kind::Number},     {"weight_decay", Kind::NonNegative},
+      {"nesterov", Kind::Flag},        {"maximize", Kind::Flag},
+      {"fused", Kind::Flag}};
+  if (getName() != "adamw" && getName() != "sgd")
+    return emitOpError("Optimizer-1: expected \"adamw\" or \"sgd\", got: \"")
+           << getName() << '"';
+  const auto &known = getName() == "adamw" ? adamw : sgd;
+  for (NamedAttribute entry : getHyperparameters()) {
+    auto it = known.find(entry.getName());
+    if (it == known.end())
+      return emitOpError("Optimizer-1: \"")
+             << getName() << "\" has no hyperparameter " << entry.getName();
+    if (it->second == Kind::Flag) {
+      if (!isa<BoolAttr>(entry.getValue()))
+        return emitOpError("Optimizer-1: expected true or false for ")
+               << entry.getName() << ", got: " << entry.getValue();
+      continue;
+    }
+    auto number = dyn_cast<FloatAttr>(entry.getValue());
+    if (!number || !number.getType().isF64())
+      return emitOpError("Optimizer-1: expected an f64 for ")
+             << entry.getName() << ", got: " << entry.getValue();
+    double value = number.getValueAsDouble();
+    bool inRange = it->second == Kind::Number || value >= 0.0;
+    if (it->second == Kind::UnitInterval)
+      inRange = value >= 0.0 && value < 1.0;
+    if (!std::isfinite(value) || !inRange)
+      return emitOpError("Optimizer-1: ")
+             << entry.getName() << " is out of range: " << entry.getValue();
+  }
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// ProgramOp, ReturnOp
+//===----------------------------------------------------------------------===//
+
+ParseResult ProgramOp::parse(OpAsmParser &parser, OperationState &result) {
+  auto buildType = [](Builder &builder, ArrayRef<Type> inputs,
+                      ArrayRef<Type> results,
+                      function_interface_impl::VariadicFlag, std::string &) {
+    return builder.getFunctionType(inputs, results);
+  };
+  return function_interface_impl::parseFunctionOp(
+      parser, result, /*allowVariadic=*/false,
+      getFunctionTypeAttrName(result.name), buildType,
+      getArgAttrsAttrName(result.name), getResAttrsAttrName(result.name));
+}
+
+void ProgramOp::print(OpAsmPrinter &printer) {
+  function_interface_impl::printFunctionOp(
+      printer, *this, /*isVariadic=*/false, getFunctionTypeAttrName(),
+      getArgAttrsAttrName(), getResAttrsAttrName());
+}
+
+LogicalResult ReturnOp::verify() {
+  auto program = cast<ProgramOp>((*this)->getParentOp());
+  ArrayRef<Type> results = program.getFunctionType().getResults();
+  if (results.size() != 1 || results[0] != getLoss().getType())
+    return emitOpError("expected the result type of the program, got: ")
+           << getLoss().getType();
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// State
+//===----------------------------------------------------------------------===//
+
+LogicalResult ReadOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyParamType(symbols, *this, getParamAttr(), getResult().getType(),
+                         "Read-1");
+}
+
+LogicalResult ReadBufferOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  auto buffer =
+      lookup<BufferOp>(symbols, *this, getBufferAttr(), "ReadBuffer-1");
+  if (!buffer)
+    return failure();
+  if (buffer.getType() != getResult().getType())
+    return emitOpError("ReadBuffer-1: expected ")
+           << buffer.getType() << " for " << getBufferAttr()
+           << ", got: " << getResult().getType();
+  return success();
+}
+
+LogicalResult WriteGradOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyParamType(symbols, *this, getParamAttr(), getGrad().getType(),
+                         "WriteGrad-1");
+}
+
+LogicalResult
+OptimizerStepOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (getParamNames().size() != getGrads().size())
+    return emitOpError("OptimizerStep-1: expected ")
+           << getParamNames().size()
+           << " gradients, got: " << getGrads().size();
+  for (auto [name, grad] : llvm::zip(getParamNames(), getGrads()))
+    if (failed(verifyShardType(symbols, *this, cast<FlatSymbolRefAttr>(name),
+                               grad.getType(), "OptimizerStep-1")))
+      return failure();
+  auto module = (*this)->getParentOfType<ModuleOp>();
+  auto optimizers = module.getOps<OptimizerOp>();
+  if (std::distance(optimizers.begin(), optimizers.end()) != 1)
+    return emitOpError("OptimizerStep-2: expected one fsdp.optimizer in the "
+                       "module, got: ")
+           << std::distance(optimizers.begin(), optimizers.end());
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// Collectives
+//===----------------------------------------------------------------------===//
+
+LogicalResult AllGatherOp::verify() {
+  if (getShards().size() != getParams().size())
+    return emitOpError("AllGather-2: expected ")
+           << getShards().size() << " results, got: " << getParams().size();
+  for (auto [shard, param] : llvm::zip(getShards(), getParams())) {
+    Type expected = cast<ShardedType>(shard.getType()).getTensor();
+    if (param.getType() != expected)
+      return emitOpError("AllGather-2: expected a result of ")
+             << expected << ", got: " << param.getType();
+  }
+  return success();
+}
+
+LogicalResult AllGatherOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "AllGather-1"))
+    return failure();
+  SmallVector<StringRef> read;
+  for (Value shard : getShards()) {
+    auto op = shard.getDefiningOp<ReadOp>();
+    if (!op)
+      return emitOpError("AllGather-1: expected operands that are fsdp.read, "
+                         "got: ")
+             << shard;
+    read.push_back(op.getParam());
+  }
+  auto module = (*this)->getParentOfType<ModuleOp>();
+  size_t next = 0;
+  for (auto param : module.getOps<ParamOp>()) {
+    if (param.getUnitAttr() != getUnitAttr())
+      continue;
+    if (next == read.size() || read[next] != param.getSymName())
+      return emitOpError("AllGather-1: expected @")
+             << param.getSymName() << " as operand " << next << " of unit "
+             << getUnitAttr() << ", got: "
+             << (next < read.size() ? ("@" + read[next]).str() : "none");
+    ++next;
+  }
+  if (next != read.size())
+    return emitOpError("AllGather-1: expected ")
+           << next << " parameters in unit " << getUnitAttr()
+           << ", got: " << read.size();
+  return success();
+}
+
+LogicalResult ReshardOp::verify() {
+  auto gather = getParams().empty()
+                    ? AllGatherOp()
+                    : getParams().front().getDefiningOp<AllGatherOp>();
+  if (!gather || !llvm::equal(gather.getParams(), getParams()))
+    return emitOpError(
+        "Reshard-1: expected all results of one fsdp.all_gather, in order");
+  if (gather.getUnitAttr() != getUnitAttr())
+    return emitOpError("Reshard-1: expected unit ")
+           << gather.getUnitAttr() << " as its gather has, got: "
+           << getUnitAttr();
+  return success();
+}
+
+LogicalResult
+ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "ReduceScatter-1"))
+    return failure();
+  if (getParamNames().size() != getGrads().size() ||
+      getParamNames().size() != getShards().size())
+    return emitOpError("ReduceScatter-1: expected ")
+           << getParamNames().size() << " operands and results, got: "
+           << getGrads().size() << " and " << getShards().size();
+  Operation *previous = nullptr;
+  for (auto [nameAttr, grad, shard] :
+       llvm::zip(getParamNames(), getGrads(), getShards())) {
+    auto name = cast<FlatSymbolRefAttr>(nameAttr);
+    auto param = lookup<ParamOp>(symbols, *this, name, "ReduceScatter-1");
+    if (!param)
+      return failure();
+    if (param.getUnitAttr() != getUnitAttr())
+      return emitOpError("ReduceScatter-1: expected ")
+             << name << " in unit " << getUnitAttr();
+    if (previous && !previous->isBeforeInBlock(param))
+      return emitOpError("ReduceScatter-1: expected parameters in unit order, "
+                         "got ")
+             << name << " too late";
+    previous = param;
+    if (grad.getType() != param.getTensorType())
+      return emitOpError("ReduceScatter-2: expected ")
+             << param.getTensorType() << " for " << name
+             << ", got: " << grad.getType();
+    if (failed(verifyShardType(symbols, *this, name, shard.getType(),
+                               "ReduceScatter-3")))
+      return failure();
+  }
+  return success();
+}
+
+#define GET_OP_CLASSES
+#include "fsdp/Dialect/FSDPOps.cpp.inc"

@@ -1,0 +1,138 @@
+//===- ProgramVerifier.cpp - typestate of parameters and values -----------===//
+//
+// One scan over the straight-line program, in execution order. It proves what
+// no single op can: when gathered parameters are alive, that gradients are
+// reduced once, that nothing is used after its end.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Dialect/FSDP.h"
+
+#include "fsdp/Dialect/Aten.h"
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/DenseSet.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+class ProgramVerifier {
+public:
+  explicit ProgramVerifier(ProgramOp program) : program(program) {
+    if (auto module = dyn_cast_or_null<ModuleOp>(program->getParentOp()))
+      for (auto param : module.getOps<ParamOp>())
+        if (param.getFrozen())
+          frozen.insert(param.getSymNameAttr());
+  }
+
+  LogicalResult run() {
+    if (!llvm::hasSingleElement(program.getBody()))
+      return program.emitOpError("expected a body of one block");
+    for (Operation &op : program.getBody().front())
+      if (failed(visit(&op)))
+        return failure();
+    return success();
+  }
+
+private:
+  LogicalResult visit(Operation *op) {
+    for (Value operand : op->getOperands())
+      if (failed(verifyUse(op, operand)))
+        return failure();
+    if (auto phase = dyn_cast<PhaseOp>(op))
+      return visitPhase(phase);
+    if (auto gather = dyn_cast<AllGatherOp>(op))
+      return visitGather(gather);
+    if (auto reshard = dyn_cast<ReshardOp>(op))
+      return visitReshard(reshard);
+    if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
+      for (Attribute name : reduce.getParamNames())
+        if (failed(visitGrad(op, cast<FlatSymbolRefAttr>(name), reduced,
+                             "reduced")))
+          return failure();
+    } else if (auto write = dyn_cast<WriteGradOp>(op)) {
+      return visitGrad(op, write.getParamAttr(), written, "written");
+    } else if (auto free = dyn_cast<FreeOp>(op)) {
+      for (Value value : free.getValues())
+        freed.try_emplace(value, op);
+    }
+    return success();
+  }
+
+  LogicalResult verifyUse(Operation *op, Value operand) {
+    if (auto it = freed.find(operand); it != freed.end())
+      return (op->emitOpError("Program-5: uses a value after its end")
+                  .attachNote(it->second->getLoc())
+              << "freed here");
+    auto gather = getStorageOwner(operand).getDefiningOp<AllGatherOp>();
+    if (!gather)
+      return success();
+    auto it = resharded.find(gather);
+    if (it == resharded.end() || isa<FreeOp>(op))
+      return success();
+    return (op->emitOpError("Program-2: uses a parameter of unit ")
+            << gather.getUnitAttr() << " after its reshard")
+               .attachNote(it->second->getLoc())
+           << "resharded here";
+  }
+
+  LogicalResult visitPhase(PhaseOp phase) {
+    if (currentPhase && phase.getPhase() <= *currentPhase)
+      return phase.emitOpError("Program-1: expected phases in the order forward, "
+                               "backward, optimizer, got ")
+             << stringifyPhase(phase.getPhase()) << " after "
+             << stringifyPhase(*currentPhase);
+    currentPhase = phase.getPhase();
+    if (currentPhase == Phase::Optimizer)
+      for (auto [unit, gather] : liveGathers)
+        return gather->emitOpError("Program-3: expected an fsdp.reshard of unit ")
+               << gather.getUnitAttr()
+               << " before the optimizer phase, found none";
+    return success();
+  }
+
+  LogicalResult visitGather(AllGatherOp gather) {
+    auto [it, inserted] =
+        liveGathers.try_emplace(gather.getUnitAttr().getAttr(), gather);
+    if (!inserted)
+      return (gather.emitOpError("Program-3: gathers unit ")
+              << gather.getUnitAttr() << ", which is gathered already")
+                 .attachNote(it->second->getLoc())
+             << "gathered here";
+    return success();
+  }
+
+  LogicalResult visitReshard(ReshardOp reshard) {
+    // Reshard-1, which proves that the operands are one gather's results, is
+    // checked before regions are.
+    auto gather = reshard.getParams().front().getDefiningOp<AllGatherOp>();
+    liveGathers.erase(gather.getUnitAttr().getAttr());
+    resharded[gather] = reshard;
+    return success();
+  }
+
+  LogicalResult visitGrad(Operation *op, FlatSymbolRefAttr name,
+                          llvm::DenseMap<StringAttr, Operation *> &seen,
+                          StringRef done) {
+    auto [it, inserted] = seen.try_emplace(name.getAttr(), op);
+    if (!inserted)
+      return (op->emitOpError("Program-4: expected the gradient of ")
+              << name << " to be " << done << " at most once")
+                 .attachNote(it->second->getLoc())
+             << done << " here";
+    if (frozen.contains(name.getAttr()))
+      return op->emitOpError("Program-6: expected no gradient for ")
+             << name << ", which is frozen";
+    return success();
+  }
+
+  ProgramOp program;
+  llvm::DenseSet<StringAttr> frozen;
+  std::optional<Phase> currentPhase;
+  llvm::MapVector<StringAttr, AllGatherOp> liveGathers;
+  llvm::DenseMap<Operation *, Operation *> resharded;
+  llvm::DenseMap<StringAttr, Operation *> reduced, written;
+  llvm::DenseMap<Value, Operation *> freed;
+};
+} // namespace
+
+LogicalResult ProgramOp::verifyRegions() { return ProgramVerifier(*this).run(); }

@@ -1,0 +1,232 @@
+//===- ImportCapture.cpp - a Capture to the captured level ----------------===//
+#include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Import/Import.h"
+
+#include "mlir/IR/Builders.h"
+#include "llvm/ADT/DenseMap.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+namespace plan = ::fsdp::plan;
+
+namespace {
+class Importer {
+public:
+  Importer(const ::fsdp::Capture &capture, MLIRContext *context)
+      : capture(capture), builder(context) {}
+
+  OwningOpRef<ModuleOp> run() {
+    Location unknown = builder.getUnknownLoc();
+    OwningOpRef<ModuleOp> module = ModuleOp::create(builder, unknown);
+    (*module)->setAttr(modelAttrName, builder.getStringAttr(capture.model));
+    if (!capture.weights.path.empty()) {
+      (*module)->setAttr(weightsAttrName,
+                         builder.getStringAttr(capture.weights.path));
+      (*module)->setAttr(weightsHashAttrName,
+                         builder.getStringAttr(capture.weights.hash));
+    }
+    builder.setInsertionPointToEnd(module->getBody());
+    importDeclarations();
+    importProgram();
+    return module;
+  }
+
+private:
+  void importDeclarations() {
+    for (const ::fsdp::CapturedParam &param : capture.params) {
+      ArrayAttr aliases;
+      if (!param.aliases.empty()) {
+        SmallVector<StringRef> names(param.aliases.begin(),
+                                     param.aliases.end());
+        aliases = builder.getStrArrayAttr(names);
+      }
+      ParamOp::create(builder, getLoc(param.name, "", -1), param.name,
+                      getType(param.spec), FlatSymbolRefAttr(),
+                      ShardingAttr(), aliases, !param.requiresGrad);
+    }
+    for (const plan::Buffer &buffer : capture.buffers)
+      BufferOp::create(builder, getLoc(buffer.name, "", -1), buffer.name,
+                       getType(buffer.spec), !buffer.persistent);
+  }
+
+  void importProgram() {
+    SmallVector<Type> inputTypes;
+    SmallVector<Attribute> inputAttrs;
+    for (const plan::Input &input : capture.inputs) {
+      inputTypes.push_back(getType(input.spec));
+      SmallVector<NamedAttribute> attrs{builder.getNamedAttr(
+          inputNameAttrName, builder.getStringAttr(input.name))};
+      if (getElementType(input.spec.dtype).isInteger()) {
+        attrs.push_back(builder.getNamedAttr(
+            inputLowAttrName, builder.getI64IntegerAttr(input.low)));
+        attrs.push_back(builder.getNamedAttr(
+            inputHighAttrName, builder.getI64IntegerAttr(input.high)));
+      }
+      inputAttrs.push_back(builder.getDictionaryAttr(attrs));
+    }
+    plan::TensorSpec lossSpec;
+    for (const ::fsdp::CapturedCall &call : capture.calls)
+      for (auto [value, spec] : llvm::zip(call.outValues, call.outs))
+        if (value == capture.loss)
+          lossSpec = spec;
+
+    auto type = builder.getFunctionType(inputTypes, getType(lossSpec));
+    auto program = ProgramOp::create(builder, builder.getUnknownLoc(),
+                                     "train_step", type,
+                                     builder.getArrayAttr(inputAttrs), nullptr);
+    Block *body = builder.createBlock(&program.getBody());
+    for (const plan::Input &input : capture.inputs)
+      values[input.value] =
+          body->addArgument(getType(input.spec), builder.getUnknownLoc());
+
+    llvm::DenseMap<plan::ValueId, SmallVector<int32_t>> gradOf;
+    for (auto [param, value] : capture.grads)
+      gradOf[value].push_back(param);
+
+    importReads();
+    PhaseOp::create(builder, builder.getUnknownLoc(), Phase::Forward);
+    for (auto [index, call] : llvm::enumerate(capture.calls)) {
+      if (index == capture.backwardBegin)
+        PhaseOp::create(builder, builder.getUnknownLoc(), Phase::Backward);
+      importCall(call);
+      for (plan::ValueId out : call.outValues)
+        for (int32_t param : gradOf.lookup(out))
+          WriteGradOp::create(builder, getLoc(call.module, "", -1),
+                              capture.params[param].name, values[out]);
+    }
+    ReturnOp::create(builder, builder.getUnknownLoc(), values[capture.loss]);
+  }
+
+  /// Reads of the parameters and buffers that calls use.
+  void importReads() {
+    llvm::DenseSet<plan::ValueId> used;
+    for (const ::fsdp::CapturedCall &call : capture.calls)
+      collectUses(call.args, used);
+    plan::ValueId next = 0;
+    for (const ::fsdp::CapturedParam &param : capture.params) {
+      if (used.contains(next))
+        values[next] = ReadOp::create(builder, getLoc(param.name, "", -1),
+                                      getType(param.spec), param.name);
+      ++next;
+    }
+    for (const plan::Buffer &buffer : capture.buffers) {
+      if (used.contains(next))
+        values[next] = ReadBufferOp::create(builder,
+                                            getLoc(buffer.name, "", -1),
+                                            getType(buffer.spec), buffer.name);
+      ++next;
+    }
+  }
+
+  static void collectUses(const plan::ArgList &args,
+                          llvm::DenseSet<plan::ValueId> &used) {
+    for (const plan::Arg &arg : args) {
+      if (const auto *tensor = std::get_if<plan::TensorArg>(&arg.value))
+        used.insert(tensor->value);
+      else if (const auto *list = std::get_if<plan::ArgList>(&arg.value))
+        collectUses(*list, used);
+    }
+  }
+
+  void importCall(const ::fsdp::CapturedCall &call) {
+    SmallVector<Value> operands;
+    SmallVector<Attribute> args;
+    for (const plan::Arg &arg : call.args)
+      args.push_back(getArg(arg, operands));
+    SmallVector<Type> results;
+    for (const plan::TensorSpec &out : call.outs)
+      results.push_back(getType(out));
+    bool hasViews = llvm::any_of(call.views, [](int64_t v) { return v >= 0; });
+    std::string callee = call.op;
+    if (!call.overload.empty())
+      callee += "." + call.overload;
+    auto op = aten::CallOp::create(
+        builder, getLoc(call.module, call.file, call.line), results, callee,
+        operands, builder.getArrayAttr(args),
+        hasViews ? builder.getDenseI64ArrayAttr(call.views) : nullptr,
+        call.mutates.empty() ? nullptr
+                             : builder.getDenseI64ArrayAttr(call.mutates),
+        call.random, FlatSymbolRefAttr());
+    for (auto [value, result] : llvm::zip(call.outValues, op.getResults()))
+      values[value] = result;
+  }
+
+  Attribute getArg(const plan::Arg &arg, SmallVectorImpl<Value> &operands) {
+    return std::visit(
+        [&](const auto &value) -> Attribute {
+          using T = std::decay_t<decltype(value)>;
+          if constexpr (std::is_same_v<T, plan::NoneArg>) {
+            return aten::NoneAttr::get(builder.getContext());
+          } else if constexpr (std::is_same_v<T, plan::DeviceArg>) {
+            return aten::DeviceAttr::get(builder.getContext());
+          } else if constexpr (std::is_same_v<T, plan::TensorArg>) {
+            operands.push_back(values.lookup(value.value));
+            return builder.getUnitAttr();
+          } else if constexpr (std::is_same_v<T, bool>) {
+            return builder.getBoolAttr(value);
+          } else if constexpr (std::is_same_v<T, int64_t>) {
+            return builder.getI64IntegerAttr(value);
+          } else if constexpr (std::is_same_v<T, double>) {
+            return builder.getF64FloatAttr(value);
+          } else if constexpr (std::is_same_v<T, std::string>) {
+            return builder.getStringAttr(value);
+          } else {
+            SmallVector<Attribute> elements;
+            for (const plan::Arg &element : value)
+              elements.push_back(getArg(element, operands));
+            return builder.getArrayAttr(elements);
+          }
+        },
+        arg.value);
+  }
+
+  RankedTensorType getType(const plan::TensorSpec &spec) {
+    return RankedTensorType::get(spec.shape, getElementType(spec.dtype));
+  }
+
+  Type getElementType(plan::DType dtype) {
+    switch (dtype) {
+    case plan::DType::Float32:
+      return builder.getF32Type();
+    case plan::DType::Float64:
+      return builder.getF64Type();
+    case plan::DType::Float16:
+      return builder.getF16Type();
+    case plan::DType::BFloat16:
+      return builder.getBF16Type();
+    case plan::DType::Int64:
+      return builder.getI64Type();
+    case plan::DType::Int32:
+      return builder.getI32Type();
+    case plan::DType::Int16:
+      return builder.getI16Type();
+    case plan::DType::Int8:
+      return builder.getI8Type();
+    case plan::DType::UInt8:
+      return builder.getIntegerType(8, /*isSigned=*/false);
+    case plan::DType::Bool:
+      return builder.getI1Type();
+    }
+    llvm_unreachable("all element types are listed");
+  }
+
+  Location getLoc(StringRef module, StringRef file, int64_t line) {
+    Location source = builder.getUnknownLoc();
+    if (!file.empty() && line > 0)
+      source = FileLineColLoc::get(builder.getContext(), file, line, 0);
+    return NameLoc::get(builder.getStringAttr(module), source);
+  }
+
+  const ::fsdp::Capture &capture;
+  OpBuilder builder;
+  llvm::DenseMap<plan::ValueId, Value> values;
+};
+} // namespace
+
+OwningOpRef<ModuleOp>
+mlir::fsdp::importCapture(const ::fsdp::Capture &capture,
+                          MLIRContext *context) {
+  context->loadDialect<FSDPDialect, aten::AtenDialect>();
+  return Importer(capture, context).run();
+}

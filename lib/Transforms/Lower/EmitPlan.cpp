@@ -1,0 +1,382 @@
+//===- EmitPlan.cpp - planned level to the executable plan ----------------===//
+#include "fsdp/Transforms/EmitPlan.h"
+
+#include "fsdp/Transforms/Passes.h"
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/TypeSwitch.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+namespace plan = ::fsdp::plan;
+
+namespace {
+class PlanEmitter {
+public:
+  explicit PlanEmitter(ModuleOp module) : module(module) {}
+
+  FailureOr<plan::Plan> run() {
+    program = getProgram(module);
+    if (!program || failed(emitDeclarations()) || failed(emitInputs()))
+      return failure();
+    for (Operation &op : program.getBody().front())
+      if (failed(emit(&op)))
+        return failure();
+    return std::move(result);
+  }
+
+private:
+  //===--------------------------------------------------------------------===//
+  // Tables
+  //===--------------------------------------------------------------------===//
+
+  LogicalResult emitDeclarations() {
+    result.producer = "fsdp-opt 0.1.0";
+    auto text = [&](StringRef name) {
+      auto attr = module->getAttrOfType<StringAttr>(name);
+      return attr ? attr.str() : std::string();
+    };
+    result.model = text(modelAttrName);
+    result.weights = {text(weightsAttrName), text(weightsHashAttrName)};
+
+    auto meshes = llvm::to_vector(module.getOps<MeshOp>());
+    if (meshes.size() != 1)
+      return module.emitError("expected one fsdp.mesh in the module, got: ")
+             << meshes.size();
+    result.worldSize = meshes.front().getMesh().getNumRanks();
+
+    for (auto unit : module.getOps<UnitOp>()) {
+      unitIndex[unit.getSymNameAttr()] = result.units.size();
+      result.units.push_back(
+          {unit.getSymName().str(), {}, unit.getReshardAfterForward()});
+    }
+    for (auto param : module.getOps<ParamOp>())
+      if (failed(emitParam(param)))
+        return failure();
+    for (auto buffer : module.getOps<BufferOp>()) {
+      bufferIndex[buffer.getSymNameAttr()] = result.buffers.size();
+      auto spec = getSpec(buffer, cast<RankedTensorType>(buffer.getType()));
+      if (failed(spec))
+        return failure();
+      result.buffers.push_back(
+          {buffer.getSymName().str(), *spec, !buffer.getNonPersistent()});
+    }
+    for (auto optimizer : module.getOps<OptimizerOp>())
+      emitOptimizer(optimizer);
+    return success();
+  }
+
+  LogicalResult emitParam(ParamOp param) {
+    if (!param.getUnitAttr() || !param.getSharding())
+      return param.emitError("expected a unit and a sharding: run the "
+                             "fsdp-shard pipeline before emitting a plan");
+    auto spec = getSpec(param, param.getTensorType());
+    if (failed(spec))
+      return failure();
+    int32_t index = result.params.size();
+    paramIndex[param.getSymNameAttr()] = index;
+    plan::Param entry;
+    entry.name = param.getSymName().str();
+    if (auto aliases = param.getAliases())
+      for (auto alias : aliases->getAsRange<StringAttr>())
+        entry.aliases.push_back(alias.str());
+    entry.spec = *spec;
+    entry.unit = unitIndex.lookup(param.getUnitAttr().getAttr());
+    entry.requiresGrad = !param.getFrozen();
+    result.units[entry.unit].params.push_back(index);
+    result.params.push_back(std::move(entry));
+    return success();
+  }
+
+  void emitOptimizer(OptimizerOp op) {
+    plan::Optimizer &optimizer = result.optimizer;
+    optimizer.name = op.getName().str();
+    bool adamw = op.getName() == "adamw";
+    DictionaryAttr given = op.getHyperparameters();
+    auto number = [&](StringRef name, double otherwise) {
+      auto attr = given.getAs<FloatAttr>(name);
+      return attr ? attr.getValueAsDouble() : otherwise;
+    };
+    auto flag = [&](StringRef name) {
+      auto attr = given.getAs<BoolAttr>(name);
+      return attr && attr.getValue();
+    };
+    optimizer.lr = number("lr", 1e-3);
+    optimizer.beta1 = number("beta1", 0.9);
+    optimizer.beta2 = number("beta2", 0.999);
+    optimizer.eps = number("eps", 1e-8);
+    optimizer.weightDecay = number("weight_decay", adamw ? 1e-2 : 0.0);
+    optimizer.momentum = number("momentum", 0.0);
+    optimizer.dampening = number("dampening", 0.0);
+    optimizer.nesterov = flag("nesterov");
+    optimizer.amsgrad = flag("amsgrad");
+    optimizer.maximize = flag("maximize");
+    optimizer.fused = flag("fused");
+  }
+
+  LogicalResult emitInputs() {
+    for (auto [index, argument] :
+         llvm::enumerate(program.getBody().getArguments())) {
+      auto name =
+          program.getArgAttrOfType<StringAttr>(index, inputNameAttrName);
+      plan::Input input;
+      input.name = name ? name.str() : "arg" + std::to_string(index);
+      auto spec =
+          getSpec(program, cast<RankedTensorType>(argument.getType()));
+      if (failed(spec))
+        return failure();
+      input.spec = *spec;
+      if (auto low =
+              program.getArgAttrOfType<IntegerAttr>(index, inputLowAttrName))
+        input.low = low.getInt();
+      if (auto high =
+              program.getArgAttrOfType<IntegerAttr>(index, inputHighAttrName))
+        input.high = high.getInt();
+      if (failed(define(argument, input.value)))
+        return failure();
+      result.inputs.push_back(std::move(input));
+    }
+    return success();
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Values
+  //===--------------------------------------------------------------------===//
+
+  static FailureOr<plan::TensorSpec> getSpec(Operation *op,
+                                             RankedTensorType type) {
+    std::optional<plan::DType> dtype = getDType(type.getElementType());
+    if (!dtype || !type.hasStaticShape())
+      return op->emitError("a plan has no tensor of type ") << type;
+    ArrayRef<int64_t> shape = type.getShape();
+    return plan::TensorSpec{{shape.begin(), shape.end()}, *dtype};
+  }
+
+  static std::optional<plan::DType> getDType(Type type) {
+    if (type.isF32())
+      return plan::DType::Float32;
+    if (type.isF64())
+      return plan::DType::Float64;
+    if (type.isF16())
+      return plan::DType::Float16;
+    if (type.isBF16())
+      return plan::DType::BFloat16;
+    if (type.isUnsignedInteger(8))
+      return plan::DType::UInt8;
+    if (!type.isSignlessInteger())
+      return std::nullopt;
+    switch (type.getIntOrFloatBitWidth()) {
+    case 64:
+      return plan::DType::Int64;
+    case 32:
+      return plan::DType::Int32;
+    case 16:
+      return plan::DType::Int16;
+    case 8:
+      return plan::DType::Int8;
+    case 1:
+      return plan::DType::Bool;
+    default:
+      return std::nullopt;
+    }
+  }
+
+  /// Gives `value` an id. A shard is recorded as rank 0's part, the largest.
+  LogicalResult define(Value value, plan::ValueId &id) {
+    RankedTensorType type;
+    if (auto sharded = dyn_cast<ShardedType>(value.getType())) {
+      type = sharded.getTensor();
+      int64_t dim = sharded.getSharding().getShardedDim();
+      if (dim > 0)
+        return emitError(value.getLoc(),
+                         "a plan shards parameters on dim 0, got dim ")
+               << dim;
+      SmallVector<int64_t> shape(type.getShape());
+      if (dim == 0)
+        shape[0] = plan::shardRows(shape[0], result.worldSize, 0).size();
+      type = RankedTensorType::get(shape, type.getElementType());
+    } else {
+      type = cast<RankedTensorType>(value.getType());
+    }
+    auto spec = getSpec(program, type);
+    if (failed(spec))
+      return failure();
+    id = static_cast<plan::ValueId>(result.values.size());
+    valueIds[value] = id;
+    result.values.push_back(*spec);
+    return success();
+  }
+
+  plan::ValueId use(Value value) { return valueIds.lookup(value); }
+
+  int32_t getModuleIndex(Location loc) {
+    std::string name = "";
+    if (auto named = dyn_cast<NameLoc>(loc))
+      name = named.getName().str();
+    auto [it, inserted] = moduleIndex.try_emplace(name, result.modules.size());
+    if (inserted)
+      result.modules.push_back(name);
+    return it->second;
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Instructions
+  //===--------------------------------------------------------------------===//
+
+  template <typename KindT> void append(Operation *op, KindT kind) {
+    plan::Instruction instruction;
+    instruction.kind = std::move(kind);
+    instruction.phase = phase;
+    instruction.module = getModuleIndex(op->getLoc());
+    result.instructions.push_back(std::move(instruction));
+  }
+
+  LogicalResult emit(Operation *op) {
+    return llvm::TypeSwitch<Operation *, LogicalResult>(op)
+        .Case<aten::CallOp>([&](auto call) { return emitCall(call); })
+        .Case<ReadOp>([&](auto read) { return emitRead(read); })
+        .Case<ReadBufferOp>([&](auto read) {
+          plan::ReadBuffer kind;
+          kind.buffer = bufferIndex.lookup(read.getBufferAttr().getAttr());
+          if (failed(define(read.getResult(), kind.out)))
+            return failure();
+          append(op, kind);
+          return success();
+        })
+        .Case<AllGatherOp>([&](auto gather) { return emitGather(gather); })
+        .Case<ReshardOp>([&](auto reshard) {
+          append(op, plan::Reshard{getUnit(reshard.getUnitAttr())});
+          emitFrees(reshard.getParams());
+          return success();
+        })
+        .Case<ReduceScatterOp>([&](auto reduce) { return emitReduce(reduce); })
+        .Case<OptimizerStepOp>([&](auto step) {
+          plan::OptimizerStep kind;
+          for (auto name :
+               step.getParamNames().template getAsRange<FlatSymbolRefAttr>())
+            kind.params.push_back(paramIndex.lookup(name.getAttr()));
+          for (Value grad : step.getGrads())
+            kind.grads.push_back(use(grad));
+          append(op, std::move(kind));
+          return success();
+        })
+        .Case<PhaseOp>([&](auto marker) {
+          phase = static_cast<plan::Phase>(marker.getPhase());
+          return success();
+        })
+        .Case<FreeOp>([&](auto free) {
+          emitFrees(free.getValues());
+          return success();
+        })
+        .Case<ReturnOp>([&](auto ret) {
+          result.loss = use(ret.getLoss());
+          return success();
+        })
+        .Default([](Operation *other) {
+          return other->emitOpError("has no form in a plan: lower it first");
+        });
+  }
+
+  int32_t getUnit(FlatSymbolRefAttr name) {
+    return unitIndex.lookup(name.getAttr());
+  }
+
+  void emitFrees(ValueRange values) {
+    for (Value value : values)
+      result.instructions.back().frees.push_back(use(value));
+  }
+
+  LogicalResult emitRead(ReadOp read) {
+    if (!isa<ShardedType>(read.getResult().getType()))
+      return read.emitOpError("reads a whole parameter: run "
+                              "fsdp-insert-all-gathers first");
+    return success(); // the gather that uses it names the unit
+  }
+
+  LogicalResult emitGather(AllGatherOp gather) {
+    plan::AllGather kind;
+    kind.unit = getUnit(gather.getUnitAttr());
+    for (Value param : gather.getParams())
+      if (failed(define(param, kind.outs.emplace_back())))
+        return failure();
+    append(gather, std::move(kind));
+    return success();
+  }
+
+  LogicalResult emitReduce(ReduceScatterOp reduce) {
+    plan::ReduceScatter kind;
+    kind.unit = getUnit(reduce.getUnitAttr());
+    for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
+      kind.params.push_back(paramIndex.lookup(name.getAttr()));
+    for (Value grad : reduce.getGrads())
+      kind.ins.push_back(use(grad));
+    for (Value shard : reduce.getShards())
+      if (failed(define(shard, kind.outs.emplace_back())))
+        return failure();
+    append(reduce, std::move(kind));
+    return success();
+  }
+
+  LogicalResult emitCall(aten::CallOp call) {
+    plan::Call kind;
+    auto [op, overload] = call.getCallee().split('.');
+    kind.op = op.str();
+    kind.overload = overload.str();
+    unsigned next = 0;
+    for (Attribute arg : call.getArgs())
+      if (failed(emitArg(call, arg, next, kind.args.emplace_back())))
+        return failure();
+    for (Value out : call.getResults()) {
+      if (out.use_empty()) {
+        kind.outs.push_back(-1);
+        continue;
+      }
+      if (failed(define(out, kind.outs.emplace_back())))
+        return failure();
+    }
+    if (FlatSymbolRefAttr param = call.getReduceInputOfAttr())
+      kind.reduceInputOf = paramIndex.lookup(param.getAttr());
+    append(call, std::move(kind));
+    return success();
+  }
+
+  LogicalResult emitArg(aten::CallOp call, Attribute attr, unsigned &next,
+                        plan::Arg &arg) {
+    if (isa<UnitAttr>(attr)) {
+      arg.value = plan::TensorArg{use(call.getOperand(next++))};
+    } else if (isa<aten::NoneAttr>(attr)) {
+      arg.value = plan::NoneArg{};
+    } else if (isa<aten::DeviceAttr>(attr)) {
+      arg.value = plan::DeviceArg{};
+    } else if (auto flag = dyn_cast<BoolAttr>(attr)) {
+      arg.value = flag.getValue();
+    } else if (auto integer = dyn_cast<IntegerAttr>(attr)) {
+      arg.value = integer.getInt();
+    } else if (auto real = dyn_cast<FloatAttr>(attr)) {
+      arg.value = real.getValueAsDouble();
+    } else if (auto text = dyn_cast<StringAttr>(attr)) {
+      arg.value = text.str();
+    } else if (auto list = dyn_cast<ArrayAttr>(attr)) {
+      plan::ArgList elements;
+      for (Attribute element : list)
+        if (failed(emitArg(call, element, next, elements.emplace_back())))
+          return failure();
+      arg.value = std::move(elements);
+    } else {
+      return call.emitOpError("a plan has no argument of the form ") << attr;
+    }
+    return success();
+  }
+
+  ModuleOp module;
+  ProgramOp program;
+  plan::Plan result;
+  plan::Phase phase = plan::Phase::Forward;
+  llvm::DenseMap<Value, plan::ValueId> valueIds;
+  llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
+  std::map<std::string, int32_t> moduleIndex;
+};
+} // namespace
+
+FailureOr<plan::Plan> mlir::fsdp::emitPlan(ModuleOp module) {
+  return PlanEmitter(module).run();
+}

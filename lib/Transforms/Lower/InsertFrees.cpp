@@ -1,0 +1,51 @@
+//===- InsertFrees.cpp - the end of every value's life --------------------===//
+#include "fsdp/Transforms/Passes.h"
+
+#include "llvm/ADT/MapVector.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_INSERTFREES
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+struct InsertFrees : mlir::fsdp::impl::InsertFreesBase<InsertFrees> {
+  void runOnOperation() override {
+    ProgramOp program = getProgram(getOperation());
+    if (!program)
+      return signalPassFailure();
+    Block &body = program.getBody().front();
+
+    // Values by the last op that touches them; the program's result lives on.
+    llvm::MapVector<Operation *, SmallVector<Value>> ends;
+    auto end = [&](Value value, Operation *last) {
+      for (Operation *user : value.getUsers()) {
+        if (isa<FreeOp, ReturnOp>(user))
+          return;
+        if (!last || last->isBeforeInBlock(user))
+          last = user;
+      }
+      if (last)
+        ends[last].push_back(value);
+    };
+    for (BlockArgument argument : body.getArguments())
+      end(argument, nullptr);
+    for (Operation &op : body) {
+      if (isa<AllGatherOp>(op)) // ended by its reshard
+        continue;
+      if (isa<ReadOp>(op)) // names a shard, owns nothing
+        continue;
+      for (Value result : op.getResults())
+        end(result, &op);
+    }
+    for (auto &[last, values] : ends) {
+      OpBuilder builder(last->getContext());
+      builder.setInsertionPointAfter(last);
+      FreeOp::create(builder, last->getLoc(), values);
+    }
+  }
+};
+} // namespace

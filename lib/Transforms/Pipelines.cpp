@@ -1,0 +1,35 @@
+//===- Pipelines.cpp - the whole story on one page ------------------------===//
+#include "fsdp/Transforms/Passes.h"
+#include "mlir/Pass/PassManager.h"
+#include "mlir/Pass/PassRegistry.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
+  pm.addPass(createAssignUnits());          // patterns -> units
+  pm.addPass(createPlaceParams());          // parameters -> shards on dim 0
+  pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit
+  pm.addPass(createInsertReshards());       // free after forward, gather again
+  pm.addPass(createInsertReduceScatters()); // whole gradients -> shards
+  pm.addPass(createInsertOptimizer());      // gradients' shards -> update
+}
+
+void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {
+  pm.addPass(createBindReduceInputs()); // gradients straight into the reduction
+  pm.addPass(createInsertFrees());      // the end of every value's life
+}
+
+void mlir::fsdp::buildPipeline(OpPassManager &pm) {
+  buildShardPipeline(pm);
+  buildLowerPipeline(pm);
+}
+
+void mlir::fsdp::registerPipelines() {
+  PassPipelineRegistration<>("fsdp-shard", "captured level to sharded level",
+                             buildShardPipeline);
+  PassPipelineRegistration<>("fsdp-lower", "sharded level to planned level",
+                             buildLowerPipeline);
+  PassPipelineRegistration<>("fsdp-pipeline",
+                             "captured level to planned level", buildPipeline);
+}

@@ -1,0 +1,68 @@
+//===- InsertAllGathers.cpp - gather each unit before its first use -------===//
+#include "fsdp/Transforms/Passes.h"
+
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/MapVector.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_INSERTALLGATHERS
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+struct InsertAllGathers : mlir::fsdp::impl::InsertAllGathersBase<InsertAllGathers> {
+  void runOnOperation() override {
+    ModuleOp module = getOperation();
+    ProgramOp program = getProgram(module);
+    if (!program)
+      return signalPassFailure();
+
+    llvm::DenseMap<StringAttr, SmallVector<ReadOp>> wholeReads;
+    for (auto read : program.getOps<ReadOp>())
+      if (isa<RankedTensorType>(read.getResult().getType()))
+        wholeReads[read.getParamAttr().getAttr()].push_back(read);
+
+    for (auto &[unit, params] : getUnitParams(module)) {
+      Operation *firstUse = nullptr;
+      for (ParamOp param : params) {
+        if (!param.getSharding()) {
+          param.emitError("expected a sharding: run fsdp-place-params first");
+          return signalPassFailure();
+        }
+        for (ReadOp read : wholeReads.lookup(param.getSymNameAttr()))
+          for (Operation *user : read->getUsers())
+            if (!firstUse || user->isBeforeInBlock(firstUse))
+              firstUse = user;
+      }
+      if (firstUse)
+        gather(unit, params, firstUse, wholeReads);
+      for (ParamOp param : params)
+        for (ReadOp read : wholeReads.lookup(param.getSymNameAttr()))
+          read.erase();
+    }
+  }
+
+private:
+  static void
+  gather(StringAttr unit, MutableArrayRef<ParamOp> params, Operation *firstUse,
+         const llvm::DenseMap<StringAttr, SmallVector<ReadOp>> &wholeReads) {
+    OpBuilder builder(firstUse);
+    Location loc = firstUse->getLoc();
+    SmallVector<Value> shards;
+    SmallVector<Type> types;
+    for (ParamOp param : params) {
+      shards.push_back(ReadOp::create(builder, loc, param.getShardedType(),
+                                      param.getSymName()));
+      types.push_back(param.getTensorType());
+    }
+    auto gathered = AllGatherOp::create(builder, loc, types,
+                                        FlatSymbolRefAttr::get(unit), shards);
+    for (auto [param, whole] : llvm::zip(params, gathered.getParams()))
+      for (ReadOp read : wholeReads.lookup(param.getSymNameAttr()))
+        read.getResult().replaceAllUsesWith(whole);
+  }
+};
+} // namespace

@@ -1,0 +1,141 @@
+//===- InsertReshards.cpp - reshard after forward, gather for backward ----===//
+//
+// A view of a gathered parameter is part of it: what backward uses of such a
+// chain of views is cloned onto the second gather.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Transforms/Passes.h"
+
+#include "mlir/IR/IRMapping.h"
+#include "llvm/ADT/MapVector.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_INSERTRESHARDS
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+/// Values that share the storage of a gather's results, in program order, and
+/// who uses them.
+struct GatheredStorage {
+  explicit GatheredStorage(AllGatherOp gather) {
+    for (Value param : gather.getParams())
+      values.push_back(param);
+    for (size_t next = 0; next < values.size(); ++next)
+      for (OpOperand &use : values[next].getUses()) {
+        auto call = dyn_cast<aten::CallOp>(use.getOwner());
+        if (call && isViewOf(call, values[next])) {
+          views.insert(call);
+          values.append(call.getResults().begin(), call.getResults().end());
+        }
+      }
+  }
+
+  static bool isViewOf(aten::CallOp call, Value value) {
+    for (unsigned index = 0; index < call.getNumResults(); ++index)
+      if (call.getViewedOperand(index) == value)
+        return true;
+    return false;
+  }
+
+  SmallVector<Value> values;
+  llvm::SetVector<Operation *> views;
+};
+
+struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
+  void runOnOperation() override {
+    ModuleOp module = getOperation();
+    ProgramOp program = getProgram(module);
+    if (!program)
+      return signalPassFailure();
+    PhaseOp backward;
+    for (auto phase : program.getOps<PhaseOp>())
+      if (phase.getPhase() == Phase::Backward)
+        backward = phase;
+    llvm::DenseMap<StringAttr, UnitOp> units;
+    for (auto unit : module.getOps<UnitOp>())
+      units[unit.getSymNameAttr()] = unit;
+
+    for (auto gather :
+         llvm::to_vector(program.getOps<AllGatherOp>())) {
+      UnitOp unit = units[gather.getUnitAttr().getAttr()];
+      if (backward && unit.getReshardAfterForward() &&
+          gather->isBeforeInBlock(backward))
+        gatherAgain(gather, backward);
+      reshardAfterLastUse(gather);
+    }
+  }
+
+private:
+  /// Moves the uses in backward onto a second gather.
+  static void gatherAgain(AllGatherOp gather, PhaseOp backward) {
+    GatheredStorage storage(gather);
+    SmallVector<OpOperand *> uses;
+    Operation *firstUse = nullptr;
+    for (Value value : storage.values) {
+      // A view that backward takes moves with its operand.
+      if (!value.getDefiningOp()->isBeforeInBlock(backward))
+        continue;
+      for (OpOperand &use : value.getUses()) {
+        Operation *user = use.getOwner();
+        if (user->isBeforeInBlock(backward))
+          continue;
+        uses.push_back(&use);
+        if (!firstUse || user->isBeforeInBlock(firstUse))
+          firstUse = user;
+      }
+    }
+    if (!firstUse)
+      return;
+
+    OpBuilder builder(firstUse);
+    IRMapping again;
+    SmallVector<Value> shards;
+    for (Value shard : gather.getShards())
+      shards.push_back(builder.clone(*shard.getDefiningOp())->getResult(0));
+    auto second = AllGatherOp::create(
+        builder, firstUse->getLoc(), gather.getParams().getTypes(),
+        gather.getUnitAttr(), shards);
+    again.map(gather.getParams(), second.getParams());
+
+    // Views taken in forward, rebuilt only where backward needs them.
+    for (OpOperand *use : uses)
+      use->set(rebuild(use->get(), again, builder));
+  }
+
+  static Value rebuild(Value value, IRMapping &again, OpBuilder &builder) {
+    if (Value mapped = again.lookupOrNull(value))
+      return mapped;
+    Operation *view = value.getDefiningOp();
+    for (Value operand : view->getOperands())
+      if (isa_and_nonnull<AllGatherOp>(
+              getStorageOwner(operand).getDefiningOp()))
+        rebuild(operand, again, builder);
+    builder.clone(*view, again);
+    return again.lookup(value);
+  }
+
+  static void reshardAfterLastUse(AllGatherOp first) {
+    // The second gather of the unit, where there is one, was put behind it.
+    SmallVector<AllGatherOp> gathers{first};
+    for (auto other : first->getBlock()->getOps<AllGatherOp>())
+      if (other != first && other.getUnitAttr() == first.getUnitAttr())
+        gathers.push_back(other);
+    for (AllGatherOp gather : gathers) {
+      GatheredStorage storage(gather);
+      Operation *lastUse = gather;
+      for (Value value : storage.values)
+        for (Operation *user : value.getUsers())
+          if (lastUse->isBeforeInBlock(user))
+            lastUse = user;
+      OpBuilder builder(lastUse->getContext());
+      builder.setInsertionPointAfter(lastUse);
+      ReshardOp::create(builder, lastUse->getLoc(), gather.getUnitAttr(),
+                        gather.getParams());
+    }
+  }
+};
+} // namespace

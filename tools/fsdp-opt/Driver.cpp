@@ -1,0 +1,155 @@
+//===- Driver.cpp - fsdp-opt as one command -------------------------------===//
+#include "Driver.h"
+
+#include "Stats.h"
+#include "fsdp/Import/Import.h"
+#include "fsdp/Transforms/EmitPlan.h"
+#include "fsdp/Transforms/Passes.h"
+#include "mlir/Parser/Parser.h"
+#include "mlir/Pass/PassManager.h"
+#include "mlir/Support/FileUtilities.h"
+#include "mlir/Support/Timing.h"
+#include "mlir/Tools/mlir-opt/MlirOptMain.h"
+#include "llvm/Support/CommandLine.h"
+#include "llvm/Support/Path.h"
+#include "llvm/Support/SourceMgr.h"
+#include "llvm/Support/ToolOutputFile.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+namespace cl = llvm::cl;
+
+namespace {
+enum class Emit { MLIR, Plan, Stats };
+enum class Level { Captured, Sharded, Planned };
+
+cl::OptionCategory category("fsdp-opt options");
+cl::opt<Emit> emitKind(
+    "emit", cl::desc("What to write"), cl::init(Emit::MLIR),
+    cl::values(clEnumValN(Emit::MLIR, "mlir", "IR, at --level"),
+               clEnumValN(Emit::Plan, "plan", "plan.json for fsdp-run"),
+               clEnumValN(Emit::Stats, "stats",
+                          "parameters, units, bytes and collectives a step")),
+    cl::cat(category));
+cl::opt<Level> level(
+    "level", cl::desc("How far to lower for --emit mlir"),
+    cl::init(Level::Planned),
+    cl::values(clEnumValN(Level::Captured, "captured", "as captured"),
+               clEnumValN(Level::Sharded, "sharded", "placements, collectives"),
+               clEnumValN(Level::Planned, "planned", "ready to emit a plan")),
+    cl::cat(category));
+cl::opt<std::string> configPath("config", cl::desc("Policy, a YAML file"),
+                                cl::value_desc("file"), cl::cat(category));
+cl::opt<int64_t> worldSize("world-size", cl::desc("Ranks to compile for"),
+                           cl::init(1), cl::cat(category));
+
+bool isCapture(StringRef path) { return llvm::sys::path::extension(path) == ".pt"; }
+
+OwningOpRef<ModuleOp> load(StringRef path, MLIRContext *context,
+                           llvm::SourceMgr &sources) {
+  if (isCapture(path)) {
+    try {
+      return importCapture(::fsdp::readCapture(path.str()), context);
+    } catch (const ::fsdp::CaptureError &error) {
+      llvm::errs() << "fsdp-opt: error: " << error.what() << '\n';
+      return {};
+    }
+  }
+  std::string message;
+  auto buffer = openInputFile(path, &message);
+  if (!buffer) {
+    llvm::errs() << "fsdp-opt: error: " << message << '\n';
+    return {};
+  }
+  sources.AddNewSourceBuffer(std::move(buffer), llvm::SMLoc());
+  return parseSourceFile<ModuleOp>(sources, context);
+}
+
+LogicalResult applyPolicy(ModuleOp module) {
+  if (worldSize < 1) {
+    llvm::errs() << "fsdp-opt: error: expected --world-size of at least 1, got: "
+                 << worldSize << '\n';
+    return failure();
+  }
+  if (!configPath.empty())
+    return applyConfig(module, configPath, worldSize);
+  // A module that brings its policy keeps it.
+  if (module.getOps<MeshOp>().empty())
+    return applyDefaultConfig(module, worldSize);
+  return success();
+}
+
+LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
+  PassManager pm(module.getContext());
+  if (failed(applyPassManagerCLOptions(pm)))
+    return failure();
+  pm.enableTiming(timing);
+  auto config = MlirOptMainConfig::createFromCLOptions();
+  if (failed(config.setupPassPipeline(pm)))
+    return failure();
+  if (pm.empty()) {
+    if (emitKind == Emit::MLIR && level == Level::Captured)
+      return success();
+    buildShardPipeline(pm);
+    if (emitKind == Emit::Plan || level == Level::Planned)
+      buildLowerPipeline(pm);
+  }
+  return pm.run(module);
+}
+
+LogicalResult write(ModuleOp module, StringRef path) {
+  std::string text;
+  llvm::raw_string_ostream stream(text);
+  if (emitKind == Emit::Plan) {
+    auto plan = emitPlan(module);
+    if (failed(plan))
+      return failure();
+    try {
+      ::fsdp::plan::verifyPlan(*plan, "plan");
+    } catch (const ::fsdp::plan::PlanError &error) {
+      return module.emitError("emits an invalid plan: ") << error.what();
+    }
+    stream << ::fsdp::plan::printPlan(*plan);
+  } else if (emitKind == Emit::Stats) {
+    printStats(module, stream);
+  } else {
+    module.print(stream);
+    stream << '\n';
+  }
+  std::string message;
+  auto output = openOutputFile(path, &message);
+  if (!output) {
+    llvm::errs() << "fsdp-opt: error: " << message << '\n';
+    return failure();
+  }
+  output->os() << text;
+  output->keep();
+  return success();
+}
+} // namespace
+
+bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
+  return isCapture(inputFilename) || !configPath.empty() ||
+         emitKind != Emit::MLIR;
+}
+
+LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
+                                    StringRef outputFilename,
+                                    const DialectRegistry &registry) {
+  DefaultTimingManager timingManager;
+  applyDefaultTimingManagerCLOptions(timingManager);
+  TimingScope timing = timingManager.getRootScope();
+  // One core: threads would only add their start-up.
+  MLIRContext context(registry, MLIRContext::Threading::DISABLED);
+  llvm::SourceMgr sources;
+  SourceMgrDiagnosticHandler diagnostics(sources, &context);
+
+  TimingScope importing = timing.nest("Import");
+  OwningOpRef<ModuleOp> module = load(inputFilename, &context, sources);
+  importing.stop();
+  if (!module || failed(applyPolicy(*module)) ||
+      failed(runPasses(*module, timing)))
+    return failure();
+  TimingScope writing = timing.nest("Write");
+  return write(*module, outputFilename);
+}

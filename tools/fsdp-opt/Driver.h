@@ -1,0 +1,23 @@
+//===- Driver.h - fsdp-opt as one command ---------------------------------===//
+#ifndef FSDP_TOOLS_FSDPOPT_DRIVER_H
+#define FSDP_TOOLS_FSDPOPT_DRIVER_H
+
+#include "mlir/IR/DialectRegistry.h"
+#include "mlir/Support/LogicalResult.h"
+#include "llvm/ADT/StringRef.h"
+
+namespace mlir::fsdp {
+
+/// True when the options ask for more than mlir-opt does: a captured model as
+/// input, a config, or an --emit other than IR.
+bool isDriverInvocation(llvm::StringRef inputFilename);
+
+/// Imports (or parses) the input, applies the policy, runs the pipeline (or
+/// the passes given on the command line) and writes what --emit names.
+LogicalResult runDriver(llvm::StringRef inputFilename,
+                        llvm::StringRef outputFilename,
+                        const DialectRegistry &registry);
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_TOOLS_FSDPOPT_DRIVER_H

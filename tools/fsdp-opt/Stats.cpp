@@ -1,0 +1,128 @@
+//===- Stats.cpp - fsdp-opt --emit stats ----------------------------------===//
+#include "Stats.h"
+
+#include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Plan/Plan.h"
+#include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/StringMap.h"
+#include "llvm/Support/Format.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+namespace plan = ::fsdp::plan;
+
+static int64_t getNumBytes(RankedTensorType type) {
+  Type element = type.getElementType();
+  int64_t width = element.isInteger(1)
+                      ? 1
+                      : element.getIntOrFloatBitWidth() / 8;
+  return type.getNumElements() * width;
+}
+
+/// Bytes of all ranks' chunks, padding included (what FSDP2 sends).
+static int64_t getPaddedBytes(RankedTensorType type, int64_t ranks) {
+  int64_t rows = plan::shardRows(type.getDimSize(0), ranks, 0).size() * ranks;
+  int64_t rowBytes =
+      type.getDimSize(0) ? getNumBytes(type) / type.getDimSize(0) : 0;
+  return rows * rowBytes;
+}
+
+static std::string formatBytes(int64_t bytes) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  if (bytes >= int64_t{1} << 30)
+    os << llvm::format("%.2f GiB", bytes / double(1 << 30));
+  else if (bytes >= 1 << 20)
+    os << llvm::format("%.2f MiB", bytes / double(1 << 20));
+  else if (bytes >= 1 << 10)
+    os << llvm::format("%.2f KiB", bytes / double(1 << 10));
+  else
+    os << bytes << " B";
+  return text;
+}
+
+namespace {
+struct Traffic {
+  int64_t count = 0, bytes = 0;
+  void add(int64_t more) {
+    ++count;
+    bytes += more;
+  }
+};
+} // namespace
+
+void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
+  int64_t ranks = 1;
+  for (auto mesh : module.getOps<MeshOp>())
+    ranks = mesh.getMesh().getNumRanks();
+  auto units = getUnitParams(module);
+  llvm::StringMap<int64_t> unitPaddedBytes, paddedBytes;
+  int64_t elements = 0, bytes = 0, shardBytes = 0, params = 0, frozen = 0,
+          trainableShard = 0, largestUnit = 0;
+  for (auto &[unit, members] : units) {
+    int64_t unitBytes = 0;
+    for (ParamOp param : members) {
+      RankedTensorType type = param.getTensorType();
+      int64_t padded = getPaddedBytes(type, ranks);
+      paddedBytes[param.getSymName()] = padded;
+      ++params;
+      frozen += param.getFrozen();
+      elements += type.getNumElements();
+      bytes += getNumBytes(type);
+      shardBytes += padded / ranks;
+      trainableShard += param.getFrozen() ? 0 : padded / ranks;
+      unitBytes += padded;
+    }
+    unitPaddedBytes[unit] = unitBytes;
+    largestUnit = std::max(largestUnit, unitBytes);
+  }
+
+  Traffic gathers, reduces;
+  int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
+  auto onWire = [&](int64_t padded) { return padded / ranks * (ranks - 1); };
+  module.walk([&](Operation *op) {
+    if (auto gather = dyn_cast<AllGatherOp>(op)) {
+      gathers.add(onWire(unitPaddedBytes[gather.getUnit()]));
+    } else if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
+      int64_t padded = 0;
+      for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
+        padded += paddedBytes[name.getValue()];
+      reduces.add(onWire(padded));
+    } else if (auto call = dyn_cast<aten::CallOp>(op)) {
+      ++calls;
+      inPlaceGrads += call.getReduceInputOf().has_value();
+    } else if (isa<ReshardOp>(op)) {
+      ++reshards;
+    }
+  });
+
+  auto row = [&](StringRef name, const Twine &value) {
+    os << llvm::left_justify(name, 28) << value << '\n';
+  };
+  row("ranks", Twine(ranks));
+  row("parameters", Twine(elements) + " in " + Twine(params) + " tensors (" +
+                        Twine(frozen) + " frozen)");
+  row("parameter bytes", formatBytes(bytes));
+  row("units", Twine(units.size()));
+  row("largest unit", formatBytes(largestUnit));
+  row("parameter bytes a rank", formatBytes(shardBytes) + " (padded shards)");
+  row("gradient bytes a rank", formatBytes(trainableShard) + " (padded shards)");
+  row("ATen calls", Twine(calls));
+  row("gradients written in place", Twine(inPlaceGrads));
+  row("all-gathers a step",
+      Twine(gathers.count) + ", " + formatBytes(gathers.bytes) + " a rank");
+  row("reduce-scatters a step",
+      Twine(reduces.count) + ", " + formatBytes(reduces.bytes) + " a rank");
+  row("reshards a step", Twine(reshards));
+  os << '\n'
+     << llvm::left_justify("unit", 40) << llvm::right_justify("tensors", 9)
+     << llvm::right_justify("bytes", 13) << "  reshard_after_forward\n";
+  for (auto unit : module.getOps<UnitOp>())
+    os << llvm::left_justify(unit.getSymName(), 40)
+       << llvm::right_justify(
+              std::to_string(units[unit.getSymNameAttr()].size()), 9)
+       << llvm::right_justify(formatBytes(unitPaddedBytes[unit.getSymName()]),
+                              13)
+       << "  " << (unit.getReshardAfterForward() ? "true" : "false") << '\n';
+}

@@ -1,0 +1,17 @@
+//===- Stats.h - fsdp-opt --emit stats ------------------------------------===//
+#ifndef FSDP_TOOLS_FSDPOPT_STATS_H
+#define FSDP_TOOLS_FSDPOPT_STATS_H
+
+#include "mlir/IR/BuiltinOps.h"
+#include "llvm/Support/raw_ostream.h"
+
+namespace mlir::fsdp {
+
+/// Prints parameters, units, bytes a rank holds, and the collectives of a step
+/// with their bytes. Bytes of a collective are those that one rank receives
+/// (all-gather) or sends (reduce-scatter) in a ring: (W-1)/W of the padded unit.
+void printStats(ModuleOp module, llvm::raw_ostream &os);
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_TOOLS_FSDPOPT_STATS_H
