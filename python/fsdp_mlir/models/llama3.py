@@ -20,7 +20,6 @@ def llama3_8b(layers: int = 32) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
         tie_word_embeddings=False,
         use_cache=False,
-        loss_type="ForCausalLM",
     )
     with torch.device("meta"):
         return LlamaForCausalLM(config).train()
