@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fsdp_mlir import torchscript, weights
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located, short_path, source_of
 from fsdp_mlir.files import save_tensors
 from fsdp_mlir.trace import ModuleStack, Recorder, Trace, traced
+from fsdp_mlir.version import __version__
 
 FORMAT = 1
 
@@ -282,7 +282,7 @@ def _record(
     ]
     return {
         "format": FORMAT,
-        "producer": f"fsdp_mlir {version('fsdp-mlir')}, torch {torch.__version__.split('+')[0]}",
+        "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
         "model": type(model).__name__,
         "training": model.training,
         "weights": None,
