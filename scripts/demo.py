@@ -85,10 +85,9 @@ def train(title: str, stem: str, case: Case) -> Result:
 def emit_mlir(directory: Path) -> None:
     """The program before and after sharding, for the reader."""
     archive, config = directory / "model.pt", directory / "fsdp.yaml"
-    command = [BIN / "fsdp-opt", archive, "--emit", "mlir"]
-    execute([*command, "-o", directory / "captured.mlir"])
-    sharded = ["--config", config, "--world-size", 2, "-o", directory / "sharded.mlir"]
-    execute([*command, *sharded])
+    command = [BIN / "fsdp-opt", archive, "--config", config, "--world-size", 2, "--emit", "mlir"]
+    for level in ("captured", "sharded"):
+        execute([*command, "--level", level, "-o", directory / f"{level}.mlir"])
 
 
 def print_losses(result: Result) -> None:

@@ -153,7 +153,7 @@ def write_metrics(path: str, ranks: list[list[dict[str, Any]]], tokens: int, bas
             losses = [float(f"{record['loss']:.9g}") for record in records]
             seconds = records[0]["seconds"]
             line = {
-                "step": step,
+                "step": step + 1,
                 "loss": float(f"{sum(record['loss'] for record in records) / len(records):.9g}"),
                 "rank_losses": losses,
                 "step_ms": seconds * 1e3,
