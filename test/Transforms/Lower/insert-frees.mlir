@@ -1,0 +1,26 @@
+// RUN: fsdp-opt --fsdp-insert-frees %s | FileCheck %s
+
+// Every value ends after its last use, an unused one at once; the loss does
+// not, and gathered parameters end with their reshard.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK-SAME:    (%[[X:.*]]: tensor<4xf32>)
+// CHECK:         %[[W:.*]] = fsdp.all_gather
+// CHECK-NEXT:    %[[H:.*]] = aten.call "aten::mul.Tensor"(%[[X]], %[[W]])
+// CHECK-NEXT:    fsdp.free %[[X]] : tensor<4xf32>
+// CHECK-NEXT:    fsdp.reshard @u %[[W]]
+// CHECK-NEXT:    %[[M:.*]]:2 = aten.call "aten::max.dim"(%[[H]]
+// CHECK-NEXT:    fsdp.free %[[H]], %[[M]]#1 : tensor<4xf32>, tensor<i64>
+// CHECK-NEXT:    fsdp.return %[[M]]#0
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %h = aten.call "aten::mul.Tensor"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  fsdp.reshard @u %w : tensor<4xf32>
+  %m:2 = aten.call "aten::max.dim"(%h, 0, false) : (tensor<4xf32>) -> (tensor<f32>, tensor<i64>)
+  fsdp.return %m#0 : tensor<f32>
+}

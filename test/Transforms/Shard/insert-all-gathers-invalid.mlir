@@ -1,0 +1,17 @@
+// RUN: fsdp-opt --fsdp-insert-all-gathers --split-input-file --verify-diagnostics %s
+
+fsdp.unit @u
+// expected-error @below {{expected a sharding: run fsdp-place-params first}}
+fsdp.param @w : tensor<4xf32> unit @u
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  %w = fsdp.read @w : tensor<4xf32>
+  fsdp.phase forward
+  %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// expected-error @below {{expected an fsdp.program in the module, got none}}
+module {
+}
