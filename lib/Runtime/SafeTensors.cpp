@@ -166,6 +166,7 @@ void SafeTensors::parse() {
     int64_t size = plan::byteWidth(entry.spec.dtype);
     for (const nlohmann::json &extent : value["shape"]) {
       if (!extent.is_number_unsigned() ||
+          extent.get<uint64_t>() > uint64_t(INT64_MAX) ||
           __builtin_mul_overflow(
               size, std::max<int64_t>(extent.get<uint64_t>(), 1), &size))
         fail("bad shape");

@@ -154,8 +154,13 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
     int32_t param = reduce.params[i];
     const plan::TensorSpec &spec = plan.params[param].spec;
     std::byte *place = segment.grad(ownRank, param);
-    if (grads[i].const_data_ptr() != place || !grads[i].is_contiguous())
-      at::from_blob(place, spec.shape, scalarType(spec.dtype)).copy_(grads[i]);
+    if (grads[i].const_data_ptr() != place || !grads[i].is_contiguous()) {
+      // A transposed view of the place itself cannot be copied in place.
+      auto *data = static_cast<const std::byte *>(grads[i].const_data_ptr());
+      bool aliases = data >= place && data < place + spec.numBytes();
+      at::from_blob(place, spec.shape, scalarType(spec.dtype))
+          .copy_(aliases ? grads[i].clone() : grads[i]);
+    }
     std::vector<int64_t> shape = spec.shape;
     shape[0] = plan::shardRows(shape[0], worldSize(), ownRank).size();
     entry.outs.push_back(at::empty(shape, scalarType(spec.dtype)));

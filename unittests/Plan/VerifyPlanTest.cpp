@@ -1,0 +1,173 @@
+//===- VerifyPlanTest.cpp - every invariant, broken once ------------------===//
+#include "Support/SamplePlan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace fsdp::test {
+namespace {
+
+using namespace plan;
+
+template <typename Kind> Kind &first(Plan &plan, int skip = 0) {
+  return std::get<Kind>(plan.instructions[find<Kind>(plan, skip)].kind);
+}
+
+Instruction take(Plan &plan, size_t at) {
+  Instruction instruction = plan.instructions[at];
+  plan.instructions.erase(plan.instructions.begin() + long(at));
+  return instruction;
+}
+
+struct Mutation {
+  const char *name;
+  const char *label;
+  std::function<void(Plan &)> apply;
+};
+
+const std::vector<Mutation> kMutations = {
+    {"WorldSizeZero", "P1", [](Plan &p) { p.worldSize = 0; }},
+    {"UnknownOptimizer", "P1", [](Plan &p) { p.optimizer.name = "lion"; }},
+    {"UnitOutOfRange", "P1", [](Plan &p) { first<AllGather>(p).unit = 9; }},
+    {"ModuleOutOfRange", "P1",
+     [](Plan &p) { p.instructions[find<Call>(p)].module = 9; }},
+    {"OperandOutOfRange", "P1",
+     [](Plan &p) { first<Call>(p).args[0] = {TensorArg{999}}; }},
+    {"BufferOutOfRange", "P1",
+     [](Plan &p) { first<ReadBuffer>(p).buffer = 3; }},
+    {"GatherCount", "P1", [](Plan &p) { first<AllGather>(p).outs.pop_back(); }},
+    {"GradCount", "P1", [](Plan &p) { first<ReduceScatter>(p).ins.clear(); }},
+    {"NoLoss", "P1", [](Plan &p) { p.loss = -1; }},
+    {"SameName", "P2", [](Plan &p) { p.params[1].name = p.params[0].name; }},
+    {"SameInput", "P2", [](Plan &p) { p.inputs[1].name = p.inputs[0].name; }},
+    {"TwoUnits", "P2", [](Plan &p) { p.units[0].params.push_back(1); }},
+    {"TwiceInUnit", "P2",
+     [](Plan &p) { p.units[0].params.push_back(p.units[0].params[0]); }},
+    {"ScalarParam", "P2", [](Plan &p) { p.params[3].spec.shape = {}; }},
+    {"DefinedTwice", "P3",
+     [](Plan &p) { first<Call>(p, 1).outs = first<Call>(p).outs; }},
+    {"UsedBeforeDefined", "P3",
+     [](Plan &p) { first<Call>(p).args[0] = {TensorArg{p.loss}}; }},
+    {"UsedInListBeforeDefined", "P3",
+     [](Plan &p) {
+       first<Call>(p).args.push_back({ArgList{{TensorArg{p.loss}}}});
+     }},
+    {"UsedAfterFree", "P4",
+     [](Plan &p) {
+       p.instructions[find<Call>(p)].frees.push_back(p.inputs[1].value);
+     }},
+    {"FreedTwice", "P4",
+     [](Plan &p) {
+       auto &frees = p.instructions[find<Call>(p, 2)].frees;
+       frees.push_back(frees.at(0));
+     }},
+    {"GatherShape", "P5",
+     [](Plan &p) { p.values[first<AllGather>(p).outs[0]].shape[0] += 1; }},
+    {"GatherDType", "P5",
+     [](Plan &p) {
+       p.values[first<AllGather>(p).outs[0]].dtype = DType::Float64;
+     }},
+    {"ShardShape", "P5",
+     [](Plan &p) { p.values[first<ReduceScatter>(p).outs[0]].shape[0] += 1; }},
+    {"InputShape", "P5", [](Plan &p) { p.inputs[0].spec.shape[1] += 1; }},
+    {"EmptyRange", "P5", [](Plan &p) { p.inputs[0].high = p.inputs[0].low; }},
+    {"ConstantSize", "P5",
+     [](Plan &p) {
+       p.values.push_back({{2}, DType::Int64});
+       p.instructions.insert(p.instructions.begin(),
+                             {Constant{"123", ValueId(p.values.size()) - 1},
+                              Phase::Forward,
+                              -1,
+                              {}});
+     }},
+    {"GatheredTwice", "P6", [](Plan &p) { take(p, find<Reshard>(p)); }},
+    {"ReshardedTwice", "P6",
+     [](Plan &p) {
+       p.instructions.insert(p.instructions.begin() + long(find<Reshard>(p)),
+                             {Reshard{0}, Phase::Forward, -1, {}});
+     }},
+    {"UsedAfterReshard", "P7",
+     [](Plan &p) {
+       Instruction reshard = take(p, find<Reshard>(p));
+       p.instructions.insert(p.instructions.begin() + long(find<Call>(p)),
+                             reshard);
+     }},
+    {"ForwardGatherUsedInBackward", "P7",
+     [](Plan &p) {
+       // The re-gather makes new values; the old one stays dead.
+       first<Call>(p, 14).args[0] = {TensorArg{first<AllGather>(p, 1).outs[0]}};
+     }},
+    {"GatheredInOptimizer", "P8",
+     [](Plan &p) { take(p, find<Reshard>(p, 2)); }},
+    {"StepWithoutReduction", "P8",
+     [](Plan &p) { first<OptimizerStep>(p).grads[0] = p.loss; }},
+    {"StepOfOtherParam", "P8",
+     [](Plan &p) {
+       std::swap(first<OptimizerStep>(p).params[0],
+                 first<OptimizerStep>(p).params[1]);
+     }},
+    {"SteppedTwice", "P8",
+     [](Plan &p) {
+       auto &step = first<OptimizerStep>(p);
+       step.params.push_back(step.params[0]);
+       step.grads.push_back(step.grads[0]);
+     }},
+    {"ReducedTwice", "P9",
+     [](Plan &p) {
+       auto &reduce = first<ReduceScatter>(p, 1);
+       reduce.params[1] = reduce.params[0];
+     }},
+    {"FrozenReduced", "P9", [](Plan &p) { p.params[0].requiresGrad = false; }},
+    {"ReducedByOtherUnit", "P9",
+     [](Plan &p) { first<ReduceScatter>(p).unit = 1; }},
+    {"ShardInCompute", "P9",
+     [](Plan &p) {
+       p.values.push_back({{}, DType::Float32});
+       p.instructions.insert(
+           p.instructions.begin() + long(find<ReduceScatter>(p)) + 1,
+           {Call{"aten::mean",
+                 "",
+                 {{TensorArg{first<ReduceScatter>(p).outs[0]}}, {NoneArg{}}},
+                 {ValueId(p.values.size()) - 1}},
+            Phase::Backward,
+            -1,
+            {}});
+     }},
+    {"SteeredSize", "P10", [](Plan &p) { first<Call>(p).reduceInputOf = 0; }},
+    {"SteeredFrozen", "P10",
+     [](Plan &p) {
+       p.values[first<Call>(p).outs[0]].shape = {1};
+       first<Call>(p).reduceInputOf = 3;
+     }},
+    {"PhaseOrder", "P11",
+     [](Plan &p) { p.instructions[0].phase = Phase::Backward; }},
+    {"StepInBackward", "P11",
+     [](Plan &p) { p.instructions.back().phase = Phase::Backward; }},
+    {"LossFreed", "P12",
+     [](Plan &p) { p.instructions.back().frees.push_back(p.loss); }},
+    {"LossNotScalar", "P12", [](Plan &p) { p.loss = first<Call>(p).outs[0]; }},
+};
+
+class VerifyPlan : public testing::TestWithParam<Mutation> {};
+
+TEST_P(VerifyPlan, CatchesMutation) {
+  Plan plan = samplePlan(2);
+  ASSERT_NO_THROW(verifyPlan(plan, "p.json"));
+  GetParam().apply(plan);
+  try {
+    verifyPlan(plan, "p.json");
+    FAIL() << "not caught";
+  } catch (const PlanError &error) {
+    EXPECT_THAT(error.what(), testing::StartsWith("p.json: "));
+    EXPECT_THAT(error.what(),
+                testing::EndsWith(std::string(" (") + GetParam().label + ")"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VerifyPlan, testing::ValuesIn(kMutations),
+                         [](const auto &info) { return info.param.name; });
+
+} // namespace
+} // namespace fsdp::test

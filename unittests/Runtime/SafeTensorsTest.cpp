@@ -1,0 +1,138 @@
+//===- SafeTensorsTest.cpp - reading, writing, corrupt files --------------===//
+#include "fsdp/Runtime/SafeTensors.h"
+#include "Support/Fixtures.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+namespace fsdp::test {
+namespace {
+
+using runtime::SafeTensors;
+using testing::HasSubstr;
+
+std::string fileOf(const std::string &header, size_t dataBytes) {
+  std::string text(8, '\0');
+  for (size_t i = 0; i < 8; ++i)
+    text[i] = char(header.size() >> (8 * i));
+  return text + header + std::string(dataBytes, '\0');
+}
+
+std::string errorOf(const std::string &content) {
+  ScratchDir dir;
+  writeText(dir / "f.safetensors", content);
+  try {
+    SafeTensors file(dir / "f.safetensors");
+  } catch (const runtime::InputError &error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string tensor(const std::string &dtype, const std::string &shape,
+                   const std::string &offsets) {
+  return R"({"a": {"dtype": ")" + dtype + R"(", "shape": )" + shape +
+         R"(, "data_offsets": )" + offsets + "}}";
+}
+
+TEST(SafeTensors, RoundTrips) {
+  ScratchDir dir;
+  Tensors written = {
+      {"a", at::arange(6, at::kFloat).view({2, 3})},
+      {"empty", at::zeros({0, 4})},
+      {"n\"ame", at::arange(5, at::kLong)},
+      {"scalar", at::zeros({})},
+  };
+  writeTensors(dir / "t.safetensors", written);
+  Tensors read = readTensors(dir / "t.safetensors");
+  ASSERT_EQ(read.size(), written.size());
+  for (const auto &[name, tensor] : written)
+    EXPECT_TRUE(read.at(name).equal(tensor)) << name;
+  // Nothing but the file itself is left.
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir / ""),
+                          std::filesystem::directory_iterator()),
+            1);
+}
+
+TEST(SafeTensors, HashIsXxh3) {
+  ScratchDir dir;
+  // xxhash.xxh3_128_hexdigest(b'\x02' + 7 * b'\0' + b'{}')
+  writeText(dir / "t", fileOf("{}", 0));
+  EXPECT_EQ(SafeTensors(dir / "t").hash(),
+            "xxh3:19aae81a9fc6b75c6d333529e3c47542");
+}
+
+TEST(SafeTensors, RefusesCorruptFiles) {
+  EXPECT_THAT(errorOf(""), HasSubstr("expected at least 8 bytes, got 0"));
+  EXPECT_THAT(errorOf(std::string(8, '\xff')),
+              HasSubstr("the header is said to have"));
+  EXPECT_THAT(errorOf(fileOf("{", 0)), HasSubstr("not a json object"));
+  EXPECT_THAT(errorOf(fileOf("[]", 0)), HasSubstr("not a json object"));
+  EXPECT_THAT(errorOf(fileOf(std::string(1000, '['), 0)),
+              HasSubstr("not a json object"));
+  EXPECT_THAT(errorOf(fileOf(R"({"a": 1})", 0)),
+              HasSubstr("expected dtype, shape and data_offsets"));
+  EXPECT_THAT(errorOf(fileOf(tensor("F7", "[1]", "[0, 4]"), 4)),
+              HasSubstr("unknown dtype \"F7\""));
+  EXPECT_THAT(errorOf(fileOf(tensor("F32", "[-1]", "[0, 4]"), 4)),
+              HasSubstr("bad shape"));
+  EXPECT_THAT(
+      errorOf(fileOf(tensor("F32", "[4000000000, 4000000000]", "[0, 4]"), 4)),
+      HasSubstr("bad shape"));
+  EXPECT_THAT(
+      errorOf(fileOf(tensor("F32", "[18446744073709551615]", "[0, 4]"), 4)),
+      HasSubstr("bad shape"));
+  EXPECT_THAT(errorOf(fileOf(tensor("F32", "[1]", "[0, 4]"), 3)),
+              HasSubstr("lie outside the file's 3 bytes"));
+  EXPECT_THAT(errorOf(fileOf(tensor("F32", "[1]", "[4, 0]"), 8)),
+              HasSubstr("lie outside"));
+  EXPECT_THAT(errorOf(fileOf(tensor("F32", "[2]", "[0, 4]"), 4)),
+              HasSubstr("expected 8 bytes for float32[2], got 4"));
+  std::string twice = tensor("F32", "[1]", "[0, 4]");
+  twice = twice.substr(0, twice.size() - 1) + ", " + twice.substr(1);
+  EXPECT_THAT(errorOf(fileOf(twice, 4)),
+              HasSubstr("two tensors are named \"a\""));
+}
+
+TEST(SafeTensors, RefusesEveryTruncation) {
+  ScratchDir dir;
+  writeTensors(dir / "t", {{"a", at::zeros({3})}});
+  std::string text = readText(dir / "t");
+  for (size_t size = 0; size < text.size(); ++size)
+    EXPECT_NE(errorOf(text.substr(0, size)), "no error") << size;
+}
+
+TEST(SafeTensors, RequireNamesWhatDiffers) {
+  ScratchDir dir;
+  writeTensors(dir / "t", {{"a", at::zeros({3})}});
+  SafeTensors file(dir / "t");
+  auto error = [&](const std::string &name, plan::TensorSpec spec) {
+    try {
+      file.require(name, spec, "parameter");
+    } catch (const runtime::InputError &e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error("a", {{3}, plan::DType::Float32}), "no error");
+  EXPECT_THAT(error("b", {{3}, plan::DType::Float32}),
+              HasSubstr("no tensor for parameter \"b\""));
+  EXPECT_THAT(
+      error("a", {{4}, plan::DType::Float32}),
+      HasSubstr("parameter \"a\": expected float32[4], got float32[3]"));
+  EXPECT_THAT(error("a", {{3}, plan::DType::Float64}),
+              HasSubstr("expected float64[3], got float32[3]"));
+}
+
+TEST(SafeTensors, RefusesUnwritableFolder) {
+  EXPECT_THROW(runtime::writeSafeTensors("/nonexistent/f", {}),
+               runtime::RunError);
+}
+
+} // namespace
+} // namespace fsdp::test

@@ -1,0 +1,176 @@
+//===- Fixtures.cpp - files and processes for tests -----------------------===//
+#include "Support/Fixtures.h"
+#include "Support/SamplePlan.h"
+#include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/SafeTensors.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace fsdp::test {
+
+ScratchDir::ScratchDir() {
+  std::string name =
+      (std::filesystem::temp_directory_path() / "fsdp-test-XXXXXX").string();
+  if (!mkdtemp(name.data()))
+    throw std::runtime_error("cannot make a scratch folder");
+  path = name;
+}
+
+ScratchDir::~ScratchDir() { std::filesystem::remove_all(path); }
+
+void writeText(const std::string &path, const std::string &text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::string readText(const std::string &path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+void writeTensors(const std::string &path, const Tensors &tensors) {
+  std::vector<runtime::NamedTensor> named;
+  for (const auto &[name, tensor] : tensors) {
+    plan::TensorSpec spec{tensor.sizes().vec(), plan::DType::Float32};
+    if (tensor.scalar_type() == at::kLong)
+      spec.dtype = plan::DType::Int64;
+    else if (tensor.scalar_type() != at::kFloat)
+      throw std::runtime_error("unexpected dtype");
+    named.push_back({name,
+                     spec,
+                     {static_cast<const std::byte *>(tensor.const_data_ptr()),
+                      tensor.nbytes()}});
+  }
+  runtime::writeSafeTensors(path, named);
+}
+
+Tensors readTensors(const std::string &path) {
+  Tensors tensors;
+  runtime::SafeTensors file(path);
+  for (const auto &[name, entry] : file.entries()) {
+    at::Tensor tensor =
+        at::empty(entry.spec.shape, runtime::scalarType(entry.spec.dtype));
+    std::memcpy(tensor.mutable_data_ptr(), entry.data.data(),
+                entry.data.size());
+    tensors[name] = tensor;
+  }
+  return tensors;
+}
+
+Tensors sampleWeights() {
+  at::Generator generator = at::detail::createCPUGenerator(1);
+  auto make = [&](std::vector<int64_t> shape) {
+    return at::randn(shape, generator, at::kFloat);
+  };
+  return {{"layer.w1", make({kFeatures, 7})},
+          {"w2", make({7, kOutputs})},
+          {"b", make({kOutputs})},
+          {"scale", make({1})},
+          {"shift", make({kOutputs})}};
+}
+
+Tensors sampleData(int64_t samples) {
+  at::Generator generator = at::detail::createCPUGenerator(2);
+  return {{"x", at::randn({samples, kFeatures}, generator, at::kFloat)},
+          {"y", at::randn({samples, kOutputs}, generator, at::kFloat)}};
+}
+
+void writeSample(const ScratchDir &dir, const plan::Plan &plan,
+                 int64_t samples) {
+  writeText(dir / "plan.json", plan::printPlan(plan));
+  writeTensors(dir / "model.safetensors", sampleWeights());
+  writeTensors(dir / "data.safetensors", sampleData(samples));
+}
+
+ToolResult runTool(const std::vector<std::string> &args,
+                   const std::map<std::string, std::string> &environment) {
+  ScratchDir dir;
+  std::string errPath = dir / "stderr";
+  std::vector<std::string> command = {FSDP_RUN_PATH};
+  command.insert(command.end(), args.begin(), args.end());
+  std::vector<char *> argv;
+  for (std::string &arg : command)
+    argv.push_back(arg.data());
+  argv.push_back(nullptr);
+
+  auto begin = std::chrono::steady_clock::now();
+  pid_t pid = fork();
+  if (pid == 0) {
+    setpgid(0, 0);
+    for (const auto &[name, value] : environment)
+      setenv(name.c_str(), value.c_str(), 1);
+    if (!std::freopen(errPath.c_str(), "w", stderr))
+      _exit(126);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  ToolResult result;
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  result.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+          .count();
+  result.err = readText(errPath);
+  if (kill(-pid, 0) == 0) {
+    ADD_FAILURE() << "processes are left behind";
+    kill(-pid, SIGKILL);
+  }
+  return result;
+}
+
+std::vector<std::string> forkRanks(int64_t ranks,
+                                   const std::function<void(int64_t)> &body) {
+  std::vector<std::pair<pid_t, int>> children;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    int ends[2];
+    if (pipe(ends) != 0)
+      throw std::runtime_error("cannot make a pipe");
+    pid_t pid = fork();
+    if (pid == 0) {
+      close(ends[0]);
+      std::string message;
+      try {
+        body(rank);
+      } catch (const std::exception &error) {
+        message = error.what();
+        message = message.empty() ? "unnamed error" : message;
+      }
+      auto written = write(ends[1], message.data(), message.size());
+      _exit(written == ssize_t(message.size()) ? 0 : 1);
+    }
+    close(ends[1]);
+    children.emplace_back(pid, ends[0]);
+  }
+  std::vector<std::string> messages;
+  for (auto [pid, end] : children) {
+    std::string message;
+    char buffer[4096];
+    for (ssize_t size; (size = read(end, buffer, sizeof(buffer))) > 0;)
+      message.append(buffer, size_t(size));
+    close(end);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    if (WIFSIGNALED(status))
+      message += "killed by signal " + std::to_string(WTERMSIG(status));
+    else if (WEXITSTATUS(status) != 0)
+      message += "exit status " + std::to_string(WEXITSTATUS(status));
+    messages.push_back(message);
+  }
+  return messages;
+}
+
+} // namespace fsdp::test

@@ -1,0 +1,153 @@
+//===- SamplePlan.cpp - a small complete training step --------------------===//
+#include "Support/SamplePlan.h"
+
+namespace fsdp::test {
+
+using namespace plan;
+
+namespace {
+
+class Builder {
+public:
+  Plan plan;
+  Phase phase = Phase::Forward;
+
+  ValueId value(std::vector<int64_t> shape) {
+    plan.values.push_back({std::move(shape), DType::Float32});
+    return ValueId(plan.values.size()) - 1;
+  }
+  int32_t param(std::string name, std::vector<int64_t> shape, int32_t unit,
+                bool requiresGrad = true) {
+    plan.params.push_back({std::move(name),
+                           {},
+                           {std::move(shape), DType::Float32},
+                           unit,
+                           requiresGrad});
+    auto id = int32_t(plan.params.size()) - 1;
+    plan.units[unit].params.push_back(id);
+    return id;
+  }
+  ValueId input(std::string name, std::vector<int64_t> shape) {
+    ValueId id = value(shape);
+    plan.inputs.push_back(
+        {std::move(name), {std::move(shape), DType::Float32}, id, 0, 2});
+    return id;
+  }
+  void add(decltype(Instruction::kind) kind) {
+    plan.instructions.push_back({std::move(kind), phase, -1, {}});
+  }
+  ValueId call(std::string op, std::string overload, ArgList args,
+               std::vector<int64_t> shape, int32_t module = 0,
+               int32_t reduceInputOf = -1) {
+    ValueId out = value(std::move(shape));
+    plan.instructions.push_back({Call{std::move(op),
+                                      std::move(overload),
+                                      std::move(args),
+                                      {out},
+                                      reduceInputOf},
+                                 phase,
+                                 module,
+                                 {}});
+    return out;
+  }
+  std::vector<ValueId> gather(int32_t unit) {
+    AllGather gather{unit, {}};
+    for (int32_t param : plan.units[unit].params)
+      gather.outs.push_back(value(plan.params[param].spec.shape));
+    add(gather);
+    return gather.outs;
+  }
+  std::vector<ValueId> reduce(int32_t unit, std::vector<int32_t> params,
+                              std::vector<ValueId> ins) {
+    ReduceScatter reduce{unit, std::move(params), std::move(ins), {}};
+    for (int32_t param : reduce.params) {
+      std::vector<int64_t> shape = plan.params[param].spec.shape;
+      shape[0] = shardRows(shape[0], plan.worldSize, 0).size();
+      reduce.outs.push_back(value(shape));
+    }
+    add(reduce);
+    return reduce.outs;
+  }
+  void free(ValueId id) { plan.instructions.back().frees.push_back(id); }
+};
+
+Arg t(ValueId id) { return {TensorArg{id}}; }
+Arg i(int64_t v) { return {v}; }
+Arg f(double v) { return {v}; }
+
+} // namespace
+
+Plan samplePlan(int64_t worldSize, bool transposedGrad) {
+  Builder b;
+  b.plan.producer = "test";
+  b.plan.model = "Regression";
+  b.plan.worldSize = worldSize;
+  b.plan.weights = {"model.safetensors", ""};
+  b.plan.optimizer.name = "sgd";
+  b.plan.optimizer.lr = 0.1;
+  b.plan.modules = {"", "layer"};
+  b.plan.units = {{"layer", {}, true}, {"", {}, false}};
+  b.plan.buffers = {{"shift", {{kOutputs}, DType::Float32}, true}};
+  int32_t w1 = b.param("layer.w1", {kFeatures, 7}, 0);
+  int32_t w2 = b.param("w2", {7, kOutputs}, 1);
+  int32_t bias = b.param("b", {kOutputs}, 1);
+  b.param("scale", {1}, 1, /*requiresGrad=*/false);
+  b.plan.params[w2].aliases = {"head.w2"};
+
+  ValueId x = b.input("x", {kBatch, kFeatures});
+  ValueId y = b.input("y", {kBatch, kOutputs});
+  std::vector<ValueId> root = b.gather(1);
+  std::vector<ValueId> layer = b.gather(0);
+  ValueId h = b.call("aten::mm", "", {t(x), t(layer[0])}, {kBatch, 7}, 1);
+  b.add(Reshard{0});
+  ValueId shift = b.value({kOutputs});
+  b.add(ReadBuffer{0, shift});
+  ValueId z = b.call("aten::mm", "", {t(h), t(root[0])}, {kBatch, kOutputs});
+  ValueId z1 = b.call("aten::add", "Tensor", {t(z), t(root[1]), i(1)},
+                      {kBatch, kOutputs});
+  b.free(z);
+  ValueId z2 = b.call("aten::add", "Tensor", {t(z1), t(shift), i(1)},
+                      {kBatch, kOutputs});
+  ValueId z3 =
+      b.call("aten::mul", "Tensor", {t(z2), t(root[2])}, {kBatch, kOutputs});
+  ValueId d =
+      b.call("aten::sub", "Tensor", {t(z3), t(y), i(1)}, {kBatch, kOutputs});
+  ValueId sq = b.call("aten::mul", "Tensor", {t(d), t(d)}, {kBatch, kOutputs});
+  b.plan.loss = b.call("aten::mean", "", {t(sq), {NoneArg{}}}, {});
+
+  b.phase = Phase::Backward;
+  ValueId gd = b.call("aten::mul", "Scalar",
+                      {t(d), f(2.0 / (kBatch * kOutputs))}, {kBatch, kOutputs});
+  ValueId g =
+      b.call("aten::mul", "Tensor", {t(gd), t(root[2])}, {kBatch, kOutputs});
+  // Written long before its reduction.
+  ValueId gb = b.call("aten::sum", "dim_IntList",
+                      {t(g), {ArgList{i(0)}}, {false}, {NoneArg{}}}, {kOutputs},
+                      0, bias);
+  ValueId rootT = b.call("aten::t", "", {t(root[0])}, {kOutputs, 7});
+  ValueId gh = b.call("aten::mm", "", {t(g), t(rootT)}, {kBatch, 7});
+  ValueId gw2;
+  if (transposedGrad) {
+    ValueId gT = b.call("aten::t", "", {t(g)}, {kOutputs, kBatch});
+    ValueId product =
+        b.call("aten::mm", "", {t(gT), t(h)}, {kOutputs, 7}, 0, w2);
+    gw2 = b.call("aten::t", "", {t(product)}, {7, kOutputs});
+  } else {
+    ValueId hT = b.call("aten::t", "", {t(h)}, {7, kBatch});
+    gw2 = b.call("aten::mm", "", {t(hT), t(g)}, {7, kOutputs});
+  }
+  b.gather(0);
+  ValueId xT = b.call("aten::t", "", {t(x)}, {kFeatures, kBatch}, 1);
+  ValueId gw1 = b.call("aten::mm", "", {t(xT), t(gh)}, {kFeatures, 7}, 1, w1);
+  b.add(Reshard{0});
+  std::vector<ValueId> layerGrads = b.reduce(0, {w1}, {gw1});
+  b.add(Reshard{1});
+  std::vector<ValueId> rootGrads = b.reduce(1, {w2, bias}, {gw2, gb});
+
+  b.phase = Phase::Optimizer;
+  b.add(OptimizerStep{{w1, w2, bias},
+                      {layerGrads[0], rootGrads[0], rootGrads[1]}});
+  return b.plan;
+}
+
+} // namespace fsdp::test

@@ -1,0 +1,33 @@
+//===- SamplePlan.h - a small complete training step, by hand -------------===//
+#ifndef FSDP_UNITTESTS_SUPPORT_SAMPLEPLAN_H
+#define FSDP_UNITTESTS_SUPPORT_SAMPLEPLAN_H
+
+#include "fsdp/Plan/Plan.h"
+
+namespace fsdp::test {
+
+inline constexpr int64_t kBatch = 4;
+inline constexpr int64_t kFeatures = 3;
+inline constexpr int64_t kOutputs = 5;
+
+/// Two-layer linear regression, loss = mean((x W1' + s + b - y)^2) with
+/// W1' = W1 W2: parameters "layer.w1" [3, 7] in unit "layer", "w2" [7, 5] and
+/// "b" [5] in the root unit, a frozen "scale" [1] in the root unit and a
+/// buffer "shift" [5]; inputs x [4, 3] and y [4, 5], float32. Gradients
+/// written out by hand; unit "layer" is resharded after forward.
+///
+/// With `transposedGrad` the gradient of w2 is a transposed view of the result
+/// that is written in the reduce-scatter input's place.
+plan::Plan samplePlan(int64_t worldSize, bool transposedGrad = false);
+
+/// Position of the first instruction of a kind.
+template <typename Kind> size_t find(const plan::Plan &plan, int skip = 0) {
+  for (size_t i = 0; i < plan.instructions.size(); ++i)
+    if (std::holds_alternative<Kind>(plan.instructions[i].kind) && skip-- == 0)
+      return i;
+  throw std::logic_error("no such instruction");
+}
+
+} // namespace fsdp::test
+
+#endif // FSDP_UNITTESTS_SUPPORT_SAMPLEPLAN_H
