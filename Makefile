@@ -2,7 +2,7 @@
 
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-PYTEST := $(PYTHON) -m pytest -q
+PYTEST := $(PYTHON) -m pytest
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp')
 
 .DEFAULT_GOAL := help
