@@ -74,25 +74,16 @@ def FSDP_ShardedType : FSDP_Type<"Sharded", "sharded"> {
 
 def FSDP_TensorOrSharded : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType]>;
 
-def FSDP_PhaseEnum : I32EnumAttr<"Phase", "part of a training step", [
+def FSDP_PhaseAttr : I32EnumAttr<"Phase", "part of a training step", [
   I32EnumAttrCase<"Forward", 0, "forward">,
   I32EnumAttrCase<"Backward", 1, "backward">,
   I32EnumAttrCase<"Optimizer", 2, "optimizer">]> {
   let cppNamespace = "::mlir::fsdp";
-  let genSpecializedAttr = 0;
-}
-def FSDP_PhaseAttr : EnumAttr<FSDP_Dialect, FSDP_PhaseEnum, "phase"> {
-  let assemblyFormat = "`` $value";
 }
 
-def FSDP_ReduceKindEnum : I32EnumAttr<"ReduceKind", "reduction of gradients", [
+def FSDP_ReduceKindAttr : I32EnumAttr<"ReduceKind", "reduction of gradients", [
   I32EnumAttrCase<"Avg", 0, "avg">]> {
   let cppNamespace = "::mlir::fsdp";
-  let genSpecializedAttr = 0;
-}
-def FSDP_ReduceKindAttr
-    : EnumAttr<FSDP_Dialect, FSDP_ReduceKindEnum, "reduce_kind"> {
-  let assemblyFormat = "`` $value";
 }
 
 #endif

@@ -51,9 +51,8 @@ struct InsertReduceScatters
       OpBuilder builder(module.getContext());
       builder.setInsertionPointAfter(last);
       auto reduce = ReduceScatterOp::create(
-          builder, last->getLoc(), types, FlatSymbolRefAttr::get(unit),
-          ReduceKindAttr::get(builder.getContext(), ReduceKind::Avg),
-          builder.getArrayAttr(names), grads);
+          builder, last->getLoc(), types, unit.getValue(),
+          ReduceKind::Avg, builder.getArrayAttr(names), grads);
       for (auto [write, shard] : llvm::zip(replaced, reduce.getShards())) {
         WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
                             shard);

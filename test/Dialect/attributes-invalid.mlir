@@ -1,0 +1,27 @@
+// RUN: fsdp-opt --split-input-file --verify-diagnostics %s
+
+// expected-error @below {{Mesh-1: expected unique axis names, got "shard" twice}}
+fsdp.mesh @world <["shard"=2, "shard"=4]>
+
+// -----
+
+// expected-error @below {{Mesh-2: expected the size of axis "shard" to be at least 1, got: 0}}
+fsdp.mesh @world <["shard"=0]>
+
+// -----
+
+// expected-error @below {{Sharding-1: expected each axis at most once, got "shard" twice}}
+fsdp.param @w : tensor<4x4xf32> sharding <@world, [{"shard"}, {"shard"}]>
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Sharded-1: expected a sharding of 1 dimensions, got: 2}}
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}, {}]>>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+// expected-error @below {{Sharded-1: expected a sharding of 2 dimensions, got: 1}}
+fsdp.param @w : tensor<4x4xf32> sharding <@world, [{"shard"}]>

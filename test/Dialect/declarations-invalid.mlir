@@ -1,0 +1,55 @@
+// RUN: fsdp-opt --split-input-file --verify-diagnostics %s
+
+// expected-error @below {{Param-1: expected @u to name an fsdp.unit, found none}}
+fsdp.param @w : tensor<4xf32> unit @u
+
+// -----
+
+// expected-error @below {{Param-2: expected @world to name an fsdp.mesh, found none}}
+fsdp.param @w : tensor<4xf32> sharding <@world, [{"shard"}]>
+
+// -----
+
+fsdp.mesh @world <["replicate"=2]>
+// expected-error @below {{Param-2: expected axis "shard" in mesh @world, which has: #fsdp.mesh<["replicate"=2]>}}
+fsdp.param @w : tensor<4xf32> sharding <@world, [{"shard"}]>
+
+// -----
+
+// expected-error @below {{Param-3: expected a static shape with at least one dimension, got: 'tensor<f32>'}}
+fsdp.param @scale : tensor<f32>
+
+// -----
+
+// expected-error @below {{Param-3: expected a static shape with at least one dimension, got: 'tensor<?xf32>'}}
+fsdp.param @w : tensor<?xf32>
+
+// -----
+
+// expected-error @below {{Optimizer-1: expected "adamw" or "sgd", got: "lion"}}
+fsdp.optimizer "lion" {lr = 1.0e-3}
+
+// -----
+
+// expected-error @below {{Optimizer-1: "sgd" has no hyperparameter "beta1"}}
+fsdp.optimizer "sgd" {beta1 = 0.9}
+
+// -----
+
+// expected-error @below {{Optimizer-1: expected an f64 for "lr", got: 1 : i64}}
+fsdp.optimizer "adamw" {lr = 1}
+
+// -----
+
+// expected-error @below {{Optimizer-1: expected true or false for "fused", got: 1.000000e+00 : f64}}
+fsdp.optimizer "adamw" {fused = 1.0}
+
+// -----
+
+// expected-error @below {{Optimizer-1: "beta2" is out of range: 1.000000e+00 : f64}}
+fsdp.optimizer "adamw" {beta2 = 1.0}
+
+// -----
+
+// expected-error @below {{Optimizer-1: "lr" is out of range: -1.000000e+00 : f64}}
+fsdp.optimizer "adamw" {lr = -1.0}

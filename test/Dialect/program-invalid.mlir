@@ -1,0 +1,126 @@
+// RUN: fsdp-opt --split-input-file --verify-diagnostics %s
+
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  // expected-error @below {{Program-1: expected phases in the order forward, backward, optimizer, got forward after backward}}
+  fsdp.phase forward
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @use_after_reshard(%x: tensor<4xf32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  // expected-note @below {{resharded here}}
+  fsdp.reshard @u %w : tensor<4xf32>
+  // expected-error @below {{Program-2: uses a parameter of unit @u after its reshard}}
+  %y = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+  fsdp.return %y : tensor<f32>
+}
+
+// -----
+
+// A view of a view is still the parameter.
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @view_after_reshard(%x: tensor<4xf32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %a = aten.call "aten::view"(%w, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+  %b = aten.call "aten::t"(%a) {views = array<i64: 0>} : (tensor<2x2xf32>) -> tensor<2x2xf32>
+  // expected-note @below {{resharded here}}
+  fsdp.reshard @u %w : tensor<4xf32>
+  // expected-error @below {{Program-2: uses a parameter of unit @u after its reshard}}
+  %y = aten.call "aten::sum"(%b, none) : (tensor<2x2xf32>) -> tensor<f32>
+  fsdp.return %y : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @gathered_twice(%x: tensor<f32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-note @below {{gathered here}}
+  %a = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  // expected-error @below {{Program-3: gathers unit @u, which is gathered already}}
+  %b = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @resharded_twice(%x: tensor<f32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  // expected-note @below {{resharded here}}
+  fsdp.reshard @u %w : tensor<4xf32>
+  // expected-error @below {{Program-2: uses a parameter of unit @u after its reshard}}
+  fsdp.reshard @u %w : tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @gathered_in_optimizer(%x: tensor<f32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{Program-3: expected an fsdp.reshard of unit @u before the optimizer phase, found none}}
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  fsdp.phase optimizer
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @reduced_twice(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-note @below {{reduced here}}
+  %a = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{Program-4: expected the gradient of @w to be reduced at most once}}
+  %b = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @written_twice(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-note @below {{written here}}
+  fsdp.write_grad @w, %g : tensor<4xf32>
+  // expected-error @below {{Program-4: expected the gradient of @w to be written at most once}}
+  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.program @use_after_free(%x: tensor<4xf32>) -> tensor<f32> {
+  // expected-note @below {{freed here}}
+  fsdp.free %x : tensor<4xf32>
+  // expected-error @below {{Program-5: uses a value after its end}}
+  %y = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.return %y : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32> {frozen}
+fsdp.program @frozen(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Program-6: expected no gradient for @w, which is frozen}}
+  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}

@@ -1,0 +1,65 @@
+// RUN: fsdp-opt %s | fsdp-opt | FileCheck %s
+// RUN: fsdp-opt --mlir-print-op-generic %s | fsdp-opt | FileCheck %s
+
+// Every op, type and attribute parses from its own print, in the pretty and in
+// the generic form.
+
+// CHECK: module attributes {fsdp.model = "Tiny"}
+module attributes {fsdp.model = "Tiny"} {
+  // CHECK: fsdp.mesh @world <["replicate"=2, "shard"=4]>
+  fsdp.mesh @world <["replicate"=2, "shard"=4]>
+  // CHECK: fsdp.optimizer "sgd" {lr = 1.000000e-01 : f64, nesterov = true}
+  fsdp.optimizer "sgd" {lr = 1.0e-1, nesterov = true}
+  // CHECK: fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
+  fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
+  // CHECK: fsdp.unit @"(root)" {reshard_after_forward = false}
+  fsdp.unit @"(root)" {reshard_after_forward = false}
+  // CHECK: fsdp.param @w : tensor<4x2xf32> unit @"(root)" sharding <@world, [{"shard"}, {}]> {aliases = ["head.w"]}
+  fsdp.param @w : tensor<4x2xf32> unit @"(root)" sharding <@world, [{"shard"}, {}]> {aliases = ["head.w"]}
+  // CHECK: fsdp.param @frozen : tensor<3xbf16> {frozen}
+  fsdp.param @frozen : tensor<3xbf16> {frozen}
+  // CHECK: fsdp.buffer @mask : tensor<2xi1> {non_persistent}
+  fsdp.buffer @mask : tensor<2xi1> {non_persistent}
+
+  // CHECK-LABEL: fsdp.program @train_step
+  // CHECK-SAME:    (%[[X:.*]]: tensor<4x2xf32> {fsdp.name = "x"}) -> tensor<f32>
+  fsdp.program @train_step(%x: tensor<4x2xf32> {fsdp.name = "x"}) -> tensor<f32> {
+    // CHECK: fsdp.phase forward
+    fsdp.phase forward
+    // CHECK: fsdp.read_buffer @mask : tensor<2xi1>
+    %mask = fsdp.read_buffer @mask : tensor<2xi1>
+    // CHECK: %[[S:.*]] = fsdp.read @w : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    %s = fsdp.read @w : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[W:.*]] = fsdp.all_gather @"(root)" %[[S]] : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> tensor<4x2xf32>
+    %w = fsdp.all_gather @"(root)" %s : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> tensor<4x2xf32>
+    // Lists of operands, absent optionals, numbers that decimals cannot hold.
+    // CHECK: aten.call "aten::cat"([%[[X]], %[[W]]], 0)
+    %c = aten.call "aten::cat"([%x, %w], 0) : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<8x2xf32>
+    // CHECK: aten.call "aten::index.Tensor"(%{{.*}}, [none, %{{.*}}])
+    %i = aten.call "aten::index.Tensor"(%c, [none, %mask]) : (tensor<8x2xf32>, tensor<2xi1>) -> tensor<8x2xf32>
+    // CHECK: aten.call "aten::full"([2, 3], 0xFFF0000000000000 : f64, 6, none, device, false)
+    %f = aten.call "aten::full"([2, 3], 0xFFF0000000000000 : f64, 6, none, device, false) : () -> tensor<2x3xf32>
+    // CHECK: aten.call "aten::bernoulli_.float"(%{{.*}}, 9.000000e-01, none) {mutates = array<i64: 0>, random, views = array<i64: 0>}
+    %r = aten.call "aten::bernoulli_.float"(%f, 0.9, none) {mutates = array<i64: 0>, random, views = array<i64: 0>} : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    // CHECK: aten.call "aten::gelu"(%{{.*}}, "tanh")
+    %g = aten.call "aten::gelu"(%r, "tanh") : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    // CHECK: aten.call "test::nullary"(void)
+    %n = aten.call "test::nullary"(void) : () -> tensor<f32>
+    // CHECK: fsdp.reshard @"(root)" %[[W]] : tensor<4x2xf32>
+    fsdp.reshard @"(root)" %w : tensor<4x2xf32>
+    // CHECK: fsdp.phase backward
+    fsdp.phase backward
+    // CHECK: fsdp.reduce_scatter @"(root)" avg [@w] %[[X]]
+    %d = fsdp.reduce_scatter @"(root)" avg [@w] %x : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: fsdp.write_grad @w, %{{.*}} : !fsdp.sharded<
+    fsdp.write_grad @w, %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: fsdp.phase optimizer
+    fsdp.phase optimizer
+    // CHECK: fsdp.optimizer_step [@w] %{{.*}} : !fsdp.sharded<
+    fsdp.optimizer_step [@w] %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: fsdp.free %[[X]] : tensor<4x2xf32>
+    fsdp.free %x : tensor<4x2xf32>
+    // CHECK: fsdp.return %{{.*}} : tensor<f32>
+    fsdp.return %n : tensor<f32>
+  }
+}

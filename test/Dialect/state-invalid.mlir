@@ -1,0 +1,77 @@
+// RUN: fsdp-opt --split-input-file --verify-diagnostics %s
+
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{Read-1: expected @w to name an fsdp.param, found none}}
+  %w = fsdp.read @w : tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{Read-1: expected 'tensor<4xf32>' for @w, got: 'tensor<8xf32>'}}
+  %w = fsdp.read @w : tensor<8xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.param @w : tensor<4x2xf32> sharding <@world, [{"shard"}, {}]>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{Read-1: expected 'tensor<4x2xf32>' or '!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>' for @w, got: '!fsdp.sharded<tensor<4x2xf32>, <@world, [{}, {"shard"}]>>'}}
+  %w = fsdp.read @w : !fsdp.sharded<tensor<4x2xf32>, <@world, [{}, {"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.buffer @b : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{ReadBuffer-1: expected 'tensor<4xf32>' for @b, got: 'tensor<8xf32>'}}
+  %b = fsdp.read_buffer @b : tensor<8xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{WriteGrad-1: expected 'tensor<4xf32>' for @w, got: 'tensor<f32>'}}
+  fsdp.write_grad @w, %x : tensor<f32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{expected the result type of the program, got: 'tensor<4xf32>'}}
+  fsdp.return %x : tensor<4xf32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @v : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{OptimizerStep-1: expected 2 gradients, got: 1}}
+  fsdp.optimizer_step [@w, @v] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{OptimizerStep-2: expected one fsdp.optimizer in the module, got: 0}}
+  fsdp.optimizer_step [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
