@@ -14,3 +14,4 @@ config.environment["PATH"] = os.pathsep.join(
 )
 # Variables do not leak from one CHECK-LABEL to the next.
 config.environment["FILECHECK_OPTS"] = "-enable-var-scope"
+config.substitutions.append(("%python", config.fsdp_python))

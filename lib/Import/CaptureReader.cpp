@@ -14,6 +14,9 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/ir/irparser.h>
 
+#include <fstream>
+#include <limits>
+#include <system_error>
 #include <unordered_map>
 
 using namespace fsdp;
@@ -54,6 +57,8 @@ private:
   }
 
   void readArchive(std::string &graphText, std::string &captureText) {
+    if (!std::ifstream(path))
+      fail("cannot be read: " + std::generic_category().message(errno));
     std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader;
     try {
       reader = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
@@ -164,6 +169,8 @@ private:
     for (jit::Node *node : graph.nodes()) {
       if (node->kind() == c10::prim::Constant)
         constants.emplace(node->output(), readConstant(node));
+      else if (node->kind() == c10::aten::Float)
+        constants.emplace(node->output(), readFloat(node));
       else if (node->kind() == c10::prim::ListConstruct)
         lists.emplace(node->output(), node);
       else if (node->kind() == c10::prim::ListUnpack)
@@ -204,6 +211,15 @@ private:
       fail("graph.ir: a constant of type " +
            node->output()->type()->str() + " is not supported");
     }
+  }
+
+  /// A float that the textual IR cannot spell travels as `aten::Float("nan")`.
+  plan::Arg readFloat(jit::Node *node) {
+    plan::Arg text = readArg(node->input());
+    if (const auto *spelled = std::get_if<std::string>(&text.value);
+        spelled && *spelled == "nan")
+      return {std::numeric_limits<double>::quiet_NaN()};
+    fail("graph.ir: aten::Float of something other than \"nan\"");
   }
 
   plan::Arg readArg(jit::Value *value) {

@@ -141,6 +141,7 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   TimingScope timing = timingManager.getRootScope();
   // One core: threads would only add their start-up.
   MLIRContext context(registry, MLIRContext::Threading::DISABLED);
+  context.printOpOnDiagnostic(false);
   llvm::SourceMgr sources;
   SourceMgrDiagnosticHandler diagnostics(sources, &context);
 
