@@ -97,7 +97,7 @@ def print_losses(result: Result) -> None:
         zip(result.ours.rank_losses, result.theirs.rank_losses, strict=True)
     ):
         cells = "  ".join(" ".join(f"{x:12.9g}" for x in losses) for losses in (ours, theirs))
-        print(f"  {step:>4}  {cells}  {'equal' if ours == theirs else 'DIFFERENT'}")
+        print(f"  {step + 1:>4}  {cells}  {'equal' if ours == theirs else 'DIFFERENT'}")
     print(f"  losses and final parameters {'equal bit for bit' if result.equal else 'DIFFER'}")
 
 
