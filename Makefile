@@ -56,11 +56,11 @@ bench: build ## step time and memory beside FSDP2 (ARGS="--rounds 5 --batch 8")
 	@$(PYTHON) bench/bench.py $(ARGS)
 
 docs: build ## regenerate the documentation that is made from sources
-	@scripts/docs.sh
+	@$(PYTHON) scripts/docs.py
 
 check-docs: build ## fail if generated documentation is stale
 	@echo "== documentation"
-	@scripts/check-docs.sh
+	@$(PYTHON) scripts/docs.py --check
 
 check-format: setup ## ruff, clang-format
 	@echo "== format"
