@@ -13,6 +13,7 @@ if [ ! -f "$dir/build.ninja" ]; then
   mkdir -p "$dir"
   if ! cmake --preset "$preset" >"$dir/configure.log" 2>&1; then
     cat "$dir/configure.log" >&2
+    rm -f "$dir/build.ninja"
     exit 1
   fi
 fi

@@ -18,7 +18,7 @@ packages=(
   g++ clang-22 lld-22 libclang-rt-22-dev clang-format-22
   cmake ninja-build ccache
   llvm-22-dev llvm-22-tools libmlir-22-dev mlir-22-tools
-  libcli11-dev nlohmann-json3-dev libgtest-dev libxxhash-dev
+  libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libxxhash-dev
   zlib1g-dev libzstd-dev
 )
 
