@@ -17,7 +17,6 @@ int report(const std::exception &error, int status) {
 }
 
 Fault parseFault(const std::string &text) {
-  Fault fault;
   long long rank = 0, step = 0, instruction = 0;
   char kind[8] = {};
   if (std::sscanf(text.c_str(), "%lld:%lld:%lld:%7s", &rank, &step,

@@ -63,7 +63,7 @@ public:
   /// Begins the average of `grads` (full gradients of reduce.params) over all
   /// ranks, sum in ascending rank order then division by the world size. The
   /// results are this rank's rows; their contents are there after
-  /// beginUpdate.
+  /// beginUpdate, until when `reduce` must live.
   virtual std::vector<at::Tensor>
   reduceScatter(const plan::ReduceScatter &reduce,
                 const std::vector<at::Tensor> &grads) = 0;
