@@ -97,7 +97,7 @@ const std::vector<Mutation> kMutations = {
     {"ForwardGatherUsedInBackward", "P7",
      [](Plan &p) {
        // The re-gather makes new values; the old one stays dead.
-       first<Call>(p, 14).args[0] = {TensorArg{first<AllGather>(p, 1).outs[0]}};
+       first<Call>(p, 16).args[0] = {TensorArg{first<AllGather>(p, 1).outs[0]}};
      }},
     {"GatheredInOptimizer", "P8",
      [](Plan &p) { take(p, find<Reshard>(p, 2)); }},
@@ -140,6 +140,33 @@ const std::vector<Mutation> kMutations = {
      [](Plan &p) {
        p.values[first<Call>(p).outs[0]].shape = {1};
        first<Call>(p).reduceInputOf = 3;
+     }},
+    {"SteeredTwice", "P10",
+     [](Plan &p) {
+       // The transposed input has the bytes of the gradient of w1, 3 x 7.
+       auto &mm = first<Call>(p, 16);
+       ASSERT_EQ(mm.reduceInputOf, 0);
+       size_t at = find<Call>(p, 16);
+       p.values.push_back(p.values[mm.outs[0]]);
+       Call again = mm;
+       again.outs = {ValueId(p.values.size()) - 1};
+       p.instructions.insert(p.instructions.begin() + long(at),
+                             {again, Phase::Backward, -1, {}});
+     }},
+    {"SteeredButNotReduced", "P10",
+     [](Plan &p) {
+       auto &reduce = first<ReduceScatter>(p, 1);
+       auto &step = first<OptimizerStep>(p);
+       reduce.params.pop_back();
+       reduce.ins.pop_back();
+       reduce.outs.pop_back();
+       step.params.pop_back();
+       step.grads.pop_back();
+     }},
+    {"SecondStep", "P8",
+     [](Plan &p) {
+       p.instructions.push_back(
+           {OptimizerStep{{}, {}}, Phase::Optimizer, -1, {}});
      }},
     {"PhaseOrder", "P11",
      [](Plan &p) { p.instructions[0].phase = Phase::Backward; }},

@@ -247,7 +247,8 @@ TEST(ShmComm, StopsWhenAborted) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       return;
     }
-    comm.reduceScatter(plan::ReduceScatter{4, {7}, {}, {}},
+    plan::ReduceScatter reduce{4, {7}, {}, {}};
+    comm.reduceScatter(reduce,
                        {at::from_blob(segment.grad(0, 7), {4, 4}, at::kFloat)});
     comm.beginUpdate();
   });
