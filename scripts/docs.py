@@ -153,6 +153,8 @@ def passes_doc(opt: Path) -> str:
     missing = [flag for flag in order if flag not in sections]
     if missing:
         raise DocsError(f"passes {missing} of {relative(PIPELINES)} are not in Passes.td")
+    stages = list(dict.fromkeys(pass_test(flag).parent.name for flag in order))
+    order.sort(key=lambda flag: stages.index(pass_test(flag).parent.name))
 
     lines = [
         NOTE.format(source="include/fsdp/Transforms/Passes.td and the tests"),
@@ -201,11 +203,13 @@ class Invariant:
 
 
 def statements(path: Path) -> Iterator[tuple[str, str]]:
-    """`**Label**: sentence` of a text, up to the next label, list item or paragraph."""
-    end = rf"(?=\*\*(?:{LABEL})\*\*|\n\s*\n|\n\s*[-*|] |\}}\]|\|\s*\n|\Z)"
-    pattern = rf"\*\*({LABEL})\*\*(?::|\s*\|)\s*(.*?)\s*{end}"
-    for label, text in re.findall(pattern, path.read_text(), flags=re.DOTALL):
-        yield label, " ".join(text.split()).rstrip(".;")
+    """`**Label**: sentence`, up to the next label, list item or paragraph; or a table's row."""
+    text = path.read_text()
+    end = rf"(?=\*\*(?:{LABEL})\*\*|\n\s*\n|\n\s*- |\}}\]|\Z)"
+    sentences = re.findall(rf"\*\*({LABEL})\*\*:\s*(.*?)\s*{end}", text, flags=re.DOTALL)
+    rows = re.findall(rf"^\| ({LABEL}) \| (.*) \|$", text, flags=re.MULTILINE)
+    for label, statement in [*sentences, *rows]:
+        yield label, " ".join(statement.split()).rstrip(".;")
 
 
 def sources(folder: str, suffixes: tuple[str, ...]) -> list[Path]:
@@ -305,7 +309,7 @@ def check_examples(opt: Path, path: Path) -> Iterator[str]:
         if "…" in match[1]:
             continue
         line = text.count("\n", 0, match.start()) + 2
-        command = [str(opt), "-"]
+        command = [str(opt), "--split-input-file", "-"]
         done = subprocess.run(command, input=match[1], capture_output=True, text=True)
         if done.returncode:
             reason = next((x for x in done.stderr.split("\n") if "error: " in x), "")
