@@ -245,7 +245,7 @@ def invariants() -> tuple[dict[str, Invariant], list[str]]:
     note("checks", rf'"({LABEL})[":]', sources("lib", (".cpp",)))
     note("tests", rf"expected-error[^\n]*?\b({LABEL})\b", sources("test", (".mlir",)))
     note("tests", rf'"({LABEL})"', sources("unittests", (".cpp",)))
-    for label, entry in found.items():
+    for label, entry in sorted(found.items(), key=lambda item: natural(item[0])):
         if not entry.statement:
             where = (entry.checks + entry.tests)[0]
             errors.append(f"{label} is used in {where}, but stated nowhere")
