@@ -250,9 +250,9 @@ def invariants() -> tuple[dict[str, Invariant], list[str]]:
             where = (entry.checks + entry.tests)[0]
             errors.append(f"{label} is used in {where}, but stated nowhere")
         if not entry.checks:
-            errors.append(f"{label} is stated, but checked nowhere in lib/")
+            errors.append(f"{label} is checked nowhere in lib/")
         if not entry.tests:
-            errors.append(f"{label} is checked, but no test expects its error")
+            errors.append(f"no test expects the error of {label}")
     return found, errors
 
 
