@@ -85,8 +85,8 @@ parseCallArgs(OpAsmParser &parser,
   return success();
 }
 
-static void printArg(OpAsmPrinter &printer, Attribute arg, OperandRange operands,
-                     unsigned &next) {
+static void printArg(OpAsmPrinter &printer, Attribute arg,
+                     OperandRange operands, unsigned &next) {
   if (isa<UnitAttr>(arg)) {
     // Call-1 is not verified yet when an invalid op is printed.
     if (next < operands.size())

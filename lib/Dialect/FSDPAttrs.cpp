@@ -82,8 +82,8 @@ LogicalResult MeshAttr::verify(function_ref<InFlightDiagnostic()> emitError,
                          << axis.getName() << "\" twice";
     if (axis.getSize() < 1)
       return emitError() << "Mesh-2: expected the size of axis \""
-                         << axis.getName() << "\" to be at least 1, got: "
-                         << axis.getSize();
+                         << axis.getName()
+                         << "\" to be at least 1, got: " << axis.getSize();
   }
   return success();
 }
@@ -130,7 +130,7 @@ LogicalResult ShardedType::verify(function_ref<InFlightDiagnostic()> emitError,
                                   ShardingAttr sharding) {
   if (static_cast<int64_t>(sharding.getDims().size()) != tensor.getRank())
     return emitError() << "Sharded-1: expected a sharding of "
-                       << tensor.getRank() << " dimensions, got: "
-                       << sharding.getDims().size();
+                       << tensor.getRank()
+                       << " dimensions, got: " << sharding.getDims().size();
   return success();
 }

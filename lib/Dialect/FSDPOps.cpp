@@ -60,9 +60,8 @@ static OpT lookup(SymbolTableCollection &symbols, Operation *user,
                   FlatSymbolRefAttr name, StringRef label) {
   auto op = symbols.lookupNearestSymbolFrom<OpT>(user, name);
   if (!op)
-    user->emitOpError(label)
-        << ": expected " << name << " to name an " << OpT::getOperationName()
-        << ", found none";
+    user->emitOpError(label) << ": expected " << name << " to name an "
+                             << OpT::getOperationName() << ", found none";
   return op;
 }
 
@@ -93,9 +92,8 @@ static LogicalResult verifyShardType(SymbolTableCollection &symbols,
     return user->emitOpError(label)
            << ": expected " << name << " to have a sharding, it has none";
   if (type != param.getShardedType())
-    return user->emitOpError(label)
-           << ": expected " << param.getShardedType() << " for " << name
-           << ", got: " << type;
+    return user->emitOpError(label) << ": expected " << param.getShardedType()
+                                    << " for " << name << ", got: " << type;
   return success();
 }
 
@@ -146,14 +144,18 @@ LogicalResult ParamOp::verifySymbolUses(SymbolTableCollection &symbols) {
 LogicalResult OptimizerOp::verify() {
   enum class Kind { Number, NonNegative, UnitInterval, Flag };
   static const llvm::StringMap<Kind> adamw = {
-      {"lr", Kind::NonNegative},       {"beta1", Kind::UnitInterval},
-      {"beta2", Kind::UnitInterval},   {"eps", Kind::NonNegative},
-      {"weight_decay", Kind::NonNegative}, {"amsgrad", Kind::Flag},
-      {"maximize", Kind::Flag},        {"fused", Kind::Flag}};
+      {"lr", Kind::NonNegative},
+      {"beta1", Kind::UnitInterval},
+      {"beta2", Kind::UnitInterval},
+      {"eps", Kind::NonNegative},
+      {"weight_decay", Kind::NonNegative},
+      {"amsgrad", Kind::Flag},
+      {"maximize", Kind::Flag},
+      {"fused", Kind::Flag}};
   static const llvm::StringMap<Kind> sgd = {
-      {"lr", Kind::NonNegative},       {"momentum", Kind::NonNegative},
-      {"dampening", Kind::Number},     {"weight_decay", Kind::NonNegative},
-      {"nesterov", Kind::Flag},        {"maximize", Kind::Flag},
+      {"lr", Kind::NonNegative},   {"momentum", Kind::NonNegative},
+      {"dampening", Kind::Number}, {"weight_decay", Kind::NonNegative},
+      {"nesterov", Kind::Flag},    {"maximize", Kind::Flag},
       {"fused", Kind::Flag}};
   if (getName() != "adamw" && getName() != "sgd")
     return emitOpError("Optimizer-1: expected \"adamw\" or \"sgd\", got: \"")
@@ -318,8 +320,8 @@ LogicalResult ReshardOp::verify() {
         "Reshard-1: expected all results of one fsdp.all_gather, in order");
   if (gather.getUnitAttr() != getUnitAttr())
     return emitOpError("Reshard-1: expected unit ")
-           << gather.getUnitAttr() << " as its gather has, got: "
-           << getUnitAttr();
+           << gather.getUnitAttr()
+           << " as its gather has, got: " << getUnitAttr();
   return success();
 }
 
@@ -330,8 +332,9 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
   if (getParamNames().size() != getGrads().size() ||
       getParamNames().size() != getShards().size())
     return emitOpError("ReduceScatter-1: expected ")
-           << getParamNames().size() << " operands and results, got: "
-           << getGrads().size() << " and " << getShards().size();
+           << getParamNames().size()
+           << " operands and results, got: " << getGrads().size() << " and "
+           << getShards().size();
   Operation *previous = nullptr;
   for (auto [nameAttr, grad, shard] :
        llvm::zip(getParamNames(), getGrads(), getShards())) {

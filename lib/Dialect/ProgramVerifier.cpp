@@ -77,14 +77,16 @@ private:
 
   LogicalResult visitPhase(PhaseOp phase) {
     if (currentPhase && phase.getPhase() <= *currentPhase)
-      return phase.emitOpError("Program-1: expected phases in the order forward, "
-                               "backward, optimizer, got ")
+      return phase.emitOpError(
+                 "Program-1: expected phases in the order forward, "
+                 "backward, optimizer, got ")
              << stringifyPhase(phase.getPhase()) << " after "
              << stringifyPhase(*currentPhase);
     currentPhase = phase.getPhase();
     if (currentPhase == Phase::Optimizer)
       for (auto [unit, gather] : liveGathers)
-        return gather->emitOpError("Program-3: expected an fsdp.reshard of unit ")
+        return gather->emitOpError(
+                   "Program-3: expected an fsdp.reshard of unit ")
                << gather.getUnitAttr()
                << " before the optimizer phase, found none";
     return success();
@@ -135,4 +137,6 @@ private:
 };
 } // namespace
 
-LogicalResult ProgramOp::verifyRegions() { return ProgramVerifier(*this).run(); }
+LogicalResult ProgramOp::verifyRegions() {
+  return ProgramVerifier(*this).run();
+}

@@ -154,8 +154,8 @@ private:
   //===--------------------------------------------------------------------===//
 
   void readGraph(jit::Graph &graph, const json &document) {
-    size_t expected = capture.params.size() + capture.buffers.size() +
-                      capture.inputs.size();
+    size_t expected =
+        capture.params.size() + capture.buffers.size() + capture.inputs.size();
     if (graph.inputs().size() != expected)
       fail("graph.ir: expected " + std::to_string(expected) + " inputs, got " +
            std::to_string(graph.inputs().size()));
@@ -208,8 +208,8 @@ private:
     case jit::AttributeKind::s:
       return {node->s(c10::attr::value)};
     default:
-      fail("graph.ir: a constant of type " +
-           node->output()->type()->str() + " is not supported");
+      fail("graph.ir: a constant of type " + node->output()->type()->str() +
+           " is not supported");
     }
   }
 
@@ -304,8 +304,8 @@ private:
     for (size_t i = 0; i < grads.size(); ++i) {
       if (grads[i] < 0 ||
           grads[i] >= static_cast<int32_t>(capture.params.size()))
-        fail("capture.json: gradient of parameter " +
-             std::to_string(grads[i]) + ", which does not exist");
+        fail("capture.json: gradient of parameter " + std::to_string(grads[i]) +
+             ", which does not exist");
       capture.grads.emplace_back(grads[i], number(node->inputs()[i + 1]));
     }
   }

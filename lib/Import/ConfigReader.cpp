@@ -116,7 +116,8 @@ private:
       }
       return success(!syntaxError);
     }
-    return emitError(result.loc) << "anchors and block scalars have no meaning here";
+    return emitError(result.loc)
+           << "anchors and block scalars have no meaning here";
   }
 
   //===--------------------------------------------------------------------===//
@@ -207,16 +208,16 @@ private:
 
   LogicalResult apply(const Node &root) {
     const Node *mesh = nullptr, *units = nullptr, *optimizer = nullptr;
-    if (failed(forEachEntry(
-            root, "the config", {"mesh", "units", "optimizer"},
-            [&](StringRef key, const Node &value) {
-              (key == "mesh" ? mesh : key == "units" ? units : optimizer) =
-                  &value;
-              return success();
-            },
-            {"mixed_precision", "offload", "clip_grad_norm",
-             "gradient_accumulation_steps", "activation_checkpoint",
-             "schedule"})))
+    if (failed(forEachEntry(root, "the config", {"mesh", "units", "optimizer"},
+                            [&](StringRef key, const Node &value) {
+                              (key == "mesh"    ? mesh
+                               : key == "units" ? units
+                                                : optimizer) = &value;
+                              return success();
+                            },
+                            {"mixed_precision", "offload", "clip_grad_norm",
+                             "gradient_accumulation_steps",
+                             "activation_checkpoint", "schedule"})))
       return failure();
     return success(succeeded(applyMesh(mesh)) && succeeded(applyUnits(units)) &&
                    succeeded(applyOptimizer(optimizer)));
@@ -244,9 +245,9 @@ private:
     if (shard == -1)
       shard = worldSize;
     if (shard != worldSize)
-      return emitError(node->loc) << "the mesh has " << shard
-                                  << " ranks, expected the world size "
-                                  << worldSize;
+      return emitError(node->loc)
+             << "the mesh has " << shard << " ranks, expected the world size "
+             << worldSize;
     createMesh(builder, worldSize, node ? node->loc : getLoc(1, 1));
     return success();
   }
@@ -325,9 +326,8 @@ private:
                 add("beta2", betas[1]);
                 return success();
               }
-              if (llvm::is_contained({"nesterov", "amsgrad", "maximize",
-                                      "fused"},
-                                     key)) {
+              if (llvm::is_contained(
+                      {"nesterov", "amsgrad", "maximize", "fused"}, key)) {
                 bool flag;
                 if (failed(getBool(key, value, flag)))
                   return failure();
@@ -351,10 +351,9 @@ private:
 public:
   static void createMesh(OpBuilder &builder, int64_t ranks, Location loc) {
     MLIRContext *context = builder.getContext();
-    MeshOp::create(
-        builder, loc, "world",
-        MeshAttr::get(context,
-                      MeshAxisAttr::get(context, shardAxisName, ranks)));
+    MeshOp::create(builder, loc, "world",
+                   MeshAttr::get(context, MeshAxisAttr::get(
+                                              context, shardAxisName, ranks)));
   }
 
   static void createDefaultOptimizer(OpBuilder &builder, Location loc) {

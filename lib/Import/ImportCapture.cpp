@@ -42,8 +42,8 @@ private:
         aliases = builder.getStrArrayAttr(names);
       }
       ParamOp::create(builder, getLoc(param.name, "", -1), param.name,
-                      getType(param.spec), FlatSymbolRefAttr(),
-                      ShardingAttr(), aliases, !param.requiresGrad);
+                      getType(param.spec), FlatSymbolRefAttr(), ShardingAttr(),
+                      aliases, !param.requiresGrad);
     }
     for (const plan::Buffer &buffer : capture.buffers)
       BufferOp::create(builder, getLoc(buffer.name, "", -1), buffer.name,
@@ -72,9 +72,9 @@ private:
           lossSpec = spec;
 
     auto type = builder.getFunctionType(inputTypes, getType(lossSpec));
-    auto program = ProgramOp::create(builder, builder.getUnknownLoc(),
-                                     "train_step", type,
-                                     builder.getArrayAttr(inputAttrs), nullptr);
+    auto program =
+        ProgramOp::create(builder, builder.getUnknownLoc(), "train_step", type,
+                          builder.getArrayAttr(inputAttrs), nullptr);
     Block *body = builder.createBlock(&program.getBody());
     for (const plan::Input &input : capture.inputs)
       values[input.value] =
@@ -112,9 +112,9 @@ private:
     }
     for (const plan::Buffer &buffer : capture.buffers) {
       if (used.contains(next))
-        values[next] = ReadBufferOp::create(builder,
-                                            getLoc(buffer.name, "", -1),
-                                            getType(buffer.spec), buffer.name);
+        values[next] =
+            ReadBufferOp::create(builder, getLoc(buffer.name, "", -1),
+                                 getType(buffer.spec), buffer.name);
       ++next;
     }
   }
@@ -224,9 +224,8 @@ private:
 };
 } // namespace
 
-OwningOpRef<ModuleOp>
-mlir::fsdp::importCapture(const ::fsdp::Capture &capture,
-                          MLIRContext *context) {
+OwningOpRef<ModuleOp> mlir::fsdp::importCapture(const ::fsdp::Capture &capture,
+                                                MLIRContext *context) {
   context->loadDialect<FSDPDialect, aten::AtenDialect>();
   return Importer(capture, context).run();
 }

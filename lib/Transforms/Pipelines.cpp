@@ -30,6 +30,6 @@ void mlir::fsdp::registerPipelines() {
                              buildShardPipeline);
   PassPipelineRegistration<>("fsdp-lower", "sharded level to planned level",
                              buildLowerPipeline);
-  PassPipelineRegistration<>("fsdp-pipeline",
-                             "captured level to planned level", buildPipeline);
+  PassPipelineRegistration<>("fsdp-pipeline", "captured level to planned level",
+                             buildPipeline);
 }

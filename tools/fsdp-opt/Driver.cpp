@@ -43,7 +43,9 @@ cl::opt<std::string> configPath("config", cl::desc("Policy, a YAML file"),
 cl::opt<int64_t> worldSize("world-size", cl::desc("Ranks to compile for"),
                            cl::init(1), cl::cat(category));
 
-bool isCapture(StringRef path) { return llvm::sys::path::extension(path) == ".pt"; }
+bool isCapture(StringRef path) {
+  return llvm::sys::path::extension(path) == ".pt";
+}
 
 OwningOpRef<ModuleOp> load(StringRef path, MLIRContext *context,
                            llvm::SourceMgr &sources) {
@@ -67,8 +69,9 @@ OwningOpRef<ModuleOp> load(StringRef path, MLIRContext *context,
 
 LogicalResult applyPolicy(ModuleOp module) {
   if (worldSize < 1) {
-    llvm::errs() << "fsdp-opt: error: expected --world-size of at least 1, got: "
-                 << worldSize << '\n';
+    llvm::errs()
+        << "fsdp-opt: error: expected --world-size of at least 1, got: "
+        << worldSize << '\n';
     return failure();
   }
   if (!configPath.empty())

@@ -14,9 +14,8 @@ namespace plan = ::fsdp::plan;
 
 static int64_t getNumBytes(RankedTensorType type) {
   Type element = type.getElementType();
-  int64_t width = element.isInteger(1)
-                      ? 1
-                      : element.getIntOrFloatBitWidth() / 8;
+  int64_t width =
+      element.isInteger(1) ? 1 : element.getIntOrFloatBitWidth() / 8;
   return type.getNumElements() * width;
 }
 
@@ -107,7 +106,8 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
   row("units", Twine(units.size()));
   row("largest unit", formatBytes(largestUnit));
   row("parameter bytes a rank", formatBytes(shardBytes) + " (padded shards)");
-  row("gradient bytes a rank", formatBytes(trainableShard) + " (padded shards)");
+  row("gradient bytes a rank",
+      formatBytes(trainableShard) + " (padded shards)");
   row("ATen calls", Twine(calls));
   row("gradients written in place", Twine(inPlaceGrads));
   row("all-gathers a step",

@@ -9,7 +9,8 @@ namespace mlir::fsdp {
 
 /// Prints parameters, units, bytes a rank holds, and the collectives of a step
 /// with their bytes. Bytes of a collective are those that one rank receives
-/// (all-gather) or sends (reduce-scatter) in a ring: (W-1)/W of the padded unit.
+/// (all-gather) or sends (reduce-scatter) in a ring: (W-1)/W of the padded
+/// unit.
 void printStats(ModuleOp module, llvm::raw_ostream &os);
 
 } // namespace mlir::fsdp

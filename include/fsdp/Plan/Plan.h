@@ -139,9 +139,9 @@ enum class Phase : uint8_t { Forward, Backward, Optimizer };
 
 /// Calls one ATen operator.
 struct Call {
-  std::string op;       ///< "aten::add"
-  std::string overload; ///< "Tensor", or empty
-  ArgList args;         ///< one per schema argument
+  std::string op;            ///< "aten::add"
+  std::string overload;      ///< "Tensor", or empty
+  ArgList args;              ///< one per schema argument
   std::vector<ValueId> outs; ///< -1: result not used
   /// >= 0: the storage that result 0 allocates is the reduce-scatter input of
   /// this parameter (Plan::params); the runtime lets the operator write there,
@@ -256,7 +256,8 @@ Plan parsePlan(std::string_view json, const std::string &origin);
 Plan readPlan(const std::string &path);
 /// The JSON form: stable key order, one line per table row and instruction.
 std::string printPlan(const Plan &plan);
-/// Checks every invariant of docs/plan-format.md, P1 and so on; throws PlanError.
+/// Checks every invariant of docs/plan-format.md, P1 and so on; throws
+/// PlanError.
 void verifyPlan(const Plan &plan, const std::string &origin);
 
 } // namespace fsdp::plan

@@ -30,7 +30,8 @@ static bool endsBy(Value owner, Operation *end) {
 }
 
 namespace {
-struct BindReduceInputs : mlir::fsdp::impl::BindReduceInputsBase<BindReduceInputs> {
+struct BindReduceInputs
+    : mlir::fsdp::impl::BindReduceInputsBase<BindReduceInputs> {
   void runOnOperation() override {
     ProgramOp program = getProgram(getOperation());
     if (!program)

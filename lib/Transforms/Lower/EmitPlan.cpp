@@ -120,8 +120,7 @@ private:
           program.getArgAttrOfType<StringAttr>(index, inputNameAttrName);
       plan::Input input;
       input.name = name ? name.str() : "arg" + std::to_string(index);
-      auto spec =
-          getSpec(program, cast<RankedTensorType>(argument.getType()));
+      auto spec = getSpec(program, cast<RankedTensorType>(argument.getType()));
       if (failed(spec))
         return failure();
       input.spec = *spec;

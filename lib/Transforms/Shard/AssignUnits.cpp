@@ -57,8 +57,7 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
     matched.assign(patterns.size(), false);
     OpBuilder builder(module.getContext());
 
-    for (auto param :
-         llvm::make_early_inc_range(module.getOps<ParamOp>())) {
+    for (auto param : llvm::make_early_inc_range(module.getOps<ParamOp>())) {
       if (param.getUnit())
         continue;
       if (failed(assign(param, builder)))
@@ -106,7 +105,8 @@ private:
         std::optional<size_t> other;
         StringRef otherUnit = findUnit(alias, other);
         if (otherUnit != unit)
-          return param.emitError("tied parameter has names in different units: \"")
+          return param.emitError(
+                     "tied parameter has names in different units: \"")
                  << param.getSymName() << "\" in \"" << unit << "\", \""
                  << alias.getValue() << "\" in \"" << otherUnit
                  << "\"; let one pattern cover both, or neither";

@@ -13,12 +13,19 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 namespace {
-struct InsertAllGathers : mlir::fsdp::impl::InsertAllGathersBase<InsertAllGathers> {
+struct InsertAllGathers
+    : mlir::fsdp::impl::InsertAllGathersBase<InsertAllGathers> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
+
+    for (auto param : module.getOps<ParamOp>())
+      if (!param.getUnitAttr()) {
+        param.emitError("expected a unit: run fsdp-assign-units first");
+        return signalPassFailure();
+      }
 
     llvm::DenseMap<StringAttr, SmallVector<ReadOp>> wholeReads;
     for (auto read : program.getOps<ReadOp>())

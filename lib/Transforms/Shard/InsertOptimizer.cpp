@@ -12,7 +12,8 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 namespace {
-struct InsertOptimizer : mlir::fsdp::impl::InsertOptimizerBase<InsertOptimizer> {
+struct InsertOptimizer
+    : mlir::fsdp::impl::InsertOptimizerBase<InsertOptimizer> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);

@@ -50,9 +50,9 @@ struct InsertReduceScatters
         continue;
       OpBuilder builder(module.getContext());
       builder.setInsertionPointAfter(last);
-      auto reduce = ReduceScatterOp::create(
-          builder, last->getLoc(), types, unit.getValue(),
-          ReduceKind::Avg, builder.getArrayAttr(names), grads);
+      auto reduce = ReduceScatterOp::create(builder, last->getLoc(), types,
+                                            unit.getValue(), ReduceKind::Avg,
+                                            builder.getArrayAttr(names), grads);
       for (auto [write, shard] : llvm::zip(replaced, reduce.getShards())) {
         WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
                             shard);

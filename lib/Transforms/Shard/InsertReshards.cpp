@@ -59,8 +59,7 @@ struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
     for (auto unit : module.getOps<UnitOp>())
       units[unit.getSymNameAttr()] = unit;
 
-    for (auto gather :
-         llvm::to_vector(program.getOps<AllGatherOp>())) {
+    for (auto gather : llvm::to_vector(program.getOps<AllGatherOp>())) {
       UnitOp unit = units[gather.getUnitAttr().getAttr()];
       if (backward && unit.getReshardAfterForward() &&
           gather->isBeforeInBlock(backward))
@@ -96,9 +95,9 @@ private:
     SmallVector<Value> shards;
     for (Value shard : gather.getShards())
       shards.push_back(builder.clone(*shard.getDefiningOp())->getResult(0));
-    auto second = AllGatherOp::create(
-        builder, firstUse->getLoc(), gather.getParams().getTypes(),
-        gather.getUnitAttr(), shards);
+    auto second = AllGatherOp::create(builder, firstUse->getLoc(),
+                                      gather.getParams().getTypes(),
+                                      gather.getUnitAttr(), shards);
     again.map(gather.getParams(), second.getParams());
 
     // Views taken in forward, rebuilt only where backward needs them.

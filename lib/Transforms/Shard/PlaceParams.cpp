@@ -34,10 +34,9 @@ struct PlaceParams : mlir::fsdp::impl::PlaceParamsBase<PlaceParams> {
         continue;
       SmallVector<Attribute> dims(param.getTensorType().getRank(), whole);
       dims.front() = sharded;
-      param.setShardingAttr(
-          ShardingAttr::get(module.getContext(),
-                            FlatSymbolRefAttr::get(mesh.getSymNameAttr()),
-                            builder.getArrayAttr(dims)));
+      param.setShardingAttr(ShardingAttr::get(
+          module.getContext(), FlatSymbolRefAttr::get(mesh.getSymNameAttr()),
+          builder.getArrayAttr(dims)));
     }
   }
 };

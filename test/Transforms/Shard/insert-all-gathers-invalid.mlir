@@ -15,3 +15,14 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // expected-error @below {{expected an fsdp.program in the module, got none}}
 module {
 }
+
+// -----
+
+// expected-error @below {{expected a unit: run fsdp-assign-units first}}
+fsdp.param @w : tensor<4xf32>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  %w = fsdp.read @w : tensor<4xf32>
+  fsdp.phase forward
+  %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+  fsdp.return %loss : tensor<f32>
+}
