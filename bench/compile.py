@@ -58,7 +58,9 @@ def capture_layers(layers: int, seq: int) -> Capture:
     path = OUT / f"llama3-{layers}.pt"
     tokens = torch.zeros((1, seq), dtype=torch.int64)
     tokens[0, 0] = 128255
-    summary = capture(llama3_8b(layers), kwargs={"input_ids": tokens, "labels": tokens}, path=path)
+    with torch.device("meta"):
+        model = llama3_8b(layers)
+    summary = capture(model, kwargs={"input_ids": tokens, "labels": tokens}, path=path)
     return Capture(layers, summary.elements, summary.nodes, summary.seconds, str(path))
 
 

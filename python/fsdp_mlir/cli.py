@@ -79,24 +79,27 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
-def build_model(factory: str, kwargs: str, meta: bool) -> nn.Module:
-    """Calls the factory with a JSON object's members, on `meta` if asked for."""
+def model_factory(name: str, kwargs: str) -> Callable[[], nn.Module]:
+    """The named factory bound to a JSON object's members."""
     try:
         members = json.loads(kwargs)
     except json.JSONDecodeError as error:
         raise CaptureError(f"--kwargs is not JSON: {error}") from error
     if not isinstance(members, dict):
         raise CaptureError(f"--kwargs: expected a JSON object, got '{kwargs}'")
-    make = resolve(factory)
-    with torch.device("meta") if meta else contextlib.nullcontext():
+    make = resolve(name)
+
+    def factory() -> nn.Module:
         try:
             model = make(**members)
         except (TypeError, ValueError) as error:
-            raise CaptureError(f"'{factory}' failed: {' '.join(str(error).split())}") from error
-    if not isinstance(model, nn.Module):
-        got = type(model).__name__
-        raise CaptureError(f"'{factory}': expected a torch.nn.Module, got '{got}'")
-    return model
+            raise CaptureError(f"'{name}' failed: {' '.join(str(error).split())}") from error
+        if not isinstance(model, nn.Module):
+            got = type(model).__name__
+            raise CaptureError(f"'{name}': expected a torch.nn.Module, got '{got}'")
+        return model
+
+    return factory
 
 
 def parser() -> argparse.ArgumentParser:
@@ -119,7 +122,12 @@ def parser() -> argparse.ArgumentParser:
         help="the model's keyword inputs, as 'input_ids=int64[2,256]<50257'",
     )
     result.add_argument(
-        "--meta", action="store_true", help="build the model on the meta device: no weights"
+        "--meta",
+        action="store_true",
+        help="build the model on the meta device: no weights, but its initialisation is captured",
+    )
+    result.add_argument(
+        "--no-init", action="store_true", help="with --meta: do not capture the initialisation"
     )
     mode = result.add_mutually_exclusive_group()
     mode.add_argument(
@@ -146,13 +154,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name in inputs:
                 raise CaptureError(f"input '{name}' is given twice")
             inputs[name] = example
-        model = build_model(options.model, options.kwargs, options.meta)
+        factory = model_factory(options.model, options.kwargs)
+        with torch.device("meta") if options.meta else contextlib.nullcontext():
+            model = factory()
         if options.train is not None:
             model.train(options.train)
         summary = capture(
             model,
             kwargs=inputs,
             loss=resolve(options.loss) if options.loss else None,
+            init=factory if options.meta and not options.no_init else None,
             config=options.config,
             path=options.output,
         )

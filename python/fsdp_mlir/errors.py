@@ -13,6 +13,7 @@ import torch
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _MODELS = _PACKAGE + "models" + os.sep
+_CALLERS = (_PACKAGE + "step.py", _PACKAGE + "init.py")
 
 Location = tuple[str, int]
 
@@ -42,7 +43,7 @@ class SourceMap:
     def frame(self, frame: FrameType | None) -> Location | None:
         """(file, line) of `frame` or of its nearest caller in model source."""
         while frame is not None:
-            if frame.f_code.co_filename.startswith(_PACKAGE + "step.py"):
+            if frame.f_code.co_filename in _CALLERS:
                 return None  # past the call of the model: the rest is capture's caller
             if self.is_model(frame.f_code):
                 return frame.f_code.co_filename, frame.f_lineno

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fsdp_mlir import torchscript, weights
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located, short_path, source_of
 from fsdp_mlir.files import save_tensors
-from fsdp_mlir.trace import ModuleStack, Recorder, Trace, traced
+from fsdp_mlir.init import Factory, capture_init
+from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, traced
 from fsdp_mlir.version import __version__
 
 FORMAT = 1
@@ -58,6 +59,7 @@ def capture(
     kwargs: dict[str, Tensor] | None = None,
     *,
     loss: Loss | None = None,
+    init: Factory | None = None,
     config: str | Path | None = None,
     path: str | Path = "model.pt",
 ) -> CaptureSummary:
@@ -69,9 +71,13 @@ def capture(
     `.loss`, is the scalar. Train or eval mode is captured as it is. Nothing is computed, so a model
     on `meta` works at any size. The graph is that of CPU tensors.
 
-    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. `config` is
-    a policy file of fsdp-opt, read for the keys that change the capture. Raises CaptureError, and
-    then writes nothing.
+    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
+    model, `init()` builds the same model as one would on one device: what it does to initialise
+    itself is captured too, on fake tensors, and fsdp-run does it at its own seed. A seed that
+    `init` sets is not part of that.
+
+    `config` is a policy file of fsdp-opt, read for the keys that change the capture. Raises
+    CaptureError, and then writes nothing.
     """
     start = time.perf_counter()
     path = Path(path)
@@ -141,15 +147,28 @@ def capture(
     text = torchscript.graph_text(graph_inputs, trace.nodes, [r for r in results if r])
     graph = torchscript.parsed(text, trace.nodes)
 
+    irs = {"graph.ir": text}
+    files: dict[str, int] = {}
+    record = _record(model, params, buffers, inputs, trace, modules.paths, files)
+    record["grads"] = [index for index, _ in used]
+    if init is not None:
+        made = capture_init(init, model, params, buffers, trace.constants)
+        irs["init.ir"] = torchscript.graph_text([], made.nodes, made.results)
+        torchscript.parsed(irs["init.ir"], made.nodes)
+        record["init"] = {
+            "nodes": _node_records(made.nodes, files),
+            "params": list(range(len(params))),
+            "buffers": list(range(len(record["buffers"]))),
+        }
+    record["files"] = [short_path(file) for file in files]
+
     data = {state.name: state.tensor for state in (*params, *buffers)}
     data |= {f"(constant).{i}": tensor for i, tensor in enumerate(trace.constants)}
     weights_path = None
-    record = _record(model, params, buffers, inputs, trace, modules.paths)
     if not any(tensor.is_meta for tensor in data.values()):
         weights_path = path.with_suffix(".safetensors")
         record["weights"] = {"path": weights_path.name, "hash": save_tensors(weights_path, data)}
-    record["grads"] = [index for index, _ in used]
-    torchscript.save_archive(path, graph, len(trace.nodes), text, record)
+    torchscript.save_archive(path, graph, len(trace.nodes), irs, record)
     return CaptureSummary(
         path=path,
         weights=weights_path,
@@ -251,23 +270,15 @@ def _input_record(name: str, tensor: Tensor) -> dict[str, Any]:
     return record
 
 
-def _record(
-    model: nn.Module,
-    params: list[weights.State],
-    buffers: list[weights.State],
-    inputs: dict[str, Tensor],
-    trace: Trace,
-    modules: list[str],
-) -> dict[str, Any]:
-    """capture.json, but for `grads`."""
-    files: dict[str, int] = {}
+def _node_records(nodes: Sequence[Node], files: dict[str, int]) -> list[dict[str, Any]]:
+    """The entries of `nodes`; adds source files to `files`, which numbers them."""
 
     def line(location: Location | None) -> dict[str, int]:
         if location is None:
             return {"file": -1, "line": -1}
         return {"file": files.setdefault(location[0], len(files)), "line": location[1]}
 
-    nodes = [
+    return [
         {
             "op": node.func._schema.name,
             "overload": node.func._schema.overload_name,
@@ -278,16 +289,28 @@ def _record(
                 for type_ in node.types
             ],
         }
-        for node in trace.nodes
+        for node in nodes
     ]
+
+
+def _record(
+    model: nn.Module,
+    params: list[weights.State],
+    buffers: list[weights.State],
+    inputs: dict[str, Tensor],
+    trace: Trace,
+    modules: list[str],
+    files: dict[str, int],
+) -> dict[str, Any]:
+    """capture.json, but for `files` and `grads`, and without weights and init."""
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
         "model": type(model).__name__,
         "training": model.training,
         "weights": None,
+        "init": None,
         "modules": modules,
-        "files": [short_path(file) for file in files],
         "params": [
             {
                 "name": param.name,
@@ -307,5 +330,5 @@ def _record(
         ],
         "inputs": [_input_record(name, tensor) for name, tensor in inputs.items()],
         "backward_begin": trace.backward_begin,
-        "nodes": nodes,
+        "nodes": _node_records(trace.nodes, files),
     }

@@ -2,6 +2,25 @@
 
 Values: parameters %p0…, buffers %b0… (tensor constants last), inputs %i0…, results %v0…, constants
 %c0…, lists %l0…. IR text has no NaN: it is `aten::Float` of the string "nan", before all calls.
+
+The archive's extra files:
+
+- graph.ir: the step. Its inputs are all parameters, buffers and inputs in this order; its result is
+  the tuple of the loss and the gradients.
+- init.ir, for a model captured with its initialisation: no inputs; its result is the tuple of the
+  initial values that `init` in capture.json lists.
+- capture.json: what IR text cannot hold. Its keys are
+
+  - format (1), producer, model (the class), training;
+  - weights: path relative to the archive and hash of the safetensors file, or null;
+  - modules, files: tables that nodes index;
+  - params: name, aliases, shape, dtype, requires_grad, in FSDP2's order; buffers: name, shape,
+    dtype, persistent; inputs: name, shape, dtype, and for integers the range [low, high);
+  - nodes: one for each ATen call of graph.ir in order, with op, overload, module, file, line (-1:
+    unknown) and outs (shape and dtype of each result, null where there is none);
+    backward_begin, the first node of the backward; grads, the parameter of each gradient;
+  - init: null, or nodes (those of init.ir, in the same form) and params and buffers: whose values
+    the elements of init.ir's result are, parameters first.
 """
 
 from __future__ import annotations
@@ -193,12 +212,19 @@ def parsed(text: str, nodes: Sequence[Node]) -> torch._C.Graph:
 
 
 def save_archive(
-    path: Path, graph: torch._C.Graph, node_count: int, text: str, record: dict[str, Any]
+    path: Path,
+    graph: torch._C.Graph,
+    node_count: int,
+    irs: dict[str, str],
+    record: dict[str, Any],
 ) -> None:
-    """Writes the archive to `path` in one step: a reader sees the old file or the whole new one."""
+    """Writes the archive to `path` in one step: a reader sees the old file or the whole new one.
+
+    `graph`, of `node_count` calls, becomes `forward`; `irs` are IR texts by their file names.
+    """
     if node_count > MAX_FORWARD_NODES:
         graph = torch._C.parse_ir("graph():\n  %n : NoneType = prim::Constant()\n  return (%n)\n")
     function = torch._C._create_function_from_graph("forward", graph)
-    files = {"capture.json": json.dumps(record, separators=(",", ":")), "graph.ir": text}
+    files = {"capture.json": json.dumps(record, separators=(",", ":")), **irs}
     with replacing(path) as temporary:
         function.save(str(temporary), _extra_files=files)

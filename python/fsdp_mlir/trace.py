@@ -136,6 +136,12 @@ class Recorder(TorchDispatchMode):
     CaptureError, with the model's line, for a call that has no static form.
     """
 
+    # The end of the error for a call whose result shape or value only its data decides.
+    _DATA_DEPENDENCE = (
+        "the captured step is static; replace the branch or the size by a tensor operation such as "
+        "torch.where"
+    )
+
     def __init__(
         self,
         fake_mode: FakeTensorMode,
@@ -188,8 +194,7 @@ class Recorder(TorchDispatchMode):
         fakes = [self._faked(value, origin) for value in values]
         result, known = self._run(func, values, fakes, origin)
         if func in _IDENTITIES:
-            self._names[id(result)] = self._ref(fakes[0], origin).name
-            self._alive.append(result)
+            self.bind(result, self._ref(fakes[0], origin).name)
             return result
         schema = func._schema
         if not schema.returns and not schema.is_mutable:
@@ -228,8 +233,7 @@ class Recorder(TorchDispatchMode):
         except _LIMITS as error:
             raise located(
                 origin.location,
-                f"'{func}' depends on the data of a tensor, and the captured step is static; "
-                "replace the branch or the size by a tensor operation such as torch.where",
+                f"'{func}' depends on the data of a tensor, and {self._DATA_DEPENDENCE}",
             ) from error
         except UnsupportedOperatorException as error:
             raise located(
@@ -367,8 +371,7 @@ class Recorder(TorchDispatchMode):
         if tensor is None:
             types.append(None)
         else:
-            self._names[id(tensor)] = name
-            self._alive.append(tensor)
+            self.bind(tensor, name)
             types.append(TensorType.of(tensor))
         return name
 

@@ -12,25 +12,30 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @dataclass
 class Captured:
-    """capture.json, the IR text and the weights of an archive."""
+    """capture.json, the IR texts and the weights of an archive."""
 
     record: dict[str, Any]
     text: str
     weights: dict[str, Tensor]
+    init: str | None = None
 
     @staticmethod
     def load(path: Path) -> Captured:
-        files = {"capture.json": "", "graph.ir": ""}
+        files = {"capture.json": "", "graph.ir": "", "init.ir": ""}
         torch.jit.load(str(path), _extra_files=files)
         record = json.loads(files["capture.json"])
         entry = record["weights"]
         weights = load_file(path.parent / entry["path"]) if entry else {}
-        return Captured(record, files["graph.ir"].decode(), weights)
+        init = files["init.ir"]
+        return Captured(
+            record, files["graph.ir"].decode(), weights, init.decode() if init else None
+        )
 
     def arguments(self, inputs: dict[str, Tensor]) -> list[Tensor]:
         """The graph's arguments: weights under their first names, then the inputs by name."""
@@ -49,8 +54,54 @@ class Captured:
         names = [self.record["params"][index]["name"] for index in self.record["grads"]]
         return loss, dict(zip(names, gradients, strict=True))
 
+    def run_init(self, seed: int) -> dict[str, Tensor]:
+        """The initial parameters and buffers by name.
+
+        Call by call: TorchScript's executor would drop draws whose result is not used.
+        """
+        assert self.init is not None
+        values: dict[str, Any] = {}
+        overloads = iter(node["overload"] or "default" for node in self.record["init"]["nodes"])
+        torch.manual_seed(seed)
+        results: list[Tensor] = []
+        with torch.no_grad():
+            for node in torch._C.parse_ir(self.init).nodes():
+                inputs = [values[value.debugName()] for value in node.inputs()]
+                kind = node.kind()
+                if kind == "prim::TupleConstruct":
+                    results = inputs
+                    break
+                if kind == "prim::Constant":
+                    value = node.output().toIValue()
+                elif kind == "prim::ListConstruct":
+                    value = inputs
+                elif kind == "aten::Float":
+                    value = float(inputs[0])
+                else:
+                    packet = getattr(torch.ops.aten, kind.removeprefix("aten::"))
+                    value = _called(getattr(packet, next(overloads)), inputs)
+                outputs = list(node.outputs())
+                for output, item in zip(
+                    outputs, value if len(outputs) > 1 else [value], strict=True
+                ):
+                    values[output.debugName()] = item
+        init = self.record["init"]
+        names = [
+            self.record[key][index]["name"] for key in ("params", "buffers") for index in init[key]
+        ]
+        return dict(zip(names, results, strict=True))
+
     def ops(self) -> list[str]:
         return [node["op"] for node in self.record["nodes"]]
+
+
+def _called(op: OpOverload, values: list[Any]) -> Any:
+    """Calls `op` on the values of all its arguments in schema order."""
+    pairs = list(zip(op._schema.arguments, values, strict=True))
+    return op(
+        *(value for formal, value in pairs if not formal.kwarg_only),
+        **{formal.name: value for formal, value in pairs if formal.kwarg_only},
+    )
 
 
 Loss = Callable[[Any], Tensor]

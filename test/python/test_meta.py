@@ -17,9 +17,9 @@ from graphs import Captured
 def captured_layers(tmp_path: Path, layers: int) -> tuple[Captured, fsdp_mlir.CaptureSummary]:
     path = tmp_path / f"llama{layers}.pt"
     ids = torch.zeros(1, 512, dtype=torch.int64)
-    summary = fsdp_mlir.capture(
-        llama3_8b(layers), kwargs={"input_ids": ids, "labels": ids}, path=path
-    )
+    with torch.device("meta"):
+        model = llama3_8b(layers)
+    summary = fsdp_mlir.capture(model, kwargs={"input_ids": ids, "labels": ids}, path=path)
     return Captured.load(path), summary
 
 
@@ -59,8 +59,9 @@ from fsdp_mlir import capture
 from fsdp_mlir.models.llama3 import llama3_8b
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 ids = torch.zeros(1, 2048, dtype=torch.int64)
-model = llama3_8b(4)
-capture(llama3_8b(1), kwargs=dict(input_ids=ids, labels=ids), path={str(tmp_path / "one.pt")!r})
+with torch.device("meta"):
+    small, model = llama3_8b(1), llama3_8b(4)
+capture(small, kwargs=dict(input_ids=ids, labels=ids), path={str(tmp_path / "one.pt")!r})
 before = peak()
 capture(model, kwargs=dict(input_ids=ids, labels=ids), path={str(tmp_path / "four.pt")!r})
 print(peak() - before)
