@@ -19,17 +19,29 @@ using namespace mlir::fsdp;
 //===----------------------------------------------------------------------===//
 
 ProgramOp mlir::fsdp::getProgram(ModuleOp module) {
-  ProgramOp found;
+  ProgramOp step, init;
   for (auto program : module.getOps<ProgramOp>()) {
+    bool isInit = program.getResultTypes().empty();
+    ProgramOp &found = isInit ? init : step;
     if (found) {
-      program.emitOpError("expected one program in the module, got another");
+      program.emitOpError("expected one program ")
+          << (isInit ? "without" : "with")
+          << " a result in the module, got another";
       return {};
     }
     found = program;
   }
-  if (!found)
-    module.emitError("expected an fsdp.program in the module, got none");
-  return found;
+  if (!step)
+    module.emitError("expected an fsdp.program with a result in the module, "
+                     "got none");
+  return step;
+}
+
+ProgramOp mlir::fsdp::getInitProgram(ModuleOp module) {
+  for (auto program : module.getOps<ProgramOp>())
+    if (program.getResultTypes().empty())
+      return program;
+  return {};
 }
 
 llvm::MapVector<StringAttr, SmallVector<ParamOp>>
@@ -79,6 +91,20 @@ static LogicalResult verifyParamType(SymbolTableCollection &symbols,
   if (Type sharded = param.getShardedType())
     diag << " or " << sharded;
   return diag << " for " << name << ", got: " << type;
+}
+
+/// Checks that `type` is the type of the parameter or buffer.
+template <typename OpT>
+static LogicalResult verifyDeclaredType(SymbolTableCollection &symbols,
+                                        Operation *user, FlatSymbolRefAttr name,
+                                        Type type, StringRef label) {
+  auto declaration = lookup<OpT>(symbols, user, name, label);
+  if (!declaration)
+    return failure();
+  if (type == declaration.getType())
+    return success();
+  return user->emitOpError(label) << ": expected " << declaration.getType()
+                                  << " for " << name << ", got: " << type;
 }
 
 /// Checks that `type` is the parameter's sharded type.
@@ -212,6 +238,12 @@ void ProgramOp::print(OpAsmPrinter &printer) {
 LogicalResult ReturnOp::verify() {
   auto program = cast<ProgramOp>((*this)->getParentOp());
   ArrayRef<Type> results = program.getFunctionType().getResults();
+  if (!getLoss()) {
+    if (results.empty())
+      return success();
+    return emitOpError("expected the loss of the program, whose result is ")
+           << results[0] << ", got none";
+  }
   if (results.size() != 1 || results[0] != getLoss().getType())
     return emitOpError("expected the result type of the program, got: ")
            << getLoss().getType();
@@ -228,15 +260,18 @@ LogicalResult ReadOp::verifySymbolUses(SymbolTableCollection &symbols) {
 }
 
 LogicalResult ReadBufferOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  auto buffer =
-      lookup<BufferOp>(symbols, *this, getBufferAttr(), "ReadBuffer-1");
-  if (!buffer)
-    return failure();
-  if (buffer.getType() != getResult().getType())
-    return emitOpError("ReadBuffer-1: expected ")
-           << buffer.getType() << " for " << getBufferAttr()
-           << ", got: " << getResult().getType();
-  return success();
+  return verifyDeclaredType<BufferOp>(symbols, *this, getBufferAttr(),
+                                      getResult().getType(), "ReadBuffer-1");
+}
+
+LogicalResult WriteParamOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyDeclaredType<ParamOp>(symbols, *this, getParamAttr(),
+                                     getValue().getType(), "WriteParam-1");
+}
+
+LogicalResult WriteBufferOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyDeclaredType<BufferOp>(symbols, *this, getBufferAttr(),
+                                      getValue().getType(), "WriteBuffer-1");
 }
 
 LogicalResult WriteGradOp::verifySymbolUses(SymbolTableCollection &symbols) {

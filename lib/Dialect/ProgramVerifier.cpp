@@ -17,7 +17,8 @@ using namespace mlir::fsdp;
 namespace {
 class ProgramVerifier {
 public:
-  explicit ProgramVerifier(ProgramOp program) : program(program) {
+  explicit ProgramVerifier(ProgramOp program)
+      : program(program), isInit(program.getResultTypes().empty()) {
     if (auto module = dyn_cast_or_null<ModuleOp>(program->getParentOp()))
       for (auto param : module.getOps<ParamOp>())
         if (param.getFrozen())
@@ -27,6 +28,11 @@ public:
   LogicalResult run() {
     if (!llvm::hasSingleElement(program.getBody()))
       return program.emitOpError("expected a body of one block");
+    if (isInit && !program.getArgumentTypes().empty())
+      return program.emitOpError(
+                 "Program-7: expected no arguments of a program "
+                 "without a result, got: ")
+             << program.getArgumentTypes().size();
     for (Operation &op : program.getBody().front())
       if (failed(visit(&op)))
         return failure();
@@ -38,6 +44,13 @@ private:
     for (Value operand : op->getOperands())
       if (failed(verifyUse(op, operand)))
         return failure();
+    if (auto write = dyn_cast<WriteParamOp>(op))
+      return visitInit(op, write.getParamAttr());
+    if (auto write = dyn_cast<WriteBufferOp>(op))
+      return visitInit(op, write.getBufferAttr());
+    if (isInit && !isa<aten::CallOp, FreeOp, ReturnOp>(op))
+      return op->emitOpError("Program-7: expected no such op in a program "
+                             "without a result");
     if (auto phase = dyn_cast<PhaseOp>(op))
       return visitPhase(phase);
     if (auto gather = dyn_cast<AllGatherOp>(op))
@@ -127,12 +140,26 @@ private:
     return success();
   }
 
+  LogicalResult visitInit(Operation *op, FlatSymbolRefAttr name) {
+    if (!isInit)
+      return op->emitOpError("Program-7: expected writes of parameters and "
+                             "buffers in a program without a result only");
+    auto [it, inserted] = initialised.try_emplace(name.getAttr(), op);
+    if (!inserted)
+      return (op->emitOpError("Program-7: expected ")
+              << name << " to be written at most once")
+                 .attachNote(it->second->getLoc())
+             << "written here";
+    return success();
+  }
+
   ProgramOp program;
+  bool isInit;
   llvm::DenseSet<StringAttr> frozen;
   std::optional<Phase> currentPhase;
   llvm::MapVector<StringAttr, AllGatherOp> liveGathers;
   llvm::DenseMap<Operation *, Operation *> resharded;
-  llvm::DenseMap<StringAttr, Operation *> reduced, written;
+  llvm::DenseMap<StringAttr, Operation *> reduced, written, initialised;
   llvm::DenseMap<Value, Operation *> freed;
 };
 } // namespace

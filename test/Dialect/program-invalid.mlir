@@ -124,3 +124,39 @@ fsdp.program @frozen(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   fsdp.write_grad @w, %g : tensor<4xf32>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+// expected-error @below {{Program-7: expected no arguments of a program without a result, got: 1}}
+fsdp.program @init(%x: tensor<4xf32>) {
+  fsdp.return
+}
+
+// -----
+
+fsdp.program @init() {
+  // expected-error @below {{Program-7: expected no such op in a program without a result}}
+  fsdp.phase forward
+  fsdp.return
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @train_step(%x: tensor<f32>, %v: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Program-7: expected writes of parameters and buffers in a program without a result only}}
+  fsdp.write_param @w, %v : tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.buffer @b : tensor<4xf32>
+fsdp.program @init() {
+  %v = aten.call "aten::zeros"([4], 6, none, device, none) : () -> tensor<4xf32>
+  // expected-note @below {{written here}}
+  fsdp.write_buffer @b, %v : tensor<4xf32>
+  // expected-error @below {{Program-7: expected @b to be written at most once}}
+  fsdp.write_buffer @b, %v : tensor<4xf32>
+  fsdp.return
+}

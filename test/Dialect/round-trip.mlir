@@ -62,4 +62,17 @@ module attributes {fsdp.model = "Tiny"} {
     // CHECK: fsdp.return %{{.*}} : tensor<f32>
     fsdp.return %n : tensor<f32>
   }
+
+  // CHECK-LABEL: fsdp.program @init() {
+  fsdp.program @init() {
+    // CHECK: %[[V:.*]] = aten.call "aten::zeros"
+    %v = aten.call "aten::zeros"([4, 2], 6, none, device, none) : () -> tensor<4x2xf32>
+    // CHECK: fsdp.write_param @w, %[[V]] : tensor<4x2xf32>
+    fsdp.write_param @w, %v : tensor<4x2xf32>
+    %b = aten.call "aten::zeros"([2], 11, none, device, none) : () -> tensor<2xi1>
+    // CHECK: fsdp.write_buffer @mask, %{{.*}} : tensor<2xi1>
+    fsdp.write_buffer @mask, %b : tensor<2xi1>
+    // CHECK: fsdp.return{{$}}
+    fsdp.return
+  }
 }

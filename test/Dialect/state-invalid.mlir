@@ -75,3 +75,48 @@ fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   fsdp.optimizer_step [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @init() {
+  %v = aten.call "aten::zeros"([8], 6, none, device, none) : () -> tensor<8xf32>
+  // expected-error @below {{WriteParam-1: expected 'tensor<4xf32>' for @w, got: 'tensor<8xf32>'}}
+  fsdp.write_param @w, %v : tensor<8xf32>
+  fsdp.return
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @init() {
+  %v = aten.call "aten::zeros"([4], 6, none, device, none) : () -> tensor<4xf32>
+  // expected-error @below {{WriteBuffer-1: expected @w to name an fsdp.buffer, found none}}
+  fsdp.write_buffer @w, %v : tensor<4xf32>
+  fsdp.return
+}
+
+// -----
+
+fsdp.buffer @b : tensor<4xf32>
+fsdp.program @init() {
+  %v = aten.call "aten::zeros"([4], 7, none, device, none) : () -> tensor<4xf64>
+  // expected-error @below {{WriteBuffer-1: expected 'tensor<4xf32>' for @b, got: 'tensor<4xf64>'}}
+  fsdp.write_buffer @b, %v : tensor<4xf64>
+  fsdp.return
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{expected the loss of the program, whose result is 'tensor<f32>', got none}}
+  fsdp.return
+}
+
+// -----
+
+fsdp.program @init() {
+  %v = aten.call "aten::zeros"([4], 6, none, device, none) : () -> tensor<4xf32>
+  // expected-error @below {{expected the result type of the program, got: 'tensor<4xf32>'}}
+  fsdp.return %v : tensor<4xf32>
+}

@@ -54,9 +54,12 @@ inline constexpr llvm::StringLiteral inputHighAttrName = "fsdp.high";
 
 namespace mlir::fsdp {
 
-/// The one program of a module; null with an error on the module when there is
-/// none or more than one.
+/// The training step: the one program of a module that has a result. Null with
+/// an error on the module when there is none or more than one.
 ProgramOp getProgram(ModuleOp module);
+/// The initialisation: the program of a module that has no result, or null.
+/// More than one is an error of getProgram.
+ProgramOp getInitProgram(ModuleOp module);
 /// Parameters of each unit in unit order (their order in the module).
 llvm::MapVector<StringAttr, llvm::SmallVector<ParamOp>>
 getUnitParams(ModuleOp module);

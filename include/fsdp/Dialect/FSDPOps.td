@@ -125,10 +125,24 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
 
 def FSDP_ProgramOp : FSDP_Op<"program",
     [FunctionOpInterface, IsolatedFromAbove, AffineScope]> {
-  let summary = "One training step, the same on every rank";
+  let summary = "One training step, or the initialisation, the same on every rank";
   let description = [{
-    Arguments are the batch of this rank; the one result is the loss. The body
-    is a single block in execution order, divided by `fsdp.phase`.
+    The program with a result is the training step. Arguments are the batch of
+    this rank; the one result is the loss. The body is a single block in
+    execution order, divided by `fsdp.phase`.
+
+    The program without a result, where a module has one, initialises the
+    parameters and buffers. It has no arguments and no phases; it computes whole
+    values and writes them with `fsdp.write_param` and `fsdp.write_buffer`.
+
+    ```mlir
+    fsdp.program @init() {
+      %0 = aten.call "aten::empty.memory_format"([4], 6, none, device, none, none) : () -> tensor<4xf32>
+      %1 = aten.call "aten::normal_"(%0, 0.0, 1.0, none) {mutates = array<i64: 0>, random, views = array<i64: 0>} : (tensor<4xf32>) -> tensor<4xf32>
+      fsdp.write_param @w, %1 : tensor<4xf32>
+      fsdp.return
+    }
+    ```
 
     Its verifier scans the body once and proves
 
@@ -141,7 +155,10 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-4**: the gradient of a parameter is reduced at most once, and
       written at most once;
     - **Program-5**: no value is used after `fsdp.free`, or freed twice;
-    - **Program-6**: a frozen parameter gets no gradient.
+    - **Program-6**: a frozen parameter gets no gradient;
+    - **Program-7**: only the program without a result writes parameters and
+      buffers, each at most once; it has no arguments, and of other ops only
+      `aten.call` and `fsdp.free`.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<FunctionType>:$function_type,
@@ -163,9 +180,9 @@ def FSDP_ProgramOp : FSDP_Op<"program",
 
 def FSDP_ReturnOp : FSDP_Op<"return",
     [Pure, Terminator, HasParent<"ProgramOp">]> {
-  let summary = "Ends the program with the loss of this rank";
-  let arguments = (ins AnyRankedTensor:$loss);
-  let assemblyFormat = "$loss attr-dict `:` type($loss)";
+  let summary = "Ends the program: the step with the loss of this rank";
+  let arguments = (ins Optional<AnyRankedTensor>:$loss);
+  let assemblyFormat = "attr-dict ($loss^ `:` type($loss))?";
   let hasVerifier = 1;
 }
 
@@ -214,6 +231,32 @@ def FSDP_WriteGradOp : FSDP_Op<"write_grad", [HasParent<"ProgramOp">,
   }];
   let arguments = (ins FlatSymbolRefAttr:$param, FSDP_TensorOrSharded:$grad);
   let assemblyFormat = "$param `,` $grad attr-dict `:` type($grad)";
+}
+
+def FSDP_WriteParamOp : FSDP_Op<"write_param", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemWrite<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Initialises a parameter; each rank keeps its rows of the value";
+  let description = [{
+    ```mlir
+    fsdp.write_param @wq, %0 : tensor<64x64xf32>
+    ```
+
+    **WriteParam-1**: the type is that of the parameter.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$param, AnyRankedTensor:$value);
+  let assemblyFormat = "$param `,` $value attr-dict `:` type($value)";
+}
+
+def FSDP_WriteBufferOp : FSDP_Op<"write_buffer", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemWrite<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Initialises a buffer";
+  let description = [{
+    **WriteBuffer-1**: the type is that of the buffer.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$buffer, AnyRankedTensor:$value);
+  let assemblyFormat = "$buffer `,` $value attr-dict `:` type($value)";
 }
 
 def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,

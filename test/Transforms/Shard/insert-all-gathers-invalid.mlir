@@ -12,7 +12,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
-// expected-error @below {{expected an fsdp.program in the module, got none}}
+// expected-error @below {{expected an fsdp.program with a result in the module, got none}}
 module {
 }
 
