@@ -202,6 +202,10 @@ const SafeTensors::Entry &SafeTensors::require(const std::string &name,
   return it->second;
 }
 
+void SafeTensors::dropPages() const {
+  madvise(const_cast<std::byte *>(bytes.data()), bytes.size(), MADV_DONTNEED);
+}
+
 std::string SafeTensors::hash() const {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical,

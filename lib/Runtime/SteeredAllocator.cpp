@@ -61,6 +61,8 @@ public:
 } // namespace
 
 void installSteeredAllocator() {
+  mallopt(M_TRIM_THRESHOLD, -1);
+  mallopt(M_MMAP_MAX, 0);
   static Allocator allocator;
   c10::SetCPUAllocator(&allocator, /*priority=*/100);
 }

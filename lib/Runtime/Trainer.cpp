@@ -218,6 +218,7 @@ void runRank(const RunFiles &files, const RunOptions &options,
   loadShards(plan, files.weights, comm);
   comm.publish();
   std::vector<at::Tensor> buffers = loadBuffers(plan, files.weights);
+  files.weights.dropPages();
   Executor executor(plan, comm, segment.state(rank).position, buffers);
   if (options.fault)
     executor.setFault(*options.fault);
