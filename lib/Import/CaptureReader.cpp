@@ -1,8 +1,9 @@
 //===- CaptureReader.cpp - model.pt to a Capture --------------------------===//
 //
-// model.pt is a TorchScript archive with two extra files: `graph.ir`, the ATen
-// graph of the step in TorchScript's textual IR, and `capture.json`, what that
-// form cannot hold (names, shapes, source positions). Aliasing, mutation and
+// model.pt is a TorchScript archive with extra files: `graph.ir`, the ATen
+// graph of the step in TorchScript's textual IR; `init.ir`, that of the model's
+// initialisation, where it was captured; and `capture.json`, what that form
+// cannot hold (names, shapes, source positions). Aliasing, mutation and
 // randomness come from the operators' schemas.
 //
 //===----------------------------------------------------------------------===//
@@ -16,6 +17,7 @@
 
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <system_error>
 #include <unordered_map>
 
@@ -24,147 +26,38 @@ namespace jit = torch::jit;
 using nlohmann::json;
 
 namespace {
-class CaptureReader {
+[[noreturn]] void failAt(const std::string &path, const std::string &what) {
+  throw CaptureError(path + ": " + what);
+}
+
+std::string firstLine(const std::string &text) {
+  return text.substr(0, text.find('\n'));
+}
+
+/// Reads one graph: its calls' arguments, results and schemas.
+class GraphReader {
 public:
-  explicit CaptureReader(std::string path) : path(std::move(path)) {}
+  /// `record` names the graph in messages. `calls` are those of capture.json,
+  /// to be completed.
+  GraphReader(const std::string &path, const char *record,
+              std::vector<CapturedCall> &calls)
+      : path(path), record(record), calls(calls) {}
 
-  Capture read() {
-    std::string graphText, captureText;
-    readArchive(graphText, captureText);
-    json document = parseJson(captureText);
+  /// Returns the elements of the result tuple.
+  std::vector<plan::ValueId> read(const std::string &text, size_t inputs) {
+    jit::Graph graph;
     try {
-      readTables(document);
-    } catch (const json::exception &error) {
-      fail("capture.json: " + std::string(error.what()));
-    }
-    auto graph = std::make_shared<jit::Graph>();
-    try {
-      jit::parseIR(graphText, graph.get());
+      jit::parseIR(text, &graph);
     } catch (const std::exception &error) {
-      fail("graph.ir: " + firstLine(error.what()));
+      fail(firstLine(error.what()));
     }
-    readGraph(*graph, document);
-    return std::move(capture);
-  }
-
-private:
-  [[noreturn]] void fail(const std::string &what) {
-    throw CaptureError(path + ": " + what);
-  }
-
-  static std::string firstLine(const std::string &text) {
-    return text.substr(0, text.find('\n'));
-  }
-
-  void readArchive(std::string &graphText, std::string &captureText) {
-    if (!std::ifstream(path))
-      fail("cannot be read: " + std::generic_category().message(errno));
-    std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader;
-    try {
-      reader = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
-    } catch (const std::exception &) {
-      fail("expected a TorchScript archive written by fsdp_mlir.capture, got "
-           "a file that is not a readable zip archive");
-    }
-    auto record = [&](const std::string &name) {
-      if (!reader->hasRecord("extra/" + name))
-        fail("expected an archive written by fsdp_mlir.capture, got one "
-             "without \"" +
-             name + "\" (a plain TorchScript or torch.save file?)");
-      try {
-        auto [data, size] = reader->getRecord("extra/" + name);
-        return std::string(static_cast<const char *>(data.get()), size);
-      } catch (const std::exception &) {
-        fail("the record \"" + name + "\" is damaged");
-      }
-    };
-    captureText = record("capture.json");
-    graphText = record("graph.ir");
-  }
-
-  json parseJson(const std::string &text) {
-    try {
-      json document = json::parse(text);
-      if (document.value("format", json()) != 1)
-        fail("capture.json: expected format 1, got: " +
-             document.value("format", json()).dump());
-      return document;
-    } catch (const json::exception &error) {
-      fail("capture.json: " + std::string(error.what()));
-    }
-  }
-
-  //===--------------------------------------------------------------------===//
-  // capture.json
-  //===--------------------------------------------------------------------===//
-
-  plan::TensorSpec readSpec(const json &entry) {
-    plan::TensorSpec spec;
-    entry.at("shape").get_to(spec.shape);
-    auto name = entry.at("dtype").get<std::string>();
-    std::optional<plan::DType> dtype = plan::parseDType(name);
-    if (!dtype)
-      fail("capture.json: tensors of dtype \"" + name + "\" are not supported");
-    spec.dtype = *dtype;
-    return spec;
-  }
-
-  void readTables(const json &document) {
-    document.at("model").get_to(capture.model);
-    if (const json &weights = document.at("weights"); !weights.is_null())
-      capture.weights = {weights.at("path"), weights.at("hash")};
-    for (const json &entry : document.at("params"))
-      capture.params.push_back({entry.at("name"), entry.at("aliases"),
-                                readSpec(entry), entry.at("requires_grad")});
-    for (const json &entry : document.at("buffers"))
-      capture.buffers.push_back(
-          {entry.at("name"), readSpec(entry), entry.at("persistent")});
-    for (const json &entry : document.at("inputs")) {
-      plan::Input input;
-      entry.at("name").get_to(input.name);
-      input.spec = readSpec(entry);
-      input.low = entry.value("low", int64_t{0});
-      input.high = entry.value("high", int64_t{2});
-      capture.inputs.push_back(std::move(input));
-    }
-    document.at("backward_begin").get_to(capture.backwardBegin);
-    size_t index = 0;
-    for (const json &entry : document.at("nodes")) {
-      CapturedCall call;
-      entry.at("op").get_to(call.op);
-      entry.at("overload").get_to(call.overload);
-      if (int64_t module = entry.at("module"); module >= 0)
-        document.at("modules").at(module).get_to(call.module);
-      if (int64_t file = entry.at("file"); file >= 0)
-        document.at("files").at(file).get_to(call.file);
-      entry.at("line").get_to(call.line);
-      for (const json &out : entry.at("outs"))
-        call.outs.push_back(out.is_null() ? plan::TensorSpec{} : readSpec(out));
-      capture.calls.push_back(std::move(call));
-      ++index;
-    }
-    if (capture.backwardBegin > index)
-      fail("capture.json: backward_begin is " +
-           std::to_string(capture.backwardBegin) + ", expected at most " +
-           std::to_string(index));
-  }
-
-  //===--------------------------------------------------------------------===//
-  // graph.ir
-  //===--------------------------------------------------------------------===//
-
-  void readGraph(jit::Graph &graph, const json &document) {
-    size_t expected =
-        capture.params.size() + capture.buffers.size() + capture.inputs.size();
-    if (graph.inputs().size() != expected)
-      fail("graph.ir: expected " + std::to_string(expected) + " inputs, got " +
+    if (graph.inputs().size() != inputs)
+      fail("expected " + std::to_string(inputs) + " inputs, got " +
            std::to_string(graph.inputs().size()));
     for (jit::Value *input : graph.inputs())
       define(input);
-    for (size_t i = 0; i < capture.inputs.size(); ++i)
-      capture.inputs[i].value =
-          capture.params.size() + capture.buffers.size() + i;
 
+    std::optional<std::vector<plan::ValueId>> results;
     size_t next = 0;
     for (jit::Node *node : graph.nodes()) {
       if (node->kind() == c10::prim::Constant)
@@ -176,16 +69,22 @@ private:
       else if (node->kind() == c10::prim::ListUnpack)
         readUnpack(node);
       else if (node->kind() == c10::prim::TupleConstruct)
-        readOutputs(node, document);
-      else if (next == capture.calls.size())
-        fail("graph.ir: expected " + std::to_string(next) +
+        results = readResults(node);
+      else if (next == calls.size())
+        fail("expected " + std::to_string(next) +
              " calls as in capture.json, got more");
       else
-        readCall(node, capture.calls[next++]);
+        readCall(node, calls[next++]);
     }
-    if (next != capture.calls.size() || capture.loss < 0)
-      fail("graph.ir: expected " + std::to_string(capture.calls.size()) +
+    if (next != calls.size() || !results)
+      fail("expected " + std::to_string(calls.size()) +
            " calls and a result tuple, got " + std::to_string(next));
+    return *results;
+  }
+
+private:
+  [[noreturn]] void fail(const std::string &what) const {
+    failAt(path, std::string(record) + ": " + what);
   }
 
   plan::ValueId define(jit::Value *value) {
@@ -208,7 +107,7 @@ private:
     case jit::AttributeKind::s:
       return {node->s(c10::attr::value)};
     default:
-      fail("graph.ir: a constant of type " + node->output()->type()->str() +
+      fail("a constant of type " + node->output()->type()->str() +
            " is not supported");
     }
   }
@@ -219,7 +118,7 @@ private:
     if (const auto *spelled = std::get_if<std::string>(&text.value);
         spelled && *spelled == "nan")
       return {std::numeric_limits<double>::quiet_NaN()};
-    fail("graph.ir: aten::Float of something other than \"nan\"");
+    fail("aten::Float of something other than \"nan\"");
   }
 
   plan::Arg readArg(jit::Value *value) {
@@ -233,12 +132,12 @@ private:
         elements.push_back(readArg(element));
       return {std::move(elements)};
     }
-    fail("graph.ir: %" + value->debugName() + " is used before it is defined");
+    fail("%" + value->debugName() + " is used before it is defined");
   }
 
   void readCall(jit::Node *node, CapturedCall &call) {
     if (call.op != node->kind().toQualString())
-      fail("graph.ir: expected " + call.op + " as in capture.json, got " +
+      fail("expected " + call.op + " as in capture.json, got " +
            node->kind().toQualString());
     std::string qualified =
         call.op + (call.overload.empty() ? "" : "." + call.overload);
@@ -248,7 +147,7 @@ private:
       fail("operator " + qualified + " is not known to this LibTorch");
     const c10::FunctionSchema &schema = handle->schema();
     if (node->inputs().size() != schema.arguments().size())
-      fail("graph.ir: expected " + std::to_string(schema.arguments().size()) +
+      fail("expected " + std::to_string(schema.arguments().size()) +
            " arguments of " + qualified + ", got " +
            std::to_string(node->inputs().size()));
     for (jit::Value *input : node->inputs())
@@ -264,9 +163,8 @@ private:
     bool isList = node->outputs().size() == 1 &&
                   node->output()->type()->kind() == c10::TypeKind::ListType;
     if (!isList && node->outputs().size() != call.outs.size())
-      fail("graph.ir: expected " + std::to_string(call.outs.size()) +
-           " results of " + qualified + ", got " +
-           std::to_string(node->outputs().size()));
+      fail("expected " + std::to_string(call.outs.size()) + " results of " +
+           qualified + ", got " + std::to_string(node->outputs().size()));
     if (isList) {
       // Numbered now, bound to names by the ListUnpack.
       listResults.emplace(node->output(), &call);
@@ -282,32 +180,21 @@ private:
     auto it = listResults.find(node->input());
     if (it == listResults.end() ||
         it->second->outValues.size() != node->outputs().size())
-      fail("graph.ir: prim::ListUnpack of something that is not the result of "
+      fail("prim::ListUnpack of something that is not the result of "
            "a call with as many elements");
     for (size_t i = 0; i < node->outputs().size(); ++i)
       values.emplace(node->outputs()[i], it->second->outValues[i]);
   }
 
-  void readOutputs(jit::Node *node, const json &document) {
-    std::vector<int32_t> grads = document.at("grads");
-    if (node->inputs().size() != grads.size() + 1)
-      fail("graph.ir: expected a loss and " + std::to_string(grads.size()) +
-           " gradients, got " + std::to_string(node->inputs().size()) +
-           " results");
-    auto number = [&](jit::Value *value) {
+  std::vector<plan::ValueId> readResults(jit::Node *node) {
+    std::vector<plan::ValueId> results;
+    for (jit::Value *value : node->inputs()) {
       auto it = values.find(value);
       if (it == values.end())
-        fail("graph.ir: result %" + value->debugName() + " is not a tensor");
-      return it->second;
-    };
-    capture.loss = number(node->inputs()[0]);
-    for (size_t i = 0; i < grads.size(); ++i) {
-      if (grads[i] < 0 ||
-          grads[i] >= static_cast<int32_t>(capture.params.size()))
-        fail("capture.json: gradient of parameter " + std::to_string(grads[i]) +
-             ", which does not exist");
-      capture.grads.emplace_back(grads[i], number(node->inputs()[i + 1]));
+        fail("result %" + value->debugName() + " is not a tensor");
+      results.push_back(it->second);
     }
+    return results;
   }
 
   //===--------------------------------------------------------------------===//
@@ -381,13 +268,183 @@ private:
         call.args[i].value = plan::DeviceArg{};
   }
 
-  std::string path;
-  Capture capture;
+  const std::string &path;
+  const char *record;
+  std::vector<CapturedCall> &calls;
   std::unordered_map<jit::Value *, plan::ValueId> values;
   std::unordered_map<jit::Value *, plan::Arg> constants;
   std::unordered_map<jit::Value *, jit::Node *> lists;
   std::unordered_map<jit::Value *, CapturedCall *> listResults;
   plan::ValueId nextValue = 0;
+};
+
+class CaptureReader {
+public:
+  explicit CaptureReader(std::string path) : path(std::move(path)) {}
+
+  Capture read() {
+    openArchive();
+    json document = parseJson(readRecord("capture.json"));
+    try {
+      readTables(document);
+      readStep(document);
+      if (const json &init = document.at("init"); !init.is_null())
+        readInit(document, init);
+    } catch (const json::exception &error) {
+      fail("capture.json: " + std::string(error.what()));
+    }
+    return std::move(capture);
+  }
+
+private:
+  [[noreturn]] void fail(const std::string &what) const { failAt(path, what); }
+
+  void openArchive() {
+    if (!std::ifstream(path))
+      fail("cannot be read: " + std::generic_category().message(errno));
+    try {
+      archive = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
+    } catch (const std::exception &) {
+      fail("expected a TorchScript archive written by fsdp_mlir.capture, got "
+           "a file that is not a readable zip archive");
+    }
+  }
+
+  std::string readRecord(const std::string &name) {
+    if (!archive->hasRecord("extra/" + name))
+      fail("expected an archive written by fsdp_mlir.capture, got one "
+           "without \"" +
+           name + "\" (a plain TorchScript or torch.save file?)");
+    try {
+      auto [data, size] = archive->getRecord("extra/" + name);
+      return std::string(static_cast<const char *>(data.get()), size);
+    } catch (const std::exception &) {
+      fail("the record \"" + name + "\" is damaged");
+    }
+  }
+
+  json parseJson(const std::string &text) {
+    try {
+      json document = json::parse(text);
+      if (document.value("format", json()) != 1)
+        fail("capture.json: expected format 1, got: " +
+             document.value("format", json()).dump());
+      return document;
+    } catch (const json::exception &error) {
+      fail("capture.json: " + std::string(error.what()));
+    }
+  }
+
+  //===--------------------------------------------------------------------===//
+  // capture.json
+  //===--------------------------------------------------------------------===//
+
+  plan::TensorSpec readSpec(const json &entry) {
+    plan::TensorSpec spec;
+    entry.at("shape").get_to(spec.shape);
+    auto name = entry.at("dtype").get<std::string>();
+    std::optional<plan::DType> dtype = plan::parseDType(name);
+    if (!dtype)
+      fail("capture.json: tensors of dtype \"" + name + "\" are not supported");
+    spec.dtype = *dtype;
+    return spec;
+  }
+
+  void readTables(const json &document) {
+    document.at("model").get_to(capture.model);
+    if (const json &weights = document.at("weights"); !weights.is_null())
+      capture.weights = {weights.at("path"), weights.at("hash")};
+    for (const json &entry : document.at("params"))
+      capture.params.push_back({entry.at("name"), entry.at("aliases"),
+                                readSpec(entry), entry.at("requires_grad")});
+    for (const json &entry : document.at("buffers"))
+      capture.buffers.push_back(
+          {entry.at("name"), readSpec(entry), entry.at("persistent")});
+    for (const json &entry : document.at("inputs")) {
+      plan::Input input;
+      entry.at("name").get_to(input.name);
+      input.spec = readSpec(entry);
+      input.low = entry.value("low", int64_t{0});
+      input.high = entry.value("high", int64_t{2});
+      capture.inputs.push_back(std::move(input));
+    }
+  }
+
+  std::vector<CapturedCall> readNodes(const json &document, const json &nodes) {
+    std::vector<CapturedCall> calls;
+    for (const json &entry : nodes) {
+      CapturedCall call;
+      entry.at("op").get_to(call.op);
+      entry.at("overload").get_to(call.overload);
+      if (int64_t module = entry.at("module"); module >= 0)
+        document.at("modules").at(module).get_to(call.module);
+      if (int64_t file = entry.at("file"); file >= 0)
+        document.at("files").at(file).get_to(call.file);
+      entry.at("line").get_to(call.line);
+      for (const json &out : entry.at("outs"))
+        call.outs.push_back(out.is_null() ? plan::TensorSpec{} : readSpec(out));
+      calls.push_back(std::move(call));
+    }
+    return calls;
+  }
+
+  void readStep(const json &document) {
+    capture.calls = readNodes(document, document.at("nodes"));
+    document.at("backward_begin").get_to(capture.backwardBegin);
+    if (capture.backwardBegin > capture.calls.size())
+      fail("capture.json: backward_begin is " +
+           std::to_string(capture.backwardBegin) + ", expected at most " +
+           std::to_string(capture.calls.size()));
+    size_t firstInput = capture.params.size() + capture.buffers.size();
+    for (size_t i = 0; i < capture.inputs.size(); ++i)
+      capture.inputs[i].value = plan::ValueId(firstInput + i);
+
+    std::vector<plan::ValueId> results =
+        GraphReader(path, "graph.ir", capture.calls)
+            .read(readRecord("graph.ir"), firstInput + capture.inputs.size());
+    std::vector<int32_t> grads = document.at("grads");
+    if (results.size() != grads.size() + 1)
+      fail("graph.ir: expected a loss and " + std::to_string(grads.size()) +
+           " gradients, got " + std::to_string(results.size()) + " results");
+    capture.loss = results[0];
+    for (size_t i = 0; i < grads.size(); ++i) {
+      checkIndex(grads[i], capture.params.size(), "gradient of parameter");
+      capture.grads.emplace_back(grads[i], results[i + 1]);
+    }
+  }
+
+  void readInit(const json &document, const json &entry) {
+    CapturedInit &init = capture.init.emplace();
+    init.calls = readNodes(document, entry.at("nodes"));
+    std::vector<plan::ValueId> results =
+        GraphReader(path, "init.ir", init.calls)
+            .read(readRecord("init.ir"), /*inputs=*/0);
+    std::vector<int32_t> params = entry.at("params");
+    std::vector<int32_t> buffers = entry.at("buffers");
+    if (results.size() != params.size() + buffers.size())
+      fail("init.ir: expected " +
+           std::to_string(params.size() + buffers.size()) + " results, got " +
+           std::to_string(results.size()));
+    size_t next = 0;
+    for (int32_t param : params) {
+      checkIndex(param, capture.params.size(), "initial value of parameter");
+      init.params.emplace_back(param, results[next++]);
+    }
+    for (int32_t buffer : buffers) {
+      checkIndex(buffer, capture.buffers.size(), "initial value of buffer");
+      init.buffers.emplace_back(buffer, results[next++]);
+    }
+  }
+
+  void checkIndex(int32_t index, size_t size, const char *what) const {
+    if (index < 0 || index >= static_cast<int32_t>(size))
+      fail("capture.json: " + std::string(what) + " " + std::to_string(index) +
+           ", which does not exist");
+  }
+
+  std::string path;
+  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> archive;
+  Capture capture;
 };
 } // namespace
 

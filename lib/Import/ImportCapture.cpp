@@ -28,7 +28,11 @@ public:
     }
     builder.setInsertionPointToEnd(module->getBody());
     importDeclarations();
-    importProgram();
+    importStep();
+    if (capture.init) {
+      builder.setInsertionPointToEnd(module->getBody());
+      importInit(*capture.init);
+    }
     return module;
   }
 
@@ -50,7 +54,7 @@ private:
                        getType(buffer.spec), !buffer.persistent);
   }
 
-  void importProgram() {
+  void importStep() {
     SmallVector<Type> inputTypes;
     SmallVector<Attribute> inputAttrs;
     for (const plan::Input &input : capture.inputs) {
@@ -96,6 +100,42 @@ private:
                               capture.params[param].name, values[out]);
     }
     ReturnOp::create(builder, builder.getUnknownLoc(), values[capture.loss]);
+  }
+
+  void importInit(const ::fsdp::CapturedInit &init) {
+    values.clear();
+    auto program =
+        ProgramOp::create(builder, builder.getUnknownLoc(), "init",
+                          builder.getFunctionType({}, {}), nullptr, nullptr);
+    Block *body = builder.createBlock(&program.getBody());
+    for (const ::fsdp::CapturedCall &call : init.calls)
+      importCall(call);
+
+    // Each value is written, and can end, right after the last op that touches
+    // its storage.
+    llvm::DenseMap<Value, Operation *> lastTouch;
+    for (Operation &op : *body) {
+      for (Value operand : op.getOperands())
+        lastTouch[getStorageOwner(operand)] = &op;
+      for (Value result : op.getResults())
+        lastTouch[getStorageOwner(result)] = &op;
+    }
+    auto moveAfterLastTouch = [&](Operation *write, Value value) {
+      write->moveAfter(lastTouch.lookup(getStorageOwner(value)));
+    };
+    for (auto [param, value] : init.params) {
+      const std::string &name = capture.params[param].name;
+      moveAfterLastTouch(WriteParamOp::create(builder, getLoc(name, "", -1),
+                                              name, values[value]),
+                         values[value]);
+    }
+    for (auto [buffer, value] : init.buffers) {
+      const std::string &name = capture.buffers[buffer].name;
+      moveAfterLastTouch(WriteBufferOp::create(builder, getLoc(name, "", -1),
+                                               name, values[value]),
+                         values[value]);
+    }
+    ReturnOp::create(builder, builder.getUnknownLoc(), Value());
   }
 
   /// Reads of the parameters and buffers that calls use.

@@ -49,7 +49,8 @@ private:
   void arg(const Arg &arg);
   void args(const ArgList &list);
   void hex(std::string_view bytes);
-  void instruction(const Instruction &instruction);
+  /// Instructions of the initialisation have no phase.
+  void instruction(const Instruction &instruction, bool hasPhase);
   template <typename List, typename Row>
   void table(std::string_view name, const List &list, Row &&row) {
     raw("  \"");
@@ -141,7 +142,7 @@ std::string_view phaseName(Phase phase) {
   return "";
 }
 
-void Printer::instruction(const Instruction &instruction) {
+void Printer::instruction(const Instruction &instruction, bool hasPhase) {
   struct Visitor {
     Printer &p;
     void operator()(const Call &c) {
@@ -194,10 +195,24 @@ void Printer::instruction(const Instruction &instruction) {
       p.key("grads");
       p.numbers(o.grads);
     }
+    void operator()(const WriteParam &w) {
+      p.open("write_param");
+      p.number(w.param);
+      p.key("value");
+      p.number(w.value);
+    }
+    void operator()(const WriteBuffer &w) {
+      p.open("write_buffer");
+      p.number(w.buffer);
+      p.key("value");
+      p.number(w.value);
+    }
   };
   std::visit(Visitor{*this}, instruction.kind);
-  key("phase");
-  string(phaseName(instruction.phase));
+  if (hasPhase) {
+    key("phase");
+    string(phaseName(instruction.phase));
+  }
   if (instruction.module >= 0) {
     key("module");
     number(instruction.module);
@@ -300,8 +315,10 @@ std::string Printer::print(const Plan &plan) {
     boolean(u.reshardAfterForward);
     raw("}");
   });
+  table("init", plan.init,
+        [&](const Instruction &i) { instruction(i, /*hasPhase=*/false); });
   table("instructions", plan.instructions,
-        [&](const Instruction &i) { instruction(i); });
+        [&](const Instruction &i) { instruction(i, /*hasPhase=*/true); });
   raw("  \"loss\": ");
   number(plan.loss);
   raw("\n}\n");

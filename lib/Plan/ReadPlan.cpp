@@ -315,52 +315,68 @@ Call decodeCall(const Cursor &c) {
   return call;
 }
 
-Instruction decodeInstruction(const Cursor &c) {
+Phase decodePhase(const Cursor &c) {
+  const std::string &phase = c.at("phase").string();
+  if (phase == "forward")
+    return Phase::Forward;
+  if (phase == "backward")
+    return Phase::Backward;
+  if (phase == "optimizer")
+    return Phase::Optimizer;
+  c.at("phase").error("expected a phase, got \"" + phase + "\"");
+}
+
+/// Instructions of the step have a phase, those of the initialisation none.
+Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   Instruction instruction;
   if (!c.isObject())
     c.expected("an object");
   if (c.has("call")) {
-    c.keys({"call", "args", "outs", "phase"},
-           {"reduce_input_of", "module", "frees"});
+    c.keys({"call", "args", "outs"},
+           {"reduce_input_of", "phase", "module", "frees"});
     instruction.kind = decodeCall(c);
   } else if (c.has("read_buffer")) {
-    c.keys({"read_buffer", "out", "phase"}, {"module", "frees"});
+    c.keys({"read_buffer", "out"}, {"phase", "module", "frees"});
     instruction.kind =
         ReadBuffer{c.at("read_buffer").index(), c.at("out").index()};
   } else if (c.has("constant")) {
-    c.keys({"constant", "out", "phase"}, {"module", "frees"});
+    c.keys({"constant", "out"}, {"phase", "module", "frees"});
     instruction.kind =
         Constant{decodeHex(c.at("constant")), c.at("out").index()};
   } else if (c.has("all_gather")) {
-    c.keys({"all_gather", "outs", "phase"}, {"module", "frees"});
+    c.keys({"all_gather", "outs"}, {"phase", "module", "frees"});
     instruction.kind =
         AllGather{c.at("all_gather").index(), c.at("outs").indices()};
   } else if (c.has("reshard")) {
-    c.keys({"reshard", "phase"}, {"module", "frees"});
+    c.keys({"reshard"}, {"phase", "module", "frees"});
     instruction.kind = Reshard{c.at("reshard").index()};
   } else if (c.has("reduce_scatter")) {
-    c.keys({"reduce_scatter", "params", "ins", "outs", "phase"},
-           {"module", "frees"});
+    c.keys({"reduce_scatter", "params", "ins", "outs"},
+           {"phase", "module", "frees"});
     instruction.kind =
         ReduceScatter{c.at("reduce_scatter").index(), c.at("params").indices(),
                       c.at("ins").indices(), c.at("outs").indices()};
   } else if (c.has("optimizer_step")) {
-    c.keys({"optimizer_step", "grads", "phase"}, {"module", "frees"});
+    c.keys({"optimizer_step", "grads"}, {"phase", "module", "frees"});
     instruction.kind = OptimizerStep{c.at("optimizer_step").indices(),
                                      c.at("grads").indices()};
+  } else if (c.has("write_param")) {
+    c.keys({"write_param", "value"}, {"phase", "module", "frees"});
+    instruction.kind =
+        WriteParam{c.at("write_param").index(), c.at("value").index()};
+  } else if (c.has("write_buffer")) {
+    c.keys({"write_buffer", "value"}, {"phase", "module", "frees"});
+    instruction.kind =
+        WriteBuffer{c.at("write_buffer").index(), c.at("value").index()};
   } else {
     c.error("expected an instruction (call, read_buffer, constant, all_gather, "
-            "reshard, reduce_scatter or optimizer_step)");
+            "reshard, reduce_scatter, optimizer_step, write_param or "
+            "write_buffer)");
   }
-  const std::string &phase = c.at("phase").string();
-  if (phase == "forward")
-    instruction.phase = Phase::Forward;
-  else if (phase == "backward")
-    instruction.phase = Phase::Backward;
-  else if (phase == "optimizer")
-    instruction.phase = Phase::Optimizer;
-  else
-    c.at("phase").error("expected a phase, got \"" + phase + "\"");
+  if (hasPhase)
+    instruction.phase = decodePhase(c);
+  else if (c.has("phase"))
+    c.error("unknown key \"phase\"");
   if (c.has("module"))
     instruction.module = c.at("module").index();
   if (c.has("frees"))
@@ -395,7 +411,7 @@ Plan decodePlan(const Cursor &c) {
                           std::to_string(version) +
                           "; compile the model again with this fsdp-opt");
   c.keys({"version", "producer", "model", "world_size", "weights", "optimizer",
-          "modules", "values", "params", "buffers", "inputs", "units",
+          "modules", "values", "params", "buffers", "inputs", "units", "init",
           "instructions", "loss"});
   Plan plan;
   plan.producer = c.at("producer").string();
@@ -434,7 +450,11 @@ Plan decodePlan(const Cursor &c) {
     return Unit{u.at("name").string(), u.at("params").indices(),
                 u.at("reshard_after_forward").boolean()};
   });
-  plan.instructions = c.at("instructions").list(decodeInstruction);
+  plan.init = c.at("init").list(
+      [](const Cursor &i) { return decodeInstruction(i, /*hasPhase=*/false); });
+  plan.instructions = c.at("instructions").list([](const Cursor &i) {
+    return decodeInstruction(i, /*hasPhase=*/true);
+  });
   plan.loss = c.at("loss").index();
   return plan;
 }

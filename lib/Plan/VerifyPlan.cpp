@@ -24,12 +24,18 @@ std::string describe(const TensorSpec &spec) {
   return text + "]";
 }
 
+bool isWrite(const Instruction &instruction) {
+  return std::holds_alternative<WriteParam>(instruction.kind) ||
+         std::holds_alternative<WriteBuffer>(instruction.kind);
+}
+
 class Verifier {
 public:
   Verifier(const Plan &plan, const std::string &origin)
       : plan(plan), origin(origin), states(plan.values.size()),
         liveGather(plan.units.size(), -1), reductionOf(plan.params.size(), -1),
-        stepped(plan.params.size()) {}
+        stepped(plan.params.size()), writtenParams(plan.params.size()),
+        writtenBuffers(plan.buffers.size()) {}
 
   void verify();
 
@@ -81,6 +87,10 @@ private:
   void visit(const Reshard &reshard);
   void visit(const ReduceScatter &reduce);
   void visit(const OptimizerStep &step);
+  void visit(const WriteParam &write);
+  void visit(const WriteBuffer &write);
+  void verifyInit();
+  void verifyFrees(const Instruction &instruction);
 
   const Plan &plan;
   const std::string &origin;
@@ -97,6 +107,7 @@ private:
   /// Parameters some call writes the reduce-scatter input of.
   std::set<int32_t> steered;
   bool optimizerBegun = false;
+  std::vector<bool> writtenParams, writtenBuffers;
 };
 
 void Verifier::verifyTables() {
@@ -156,7 +167,6 @@ void Verifier::verifyTables() {
       fail("P5", "expected input " + quoted(input.name) +
                      " to have low < high, got " + std::to_string(input.low) +
                      " and " + std::to_string(input.high));
-    define(input.value);
   }
 }
 
@@ -317,8 +327,75 @@ void Verifier::visit(const OptimizerStep &step) {
   }
 }
 
+void Verifier::visit(const WriteParam &write) {
+  checkIndex(write.param, plan.params, "a parameter");
+  const Param &param = plan.params[write.param];
+  use(write.value);
+  checkSpec(write.value, param.spec, "P13",
+            "the initial value of parameter " + quoted(param.name));
+  if (writtenParams[write.param])
+    fail("P13", "parameter " + quoted(param.name) + " is written twice");
+  writtenParams[write.param] = true;
+}
+
+void Verifier::visit(const WriteBuffer &write) {
+  checkIndex(write.buffer, plan.buffers, "a buffer");
+  const Buffer &buffer = plan.buffers[write.buffer];
+  use(write.value);
+  checkSpec(write.value, buffer.spec, "P13",
+            "the initial value of buffer " + quoted(buffer.name));
+  if (writtenBuffers[write.buffer])
+    fail("P13", "buffer " + quoted(buffer.name) + " is written twice");
+  writtenBuffers[write.buffer] = true;
+}
+
+void Verifier::verifyFrees(const Instruction &instruction) {
+  for (ValueId value : instruction.frees) {
+    checkIndex(value, plan.values, "a value");
+    if (!states[value].defined || states[value].freed)
+      fail("P4", "value " + std::to_string(value) + " is freed but not alive");
+    if (value == plan.loss)
+      fail("P12", "the loss, value " + std::to_string(value) + ", is freed");
+    states[value].freed = true;
+  }
+}
+
+void Verifier::verifyInit() {
+  for (size_t i = 0; i < plan.init.size(); ++i) {
+    const Instruction &instruction = plan.init[i];
+    where = "init[" + std::to_string(i) + "]: ";
+    if (instruction.module != -1)
+      checkIndex(instruction.module, plan.modules, "a module");
+    const auto *call = std::get_if<Call>(&instruction.kind);
+    bool allowed = (call && call->reduceInputOf == -1) ||
+                   std::holds_alternative<Constant>(instruction.kind) ||
+                   isWrite(instruction);
+    if (!allowed)
+      fail("P13", "expected a call, constant, write_param or write_buffer in "
+                  "the initialisation");
+    std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+    verifyFrees(instruction);
+  }
+  where.clear();
+  if (plan.init.empty())
+    return;
+  for (size_t p = 0; p < plan.params.size(); ++p)
+    if (!writtenParams[p])
+      fail("P13",
+           "parameter " + quoted(plan.params[p].name) + " is not initialised");
+  for (size_t b = 0; b < plan.buffers.size(); ++b)
+    if (!writtenBuffers[b])
+      fail("P13",
+           "buffer " + quoted(plan.buffers[b].name) + " is not initialised");
+  for (ValueState &state : states)
+    state.freed = state.defined;
+}
+
 void Verifier::verify() {
   verifyTables();
+  verifyInit();
+  for (const Input &input : plan.inputs)
+    define(input.value);
   Phase phase = Phase::Forward;
   bool sawOptimizer = false;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
@@ -330,6 +407,9 @@ void Verifier::verify() {
     phase = instruction.phase;
     if (instruction.module != -1)
       checkIndex(instruction.module, plan.modules, "a module");
+    if (isWrite(instruction))
+      fail("P13", "expected writes of parameters and buffers in the "
+                  "initialisation only");
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
     if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
       if (std::exchange(sawOptimizer, true))
@@ -337,15 +417,7 @@ void Verifier::verify() {
       if (phase != Phase::Optimizer)
         fail("P11", "expected optimizer_step in phase \"optimizer\"");
     }
-    for (ValueId value : instruction.frees) {
-      checkIndex(value, plan.values, "a value");
-      if (!states[value].defined || states[value].freed)
-        fail("P4",
-             "value " + std::to_string(value) + " is freed but not alive");
-      if (value == plan.loss)
-        fail("P12", "the loss, value " + std::to_string(value) + ", is freed");
-      states[value].freed = true;
-    }
+    verifyFrees(instruction);
   }
   where.clear();
   for (int32_t param : steered)

@@ -1,139 +1,34 @@
 //===- Executor.cpp - runs a plan's instructions --------------------------===//
 #include "fsdp/Runtime/Executor.h"
-#include "fsdp/Runtime/Arguments.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
 #include <csignal>
-#include <cstring>
 
 #include <unistd.h>
 
 namespace fsdp::runtime {
 
-struct Executor::ResolvedCall {
-  c10::OperatorHandle handle;
-  std::vector<ArgTemplate> args;
-};
-
-namespace {
-
-std::string firstLine(const std::string &text) {
-  return text.substr(0, text.find('\n'));
-}
-
-/// The unit whose module contains `module`: the longest unit name that is a
-/// dotted prefix, the root unit if none is.
-const plan::Unit *unitOf(const plan::Plan &plan, const std::string &module) {
-  const plan::Unit *best = nullptr;
-  for (const plan::Unit &unit : plan.units) {
-    bool contains = unit.name.empty() || module == unit.name ||
-                    module.starts_with(unit.name + ".");
-    if (contains && (!best || unit.name.size() > best->name.size()))
-      best = &unit;
-  }
-  return best;
-}
-
-} // namespace
-
-std::string describeInstruction(const plan::Plan &plan, size_t position) {
-  if (position >= plan.instructions.size())
-    return "outside the program";
-  const plan::Instruction &instruction = plan.instructions[position];
-  struct Visitor {
-    const plan::Plan &plan;
-    std::string unit(const char *name, int32_t index) {
-      return std::string(name) + " of unit \"" + plan.units[index].name + "\"";
-    }
-    std::string operator()(const plan::Call &call) { return call.op; }
-    std::string operator()(const plan::ReadBuffer &read) {
-      return "read_buffer \"" + plan.buffers[read.buffer].name + "\"";
-    }
-    std::string operator()(const plan::Constant &) { return "constant"; }
-    std::string operator()(const plan::AllGather &gather) {
-      return unit("all_gather", gather.unit);
-    }
-    std::string operator()(const plan::Reshard &reshard) {
-      return unit("reshard", reshard.unit);
-    }
-    std::string operator()(const plan::ReduceScatter &reduce) {
-      return unit("reduce_scatter", reduce.unit);
-    }
-    std::string operator()(const plan::OptimizerStep &) {
-      return "optimizer_step";
-    }
-  };
-  std::string text = std::visit(Visitor{plan}, instruction.kind);
-  if (instruction.module < 0 ||
-      !std::holds_alternative<plan::Call>(instruction.kind))
-    return text;
-  const std::string &module = plan.modules[instruction.module];
-  text += " in module \"" + module + "\"";
-  if (const plan::Unit *unit = unitOf(plan, module))
-    text += " (unit \"" + unit->name + "\")";
-  return text;
-}
-
 Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
                    std::vector<at::Tensor> buffers)
     : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
-      values(plan.values.size()), calls(plan.instructions.size()),
-      constants(plan.instructions.size()) {
+      values(plan.values.size()), calls(plan, plan.instructions) {
   c10::InferenceMode guard;
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
-    const auto &kind = plan.instructions[i].kind;
-    if (const auto *call = std::get_if<plan::Call>(&kind)) {
-      try {
-        resolve(*call, i);
-      } catch (const InputError &error) {
-        throw InputError("instruction " + std::to_string(i) + ": " +
-                         describeInstruction(plan, i) + ": " + error.what());
-      }
-    } else if (const auto *constant = std::get_if<plan::Constant>(&kind)) {
-      const plan::TensorSpec &spec = plan.values[constant->out];
-      constants[i] = at::empty(spec.shape, scalarType(spec.dtype));
-      if (!constant->data.empty())
-        std::memcpy(constants[i].mutable_data_ptr(), constant->data.data(),
-                    constant->data.size());
-    } else if (const auto *step = std::get_if<plan::OptimizerStep>(&kind)) {
-      std::vector<at::Tensor> shards;
-      for (int32_t param : step->params)
-        shards.push_back(comm.shard(param));
-      optimizer =
-          std::make_unique<ShardedOptimizer>(plan.optimizer, std::move(shards));
-    }
+  for (const plan::Instruction &instruction : plan.instructions) {
+    const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind);
+    if (!step)
+      continue;
+    std::vector<at::Tensor> shards;
+    for (int32_t param : step->params)
+      shards.push_back(comm.shard(param));
+    optimizer =
+        std::make_unique<ShardedOptimizer>(plan.optimizer, std::move(shards));
   }
 }
 
 Executor::~Executor() = default;
-
-void Executor::resolve(const plan::Call &call, size_t position) {
-  auto handle =
-      c10::Dispatcher::singleton().findSchema({call.op, call.overload});
-  if (!handle)
-    throw InputError("no operator \"" + call.op +
-                     (call.overload.empty() ? "" : "." + call.overload) +
-                     "\" in this LibTorch");
-  const c10::FunctionSchema &schema = handle->schema();
-  if (schema.arguments().size() != call.args.size())
-    throw InputError("expected " + std::to_string(schema.arguments().size()) +
-                     " arguments, got " + std::to_string(call.args.size()));
-  auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{*handle, {}});
-  for (size_t i = 0; i < call.args.size(); ++i) {
-    const c10::Argument &formal = schema.arguments()[i];
-    try {
-      resolved->args.emplace_back(call.args[i], formal);
-    } catch (const InputError &error) {
-      throw InputError("argument \"" + formal.name() + "\": " + error.what());
-    }
-  }
-  calls[position] = std::move(resolved);
-}
 
 std::vector<at::Tensor>
 Executor::take(const std::vector<plan::ValueId> &ids) const {
@@ -144,39 +39,16 @@ Executor::take(const std::vector<plan::ValueId> &ids) const {
   return result;
 }
 
-void Executor::run(const plan::Call &call, ResolvedCall &resolved) {
-  stack.clear();
-  for (const ArgTemplate &arg : resolved.args)
-    stack.push_back(arg.instantiate(values));
+void Executor::run(const plan::Call &call, size_t index) {
   void *place =
       call.reduceInputOf >= 0 ? comm.reduceInput(call.reduceInputOf) : nullptr;
-  if (place) {
-    SteerAllocation steer(
-        place, size_t(plan.params[call.reduceInputOf].spec.numBytes()));
-    resolved.handle.callBoxed(stack);
-  } else {
-    resolved.handle.callBoxed(stack);
+  if (!place) {
+    calls.run(index, call, values);
+    return;
   }
-
-  size_t next = 0;
-  auto assign = [&](at::Tensor tensor) {
-    if (next < call.outs.size() && call.outs[next] >= 0)
-      values[call.outs[next]] = std::move(tensor);
-    ++next;
-  };
-  for (c10::IValue &result : stack) {
-    if (result.isTensor())
-      assign(std::move(result).toTensor());
-    else if (result.isTensorList())
-      for (const at::Tensor &tensor : result.toTensorVector())
-        assign(tensor);
-    else
-      throw RunError("expected tensors as results, got " + result.tagKind());
-  }
-  stack.clear();
-  if (next != call.outs.size())
-    throw RunError("expected " + std::to_string(call.outs.size()) +
-                   " results, got " + std::to_string(next));
+  SteerAllocation steer(
+      place, size_t(plan.params[call.reduceInputOf].spec.numBytes()));
+  calls.run(index, call, values);
 }
 
 void Executor::run(const plan::AllGather &gather) {
@@ -213,12 +85,12 @@ void Executor::execute(size_t index) {
   struct Visitor {
     Executor &e;
     size_t index;
-    void operator()(const plan::Call &call) { e.run(call, *e.calls[index]); }
+    void operator()(const plan::Call &call) { e.run(call, index); }
     void operator()(const plan::ReadBuffer &read) {
       e.values[read.out] = e.buffers[read.buffer];
     }
     void operator()(const plan::Constant &constant) {
-      e.values[constant.out] = e.constants[index];
+      e.values[constant.out] = e.calls.constant(index);
     }
     void operator()(const plan::AllGather &gather) { e.run(gather); }
     void operator()(const plan::Reshard &reshard) {
@@ -226,6 +98,9 @@ void Executor::execute(size_t index) {
     }
     void operator()(const plan::ReduceScatter &reduce) { e.run(reduce); }
     void operator()(const plan::OptimizerStep &step) { e.run(step); }
+    // Plan::init alone has these (P13).
+    void operator()(const plan::WriteParam &) {}
+    void operator()(const plan::WriteBuffer &) {}
   };
   std::visit(Visitor{*this, index}, instruction.kind);
   for (plan::ValueId value : instruction.frees)
@@ -251,7 +126,8 @@ double Executor::runStep(int64_t step, const std::vector<at::Tensor> &inputs) {
     position.instruction.store(int64_t(i), std::memory_order_relaxed);
     auto fail = [&](const std::string &message) {
       throw RunError("step " + std::to_string(step + 1) + ": " +
-                     describeInstruction(plan, i) + ": " + firstLine(message));
+                     describeInstruction(plan, plan.instructions[i]) + ": " +
+                     firstLine(message));
     };
     try {
       injectFault(step, i);

@@ -146,9 +146,11 @@ private:
     if (step < 0)
       return text + " before its first step";
     auto instruction = size_t(position.instruction.load());
-    return text + " at step " + std::to_string(step + 1) + ", instruction " +
-           std::to_string(instruction) + ": " +
-           describeInstruction(plan, instruction);
+    text += " at step " + std::to_string(step + 1);
+    if (instruction >= plan.instructions.size())
+      return text;
+    return text + ", instruction " + std::to_string(instruction) + ": " +
+           describeInstruction(plan, plan.instructions[instruction]);
   }
 
   [[noreturn]] void report() const {

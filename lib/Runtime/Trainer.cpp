@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Trainer.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Initialise.h"
 #include "fsdp/Runtime/ShmComm.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
@@ -21,14 +22,17 @@ namespace fsdp::runtime {
 
 namespace {
 
-SafeTensors openWeights(const RunOptions &options, const plan::Plan &plan,
-                        bool checkHash) {
+std::optional<SafeTensors> openWeights(const RunOptions &options,
+                                       const plan::Plan &plan, bool checkHash) {
   if (!options.weightsPath.empty())
     return SafeTensors(options.weightsPath);
-  if (plan.weights.path.empty())
+  if (plan.weights.path.empty()) {
+    if (!plan.init.empty())
+      return std::nullopt;
     throw InputError(options.planPath +
                      ": the plan names no weights (the model was captured "
                      "without any); give some with --weights");
+  }
   std::filesystem::path folder =
       std::filesystem::path(options.planPath).parent_path();
   SafeTensors weights((folder / plan.weights.path).string());
@@ -122,19 +126,23 @@ private:
   std::unique_ptr<std::FILE, Close> file;
 };
 
-std::vector<at::Tensor> loadBuffers(const plan::Plan &plan,
-                                    const SafeTensors &weights) {
+std::vector<at::Tensor> makeBuffers(const plan::Plan &plan) {
   std::vector<at::Tensor> buffers;
-  for (const plan::Buffer &buffer : plan.buffers) {
-    const auto &entry = weights.require(buffer.name, buffer.spec, "buffer");
-    at::Tensor tensor =
-        at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype));
-    if (!entry.data.empty())
-      std::memcpy(tensor.mutable_data_ptr(), entry.data.data(),
-                  entry.data.size());
-    buffers.push_back(tensor);
-  }
+  for (const plan::Buffer &buffer : plan.buffers)
+    buffers.push_back(
+        at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype)));
   return buffers;
+}
+
+void loadBuffers(const plan::Plan &plan, const SafeTensors &weights,
+                 const std::vector<at::Tensor> &buffers) {
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const plan::Buffer &buffer = plan.buffers[b];
+    const auto &entry = weights.require(buffer.name, buffer.spec, "buffer");
+    if (!entry.data.empty())
+      std::memcpy(buffers[b].mutable_data_ptr(), entry.data.data(),
+                  entry.data.size());
+  }
 }
 
 void loadShards(const plan::Plan &plan, const SafeTensors &weights,
@@ -194,10 +202,12 @@ void saveWeights(const plan::Plan &plan, Comm &comm,
 RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     : plan(plan::readPlan(options.planPath)),
       weights(openWeights(options, plan, checkHash)) {
-  for (const plan::Param &param : plan.params)
-    weights.require(param.name, param.spec, "parameter");
-  for (const plan::Buffer &buffer : plan.buffers)
-    weights.require(buffer.name, buffer.spec, "buffer");
+  if (weights) {
+    for (const plan::Param &param : plan.params)
+      weights->require(param.name, param.spec, "parameter");
+    for (const plan::Buffer &buffer : plan.buffers)
+      weights->require(buffer.name, buffer.spec, "buffer");
+  }
   if (!options.dataPath.empty()) {
     data.emplace(options.dataPath);
     checkData(plan, *data);
@@ -215,10 +225,15 @@ void runRank(const RunFiles &files, const RunOptions &options,
   std::optional<Reporter> reporter;
   if (rank == 0)
     reporter.emplace(plan, options.metricsPath);
-  loadShards(plan, files.weights, comm);
+  std::vector<at::Tensor> buffers = makeBuffers(plan);
+  if (files.weights) {
+    loadShards(plan, *files.weights, comm);
+    loadBuffers(plan, *files.weights, buffers);
+    files.weights->dropPages();
+  } else {
+    initialise(plan, comm, buffers, options.initSeed.value_or(options.seed));
+  }
   comm.publish();
-  std::vector<at::Tensor> buffers = loadBuffers(plan, files.weights);
-  files.weights.dropPages();
   Executor executor(plan, comm, segment.state(rank).position, buffers);
   if (options.fault)
     executor.setFault(*options.fault);

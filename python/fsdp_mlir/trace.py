@@ -348,6 +348,7 @@ class Recorder(TorchDispatchMode):
     def _record(self, func: OpOverload, values: list[Any], result: Any, origin: Origin) -> None:
         args = [self._refs(value, origin) for value in values]
         func, args = self._scalars(func, args, result, origin)
+        _fix_dtype(func, args, result)
         returns = func._schema.returns
         results = [result] if len(returns) == 1 else list(result or ())
         outs: list[str | list[str]] = []
@@ -427,6 +428,20 @@ class Recorder(TorchDispatchMode):
                 origin.location, f"'{func}' changes a tensor's shape in place; use a view"
             )
         return found
+
+
+def _fix_dtype(func: OpOverload, args: list[Any], result: Any) -> None:
+    """Names the dtype of a factory call that takes the default one, which may change later."""
+    names = [formal.name for formal in func._schema.arguments]
+    if "dtype" in names and isinstance(result, Tensor) and not _has_ref(args):
+        at = names.index("dtype")
+        args[at] = result.dtype if args[at] is None else args[at]
+
+
+def _has_ref(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_ref(item) for item in value)
+    return isinstance(value, Ref)
 
 
 # Comparisons and fills: their result's dtype does not come from the scalar.

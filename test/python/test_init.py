@@ -220,6 +220,18 @@ def test_random_state_is_left_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(1), want)
 
 
+def test_model_built_under_another_default_dtype(tmp_path: Path) -> None:
+    def bfloat16() -> nn.Module:
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            return nn.Linear(4, 4)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    capture = captured(tmp_path, bfloat16, mean, input=torch.zeros(2, 4, dtype=torch.bfloat16))
+    assert_same_init(capture, bfloat16)
+
+
 def test_model_converted_after_it_was_built(tmp_path: Path) -> None:
     def bfloat16() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(torch.bfloat16)

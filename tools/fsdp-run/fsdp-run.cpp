@@ -54,6 +54,9 @@ int main(int argc, char **argv) {
                  "of the random generator of every rank, and of synthetic "
                  "data")
       ->capture_default_str();
+  app.add_option("--init-seed", options.initSeed,
+                 "of the model's own initialisation, which a model captured "
+                 "on meta has; by default that of --seed");
   app.add_option("--metrics", options.metricsPath,
                  "write one JSON object a step to this file");
   app.add_option("--weights", options.weightsPath,

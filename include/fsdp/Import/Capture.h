@@ -19,8 +19,9 @@ struct CapturedParam {
   bool requiresGrad = true;
 };
 
-/// One ATen call. Values are numbered: parameters first, then buffers, inputs,
-/// then the results of calls in order.
+/// One ATen call. Values of a graph are numbered: its inputs first (for the
+/// step parameters, buffers, inputs; the initialisation has none), then the
+/// results of calls in order.
 struct CapturedCall {
   std::string op;       ///< "aten::add"
   std::string overload; ///< "Tensor", or empty
@@ -39,6 +40,13 @@ struct CapturedCall {
   int64_t line = -1;
 };
 
+/// How the model initialises itself, as a graph of its own.
+struct CapturedInit {
+  std::vector<CapturedCall> calls;
+  /// (index into Capture::params or buffers, value) of each initial value.
+  std::vector<std::pair<int32_t, plan::ValueId>> params, buffers;
+};
+
 struct Capture {
   std::string model;
   plan::Weights weights;
@@ -52,6 +60,7 @@ struct Capture {
   plan::ValueId loss = -1;
   /// (index into params, value) of each gradient.
   std::vector<std::pair<int32_t, plan::ValueId>> grads;
+  std::optional<CapturedInit> init;
 };
 
 /// A file that is not a usable capture; the message names file and defect.

@@ -189,10 +189,24 @@ struct OptimizerStep {
   std::vector<ValueId> grads;
 };
 
+/// Initialises a parameter with a whole value, of which each rank keeps its
+/// rows.
+struct WriteParam {
+  int32_t param = -1;
+  ValueId value = -1;
+};
+
+/// Initialises a buffer.
+struct WriteBuffer {
+  int32_t buffer = -1;
+  ValueId value = -1;
+};
+
 struct Instruction {
   std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
-               OptimizerStep>
+               OptimizerStep, WriteParam, WriteBuffer>
       kind;
+  /// Of the step; without meaning in Plan::init.
   Phase phase = Phase::Forward;
   /// Index into Plan::modules: the module this came from, for messages.
   int32_t module = -1;
@@ -239,6 +253,11 @@ struct Plan {
   std::vector<Buffer> buffers;
   std::vector<Input> inputs;
   std::vector<Unit> units;
+  /// How the model initialises itself where there are no weights: calls,
+  /// constants, and a write of every parameter and buffer. Empty if the model
+  /// was captured without. Its values end with it.
+  std::vector<Instruction> init;
+  /// The training step.
   std::vector<Instruction> instructions;
   ValueId loss = -1;
 };

@@ -1,7 +1,6 @@
 //===- Executor.h - runs a plan's instructions ----------------------------===//
 //
-// Everything that can be looked up is looked up once: operators become
-// handles, constant arguments become IValues of the schema's types. A step
+// Everything that can be looked up is looked up once, in a CallTable. A step
 // then pushes arguments onto one reused stack and calls the boxed kernels.
 //
 //===----------------------------------------------------------------------===//
@@ -9,6 +8,7 @@
 #define FSDP_RUNTIME_EXECUTOR_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Position.h"
 #include "fsdp/Runtime/ShardedOptimizer.h"
@@ -47,10 +47,7 @@ public:
   void setFault(const Fault &value) { fault = value; }
 
 private:
-  struct ResolvedCall;
-
-  void resolve(const plan::Call &call, size_t position);
-  void run(const plan::Call &call, ResolvedCall &resolved);
+  void run(const plan::Call &call, size_t index);
   void run(const plan::AllGather &gather);
   void run(const plan::ReduceScatter &reduce);
   void run(const plan::OptimizerStep &step);
@@ -63,18 +60,10 @@ private:
   Position &position;
   std::vector<at::Tensor> buffers;
   std::vector<at::Tensor> values;
-  /// Per instruction; empty for those that are not calls.
-  std::vector<std::unique_ptr<ResolvedCall>> calls;
-  /// Per instruction; defined for constants.
-  std::vector<at::Tensor> constants;
-  std::vector<c10::IValue> stack;
+  CallTable calls;
   std::unique_ptr<ShardedOptimizer> optimizer;
   std::optional<Fault> fault;
 };
-
-/// "aten::mm in module \"layers.3.mlp\" (unit \"layers.3\")": what an
-/// instruction is and where it comes from.
-std::string describeInstruction(const plan::Plan &plan, size_t position);
 
 } // namespace fsdp::runtime
 

@@ -19,6 +19,8 @@ struct RunOptions {
   int64_t steps = 1;
   std::string dataPath; ///< empty: synthetic data
   uint64_t seed = 0;
+  /// Of the model's own initialisation; without it, `seed`.
+  std::optional<uint64_t> initSeed;
   std::string metricsPath;    ///< empty: none
   std::string weightsPath;    ///< empty: the plan's
   std::string outWeightsPath; ///< --save-weights; empty: none
@@ -33,12 +35,15 @@ struct RunFiles {
   RunFiles(const RunOptions &options, bool checkHash);
 
   plan::Plan plan;
-  SafeTensors weights;
+  /// Empty where neither plan nor options name a file: the plan has an
+  /// initialisation then.
+  std::optional<SafeTensors> weights;
   std::optional<SafeTensors> data;
 };
 
-/// Runs rank `rank` of the plan to the end: loads its rows of the weights,
-/// trains, and on rank 0 writes metrics, progress and weights. Throws.
+/// Runs rank `rank` of the plan to the end: loads or initialises its rows of
+/// the weights, trains, and on rank 0 writes metrics, progress and weights.
+/// Throws.
 void runRank(const RunFiles &files, const RunOptions &options,
              ShmSegment &segment, int64_t rank);
 

@@ -21,6 +21,13 @@ public:
     for (Operation &op : program.getBody().front())
       if (failed(emit(&op)))
         return failure();
+    if (ProgramOp init = getInitProgram(module)) {
+      instructions = &result.init;
+      phase = plan::Phase::Forward;
+      for (Operation &op : init.getBody().front())
+        if (failed(emit(&op)))
+          return failure();
+    }
     return std::move(result);
   }
 
@@ -226,7 +233,7 @@ private:
     instruction.kind = std::move(kind);
     instruction.phase = phase;
     instruction.module = getModuleIndex(op->getLoc());
-    result.instructions.push_back(std::move(instruction));
+    instructions->push_back(std::move(instruction));
   }
 
   LogicalResult emit(Operation *op) {
@@ -266,8 +273,21 @@ private:
           emitFrees(free.getValues());
           return success();
         })
+        .Case<WriteParamOp>([&](auto write) {
+          append(op, plan::WriteParam{
+                         paramIndex.lookup(write.getParamAttr().getAttr()),
+                         use(write.getValue())});
+          return success();
+        })
+        .Case<WriteBufferOp>([&](auto write) {
+          append(op, plan::WriteBuffer{
+                         bufferIndex.lookup(write.getBufferAttr().getAttr()),
+                         use(write.getValue())});
+          return success();
+        })
         .Case<ReturnOp>([&](auto ret) {
-          result.loss = use(ret.getLoss());
+          if (Value loss = ret.getLoss())
+            result.loss = use(loss);
           return success();
         })
         .Default([](Operation *other) {
@@ -281,7 +301,7 @@ private:
 
   void emitFrees(ValueRange values) {
     for (Value value : values)
-      result.instructions.back().frees.push_back(use(value));
+      instructions->back().frees.push_back(use(value));
   }
 
   LogicalResult emitRead(ReadOp read) {
@@ -369,6 +389,8 @@ private:
   ModuleOp module;
   ProgramOp program;
   plan::Plan result;
+  /// Where instructions go: those of the step, then those of the init program.
+  std::vector<plan::Instruction> *instructions = &result.instructions;
   plan::Phase phase = plan::Phase::Forward;
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;

@@ -17,6 +17,13 @@ struct InsertFrees : mlir::fsdp::impl::InsertFreesBase<InsertFrees> {
     ProgramOp program = getProgram(getOperation());
     if (!program)
       return signalPassFailure();
+    insertFrees(program);
+    if (ProgramOp init = getInitProgram(getOperation()))
+      insertFrees(init);
+  }
+
+private:
+  static void insertFrees(ProgramOp program) {
     Block &body = program.getBody().front();
 
     // Values by the last op that touches them; the program's result lives on.

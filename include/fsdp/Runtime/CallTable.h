@@ -1,0 +1,55 @@
+//===- CallTable.h - the operator calls of a program, looked up once ------===//
+#ifndef FSDP_RUNTIME_CALLTABLE_H
+#define FSDP_RUNTIME_CALLTABLE_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// The calls and constants of a list of instructions: operators as handles,
+/// arguments as IValues of the schemas' types, constants as tensors.
+class CallTable {
+public:
+  /// Borrows the instructions, which are some of the plan's. Throws InputError
+  /// that names an instruction whose operator is unknown or whose arguments do
+  /// not fit its schema.
+  CallTable(const plan::Plan &plan,
+            const std::vector<plan::Instruction> &instructions);
+  ~CallTable();
+
+  /// Runs instruction `index`, which is `call` of the list. `values` is indexed
+  /// by value id. What the operator throws passes through.
+  void run(size_t index, const plan::Call &call,
+           std::vector<at::Tensor> &values);
+  /// Defined for an instruction that is a constant.
+  const at::Tensor &constant(size_t index) const { return constants[index]; }
+
+private:
+  struct ResolvedCall;
+
+  void resolve(const plan::Call &call, size_t index);
+
+  /// Per instruction; empty for those that are not calls.
+  std::vector<std::unique_ptr<ResolvedCall>> calls;
+  std::vector<at::Tensor> constants;
+  std::vector<c10::IValue> stack;
+};
+
+/// "aten::mm in module \"layers.3.mlp\" (unit \"layers.3\")": what an
+/// instruction is and where it comes from.
+std::string describeInstruction(const plan::Plan &plan,
+                                const plan::Instruction &instruction);
+
+/// A message of LibTorch up to its first line's end.
+std::string firstLine(const std::string &text);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_CALLTABLE_H

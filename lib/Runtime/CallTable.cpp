@@ -1,0 +1,161 @@
+//===- CallTable.cpp - the operator calls of a program --------------------===//
+#include "fsdp/Runtime/CallTable.h"
+#include "fsdp/Runtime/Arguments.h"
+#include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cstring>
+
+namespace fsdp::runtime {
+
+struct CallTable::ResolvedCall {
+  c10::OperatorHandle handle;
+  std::vector<ArgTemplate> args;
+};
+
+namespace {
+
+/// The unit whose module contains `module`: the longest unit name that is a
+/// dotted prefix, the root unit if none is.
+const plan::Unit *unitOf(const plan::Plan &plan, const std::string &module) {
+  const plan::Unit *best = nullptr;
+  for (const plan::Unit &unit : plan.units) {
+    bool contains = unit.name.empty() || module == unit.name ||
+                    module.starts_with(unit.name + ".");
+    if (contains && (!best || unit.name.size() > best->name.size()))
+      best = &unit;
+  }
+  return best;
+}
+
+} // namespace
+
+std::string firstLine(const std::string &text) {
+  return text.substr(0, text.find('\n'));
+}
+
+std::string describeInstruction(const plan::Plan &plan,
+                                const plan::Instruction &instruction) {
+  struct Visitor {
+    const plan::Plan &plan;
+    std::string unit(const char *name, int32_t index) {
+      return std::string(name) + " of unit \"" + plan.units[index].name + "\"";
+    }
+    std::string operator()(const plan::Call &call) { return call.op; }
+    std::string operator()(const plan::ReadBuffer &read) {
+      return "read_buffer \"" + plan.buffers[read.buffer].name + "\"";
+    }
+    std::string operator()(const plan::Constant &) { return "constant"; }
+    std::string operator()(const plan::AllGather &gather) {
+      return unit("all_gather", gather.unit);
+    }
+    std::string operator()(const plan::Reshard &reshard) {
+      return unit("reshard", reshard.unit);
+    }
+    std::string operator()(const plan::ReduceScatter &reduce) {
+      return unit("reduce_scatter", reduce.unit);
+    }
+    std::string operator()(const plan::OptimizerStep &) {
+      return "optimizer_step";
+    }
+    std::string operator()(const plan::WriteParam &write) {
+      return "write_param \"" + plan.params[write.param].name + "\"";
+    }
+    std::string operator()(const plan::WriteBuffer &write) {
+      return "write_buffer \"" + plan.buffers[write.buffer].name + "\"";
+    }
+  };
+  std::string text = std::visit(Visitor{plan}, instruction.kind);
+  if (instruction.module < 0 ||
+      !std::holds_alternative<plan::Call>(instruction.kind))
+    return text;
+  const std::string &module = plan.modules[instruction.module];
+  text += " in module \"" + module + "\"";
+  if (const plan::Unit *unit = unitOf(plan, module))
+    text += " (unit \"" + unit->name + "\")";
+  return text;
+}
+
+CallTable::CallTable(const plan::Plan &plan,
+                     const std::vector<plan::Instruction> &instructions)
+    : calls(instructions.size()), constants(instructions.size()) {
+  c10::InferenceMode guard;
+  for (size_t i = 0; i < instructions.size(); ++i) {
+    const auto &kind = instructions[i].kind;
+    if (const auto *call = std::get_if<plan::Call>(&kind)) {
+      try {
+        resolve(*call, i);
+      } catch (const InputError &error) {
+        throw InputError("instruction " + std::to_string(i) + ": " +
+                         describeInstruction(plan, instructions[i]) + ": " +
+                         error.what());
+      }
+    } else if (const auto *constant = std::get_if<plan::Constant>(&kind)) {
+      const plan::TensorSpec &spec = plan.values[constant->out];
+      constants[i] = at::empty(spec.shape, scalarType(spec.dtype));
+      if (!constant->data.empty())
+        std::memcpy(constants[i].mutable_data_ptr(), constant->data.data(),
+                    constant->data.size());
+    }
+  }
+}
+
+CallTable::~CallTable() = default;
+
+void CallTable::resolve(const plan::Call &call, size_t index) {
+  auto handle =
+      c10::Dispatcher::singleton().findSchema({call.op, call.overload});
+  if (!handle)
+    throw InputError("no operator \"" + call.op +
+                     (call.overload.empty() ? "" : "." + call.overload) +
+                     "\" in this LibTorch");
+  const c10::FunctionSchema &schema = handle->schema();
+  if (schema.arguments().size() != call.args.size())
+    throw InputError("expected " + std::to_string(schema.arguments().size()) +
+                     " arguments, got " + std::to_string(call.args.size()));
+  auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{*handle, {}});
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    const c10::Argument &formal = schema.arguments()[i];
+    try {
+      resolved->args.emplace_back(call.args[i], formal);
+    } catch (const InputError &error) {
+      throw InputError("argument \"" + formal.name() + "\": " + error.what());
+    }
+  }
+  calls[index] = std::move(resolved);
+}
+
+void CallTable::run(size_t index, const plan::Call &call,
+                    std::vector<at::Tensor> &values) {
+  ResolvedCall &resolved = *calls[index];
+  stack.clear();
+  for (const ArgTemplate &arg : resolved.args)
+    stack.push_back(arg.instantiate(values));
+  resolved.handle.callBoxed(stack);
+
+  size_t next = 0;
+  auto assign = [&](at::Tensor tensor) {
+    if (next < call.outs.size() && call.outs[next] >= 0)
+      values[call.outs[next]] = std::move(tensor);
+    ++next;
+  };
+  for (c10::IValue &result : stack) {
+    if (result.isTensor())
+      assign(std::move(result).toTensor());
+    else if (result.isTensorList())
+      for (const at::Tensor &tensor : result.toTensorVector())
+        assign(tensor);
+    else
+      throw RunError("expected tensors as results, got " + result.tagKind());
+  }
+  stack.clear();
+  if (next != call.outs.size())
+    throw RunError("expected " + std::to_string(call.outs.size()) +
+                   " results, got " + std::to_string(next));
+}
+
+} // namespace fsdp::runtime
