@@ -32,8 +32,13 @@ std::string with(std::string text, const std::string &from,
 
 TEST(ReadPlan, RoundTrips) {
   for (int64_t worldSize : {1, 2, 3}) {
-    std::string text = printPlan(samplePlan(worldSize));
+    Plan plan = samplePlan(worldSize);
+    std::string text = printPlan(plan);
     EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+    addInit(plan);
+    std::string withInit = printPlan(plan);
+    EXPECT_NE(withInit, text);
+    EXPECT_EQ(printPlan(parsePlan(withInit, "p.json")), withInit);
   }
 }
 
@@ -110,9 +115,23 @@ TEST(ReadPlan, NamesThePathOfADefect) {
             "p.json: instructions[0].phase: expected a phase, got \"onward\"");
   EXPECT_EQ(errorOf(with(text, "{\"all_gather\"", "{\"all_gether\"")),
             "p.json: instructions[0]: expected an instruction (call, "
-            "read_buffer, constant, all_gather, reshard, reduce_scatter or "
-            "optimizer_step)");
+            "read_buffer, constant, all_gather, reshard, reduce_scatter, "
+            "optimizer_step, write_param or write_buffer)");
   EXPECT_EQ(errorOf("[]"), "p.json: expected an object, got array");
+}
+
+TEST(ReadPlan, TellsTheInitialisationFromTheStep) {
+  Plan plan = samplePlan(2);
+  addInit(plan);
+  std::string text = printPlan(plan);
+  EXPECT_EQ(errorOf(with(text, "{\"write_param\": 0, ",
+                         "{\"write_param\": 0, \"phase\": \"forward\", ")),
+            "p.json: init[2]: unknown key \"phase\"");
+  EXPECT_EQ(errorOf(with(text, ", \"phase\": \"forward\"", "")),
+            "p.json: instructions[0]: missing key \"phase\"");
+  EXPECT_EQ(
+      errorOf(with(text, "{\"write_buffer\": 0, ", "{\"write_buffer\": 0.5, ")),
+      "p.json: init[14].write_buffer: expected an integer, got a float");
 }
 
 TEST(ReadPlan, RefusesDuplicateKeys) {

@@ -175,6 +175,72 @@ const std::vector<Mutation> kMutations = {
     {"LossFreed", "P12",
      [](Plan &p) { p.instructions.back().frees.push_back(p.loss); }},
     {"LossNotScalar", "P12", [](Plan &p) { p.loss = first<Call>(p).outs[0]; }},
+    {"ParamNotInitialised", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.init.erase(p.init.begin() + 2);
+     }},
+    {"BufferNotInitialised", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.init.pop_back();
+     }},
+    {"ParamInitialisedTwice", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.init[2].frees.clear();
+       p.init.insert(p.init.begin() + 2, p.init[2]);
+     }},
+    {"BufferInitialisedTwice", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.init.back().frees.clear();
+       p.init.push_back(p.init.back());
+     }},
+    {"InitialisedWithOtherShape", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.values[std::get<WriteParam>(p.init[2].kind).value].shape[0] += 1;
+     }},
+    {"BufferInitialisedWithOtherDType", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.values[std::get<WriteBuffer>(p.init.back().kind).value].dtype =
+           DType::Float64;
+     }},
+    {"GatherInInit", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.init.insert(p.init.begin(), p.instructions[find<AllGather>(p)]);
+     }},
+    {"SteeredInInit", "P13",
+     [](Plan &p) {
+       addInit(p);
+       std::get<Call>(p.init[0].kind).reduceInputOf = 0;
+     }},
+    {"WriteInStep", "P13",
+     [](Plan &p) {
+       addInit(p);
+       p.instructions.push_back(
+           {WriteParam{0, p.loss}, Phase::Optimizer, -1, {}});
+     }},
+    {"InitialisedOutOfRange", "P1",
+     [](Plan &p) {
+       addInit(p);
+       std::get<WriteParam>(p.init[2].kind).param = 9;
+     }},
+    {"InitUsesInput", "P3",
+     [](Plan &p) {
+       addInit(p);
+       std::get<Call>(p.init[1].kind).args[0] = {TensorArg{p.inputs[0].value}};
+     }},
+    {"StepUsesValueOfInit", "P4",
+     [](Plan &p) {
+       addInit(p);
+       ValueId value = std::get<WriteParam>(p.init[2].kind).value;
+       p.init[2].frees.clear();
+       first<Call>(p).args[0] = {TensorArg{value}};
+     }},
 };
 
 class VerifyPlan : public testing::TestWithParam<Mutation> {};

@@ -104,6 +104,29 @@ TEST_F(FsdpRun, RefusesBadWeights) {
   expectRefused({dir / "plan.json"}, "the plan names no weights");
 }
 
+TEST_F(FsdpRun, NamesTheOperatorOfTheInitialisationThatThrew) {
+  plan::Plan plan = samplePlan(2);
+  addInit(plan);
+  auto &draw = std::get<plan::Call>(plan.init[1].kind);
+  draw.args[2] = {-1.0}; // a standard deviation
+  writeSample(dir, plan);
+  ToolResult result = runTool({dir / "plan.json", "--steps", "1"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err,
+              HasSubstr("initialisation: aten::normal_ in module \"\""));
+  std::get<plan::Call>(plan.init[0].kind).op = "aten::no_such_op";
+  writeSample(dir, plan);
+  expectRefused({dir / "plan.json"}, "no operator \"aten::no_such_op");
+  std::get<plan::Call>(plan.init[0].kind).op = "aten::empty";
+  draw = {"aten::sum", "", {draw.args[0], {plan::NoneArg{}}}, draw.outs};
+  writeSample(dir, plan);
+  result = runTool({dir / "plan.json", "--steps", "1"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err,
+              HasSubstr("initialisation: write_param \"layer.w1\": the value "
+                        "does not have the declared shape and dtype"));
+}
+
 TEST_F(FsdpRun, RefusesBadData) {
   writeSample(dir, samplePlan(2));
   Tensors data = sampleData(4);

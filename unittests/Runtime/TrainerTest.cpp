@@ -99,6 +99,57 @@ TEST_P(Trains, LikeTheSerialReference) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Trains, testing::Values(1, 2, 3, 4, 6));
 
+class Initialises : public testing::TestWithParam<int64_t> {};
+
+TEST_P(Initialises, LikeOneDevice) {
+  ScratchDir dir;
+  plan::Plan plan = samplePlan(GetParam());
+  addInit(plan);
+  writeSample(dir, plan);
+  auto run = [&](const std::vector<std::string> &words) {
+    std::vector<std::string> args = {dir / "plan.json", "--steps", "0",
+                                     "--save-weights", dir / "out"};
+    args.insert(args.end(), words.begin(), words.end());
+    ToolResult result = runTool(args);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return readTensors(dir / "out");
+  };
+  for (uint64_t seed : {0, 9}) {
+    at::manual_seed(seed);
+    Tensors want;
+    for (const plan::Param &param : plan.params) {
+      want[param.name] = at::empty(param.spec.shape).normal_(0, 1);
+      for (const std::string &alias : param.aliases)
+        want[alias] = want[param.name];
+    }
+    want["shift"] = at::arange(1, 6).to(at::kFloat) * 2;
+    std::string text = std::to_string(seed);
+    for (const auto &words : std::vector<std::vector<std::string>>{
+             {"--seed", text}, {"--seed", "4", "--init-seed", text}}) {
+      Tensors got = run(words);
+      ASSERT_EQ(got.size(), want.size());
+      for (const auto &[name, tensor] : want)
+        EXPECT_TRUE(got.at(name).equal(tensor)) << name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Initialises, testing::Values(1, 2, 3, 6));
+
+TEST(Trainer, PrefersWeightsToTheInitialisation) {
+  ScratchDir dir;
+  plan::Plan plan = samplePlan(2);
+  addInit(plan);
+  writeSample(dir, plan);
+  ToolResult result =
+      runTool({dir / "plan.json", "--steps", "0", "--weights",
+               dir / "model.safetensors", "--save-weights", dir / "out"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  Tensors got = readTensors(dir / "out");
+  for (const auto &[name, want] : sampleWeights())
+    EXPECT_TRUE(got.at(name).equal(want)) << name;
+}
+
 TEST(Trainer, RepeatsBitForBit) {
   ScratchDir dir;
   writeSample(dir, samplePlan(3));

@@ -150,4 +150,40 @@ Plan samplePlan(int64_t worldSize, bool transposedGrad) {
   return b.plan;
 }
 
+void addInit(Plan &plan) {
+  auto value = [&](const TensorSpec &spec) {
+    plan.values.push_back(spec);
+    return ValueId(plan.values.size()) - 1;
+  };
+  auto add = [&](decltype(Instruction::kind) kind, std::vector<ValueId> frees) {
+    plan.init.push_back({std::move(kind), Phase::Forward, 0, std::move(frees)});
+  };
+  Arg none{NoneArg{}};
+  for (int32_t p = 0; p < int32_t(plan.params.size()); ++p) {
+    const TensorSpec &spec = plan.params[p].spec;
+    ArgList shape;
+    for (int64_t extent : spec.shape)
+      shape.push_back(i(extent));
+    ValueId empty = value(spec), drawn = value(spec);
+    add(Call{"aten::empty",
+             "memory_format",
+             {{shape}, i(6), none, {DeviceArg{}}, none, none},
+             {empty}},
+        {});
+    add(Call{"aten::normal_", "", {t(empty), f(0), f(1), none}, {drawn}},
+        {empty});
+    add(WriteParam{p, drawn}, {drawn});
+  }
+  const TensorSpec &spec = plan.buffers[0].spec;
+  const float numbers[kOutputs] = {1, 2, 3, 4, 5};
+  ValueId constant = value(spec), twice = value(spec);
+  add(Constant{std::string(reinterpret_cast<const char *>(numbers),
+                           sizeof(numbers)),
+               constant},
+      {});
+  add(Call{"aten::mul", "Scalar", {t(constant), f(2)}, {twice}}, {constant});
+  add(WriteBuffer{0, twice}, {twice});
+  plan.weights = {};
+}
+
 } // namespace fsdp::test

@@ -20,6 +20,13 @@ inline constexpr int64_t kOutputs = 5;
 /// that is written in the reduce-scatter input's place.
 plan::Plan samplePlan(int64_t worldSize, bool transposedGrad = false);
 
+/// Adds an initialisation and takes the weights file away. In the order of
+/// draws: every parameter is normal_(0, 1), then the buffer "shift" is twice
+/// the constant 1, 2, 3, 4, 5. A parameter takes three instructions (empty,
+/// normal_, write_param), the buffer the last three (constant, mul,
+/// write_buffer).
+void addInit(plan::Plan &plan);
+
 /// Position of the first instruction of a kind.
 template <typename Kind> size_t find(const plan::Plan &plan, int skip = 0) {
   for (size_t i = 0; i < plan.instructions.size(); ++i)
