@@ -63,8 +63,9 @@ Tensors readTensors(const std::string &path) {
   for (const auto &[name, entry] : file.entries()) {
     at::Tensor tensor =
         at::empty(entry.spec.shape, runtime::scalarType(entry.spec.dtype));
-    std::memcpy(tensor.mutable_data_ptr(), entry.data.data(),
-                entry.data.size());
+    if (!entry.data.empty())
+      std::memcpy(tensor.mutable_data_ptr(), entry.data.data(),
+                  entry.data.size());
     tensors[name] = tensor;
   }
   return tensors;
