@@ -72,15 +72,15 @@ def _layout(tensor: Tensor) -> Layout:
 class _Storage:
     """A storage of the factory, and the value that holds its data now.
 
-    `layout` is that of the value. `version` counts the values that the storage had. `fresh`:
-    nothing has used the value since it was allocated.
+    `layout` is that of the value. `version` counts the values that the storage had. `allocation`
+    is the call that made the value, as long as nothing has used it.
     """
 
     handle: torch.UntypedStorage  # kept alive, so that its address stays its own
     name: str
     layout: Layout
     version: int = 0
-    fresh: bool = False
+    allocation: Node | None = None
 
 
 class _InitRecorder(Recorder):
@@ -162,10 +162,11 @@ class _InitRecorder(Recorder):
         for tensor in flat_tensors(values):
             storage = self._storages.get(tensor.untyped_storage()._cdata)
             if storage is not None:
-                storage.fresh = False
+                storage.allocation = None
         super()._record(func, values, result, origin)
         if func.overloadpacket in _ALLOCATIONS and isinstance(result, FakeTensor):
-            self._storages[result.untyped_storage()._cdata].fresh = True
+            storage = self._storages[result.untyped_storage()._cdata]
+            storage.allocation = self.trace.nodes[-1]
 
     @staticmethod
     def _covers_storage(tensor: Tensor) -> bool:
@@ -178,17 +179,26 @@ class _InitRecorder(Recorder):
         )
 
     def _move(self, func: OpOverload, values: list[Any], origin: Origin) -> None:
-        """Gives the storage of the overwritten tensor a new value, unless its value is unused."""
+        """Gives the storage of the overwritten tensor a new value, allocated here."""
         target = values[0]
         key = target.untyped_storage()._cdata
         storage = self._storages.get(key)
-        if storage is None or storage.fresh:
+        if storage is None:
             return
         if func is aten.copy_.default and values[1].untyped_storage()._cdata == key:
+            return
+        if storage.allocation is not None:
+            self._postpone(storage.allocation)
             return
         storage.name = self._empty(TensorType.of(target), origin)
         storage.layout = _layout(target)
         storage.version += 1
+
+    def _postpone(self, allocation: Node) -> None:
+        """Allocates where the value is first written, which may be long after it was made."""
+        nodes = self.trace.nodes
+        at = next(i for i in reversed(range(len(nodes))) if nodes[i] is allocation)
+        nodes.append(nodes.pop(at))
 
     def _constant(self, tensor: Tensor, origin: Origin) -> FakeTensor:
         """Writes the tensor out as calls: full for each run of equal elements, cat, view."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,10 @@ def test_overwritten_values_take_no_memory(tmp_path: Path) -> None:
     targets = [n.inputsAt(0).debugName() for n in draws]
     assert len(targets) > 20
     assert len(set(targets)) == len(targets)
-    # No allocation is for nothing.
+    # Allocated where it is drawn, and no allocation is for nothing.
+    for before, node in pairwise(nodes):
+        if node.kind() in ("aten::normal_", "aten::uniform_"):
+            assert before.kind() == "aten::empty"
     written = {i.debugName() for n in nodes for i in n.inputs()}
     empties = [n.output().debugName() for n in nodes if n.kind() == "aten::empty"]
     assert set(empties) <= written
