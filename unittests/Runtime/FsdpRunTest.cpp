@@ -159,7 +159,7 @@ TEST_F(FsdpRun, EndsWhenARankThrows) {
       runTool({dir / "plan.json", "--steps", "1000000", "--inject-fault",
                "1:3:" + std::to_string(at) + ":throw"});
   EXPECT_EQ(result.status, 1);
-  EXPECT_LT(result.seconds, 30);
+  EXPECT_LT(result.seconds, 120); // the run alone would take hours
   EXPECT_THAT(result.err,
               HasSubstr("fsdp-run: error: rank 1: step 3: reduce_scatter of "
                         "unit \"layer\": injected fault\n"));
@@ -175,7 +175,7 @@ TEST_F(FsdpRun, EndsWhenARankIsKilled) {
         runTool({dir / "plan.json", "--steps", "1000000", "--inject-fault",
                  "2:4:" + std::to_string(at) + ":kill"});
     EXPECT_EQ(result.status, 1);
-    EXPECT_LT(result.seconds, 30);
+    EXPECT_LT(result.seconds, 120); // the run alone would take hours
     EXPECT_THAT(result.err,
                 HasSubstr("fsdp-run: error: rank 2 was killed by signal 9 "
                           "(Killed) at step 4, instruction " +
