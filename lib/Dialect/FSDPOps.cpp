@@ -124,7 +124,7 @@ static LogicalResult verifyShardType(SymbolTableCollection &symbols,
 }
 
 //===----------------------------------------------------------------------===//
-// ParamOp, OptimizerOp
+// ParamOp
 //===----------------------------------------------------------------------===//
 
 ShardedType ParamOp::getShardedType() {
@@ -164,52 +164,6 @@ LogicalResult ParamOp::verifySymbolUses(SymbolTableCollection &symbols) {
         return emitOpError("Param-2: expected axis ")
                << axis << " in mesh " << sharding.getMesh()
                << ", which has: " << mesh.getMesh();
-  return success();
-}
-
-LogicalResult OptimizerOp::verify() {
-  enum class Kind { Number, NonNegative, UnitInterval, Flag };
-  static const llvm::StringMap<Kind> adamw = {
-      {"lr", Kind::NonNegative},
-      {"beta1", Kind::UnitInterval},
-      {"beta2", Kind::UnitInterval},
-      {"eps", Kind::NonNegative},
-      {"weight_decay", Kind::NonNegative},
-      {"amsgrad", Kind::Flag},
-      {"maximize", Kind::Flag},
-      {"fused", Kind::Flag}};
-  static const llvm::StringMap<Kind> sgd = {
-      {"lr", Kind::NonNegative},   {"momentum", Kind::NonNegative},
-      {"dampening", Kind::Number}, {"weight_decay", Kind::NonNegative},
-      {"nesterov", Kind::Flag},    {"maximize", Kind::Flag},
-      {"fused", Kind::Flag}};
-  if (getName() != "adamw" && getName() != "sgd")
-    return emitOpError("Optimizer-1: expected \"adamw\" or \"sgd\", got: \"")
-           << getName() << '"';
-  const auto &known = getName() == "adamw" ? adamw : sgd;
-  for (NamedAttribute entry : getHyperparameters()) {
-    auto it = known.find(entry.getName());
-    if (it == known.end())
-      return emitOpError("Optimizer-1: \"")
-             << getName() << "\" has no hyperparameter " << entry.getName();
-    if (it->second == Kind::Flag) {
-      if (!isa<BoolAttr>(entry.getValue()))
-        return emitOpError("Optimizer-1: expected true or false for ")
-               << entry.getName() << ", got: " << entry.getValue();
-      continue;
-    }
-    auto number = dyn_cast<FloatAttr>(entry.getValue());
-    if (!number || !number.getType().isF64())
-      return emitOpError("Optimizer-1: expected an f64 for ")
-             << entry.getName() << ", got: " << entry.getValue();
-    double value = number.getValueAsDouble();
-    bool inRange = it->second == Kind::Number || value >= 0.0;
-    if (it->second == Kind::UnitInterval)
-      inRange = value >= 0.0 && value < 1.0;
-    if (!std::isfinite(value) || !inRange)
-      return emitOpError("Optimizer-1: ")
-             << entry.getName() << " is out of range: " << entry.getValue();
-  }
   return success();
 }
 
@@ -295,6 +249,17 @@ OptimizerStepOp::verifySymbolUses(SymbolTableCollection &symbols) {
     return emitOpError("OptimizerStep-2: expected one fsdp.optimizer in the "
                        "module, got: ")
            << std::distance(optimizers.begin(), optimizers.end());
+  std::optional<ArrayRef<int64_t>> groups = getGroups();
+  if (!groups)
+    return success();
+  auto declared = module.getOps<ParamGroupOp>();
+  int64_t last = std::distance(declared.begin(), declared.end());
+  if (groups->size() != getGrads().size() ||
+      llvm::any_of(*groups,
+                   [&](int64_t group) { return group < 0 || group > last; }))
+    return emitOpError("OptimizerStep-3: expected ")
+           << getGrads().size() << " groups from 0 to " << last
+           << ", got: " << getGroupsAttr();
   return success();
 }
 

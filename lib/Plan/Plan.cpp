@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <numbers>
 #include <utility>
 
 namespace fsdp::plan {
@@ -53,6 +55,21 @@ int64_t TensorSpec::numElements() const {
 RowRange shardRows(int64_t rows, int64_t parts, int64_t index) {
   int64_t chunk = (rows + parts - 1) / parts;
   return {std::min(rows, chunk * index), std::min(rows, chunk * (index + 1))};
+}
+
+double LRSchedule::factor(int64_t step) const {
+  // torchtitan's linear_warmup_stable_decay, in Python's order of operations.
+  ++step;
+  if (step <= warmupSteps)
+    return double(step) / double(warmupSteps);
+  if (decay == "constant")
+    return 1.0;
+  double progress = std::min(
+      double(step - warmupSteps) / double(totalSteps - warmupSteps), 1.0);
+  double adjustment = decay == "linear"
+                          ? 1 - progress
+                          : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  return minLRRatio + (1 - minLRRatio) * adjustment;
 }
 
 } // namespace fsdp::plan

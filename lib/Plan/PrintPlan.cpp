@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 namespace fsdp::plan {
 
@@ -51,6 +52,7 @@ private:
   void hex(std::string_view bytes);
   /// Instructions of the initialisation have no phase.
   void instruction(const Instruction &instruction, bool hasPhase);
+  void optimizer(const Optimizer &o);
   template <typename List, typename Row>
   void table(std::string_view name, const List &list, Row &&row) {
     raw("  \"");
@@ -188,12 +190,38 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.numbers(r.ins);
       p.key("outs");
       p.numbers(r.outs);
+      if (r.lastMicrobatch)
+        p.raw(", \"last_microbatch\": true");
+    }
+    void operator()(const Accumulate &a) {
+      p.open("accumulate");
+      p.numbers(a.params);
+      p.key("ins");
+      p.numbers(a.ins);
+      p.key("outs");
+      p.numbers(a.outs);
+    }
+    void operator()(const ClipGradNorm &c) {
+      p.open("clip_grad_norm");
+      p.numbers(c.params);
+      p.key("ins");
+      p.numbers(c.ins);
+      p.key("outs");
+      p.numbers(c.outs);
+      p.key("max_norm");
+      p.real(c.maxNorm);
+      p.key("norm_type");
+      p.real(c.normType);
     }
     void operator()(const OptimizerStep &o) {
       p.open("optimizer_step");
       p.numbers(o.params);
       p.key("grads");
       p.numbers(o.grads);
+      if (!o.groups.empty()) {
+        p.key("groups");
+        p.numbers(o.groups);
+      }
     }
     void operator()(const WriteParam &w) {
       p.open("write_param");
@@ -224,22 +252,7 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
   raw("}");
 }
 
-std::string Printer::print(const Plan &plan) {
-  raw("{\n  \"version\": ");
-  number(plan.version);
-  raw(",\n  \"producer\": ");
-  string(plan.producer);
-  raw(",\n  \"model\": ");
-  string(plan.model);
-  raw(",\n  \"world_size\": ");
-  number(plan.worldSize);
-  raw(",\n  \"weights\": ");
-  open("path");
-  string(plan.weights.path);
-  key("hash");
-  string(plan.weights.hash);
-  raw("},\n  \"optimizer\": ");
-  const Optimizer &o = plan.optimizer;
+void Printer::optimizer(const Optimizer &o) {
   open("name");
   string(o.name);
   for (auto [name, value] :
@@ -257,7 +270,56 @@ std::string Printer::print(const Plan &plan) {
     key(name);
     boolean(value);
   }
-  raw("},\n");
+  key("library");
+  string(o.library);
+  raw(", \"options\": {");
+  bool firstOption = true;
+  for (const auto &[name, value] : o.options) {
+    if (!std::exchange(firstOption, false))
+      raw(", ");
+    string(name);
+    raw(": ");
+    real(value);
+  }
+  raw("}}");
+}
+
+std::string Printer::print(const Plan &plan) {
+  raw("{\n  \"version\": ");
+  number(plan.version);
+  raw(",\n  \"producer\": ");
+  string(plan.producer);
+  raw(",\n  \"model\": ");
+  string(plan.model);
+  raw(",\n  \"world_size\": ");
+  number(plan.worldSize);
+  raw(",\n  \"weights\": ");
+  open("path");
+  string(plan.weights.path);
+  key("hash");
+  string(plan.weights.hash);
+  raw("},\n  \"optimizer\": ");
+  optimizer(plan.optimizer);
+  raw(",\n");
+  table("param_groups", plan.paramGroups,
+        [&](const Optimizer &o) { optimizer(o); });
+  raw("  \"lr_schedule\": ");
+  if (plan.lrSchedule) {
+    open("warmup_steps");
+    number(plan.lrSchedule->warmupSteps);
+    key("decay");
+    string(plan.lrSchedule->decay);
+    key("total_steps");
+    number(plan.lrSchedule->totalSteps);
+    key("min_lr_ratio");
+    real(plan.lrSchedule->minLRRatio);
+    raw("}");
+  } else {
+    raw("null");
+  }
+  raw(",\n  \"accumulation_steps\": ");
+  number(plan.accumulationSteps);
+  raw(",\n");
 
   table("modules", plan.modules, [&](const std::string &m) { string(m); });
   table("values", plan.values, [&](const TensorSpec &v) {

@@ -159,6 +159,14 @@ public:
     return result;
   }
 
+  /// Calls `fn(name, value)` for each member of an object.
+  template <typename Fn> void members(Fn &&fn) const {
+    if (!node.is_object())
+      expected("an object");
+    for (const auto &item : node.items())
+      fn(item.key(), Cursor(item.value(), this, item.key().c_str(), 0));
+  }
+
   int64_t integer(int64_t low = std::numeric_limits<int64_t>::min(),
                   int64_t high = std::numeric_limits<int64_t>::max()) const {
     if (!node.is_number_integer())
@@ -352,14 +360,28 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     instruction.kind = Reshard{c.at("reshard").index()};
   } else if (c.has("reduce_scatter")) {
     c.keys({"reduce_scatter", "params", "ins", "outs"},
+           {"last_microbatch", "phase", "module", "frees"});
+    instruction.kind = ReduceScatter{
+        c.at("reduce_scatter").index(), c.at("params").indices(),
+        c.at("ins").indices(), c.at("outs").indices(),
+        c.has("last_microbatch") && c.at("last_microbatch").boolean()};
+  } else if (c.has("accumulate")) {
+    c.keys({"accumulate", "ins", "outs"}, {"phase", "module", "frees"});
+    instruction.kind =
+        Accumulate{c.at("accumulate").indices(), c.at("ins").indices(),
+                   c.at("outs").indices()};
+  } else if (c.has("clip_grad_norm")) {
+    c.keys({"clip_grad_norm", "ins", "outs", "max_norm", "norm_type"},
            {"phase", "module", "frees"});
     instruction.kind =
-        ReduceScatter{c.at("reduce_scatter").index(), c.at("params").indices(),
-                      c.at("ins").indices(), c.at("outs").indices()};
+        ClipGradNorm{c.at("clip_grad_norm").indices(), c.at("ins").indices(),
+                     c.at("outs").indices(), c.at("max_norm").real(),
+                     c.at("norm_type").real()};
   } else if (c.has("optimizer_step")) {
-    c.keys({"optimizer_step", "grads"}, {"phase", "module", "frees"});
-    instruction.kind = OptimizerStep{c.at("optimizer_step").indices(),
-                                     c.at("grads").indices()};
+    c.keys({"optimizer_step", "grads"}, {"groups", "phase", "module", "frees"});
+    instruction.kind = OptimizerStep{
+        c.at("optimizer_step").indices(), c.at("grads").indices(),
+        c.has("groups") ? c.at("groups").indices() : std::vector<int32_t>()};
   } else if (c.has("write_param")) {
     c.keys({"write_param", "value"}, {"phase", "module", "frees"});
     instruction.kind =
@@ -370,8 +392,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
         WriteBuffer{c.at("write_buffer").index(), c.at("value").index()};
   } else {
     c.error("expected an instruction (call, read_buffer, constant, all_gather, "
-            "reshard, reduce_scatter, optimizer_step, write_param or "
-            "write_buffer)");
+            "reshard, reduce_scatter, accumulate, clip_grad_norm, "
+            "optimizer_step, write_param or write_buffer)");
   }
   if (hasPhase)
     instruction.phase = decodePhase(c);
@@ -386,7 +408,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
 
 Optimizer decodeOptimizer(const Cursor &c) {
   c.keys({"name", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
-          "dampening", "nesterov", "amsgrad", "maximize", "fused"});
+          "dampening", "nesterov", "amsgrad", "maximize", "fused", "library",
+          "options"});
   Optimizer o;
   o.name = c.at("name").string();
   o.lr = c.at("lr").real();
@@ -400,7 +423,21 @@ Optimizer decodeOptimizer(const Cursor &c) {
   o.amsgrad = c.at("amsgrad").boolean();
   o.maximize = c.at("maximize").boolean();
   o.fused = c.at("fused").boolean();
+  o.library = c.at("library").string();
+  c.at("options").members([&](const std::string &name, const Cursor &value) {
+    o.options[name] = value.real();
+  });
   return o;
+}
+
+LRSchedule decodeLRSchedule(const Cursor &c) {
+  c.keys({"warmup_steps", "decay", "total_steps", "min_lr_ratio"});
+  LRSchedule schedule;
+  schedule.warmupSteps = c.at("warmup_steps").integer(0);
+  schedule.decay = c.at("decay").string();
+  schedule.totalSteps = c.at("total_steps").integer(1);
+  schedule.minLRRatio = c.at("min_lr_ratio").real();
+  return schedule;
 }
 
 Plan decodePlan(const Cursor &c) {
@@ -411,7 +448,8 @@ Plan decodePlan(const Cursor &c) {
                           std::to_string(version) +
                           "; compile the model again with this fsdp-opt");
   c.keys({"version", "producer", "model", "world_size", "weights", "optimizer",
-          "modules", "values", "params", "buffers", "inputs", "units", "init",
+          "param_groups", "lr_schedule", "accumulation_steps", "modules",
+          "values", "params", "buffers", "inputs", "units", "init",
           "instructions", "loss"});
   Plan plan;
   plan.producer = c.at("producer").string();
@@ -421,6 +459,10 @@ Plan decodePlan(const Cursor &c) {
   weights.keys({"path", "hash"});
   plan.weights = {weights.at("path").string(), weights.at("hash").string()};
   plan.optimizer = decodeOptimizer(c.at("optimizer"));
+  plan.paramGroups = c.at("param_groups").list(decodeOptimizer);
+  if (!c.at("lr_schedule").json().is_null())
+    plan.lrSchedule = decodeLRSchedule(c.at("lr_schedule"));
+  plan.accumulationSteps = c.at("accumulation_steps").integer(1);
   plan.modules =
       c.at("modules").list([](const Cursor &m) { return m.string(); });
   plan.values = c.at("values").list([](const Cursor &v) {

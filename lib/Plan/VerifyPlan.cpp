@@ -2,6 +2,7 @@
 #include "fsdp/Plan/Plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string>
 #include <utility>
@@ -49,6 +50,8 @@ private:
     int64_t gather = -1;
     /// Parameter whose reduced gradient shard this is, or -1.
     int32_t shardOf = -1;
+    /// Of a shard: added, clipped or given to the optimizer.
+    bool consumed = false;
   };
 
   [[noreturn]] void fail(const char *label, const std::string &message) const {
@@ -75,6 +78,7 @@ private:
   }
 
   void verifyTables();
+  void verifyOptimizer();
   void define(ValueId value);
   void use(ValueId value);
   void useOperand(ValueId value);
@@ -86,11 +90,16 @@ private:
   void visit(const AllGather &gather);
   void visit(const Reshard &reshard);
   void visit(const ReduceScatter &reduce);
+  void visit(const Accumulate &accumulate);
+  void visit(const ClipGradNorm &clip);
   void visit(const OptimizerStep &step);
   void visit(const WriteParam &write);
   void visit(const WriteBuffer &write);
   void verifyInit();
   void verifyFrees(const Instruction &instruction);
+  /// A gradient shard of `param` that is used for the only time.
+  void useShard(ValueId value, int32_t param, const char *label);
+  void defineShard(ValueId value, int32_t param);
 
   const Plan &plan;
   const std::string &origin;
@@ -106,9 +115,40 @@ private:
   std::vector<bool> stepped;
   /// Parameters some call writes the reduce-scatter input of.
   std::set<int32_t> steered;
+  /// Parameters whose gradients are accumulated.
+  std::set<int32_t> accumulated;
   bool optimizerBegun = false;
   std::vector<bool> writtenParams, writtenBuffers;
+  bool sawClipping = false;
 };
+
+void Verifier::verifyOptimizer() {
+  const std::string &name = plan.optimizer.name;
+  if (name != "adam" && name != "adamw" && name != "sgd" && name != "plugin")
+    fail("P1", "expected optimizer \"adam\", \"adamw\", \"sgd\" or "
+               "\"plugin\", got " +
+                   quoted(name));
+  if ((name == "plugin") == plan.optimizer.library.empty())
+    fail("P1", "expected a library for optimizer \"plugin\" and for no other");
+  for (const Optimizer &group : plan.paramGroups)
+    if (group.name != name || group.library != plan.optimizer.library)
+      fail("P1", "expected parameter groups of optimizer " + quoted(name) +
+                     ", got one of " + quoted(group.name));
+  if (plan.accumulationSteps < 1)
+    fail("P1", "expected a positive number of accumulation steps, got " +
+                   std::to_string(plan.accumulationSteps));
+  if (!plan.lrSchedule)
+    return;
+  const LRSchedule &schedule = *plan.lrSchedule;
+  if (schedule.decay != "cosine" && schedule.decay != "linear" &&
+      schedule.decay != "constant")
+    fail("P1", "expected decay \"cosine\", \"linear\" or \"constant\", got " +
+                   quoted(schedule.decay));
+  if (schedule.warmupSteps < 0 || schedule.warmupSteps >= schedule.totalSteps)
+    fail("P1", "expected 0 <= warmup_steps < total_steps, got " +
+                   std::to_string(schedule.warmupSteps) + " and " +
+                   std::to_string(schedule.totalSteps));
+}
 
 void Verifier::verifyTables() {
   if (plan.version != kPlanVersion)
@@ -117,9 +157,7 @@ void Verifier::verifyTables() {
   if (plan.worldSize < 1)
     fail("P1", "expected a positive world size, got " +
                    std::to_string(plan.worldSize));
-  if (plan.optimizer.name != "adamw" && plan.optimizer.name != "sgd")
-    fail("P1", "expected optimizer \"adamw\" or \"sgd\", got " +
-                   quoted(plan.optimizer.name));
+  verifyOptimizer();
 
   std::set<std::string> names;
   auto unique = [&](const std::string &name) {
@@ -296,18 +334,82 @@ void Verifier::visit(const ReduceScatter &reduce) {
     useOperand(reduce.ins[i]);
     checkSpec(reduce.ins[i], param.spec, "P5",
               "the gradient of " + quoted(param.name));
-    TensorSpec shard = param.spec;
-    shard.shape[0] = shardRows(shard.shape[0], plan.worldSize, 0).size();
-    define(reduce.outs[i]);
-    checkSpec(reduce.outs[i], shard, "P5",
-              "the gradient shard of " + quoted(param.name));
-    states[reduce.outs[i]].shardOf = reduce.params[i];
+    defineShard(reduce.outs[i], reduce.params[i]);
     reductionOf[reduce.params[i]] = reduce.outs[i];
+  }
+}
+
+void Verifier::defineShard(ValueId value, int32_t param) {
+  TensorSpec shard = plan.params[param].spec;
+  shard.shape[0] = shardRows(shard.shape[0], plan.worldSize, 0).size();
+  define(value);
+  checkSpec(value, shard, "P5",
+            "the gradient shard of " + quoted(plan.params[param].name));
+  states[value].shardOf = param;
+}
+
+void Verifier::useShard(ValueId value, int32_t param, const char *label) {
+  use(value);
+  if (states[value].shardOf != param)
+    fail(label, "expected value " + std::to_string(value) +
+                    " to be the reduced gradient of " +
+                    quoted(plan.params[param].name));
+  if (std::exchange(states[value].consumed, true))
+    fail("P9", "value " + std::to_string(value) +
+                   " is a gradient shard and is used a second time");
+}
+
+void Verifier::visit(const Accumulate &accumulate) {
+  checkSize(accumulate.ins.size(), accumulate.params.size(), "gradients");
+  checkSize(accumulate.outs.size(), accumulate.params.size(), "results");
+  for (size_t i = 0; i < accumulate.params.size(); ++i) {
+    int32_t param = accumulate.params[i];
+    checkIndex(param, plan.params, "a parameter");
+    checkIndex(accumulate.ins[i], plan.values, "a value");
+    if (!accumulated.insert(param).second)
+      fail("P14", "the gradient of " + quoted(plan.params[param].name) +
+                      " is accumulated a second time");
+    if (states[accumulate.ins[i]].shardOf != -1) {
+      useShard(accumulate.ins[i], param, "P14");
+      defineShard(accumulate.outs[i], param);
+      continue;
+    }
+    use(accumulate.ins[i]);
+    define(accumulate.outs[i]);
+    for (ValueId value : {accumulate.ins[i], accumulate.outs[i]})
+      checkSpec(value, plan.params[param].spec, "P14",
+                "the gradient of " + quoted(plan.params[param].name));
+  }
+}
+
+void Verifier::visit(const ClipGradNorm &clip) {
+  checkSize(clip.ins.size(), clip.params.size(), "gradients");
+  checkSize(clip.outs.size(), clip.params.size(), "results");
+  if (!(clip.maxNorm > 0) || !std::isfinite(clip.maxNorm))
+    fail("P15",
+         "expected a positive max_norm, got " + std::to_string(clip.maxNorm));
+  if (clip.normType != 1 && clip.normType != 2 && clip.normType != INFINITY)
+    fail("P15", "expected a norm_type of 1, 2 or inf, got " +
+                    std::to_string(clip.normType));
+  if (plan.instructions[position].phase != Phase::Optimizer ||
+      std::exchange(sawClipping, true))
+    fail("P15", "expected one clip_grad_norm, in phase \"optimizer\"");
+  for (size_t i = 0; i < clip.params.size(); ++i) {
+    checkIndex(clip.params[i], plan.params, "a parameter");
+    useShard(clip.ins[i], clip.params[i], "P15");
+    defineShard(clip.outs[i], clip.params[i]);
   }
 }
 
 void Verifier::visit(const OptimizerStep &step) {
   checkSize(step.grads.size(), step.params.size(), "gradients");
+  if (!step.groups.empty())
+    checkSize(step.groups.size(), step.params.size(), "groups");
+  for (int32_t group : step.groups)
+    if (group < 0 || group > int32_t(plan.paramGroups.size()))
+      fail("P1", "expected a parameter group up to " +
+                     std::to_string(plan.paramGroups.size()) + ", got " +
+                     std::to_string(group));
   optimizerBegun = true;
   for (size_t u = 0; u < plan.units.size(); ++u)
     if (liveGather[u] != -1)
@@ -316,11 +418,10 @@ void Verifier::visit(const OptimizerStep &step) {
                      "where the optimizer writes parameters");
   for (size_t i = 0; i < step.params.size(); ++i) {
     checkIndex(step.params[i], plan.params, "a parameter");
-    use(step.grads[i]);
     const std::string &name = plan.params[step.params[i]].name;
-    if (states[step.grads[i]].shardOf != step.params[i])
-      fail("P8", "expected value " + std::to_string(step.grads[i]) +
-                     " to be the reduced gradient of " + quoted(name));
+    if (states[step.grads[i]].consumed && stepped[step.params[i]])
+      fail("P8", "parameter " + quoted(name) + " is stepped twice");
+    useShard(step.grads[i], step.params[i], "P8");
     if (stepped[step.params[i]])
       fail("P8", "parameter " + quoted(name) + " is stepped twice");
     stepped[step.params[i]] = true;

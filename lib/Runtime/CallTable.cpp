@@ -59,6 +59,10 @@ std::string describeInstruction(const plan::Plan &plan,
     std::string operator()(const plan::ReduceScatter &reduce) {
       return unit("reduce_scatter", reduce.unit);
     }
+    std::string operator()(const plan::Accumulate &) { return "accumulate"; }
+    std::string operator()(const plan::ClipGradNorm &) {
+      return "clip_grad_norm";
+    }
     std::string operator()(const plan::OptimizerStep &) {
       return "optimizer_step";
     }

@@ -1,31 +1,46 @@
 //===- Executor.cpp - runs a plan's instructions --------------------------===//
 #include "fsdp/Runtime/Executor.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/GradientClipping.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <c10/core/InferenceMode.h>
 
 #include <csignal>
+#include <filesystem>
+#include <utility>
 
 #include <unistd.h>
 
 namespace fsdp::runtime {
 
 Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
-                   std::vector<at::Tensor> buffers)
+                   std::vector<at::Tensor> buffers, const std::string &folder)
     : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
-      values(plan.values.size()), calls(plan, plan.instructions) {
+      values(plan.values.size()), calls(plan, plan.instructions),
+      sums(plan.params.size()) {
   c10::InferenceMode guard;
-  for (const plan::Instruction &instruction : plan.instructions) {
-    const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind);
-    if (!step)
-      continue;
-    std::vector<at::Tensor> shards;
-    for (int32_t param : step->params)
-      shards.push_back(comm.shard(param));
-    optimizer =
-        std::make_unique<ShardedOptimizer>(plan.optimizer, std::move(shards));
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const plan::Instruction &instruction = plan.instructions[i];
+    if (instruction.phase != plan::Phase::Optimizer)
+      optimizerBegin = i + 1;
+    if (const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind))
+      createOptimizer(*step, folder);
   }
+}
+
+void Executor::createOptimizer(const plan::OptimizerStep &step,
+                               const std::string &folder) {
+  std::vector<plan::Optimizer> settings = {plan.optimizer};
+  settings.insert(settings.end(), plan.paramGroups.begin(),
+                  plan.paramGroups.end());
+  if (!plan.optimizer.library.empty())
+    settings[0].library =
+        (std::filesystem::path(folder) / plan.optimizer.library).string();
+  std::vector<at::Tensor> shards;
+  for (int32_t param : step.params)
+    shards.push_back(comm.shard(param));
+  optimizer = std::make_unique<ShardedOptimizer>(settings, step.groups, shards);
 }
 
 Executor::~Executor() = default;
@@ -59,6 +74,8 @@ void Executor::run(const plan::AllGather &gather) {
 }
 
 void Executor::run(const plan::ReduceScatter &reduce) {
+  if (reduce.lastMicrobatch && !isLastMicrobatch())
+    return;
   std::vector<at::Tensor> grads = take(reduce.ins);
   for (size_t i = 0; i < grads.size(); ++i) {
     const plan::Param &param = plan.params[reduce.params[i]];
@@ -74,9 +91,34 @@ void Executor::run(const plan::ReduceScatter &reduce) {
     values[reduce.outs[i]] = std::move(shards[i]);
 }
 
+void Executor::run(const plan::Accumulate &accumulate) {
+  comm.finishReductions();
+  for (size_t i = 0; i < accumulate.params.size(); ++i) {
+    at::Tensor &sum = sums[accumulate.params[i]];
+    const at::Tensor &term = values[accumulate.ins[i]];
+    // Other values may share the first term's storage.
+    if (microbatch == 0)
+      sum = term.clone(at::MemoryFormat::Contiguous);
+    else
+      sum.add_(term);
+    values[accumulate.outs[i]] = sum;
+    if (isLastMicrobatch())
+      sum.reset();
+  }
+}
+
+void Executor::run(const plan::ClipGradNorm &clip) {
+  comm.finishReductions();
+  ClippedGrads clipped =
+      clipGradNorm(comm, take(clip.ins), clip.maxNorm, clip.normType);
+  gradNorm = clipped.norm.item<double>();
+  for (size_t i = 0; i < clipped.grads.size(); ++i)
+    values[clip.outs[i]] = std::move(clipped.grads[i]);
+}
+
 void Executor::run(const plan::OptimizerStep &step) {
   comm.beginUpdate();
-  optimizer->step(take(step.grads));
+  optimizer->step(take(step.grads), lrFactor);
   comm.publish();
 }
 
@@ -97,6 +139,8 @@ void Executor::execute(size_t index) {
       e.comm.reshard(reshard.unit);
     }
     void operator()(const plan::ReduceScatter &reduce) { e.run(reduce); }
+    void operator()(const plan::Accumulate &accumulate) { e.run(accumulate); }
+    void operator()(const plan::ClipGradNorm &clip) { e.run(clip); }
     void operator()(const plan::OptimizerStep &step) { e.run(step); }
     // Plan::init alone has these (P13).
     void operator()(const plan::WriteParam &) {}
@@ -107,7 +151,7 @@ void Executor::execute(size_t index) {
     values[value].reset();
 }
 
-void Executor::injectFault(int64_t step, size_t index) const {
+void Executor::injectFault(size_t index) const {
   if (!fault || fault->rank != comm.rank() || fault->step != step + 1 ||
       fault->instruction != int64_t(index))
     return;
@@ -116,13 +160,8 @@ void Executor::injectFault(int64_t step, size_t index) const {
   throw RunError("injected fault");
 }
 
-double Executor::runStep(int64_t step, const std::vector<at::Tensor> &inputs) {
-  c10::InferenceMode guard;
-  comm.beginStep(step);
-  position.step.store(step, std::memory_order_relaxed);
-  for (size_t i = 0; i < inputs.size(); ++i)
-    values[plan.inputs[i].value] = inputs[i];
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+void Executor::execute(size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
     position.instruction.store(int64_t(i), std::memory_order_relaxed);
     auto fail = [&](const std::string &message) {
       throw RunError("step " + std::to_string(step + 1) + ": " +
@@ -130,7 +169,7 @@ double Executor::runStep(int64_t step, const std::vector<at::Tensor> &inputs) {
                      firstLine(message));
     };
     try {
-      injectFault(step, i);
+      injectFault(i);
       execute(i);
     } catch (const AbortedError &) {
       throw;
@@ -142,10 +181,32 @@ double Executor::runStep(int64_t step, const std::vector<at::Tensor> &inputs) {
       fail(error.what());
     }
   }
-  auto loss = values[plan.loss].item<double>();
+}
+
+StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
+  c10::InferenceMode guard;
+  step = newStep;
+  comm.beginStep(step);
+  position.step.store(step, std::memory_order_relaxed);
+  lrFactor = plan.lrSchedule ? plan.lrSchedule->factor(step) : 1.0;
+  StepResult result;
+  for (microbatch = 0; microbatch < plan.accumulationSteps; ++microbatch) {
+    if (microbatch > 0)
+      comm.beginMicrobatch();
+    std::vector<at::Tensor> batch = inputs(microbatch);
+    for (size_t i = 0; i < batch.size(); ++i)
+      values[plan.inputs[i].value] = std::move(batch[i]);
+    execute(0, optimizerBegin);
+    result.loss += values[plan.loss].item<double>();
+  }
+  microbatch = plan.accumulationSteps - 1;
+  execute(optimizerBegin, plan.instructions.size());
   for (at::Tensor &value : values)
     value.reset();
-  return loss;
+  result.loss /= double(plan.accumulationSteps);
+  result.learningRate = plan.optimizer.lr * lrFactor;
+  result.gradNorm = std::exchange(gradNorm, std::nullopt);
+  return result;
 }
 
 } // namespace fsdp::runtime

@@ -3,6 +3,7 @@
 #include "fsdp/Runtime/Error.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
@@ -16,113 +17,152 @@
 
 namespace fsdp::runtime {
 
-ShardedOptimizer::ShardedOptimizer(plan::Optimizer given,
-                                   std::vector<at::Tensor> shards)
-    : settings(std::move(given)) {
+ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
+                                   const std::vector<int32_t> &groupOf,
+                                   const std::vector<at::Tensor> &shards)
+    : settings(given) {
   c10::InferenceMode guard;
-  bool adamw = settings.name == "adamw";
-  if (!adamw && settings.nesterov &&
-      (settings.momentum <= 0 || settings.dampening != 0))
-    throw InputError("optimizer \"sgd\": expected a momentum and no dampening "
-                     "with nesterov");
+  for (const plan::Optimizer &o : settings)
+    if (o.name == "sgd" && o.nesterov && (o.momentum <= 0 || o.dampening != 0))
+      throw InputError("optimizer \"sgd\": expected a momentum and no "
+                       "dampening with nesterov");
+  if (settings[0].name == "plugin")
+    library.emplace(settings[0].library);
   for (size_t i = 0; i < shards.size(); ++i) {
     const at::Tensor &shard = shards[i];
     if (shard.numel() == 0)
       continue;
+    size_t index = groupOf.empty() ? 0 : size_t(groupOf[i]);
     auto same = [&](const Group &group) {
-      return group.params[0].scalar_type() == shard.scalar_type();
+      return group.settings == index &&
+             group.params[0].scalar_type() == shard.scalar_type();
     };
     auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end())
+    if (group == groups.end()) {
       group = groups.emplace(groups.end());
+      group->settings = index;
+      if (library)
+        group->plugin = library->create(settings[index].options);
+    }
     group->members.push_back(i);
     group->params.push_back(shard);
-    if (adamw) {
-      group->steps.push_back(at::zeros({}, at::kFloat));
-      group->expAvgs.push_back(at::zeros_like(shard));
-      group->expAvgSqs.push_back(at::zeros_like(shard));
-      if (settings.amsgrad)
-        group->maxExpAvgSqs.push_back(at::zeros_like(shard));
-    } else if (settings.momentum != 0) {
-      group->momenta.push_back(at::empty_like(shard));
-    }
+    addState(*group, shard);
   }
 }
 
-void ShardedOptimizer::step(const std::vector<at::Tensor> &grads) {
+void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) {
+  const plan::Optimizer &o = settings[group.settings];
+  if (group.plugin) {
+    std::vector<at::Tensor> &states = group.pluginStates.emplace_back();
+    for (size_t n = group.plugin->numStates(); n > 0; --n)
+      states.push_back(at::zeros_like(shard));
+  } else if (o.name == "sgd") {
+    if (o.momentum != 0)
+      group.momenta.push_back(at::empty_like(shard));
+  } else {
+    group.steps.push_back(at::zeros({}, at::kFloat));
+    group.expAvgs.push_back(at::zeros_like(shard));
+    group.expAvgSqs.push_back(at::zeros_like(shard));
+    if (o.amsgrad)
+      group.maxExpAvgSqs.push_back(at::zeros_like(shard));
+  }
+}
+
+void ShardedOptimizer::step(const std::vector<at::Tensor> &grads,
+                            double lrFactor) {
   c10::InferenceMode guard;
   for (Group &group : groups) {
     std::vector<at::Tensor> own;
     for (size_t member : group.members)
       own.push_back(grads[member]);
-    if (settings.name == "adamw")
-      stepAdamW(group, own);
+    const plan::Optimizer &o = settings[group.settings];
+    double lr = o.lr * lrFactor;
+    if (group.plugin)
+      stepPlugin(group, own, lr);
+    else if (o.name == "sgd")
+      stepSGD(group, own, lr);
     else
-      stepSGD(group, own);
+      stepAdam(group, own, lr);
   }
-  firstStep = false;
+  ++stepsDone;
 }
 
-void ShardedOptimizer::stepAdamW(Group &group,
-                                 const std::vector<at::Tensor> &grads) {
+void ShardedOptimizer::stepPlugin(Group &group,
+                                  const std::vector<at::Tensor> &grads,
+                                  double lr) {
+  for (size_t i = 0; i < group.params.size(); ++i)
+    group.plugin->update(group.params[i], grads[i], group.pluginStates[i],
+                         stepsDone + 1, lr);
+}
+
+void ShardedOptimizer::stepAdam(Group &group,
+                                const std::vector<at::Tensor> &grads,
+                                double lr) {
+  const plan::Optimizer &o = settings[group.settings];
+  bool decoupled = o.name == "adamw";
   for (at::Tensor &step : group.steps)
     step.add_(1);
-  if (settings.fused) {
-    at::_fused_adamw_(group.params, grads, group.expAvgs, group.expAvgSqs,
-                      group.maxExpAvgSqs, group.steps, settings.lr,
-                      settings.beta1, settings.beta2, settings.weightDecay,
-                      settings.eps, settings.amsgrad, settings.maximize);
+  if (o.fused) {
+    auto update = [&](auto kernel) {
+      kernel(group.params, grads, group.expAvgs, group.expAvgSqs,
+             group.maxExpAvgSqs, group.steps, lr, o.beta1, o.beta2,
+             o.weightDecay, o.eps, o.amsgrad, o.maximize);
+    };
+    if (decoupled)
+      update([](auto &&...args) { at::_fused_adamw_(args...); });
+    else
+      update([](auto &&...args) { at::_fused_adam_(args...); });
     return;
   }
   for (size_t i = 0; i < group.params.size(); ++i) {
     at::Tensor &param = group.params[i];
-    at::Tensor grad = settings.maximize ? -grads[i] : grads[i];
-    if (settings.weightDecay != 0)
-      param.mul_(1 - settings.lr * settings.weightDecay);
-    group.expAvgs[i].lerp_(grad, 1 - settings.beta1);
-    group.expAvgSqs[i]
-        .mul_(settings.beta2)
-        .addcmul_(grad, grad, 1 - settings.beta2);
+    at::Tensor grad = o.maximize ? -grads[i] : grads[i];
+    if (o.weightDecay != 0 && decoupled)
+      param.mul_(1 - lr * o.weightDecay);
+    else if (o.weightDecay != 0)
+      grad = grad.add(param, o.weightDecay);
+    group.expAvgs[i].lerp_(grad, 1 - o.beta1);
+    group.expAvgSqs[i].mul_(o.beta2).addcmul_(grad, grad, 1 - o.beta2);
     auto step = double(group.steps[i].item<float>());
-    double correction1 = 1 - std::pow(settings.beta1, step);
-    double correction2 = 1 - std::pow(settings.beta2, step);
+    double correction1 = 1 - std::pow(o.beta1, step);
+    double correction2 = 1 - std::pow(o.beta2, step);
     // Python's `x ** 0.5` is pow, not sqrt.
     double correction2Root = std::pow(correction2, 0.5);
     at::Tensor square = group.expAvgSqs[i];
-    if (settings.amsgrad) {
+    if (o.amsgrad) {
       square = group.maxExpAvgSqs[i];
       at::maximum_out(square, square, group.expAvgSqs[i]);
     }
-    at::Tensor denominator =
-        square.sqrt().div(correction2Root).add_(settings.eps);
-    param.addcdiv_(group.expAvgs[i], denominator, -(settings.lr / correction1));
+    at::Tensor denominator = square.sqrt().div(correction2Root).add_(o.eps);
+    param.addcdiv_(group.expAvgs[i], denominator, -(lr / correction1));
   }
 }
 
 void ShardedOptimizer::stepSGD(Group &group,
-                               const std::vector<at::Tensor> &grads) {
-  if (settings.fused) {
-    at::_fused_sgd_(group.params, grads, group.momenta, settings.weightDecay,
-                    settings.momentum, settings.lr, settings.dampening,
-                    settings.nesterov, settings.maximize,
-                    firstStep && settings.momentum != 0);
+                               const std::vector<at::Tensor> &grads,
+                               double lr) {
+  const plan::Optimizer &o = settings[group.settings];
+  bool firstStep = stepsDone == 0;
+  if (o.fused) {
+    at::_fused_sgd_(group.params, grads, group.momenta, o.weightDecay,
+                    o.momentum, lr, o.dampening, o.nesterov, o.maximize,
+                    firstStep && o.momentum != 0);
     return;
   }
   for (size_t i = 0; i < group.params.size(); ++i) {
     at::Tensor &param = group.params[i];
-    at::Tensor grad = settings.maximize ? -grads[i] : grads[i];
-    if (settings.weightDecay != 0)
-      grad = grad.add(param, settings.weightDecay);
-    if (settings.momentum != 0) {
+    at::Tensor grad = o.maximize ? -grads[i] : grads[i];
+    if (o.weightDecay != 0)
+      grad = grad.add(param, o.weightDecay);
+    if (o.momentum != 0) {
       at::Tensor &momentum = group.momenta[i];
       if (firstStep)
         momentum.copy_(grad);
       else
-        momentum.mul_(settings.momentum).add_(grad, 1 - settings.dampening);
-      grad =
-          settings.nesterov ? grad.add(momentum, settings.momentum) : momentum;
+        momentum.mul_(o.momentum).add_(grad, 1 - o.dampening);
+      grad = o.nesterov ? grad.add(momentum, o.momentum) : momentum;
     }
-    param.add_(grad, -settings.lr);
+    param.add_(grad, -lr);
   }
 }
 

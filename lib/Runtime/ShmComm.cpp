@@ -97,7 +97,11 @@ void ShmComm::publish() { own().published.publish(++versions); }
 
 void ShmComm::beginStep(int64_t newStep) {
   step = newStep;
-  stepBase = uint32_t(step) * uint32_t(segment.layout().reductionsPerStep);
+  beginMicrobatch();
+}
+
+void ShmComm::beginMicrobatch() {
+  stepBase += uint32_t(issued);
   issued = 0;
   acquired = 0;
 }
@@ -206,8 +210,10 @@ void ShmComm::finishFirst() {
   own().inputsRead.publish(entry.index + 1);
 }
 
+void ShmComm::finishReductions() { finish(stepBase + uint32_t(issued)); }
+
 void ShmComm::beginUpdate() {
-  finish(stepBase + uint32_t(issued));
+  finishReductions();
   own().released.publish(uint32_t(step) + 1);
   waitAll(&RankState::released, uint32_t(step) + 1, {"optimizer_step"});
 }

@@ -68,6 +68,15 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
       end += size_t(plan.params[param].spec.numBytes());
     }
   }
+  bool clips = std::any_of(
+      plan.instructions.begin(), plan.instructions.end(), [](const auto &i) {
+        return std::holds_alternative<plan::ClipGradNorm>(i.kind);
+      });
+  if (clips && worldSize > 1) {
+    vectorsBegin = alignTo(end, kTensorAlign);
+    vectorBytes = alignTo(plan.params.size() * sizeof(double), kTensorAlign);
+    end = vectorsBegin + 2 * size_t(worldSize) * vectorBytes;
+  }
   areasBegin = alignTo(end, kPage);
 
   std::vector<const plan::ReduceScatter *> reductions;

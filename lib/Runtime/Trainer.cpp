@@ -79,7 +79,8 @@ std::string digits9(double value) {
 class Reporter {
 public:
   Reporter(const plan::Plan &plan, const std::string &path)
-      : tokens(tokensPerStep(plan) * plan.worldSize), path(path) {
+      : tokens(tokensPerStep(plan) * plan.accumulationSteps * plan.worldSize),
+        path(path) {
     if (path.empty())
       return;
     file.reset(std::fopen(path.c_str(), "w"));
@@ -87,7 +88,8 @@ public:
       throw InputError(path + ": cannot write: " + std::strerror(errno));
   }
 
-  void report(int64_t step, double seconds,
+  /// `result` is rank 0's; of it the loss alone differs between ranks.
+  void report(int64_t step, double seconds, const StepResult &result,
               const std::vector<RankStats> &stats) {
     double loss = 0;
     int64_t peak = 0, peakRss = 0;
@@ -106,13 +108,17 @@ public:
                  double(peak) / double(1 << 30), rate);
     if (!file)
       return;
+    std::string norm;
+    if (result.gradNorm)
+      norm = "\"grad_norm\": " + digits9(*result.gradNorm) + ", ";
     std::fprintf(file.get(),
                  "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
-                 "\"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+                 "%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
                  "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
                  static_cast<long long>(step + 1), digits9(loss).c_str(),
-                 losses.c_str(), seconds * 1e3, rate,
-                 static_cast<long long>(peak), static_cast<long long>(peakRss));
+                 losses.c_str(), norm.c_str(), result.learningRate,
+                 seconds * 1e3, rate, static_cast<long long>(peak),
+                 static_cast<long long>(peakRss));
     if (std::fflush(file.get()) != 0)
       throw RunError(path + ": cannot write: " + std::strerror(errno));
   }
@@ -234,7 +240,9 @@ void runRank(const RunFiles &files, const RunOptions &options,
     initialise(plan, comm, buffers, options.initSeed.value_or(options.seed));
   }
   comm.publish();
-  Executor executor(plan, comm, segment.state(rank).position, buffers);
+  Executor executor(
+      plan, comm, segment.state(rank).position, buffers,
+      std::filesystem::path(options.planPath).parent_path().string());
   if (options.fault)
     executor.setFault(*options.fault);
 
@@ -243,14 +251,17 @@ void runRank(const RunFiles &files, const RunOptions &options,
   const SafeTensors *data = files.data ? &*files.data : nullptr;
   for (int64_t step = 0; step < options.steps; ++step) {
     auto begin = std::chrono::steady_clock::now();
-    double loss = executor.runStep(
-        step, stepInputs(plan, data, options.seed, step, rank));
-    std::vector<RankStats> stats = comm.exchangeStats(
-        {loss, peakAllocatedBytes() + comm.ownBytes(), peakResidentBytes()});
+    StepResult result = executor.runStep(step, [&](int64_t microbatch) {
+      return stepInputs(plan, data, options.seed,
+                        step * plan.accumulationSteps + microbatch, rank);
+    });
+    std::vector<RankStats> stats =
+        comm.exchangeStats({result.loss, peakAllocatedBytes() + comm.ownBytes(),
+                            peakResidentBytes()});
     std::chrono::duration<double> elapsed =
         std::chrono::steady_clock::now() - begin;
     if (reporter)
-      reporter->report(step, elapsed.count(), stats);
+      reporter->report(step, elapsed.count(), result, stats);
   }
   if (!options.outWeightsPath.empty())
     saveWeights(plan, comm, buffers, options.outWeightsPath);

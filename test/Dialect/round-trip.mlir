@@ -8,8 +8,16 @@
 module attributes {fsdp.model = "Tiny"} {
   // CHECK: fsdp.mesh @world <["replicate"=2, "shard"=4]>
   fsdp.mesh @world <["replicate"=2, "shard"=4]>
-  // CHECK: fsdp.optimizer "sgd" {lr = 1.000000e-01 : f64, nesterov = true}
-  fsdp.optimizer "sgd" {lr = 1.0e-1, nesterov = true}
+  // CHECK: fsdp.optimizer "sgd" {lr = 1.000000e-01 : f64, momentum = 9.000000e-01 : f64, nesterov = true}
+  fsdp.optimizer "sgd" {lr = 1.0e-1, momentum = 0.9, nesterov = true}
+  // CHECK: fsdp.param_group "**.bias" {weight_decay = 0.000000e+00 : f64}
+  fsdp.param_group "**.bias" {weight_decay = 0.0}
+  // CHECK: fsdp.gradient_clipping {max_norm = 5.000000e-01 : f64, norm_type = 0x7FF0000000000000 : f64}
+  fsdp.gradient_clipping {max_norm = 0.5, norm_type = 0x7FF0000000000000 : f64}
+  // CHECK: fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 1.000000e-01 : f64, total_steps = 9 : i64, warmup_steps = 2 : i64}
+  fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 0.1, total_steps = 9, warmup_steps = 2}
+  // CHECK: fsdp.accumulation {reduce_each_microbatch = false, steps = 4 : i64}
+  fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
   // CHECK: fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   // CHECK: fsdp.unit @"(root)" {reshard_after_forward = false}
@@ -49,14 +57,18 @@ module attributes {fsdp.model = "Tiny"} {
     fsdp.reshard @"(root)" %w : tensor<4x2xf32>
     // CHECK: fsdp.phase backward
     fsdp.phase backward
-    // CHECK: fsdp.reduce_scatter @"(root)" avg [@w] %[[X]]
-    %d = fsdp.reduce_scatter @"(root)" avg [@w] %x : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[SUM:.*]] = fsdp.accumulate [@w] %[[X]] : (tensor<4x2xf32>) -> tensor<4x2xf32>
+    %sum = fsdp.accumulate [@w] %x : (tensor<4x2xf32>) -> tensor<4x2xf32>
+    // CHECK: %[[D:.*]] = fsdp.reduce_scatter @"(root)" avg [@w] %[[SUM]] {last_microbatch}
+    %d = fsdp.reduce_scatter @"(root)" avg [@w] %sum {last_microbatch} : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.write_grad @w, %{{.*}} : !fsdp.sharded<
     fsdp.write_grad @w, %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.phase optimizer
     fsdp.phase optimizer
-    // CHECK: fsdp.optimizer_step [@w] %{{.*}} : !fsdp.sharded<
-    fsdp.optimizer_step [@w] %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[C:.*]] = fsdp.clip_grad_norm [@w] %[[D]] {max_norm = 5.000000e-01 : f64, norm_type = 2.000000e+00 : f64}
+    %clipped = fsdp.clip_grad_norm [@w] %d {max_norm = 0.5, norm_type = 2.0} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: fsdp.optimizer_step [@w] %[[C]] {groups = array<i64: 1>} : !fsdp.sharded<
+    fsdp.optimizer_step [@w] %clipped {groups = array<i64: 1>} : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.free %[[X]] : tensor<4x2xf32>
     fsdp.free %x : tensor<4x2xf32>
     // CHECK: fsdp.return %{{.*}} : tensor<f32>

@@ -44,6 +44,53 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/syntax.yaml 2>&1 | FileCheck %s --check-prefix=SYNTAX
 // SYNTAX: syntax.yaml:{{[0-9]+}}:{{[0-9]+}}: error:
 
+// RUN: fsdp-opt %t/model.mlir --config %t/training.yaml --level captured | FileCheck %s --check-prefix=TRAINING
+// TRAINING:      fsdp.optimizer "adam" {foreach = true, lr = 1.000000e-01 : f64}
+// TRAINING-NEXT: fsdp.param_group "**.weight" {beta1 = 8.000000e-01 : f64, beta2 = 9.000000e-01 : f64, weight_decay = 0.000000e+00 : f64}
+// TRAINING-NEXT: fsdp.lr_schedule {decay = "linear", min_lr_ratio = 2.500000e-01 : f64, total_steps = 10 : i64, warmup_steps = 2 : i64}
+// TRAINING-NEXT: fsdp.gradient_clipping {max_norm = 5.000000e-01 : f64, norm_type = 0x7FF0000000000000 : f64}
+// TRAINING-NEXT: fsdp.accumulation {reduce_each_microbatch = false, steps = 4 : i64}
+
+// RUN: fsdp-opt %t/model.mlir --config %t/plugin.yaml --level captured | FileCheck %s --check-prefix=PLUGIN
+// PLUGIN:      fsdp.optimizer "plugin" {beta1 = 9.000000e-01 : f64, library = "lib/liblion.so", lr = 1.000000e-01 : f64}
+// PLUGIN-NEXT: fsdp.lr_schedule {decay = "constant", min_lr_ratio = 0.000000e+00 : f64, total_steps = 4 : i64, warmup_steps = 3 : i64}
+// PLUGIN-NEXT: fsdp.gradient_clipping {max_norm = 1.000000e+00 : f64, norm_type = 2.000000e+00 : f64}
+// PLUGIN-NEXT: fsdp.accumulation {reduce_each_microbatch = true, steps = 2 : i64}
+
+// Each bad value and contradictory pair, by place.
+// RUN: not fsdp-opt %t/model.mlir --config %t/clip-number.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-NUMBER
+// CLIP-NUMBER: clip-number.yaml:1:17: error: expected a number for "clip_grad_norm", got: "much"
+// RUN: not fsdp-opt %t/model.mlir --config %t/clip-range.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-RANGE
+// CLIP-RANGE: clip-range.yaml:1:17: error: 'fsdp.gradient_clipping' op GradientClipping-1: expected a positive max_norm, got: -1.000000e+00 : f64
+// RUN: not fsdp-opt %t/model.mlir --config %t/clip-norm.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-NORM
+// CLIP-NORM: clip-norm.yaml:1:17: error: 'fsdp.gradient_clipping' op GradientClipping-1: expected a norm_type of 1, 2 or inf, got: 3.000000e+00 : f64
+// RUN: not fsdp-opt %t/model.mlir --config %t/clip-key.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-KEY
+// CLIP-KEY: clip-key.yaml:1:17: error: expected a key "max_norm" in "clip_grad_norm"
+// RUN: not fsdp-opt %t/model.mlir --config %t/both.yaml 2>&1 | FileCheck %s --check-prefix=BOTH
+// BOTH: both.yaml:1:12: error: 'fsdp.optimizer' op Optimizer-2: expected at most one of "fused" and "foreach", got both
+// RUN: not fsdp-opt %t/model.mlir --config %t/group-key.yaml 2>&1 | FileCheck %s --check-prefix=GROUP-KEY
+// GROUP-KEY: group-key.yaml:3:14: error: 'fsdp.param_group' op ParamGroup-1: "sgd" has no hyperparameter "eps"
+// RUN: not fsdp-opt %t/model.mlir --config %t/group-match.yaml 2>&1 | FileCheck %s --check-prefix=GROUP-MATCH
+// GROUP-MATCH: group-match.yaml:1:22: error: expected a key "match" in a group
+// RUN: not fsdp-opt %t/model.mlir --config %t/group-none.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=GROUP-NONE
+// GROUP-NONE: group-none.yaml:1:30: error: expected pattern "**.bias" to match a parameter that no group before it matches, found none
+// RUN: not fsdp-opt %t/model.mlir --config %t/groups.yaml 2>&1 | FileCheck %s --check-prefix=GROUPS
+// GROUPS: groups.yaml:1:21: error: expected a sequence for "groups"
+// RUN: not fsdp-opt %t/model.mlir --config %t/options.yaml 2>&1 | FileCheck %s --check-prefix=OPTIONS
+// OPTIONS: options.yaml:1:60: error: key "lr" is given twice
+// RUN: not fsdp-opt %t/model.mlir --config %t/library.yaml 2>&1 | FileCheck %s --check-prefix=LIBRARY
+// LIBRARY: library.yaml:1:12: error: 'fsdp.optimizer' op Optimizer-1: expected a "library" for "plugin", got none
+// RUN: not fsdp-opt %t/model.mlir --config %t/decay.yaml 2>&1 | FileCheck %s --check-prefix=DECAY
+// DECAY: decay.yaml:1:14: error: 'fsdp.lr_schedule' op LRSchedule-1: expected a decay "cosine", "linear" or "constant", got: "cubic"
+// RUN: not fsdp-opt %t/model.mlir --config %t/total.yaml 2>&1 | FileCheck %s --check-prefix=TOTAL
+// TOTAL: total.yaml:1:14: error: expected a key "total_steps" with a decay of "cosine"
+// RUN: not fsdp-opt %t/model.mlir --config %t/constant.yaml 2>&1 | FileCheck %s --check-prefix=CONSTANT
+// CONSTANT: constant.yaml:1:14: error: expected no "total_steps" with a decay of "constant"
+// RUN: not fsdp-opt %t/model.mlir --config %t/microbatches.yaml 2>&1 | FileCheck %s --check-prefix=MICROBATCHES
+// MICROBATCHES: microbatches.yaml:1:30: error: 'fsdp.accumulation' op Accumulation-1: expected positive steps, got: 0
+// RUN: not fsdp-opt %t/model.mlir --config %t/each.yaml 2>&1 | FileCheck %s --check-prefix=EACH
+// EACH: each.yaml:1:25: error: expected "gradient_accumulation_steps" with "reduce_each_microbatch", got none
+
 // RUN: not fsdp-opt %t/model.mlir --config %t/missing.yaml 2>&1 | FileCheck %s --check-prefix=MISSING
 // MISSING: missing.yaml:1:1: error: cannot read the config: No such file or directory
 
@@ -107,5 +154,72 @@ units:
 //--- syntax.yaml
 units: [
   - }
+
+//--- training.yaml
+optimizer:
+  name: adam
+  lr: 0.1
+  foreach: true
+  groups: [{match: "**.weight", weight_decay: 0, betas: [0.8, 0.9]}]
+lr_schedule: {warmup_steps: 2, decay: linear, total_steps: 10, min_lr_ratio: 0.25}
+clip_grad_norm: {max_norm: 0.5, norm_type: inf}
+gradient_accumulation_steps: 4
+reduce_each_microbatch: false
+
+//--- plugin.yaml
+optimizer: {name: plugin, library: lib/liblion.so, lr: 0.1, options: {beta1: 0.9}}
+lr_schedule: {warmup_steps: 3}
+clip_grad_norm: 1.0
+gradient_accumulation_steps: 2
+
+//--- clip-number.yaml
+clip_grad_norm: much
+
+//--- clip-range.yaml
+clip_grad_norm: -1
+
+//--- clip-norm.yaml
+clip_grad_norm: {max_norm: 1, norm_type: 3}
+
+//--- clip-key.yaml
+clip_grad_norm: {norm_type: 2}
+
+//--- both.yaml
+optimizer: {name: adamw, fused: true, foreach: true}
+
+//--- group-key.yaml
+optimizer:
+  name: sgd
+  groups: [{match: "**", eps: 0.1}]
+
+//--- group-match.yaml
+optimizer: {groups: [{lr: 0.1}]}
+
+//--- group-none.yaml
+optimizer: {groups: [{match: "**.bias", lr: 0.1}]}
+
+//--- groups.yaml
+optimizer: {groups: 3}
+
+//--- options.yaml
+optimizer: {name: plugin, library: a.so, lr: 0.1, options: {lr: 0.1}}
+
+//--- library.yaml
+optimizer: {name: plugin, lr: 0.1}
+
+//--- decay.yaml
+lr_schedule: {decay: cubic, total_steps: 4}
+
+//--- total.yaml
+lr_schedule: {decay: cosine}
+
+//--- constant.yaml
+lr_schedule: {total_steps: 4}
+
+//--- microbatches.yaml
+gradient_accumulation_steps: 0
+
+//--- each.yaml
+reduce_each_microbatch: true
 
 //--- end

@@ -66,6 +66,7 @@ class Case:
     steps: int = 20
     reshard: str = "default"  # or "true", "false"
     seed: int = 0
+    training: dict[str, Any] = field(default_factory=dict)  # further keys of the config
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ class Run:
 
     metrics: list[dict[str, Any]]
     weights: dict[str, torch.Tensor]
+
+    def column(self, name: str) -> list[float]:
+        return [line[name] for line in self.metrics]
 
     @property
     def rank_losses(self) -> list[list[float]]:
@@ -139,7 +143,8 @@ def write_config(case: Case, path: Path) -> None:
     unit: dict[str, Any] = {"match": case.model.units}
     if case.reshard != "default":
         unit["reshard_after_forward"] = case.reshard == "true"
-    path.write_text(yaml.safe_dump({"units": [unit], "optimizer": case.optimizer}))
+    config = {"units": [unit], "optimizer": case.optimizer, **case.training}
+    path.write_text(yaml.safe_dump(config))
 
 
 def compile_plan(captured: Captured, case: Case, stem: str) -> Path:
@@ -199,6 +204,7 @@ def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
     command += ["--kwargs", json.dumps(model.kwargs), "--units", model.units]
     command += ["--reshard-after-forward", case.reshard, "--seed", case.seed]
     command += ["--optimizer", json.dumps(case.optimizer), "--steps", case.steps]
+    command += ["--training", json.dumps(case.training)]
     command += ["--weights", captured.weights, "--data", captured.data]
     return [*command, "--batch", model.batch]
 

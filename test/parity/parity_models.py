@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 
+import torch
 from fsdp_mlir.models import llama
-from torch import nn
+from torch import Tensor, nn
 
 
 def frozen_llama(pattern: str) -> nn.Module:
@@ -15,3 +16,41 @@ def frozen_llama(pattern: str) -> nn.Module:
         if fnmatch.fnmatchcase(name, pattern):
             parameter.requires_grad_(False)
     return model
+
+
+class Scaled(nn.Module):
+    """A module with parameters of its own before those of its children, some of three rows: at
+    four ranks shards are uneven and empty."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((dim,), 0.5))
+        self.mixture = nn.Parameter(torch.eye(3))
+        self.inner = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        head, tail = x[..., :3] @ self.mixture, x[..., 3:]
+        return torch.tanh(self.inner(torch.cat([head, tail], -1))) * self.scale
+
+
+class OwnParameters(nn.Module):
+    """Its parameters() yields another order than FSDP2's units have."""
+
+    def __init__(self, vocab: int, dim: int, layers: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.linspace(-1, 1, vocab))
+        self.embedding = nn.Embedding(vocab, dim)
+        self.layers = nn.ModuleList(Scaled(dim) for _ in range(layers))
+        self.output = nn.Linear(dim, vocab, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        logits = self.output(x) + self.shift
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def own_parameters(vocab: int = 256, dim: int = 20, layers: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return OwnParameters(vocab, dim, layers)

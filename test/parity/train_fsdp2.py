@@ -7,7 +7,7 @@ any communication (the physical floor of the step time).
 
 Data: each tensor of the batches file is a keyword argument of the model (or positional: `arg0`,
 `arg1`, ...), samples in dim 0. At step s rank r of W takes the b samples from (s * W + r) * b on,
-each index modulo the number of samples.
+each index modulo the number of samples. With n microbatches a step, s counts microbatches.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import re
 import resource
@@ -28,9 +29,35 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+
+
+class Lion(torch.optim.Optimizer):
+    """The update of the example plug-in (https://arxiv.org/abs/2302.06675)."""
+
+    def __init__(self, params: Any, lr: float, library: str, options: dict[str, float]) -> None:
+        super().__init__(params, {"lr": lr, **options})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["momentum"] = torch.zeros_like(param)
+                momentum, grad = state["momentum"], param.grad
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+                update = momentum.mul(group["beta1"]).add_(grad, alpha=1 - group["beta1"])
+                param.add_(update.sign_(), alpha=-group["lr"])
+                momentum.mul_(group["beta2"]).add_(grad, alpha=1 - group["beta2"])
+
+
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
+    "plugin": Lion,
 }
 RESHARD = {"default": None, "true": True, "false": False}
 
@@ -47,6 +74,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--units", nargs="*", default=[], help="patterns of module names")
     parser.add_argument("--reshard-after-forward", choices=RESHARD, default="default")
     parser.add_argument("--optimizer", type=json.loads, required=True, help="name and arguments")
+    parser.add_argument(
+        "--training",
+        type=json.loads,
+        default={},
+        help="the config's clip_grad_norm, lr_schedule, gradient_accumulation_steps and "
+        "reduce_each_microbatch, as JSON",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--metrics", help="JSON lines, written at the end")
     parser.add_argument("--save-weights", help="full parameters and buffers at the end")
@@ -108,6 +142,51 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.detach().clone().contiguous() for name, x in full.items()}
 
 
+def make_optimizer(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optimizer:
+    """A parameter belongs to the first of `groups` whose pattern matches its name."""
+    settings = dict(given)
+    optimizer = OPTIMIZERS[settings.pop("name")]
+    groups = [dict(group) for group in settings.pop("groups", [])]
+    regexes = [pattern_to_regex(group.pop("match")) for group in groups]
+    members: list[list[nn.Parameter]] = [[] for _ in range(len(groups) + 1)]
+    for name, parameter in model.named_parameters():
+        matches = [i + 1 for i, regex in enumerate(regexes) if regex.fullmatch(name)]
+        members[matches[0] if matches else 0].append(parameter)
+    own = [
+        {"params": params, **options}
+        for params, options in zip(members, [{}, *groups], strict=True)
+        if params
+    ]
+    return optimizer(own, **settings)
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, given: dict[str, Any]
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """torchtitan's linear warm-up and decay; after the last step the factor stays."""
+    warmup, decay = given.get("warmup_steps", 0), given.get("decay", "constant")
+    total, floor = given.get("total_steps", 0), given.get("min_lr_ratio", 0.0)
+
+    def factor(current: int) -> float:
+        if current < warmup:
+            return float((current + 1) / warmup)
+        if decay == "constant":
+            return 1.0
+        progress = min(float(current + 1 - warmup) / (total - warmup), 1.0)
+        left = 1 - progress if decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return floor + (1 - floor) * left
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def clip(model: nn.Module, given: Any) -> float:
+    """clip_grad_norm_; returns the total norm."""
+    given = given if isinstance(given, dict) else {"max_norm": given}
+    norm_type = float(given.get("norm_type", 2))
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), given["max_norm"], norm_type)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+
+
 def train(args: argparse.Namespace, rank: int, world: int) -> None:
     module_name, _, factory = args.model.partition(":")
     base_rss = peak_rss_bytes()
@@ -115,24 +194,37 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     load_weights(model, args.weights)
     if args.mode == "fsdp2":
         shard_model(model, args.units, RESHARD[args.reshard_after_forward])
-    settings = dict(args.optimizer)
-    optimizer = OPTIMIZERS[settings.pop("name")](model.parameters(), **settings)
+    optimizer = make_optimizer(model, args.optimizer)
+    schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
+    microbatches = args.training.get("gradient_accumulation_steps", 1)
     data = load_file(args.data)
-    tokens = args.batch * max(
+    tokens = microbatches * args.batch * max(
         [x.shape[1] for x in data.values() if x.ndim == 2 and not x.is_floating_point()] or [1]
     )
 
     steps: list[dict[str, Any]] = []
     torch.manual_seed(args.seed)
     for step in range(args.steps):
-        batch = take_batch(data, (step * world + rank) * args.batch, args.batch)
+        batches = [
+            take_batch(data, ((step * microbatches + m) * world + rank) * args.batch, args.batch)
+            for m in range(microbatches)
+        ]
+        record: dict[str, Any] = {"lr": schedule.get_last_lr()[0]}
         start = time.perf_counter()
-        loss = compute_loss(model, batch)
-        loss.backward()
+        losses = []
+        for m, batch in enumerate(batches):
+            if not args.training.get("reduce_each_microbatch", True):
+                model.set_requires_gradient_sync(m == microbatches - 1)
+            loss = compute_loss(model, batch)
+            (loss / microbatches if microbatches > 1 else loss).backward()
+            losses.append(loss.item())
+        if "clip_grad_norm" in args.training:
+            record["grad_norm"] = clip(model, args.training["clip_grad_norm"])
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-        seconds = time.perf_counter() - start
-        steps.append({"loss": loss.item(), "seconds": seconds, "rss": peak_rss_bytes()})
+        record["seconds"] = time.perf_counter() - start
+        steps.append({**record, "loss": sum(losses) / microbatches, "rss": peak_rss_bytes()})
 
     gathered: list[Any] = [steps]
     if args.mode == "fsdp2":
@@ -156,11 +248,14 @@ def write_metrics(path: str, ranks: list[list[dict[str, Any]]], tokens: int, bas
                 "step": step + 1,
                 "loss": float(f"{sum(record['loss'] for record in records) / len(records):.9g}"),
                 "rank_losses": losses,
+                "lr": records[0]["lr"],
                 "step_ms": seconds * 1e3,
                 "tokens_per_s": tokens * len(records) / seconds,
                 "peak_rss_bytes": max(record["rss"] for record in records),
                 "base_rss_bytes": base,
             }
+            if "grad_norm" in records[0]:
+                line["grad_norm"] = float(f"{records[0]['grad_norm']:.9g}")
             file.write(json.dumps(line) + "\n")
 
 

@@ -42,6 +42,56 @@ TEST(ReadPlan, RoundTrips) {
   }
 }
 
+TEST(ReadPlan, RoundTripsTrainingPolicy) {
+  Plan plan = samplePlan(2);
+  plan.optimizer.name = "plugin";
+  plan.optimizer.library = "lib/liblion.so";
+  plan.optimizer.options = {{"beta1", 0.9}, {"beta2", 0.99}};
+  plan.paramGroups.push_back(plan.optimizer);
+  plan.paramGroups[0].lr = 1e-5;
+  plan.lrSchedule = LRSchedule{2, "cosine", 10, 0.1};
+  plan.accumulationSteps = 3;
+  auto at = plan.instructions.begin() + long(find<OptimizerStep>(plan));
+  auto &step = std::get<OptimizerStep>(at->kind);
+  step.groups = {0, 1, 0};
+  Accumulate sums{step.params, step.grads, {}};
+  ClipGradNorm clip{step.params, {}, {}, 0.5, INFINITY};
+  auto renew = [&](ValueId grad) {
+    plan.values.push_back(plan.values[size_t(grad)]);
+    return ValueId(plan.values.size()) - 1;
+  };
+  for (ValueId &grad : step.grads) {
+    sums.outs.push_back(renew(grad));
+    clip.ins.push_back(sums.outs.back());
+    clip.outs.push_back(renew(grad));
+    grad = clip.outs.back();
+  }
+  at = plan.instructions.insert(at, {clip, Phase::Optimizer, -1, {}});
+  plan.instructions.insert(at, {sums, Phase::Backward, -1, {}});
+  for (Instruction &instruction : plan.instructions)
+    if (auto *reduce = std::get_if<ReduceScatter>(&instruction.kind))
+      reduce->lastMicrobatch = true;
+  std::string text = printPlan(plan);
+  EXPECT_THAT(text, HasSubstr("\"norm_type\": {\"f\": \"inf\"}"));
+  EXPECT_THAT(text, HasSubstr("\"last_microbatch\": true"));
+  EXPECT_THAT(text, HasSubstr("\"options\": {\"beta1\": 0.9"));
+  EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+}
+
+TEST(LRSchedule, FollowsItsFormula) {
+  LRSchedule cosine{2, "cosine", 6, 0.1};
+  EXPECT_EQ(cosine.factor(0), 0.5);
+  EXPECT_EQ(cosine.factor(1), 1.0);
+  EXPECT_NEAR(cosine.factor(3), 0.1 + 0.9 * 0.5, 1e-15);
+  EXPECT_NEAR(cosine.factor(5), 0.1, 1e-15);
+  EXPECT_EQ(cosine.factor(50), cosine.factor(5));
+  LRSchedule linear{0, "linear", 4, 0};
+  EXPECT_EQ(linear.factor(0), 0.75);
+  EXPECT_EQ(linear.factor(3), 0.0);
+  LRSchedule constant{1, "constant", 2, 0};
+  EXPECT_EQ(constant.factor(9), 1.0);
+}
+
 TEST(ReadPlan, KeepsArgumentKinds) {
   Plan plan = samplePlan(1);
   auto &call = std::get<Call>(plan.instructions[find<Call>(plan)].kind);

@@ -21,6 +21,30 @@ Instruction take(Plan &plan, size_t at) {
   return instruction;
 }
 
+/// Puts an instruction from the shards that the optimizer takes to new ones
+/// before it.
+template <typename Kind> Kind &insertBeforeStep(Plan &plan, Phase phase) {
+  auto &step = first<OptimizerStep>(plan);
+  Kind kind;
+  kind.params = step.params;
+  kind.ins = step.grads;
+  for (ValueId &grad : step.grads) {
+    plan.values.push_back(plan.values[size_t(grad)]);
+    kind.outs.push_back(ValueId(plan.values.size()) - 1);
+    grad = kind.outs.back();
+  }
+  plan.instructions.insert(plan.instructions.begin() +
+                               long(find<OptimizerStep>(plan)),
+                           {kind, phase, -1, {}});
+  return first<Kind>(plan);
+}
+ClipGradNorm &clip(Plan &plan) {
+  return insertBeforeStep<ClipGradNorm>(plan, Phase::Optimizer);
+}
+Accumulate &accumulate(Plan &plan) {
+  return insertBeforeStep<Accumulate>(plan, Phase::Backward);
+}
+
 struct Mutation {
   const char *name;
   const char *label;
@@ -168,6 +192,46 @@ const std::vector<Mutation> kMutations = {
        p.instructions.push_back(
            {OptimizerStep{{}, {}}, Phase::Optimizer, -1, {}});
      }},
+    {"PluginWithoutLibrary", "P1",
+     [](Plan &p) { p.optimizer.name = "plugin"; }},
+    {"GroupOfOtherOptimizer", "P1",
+     [](Plan &p) { p.paramGroups.push_back({"adam"}); }},
+    {"UnknownGroup", "P1",
+     [](Plan &p) { first<OptimizerStep>(p).groups = {0, 1, 0}; }},
+    {"GroupCount", "P1", [](Plan &p) { first<OptimizerStep>(p).groups = {0}; }},
+    {"NoMicrobatch", "P1", [](Plan &p) { p.accumulationSteps = 0; }},
+    {"UnknownDecay", "P1",
+     [](Plan &p) { p.lrSchedule = LRSchedule{0, "square", 10, 0}; }},
+    {"WarmupTooLong", "P1",
+     [](Plan &p) { p.lrSchedule = LRSchedule{10, "linear", 10, 0}; }},
+    {"ShardUsedTwice", "P9",
+     [](Plan &p) {
+       clip(p);
+       first<OptimizerStep>(p).grads[1] = first<ClipGradNorm>(p).ins[1];
+     }},
+    {"AccumulatedTwice", "P14",
+     [](Plan &p) {
+       auto &shards = accumulate(p);
+       shards.params[1] = shards.params[0];
+     }},
+    {"AccumulatedShardOfOtherParam", "P14",
+     [](Plan &p) {
+       auto &shards = accumulate(p);
+       std::swap(shards.params[0], shards.params[1]);
+     }},
+    {"AccumulatedShape", "P14", [](Plan &p) { accumulate(p).ins[1] = p.loss; }},
+    {"ClippingMaximum", "P15", [](Plan &p) { clip(p).maxNorm = 0; }},
+    {"ClippingNormType", "P15", [](Plan &p) { clip(p).normType = 3; }},
+    {"ClippingInBackward", "P15",
+     [](Plan &p) {
+       clip(p);
+       p.instructions[find<ClipGradNorm>(p)].phase = Phase::Backward;
+     }},
+    {"ClippedShardOfOtherParam", "P15",
+     [](Plan &p) {
+       auto &norm = clip(p);
+       std::swap(norm.params[0], norm.params[1]);
+     }},
     {"PhaseOrder", "P11",
      [](Plan &p) { p.instructions[0].phase = Phase::Backward; }},
     {"StepInBackward", "P11",
@@ -257,6 +321,14 @@ TEST_P(VerifyPlan, CatchesMutation) {
     EXPECT_THAT(error.what(),
                 testing::EndsWith(std::string(" (") + GetParam().label + ")"));
   }
+}
+
+TEST(VerifyPlanWhole, AcceptsAccumulationAndClipping) {
+  Plan plan = samplePlan(2);
+  accumulate(plan);
+  clip(plan);
+  plan.accumulationSteps = 2;
+  EXPECT_NO_THROW(verifyPlan(plan, "p.json"));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, VerifyPlan, testing::ValuesIn(kMutations),

@@ -5,6 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
@@ -32,8 +33,9 @@ plan::Optimizer settings(const char *name, double weightDecay,
 
 std::vector<plan::Optimizer> allSettings() {
   std::vector<plan::Optimizer> all = {
-      settings("adamw", 0), settings("adamw", 0.1), settings("sgd", 0),
-      settings("sgd", 0.1), settings("sgd", 0.1, 0.9)};
+      settings("adam", 0),      settings("adam", 0.1), settings("adamw", 0),
+      settings("adamw", 0.1),   settings("sgd", 0),    settings("sgd", 0.1),
+      settings("sgd", 0.1, 0.9)};
   plan::Optimizer o = settings("adamw", 0.1);
   o.amsgrad = true;
   all.push_back(o);
@@ -58,8 +60,11 @@ public:
   double step(double grad) {
     ++count;
     grad = o.maximize ? -grad : grad;
-    if (o.name == "adamw") {
-      value -= o.lr * o.weightDecay * value;
+    if (o.name != "sgd") {
+      if (o.name == "adamw")
+        value -= o.lr * o.weightDecay * value;
+      else
+        grad += o.weightDecay * value;
       m = o.beta1 * m + (1 - o.beta1) * grad;
       v = o.beta2 * v + (1 - o.beta2) * grad * grad;
       vMax = std::max(vMax, v);
@@ -100,7 +105,7 @@ TEST(ShardedOptimizer, FollowsTheFormula) {
       std::vector<Reference> references;
       for (int64_t i = 0; i < param.numel(); ++i)
         references.emplace_back(o, param.view({-1})[i].item<double>());
-      ShardedOptimizer optimizer(o, {empty, param});
+      ShardedOptimizer optimizer({o}, {}, {empty, param});
       for (int step = 0; step < 5; ++step) {
         at::Tensor grad = at::randn({5, 7}, generator, at::kDouble);
         optimizer.step({empty, grad});
@@ -120,8 +125,9 @@ TEST(ShardedOptimizer, ShardsUpdateLikeTheWhole) {
     at::Generator generator = at::detail::createCPUGenerator(4);
     at::Tensor whole = at::randn({6, 16}, generator, at::kFloat);
     at::Tensor parts = whole.clone();
-    ShardedOptimizer one(o, {whole});
-    ShardedOptimizer two(o, {parts.narrow(0, 0, 4), parts.narrow(0, 4, 2)});
+    ShardedOptimizer one({o}, {}, {whole});
+    ShardedOptimizer two({o}, {},
+                         {parts.narrow(0, 0, 4), parts.narrow(0, 4, 2)});
     for (int step = 0; step < 3; ++step) {
       at::Tensor grad = at::randn({6, 16}, generator, at::kFloat);
       one.step({grad});
@@ -131,10 +137,20 @@ TEST(ShardedOptimizer, ShardsUpdateLikeTheWhole) {
   }
 }
 
+TEST(ShardedOptimizer, GroupsHaveTheirOwnSettings) {
+  plan::Optimizer own = settings("sgd", 0), other = settings("sgd", 0.5);
+  other.lr = 0.25;
+  at::Tensor first = at::ones({2}), second = at::ones({2});
+  ShardedOptimizer optimizer({own, other}, {1, 0}, {first, second});
+  optimizer.step({at::ones({2}), at::ones({2})}, /*lrFactor=*/0.5);
+  EXPECT_FLOAT_EQ(first[0].item<float>(), 1 - 0.125f * 1.5f);
+  EXPECT_FLOAT_EQ(second[0].item<float>(), 1 - 0.005f);
+}
+
 TEST(ShardedOptimizer, RefusesNesterovWithoutMomentum) {
   plan::Optimizer o = settings("sgd", 0);
   o.nesterov = true;
-  EXPECT_THROW(ShardedOptimizer(o, {}), runtime::InputError);
+  EXPECT_THROW(ShardedOptimizer({o}, {}, {}), runtime::InputError);
 }
 
 } // namespace

@@ -111,8 +111,15 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
     fsdp.optimizer "adamw" {lr = 1.0e-3, weight_decay = 0.1, fused = true}
     ```
 
-    **Optimizer-1**: the name is `adamw` or `sgd`, each hyperparameter one that
-    this optimizer has, of its type and in its range.
+    `fused` selects torch.optim's fused kernel; `foreach` and neither of them
+    give the same bits on a CPU. `plugin` is an optimizer of the user's, the
+    shared library `library` (fsdp/Runtime/OptimizerPlugin.h), with `lr` and
+    any further numbers as hyperparameters.
+
+    **Optimizer-1**: the name is `adam`, `adamw`, `sgd` or `plugin`, each
+    hyperparameter one that this optimizer has, of its type and in its range.
+    **Optimizer-2**: not both `fused` and `foreach`; Nesterov momentum has a
+    momentum and no dampening.
   }];
   let arguments = (ins StrAttr:$name, DictionaryAttr:$hyperparameters);
   let assemblyFormat = "$name $hyperparameters attr-dict";
@@ -300,6 +307,7 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
     ```
 
     `avg` over Gloo and shared memory is a sum in rank order and a division.
+    With `last_microbatch` it runs in the last microbatch of a step only.
 
     **ReduceScatter-1**: parameters belong to the unit, are in unit order and
     as many as operands and results. **ReduceScatter-2**: each operand has its
@@ -308,7 +316,8 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
                        FlatSymbolRefArrayAttr:$param_names,
-                       Variadic<AnyRankedTensor>:$grads);
+                       Variadic<AnyRankedTensor>:$grads,
+                       UnitAttr:$last_microbatch);
   let results = (outs Variadic<FSDP_ShardedType>:$shards);
   let assemblyFormat = [{
     $unit $kind $param_names $grads attr-dict `:` functional-type($grads, $shards)
@@ -320,14 +329,18 @@ def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Updates the shards of parameters from their gradients' shards";
   let description = [{
-    The update is that of the module's `fsdp.optimizer`.
+    The update is that of the module's `fsdp.optimizer`. `groups` has each
+    parameter's group: 0 the optimizer's own hyperparameters, n those of the
+    n-th `fsdp.param_group`; without it all are 0.
 
     **OptimizerStep-1**: as many gradients as parameters, each of its
     parameter's sharded type. **OptimizerStep-2**: the module has one
-    `fsdp.optimizer`.
+    `fsdp.optimizer`. **OptimizerStep-3**: `groups` has one group of the module
+    for each parameter.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
-                       Variadic<FSDP_ShardedType>:$grads);
+                       Variadic<FSDP_ShardedType>:$grads,
+                       OptionalAttr<DenseI64ArrayAttr>:$groups);
   let assemblyFormat = "$param_names $grads attr-dict `:` type($grads)";
 }
 
@@ -337,5 +350,7 @@ def FSDP_FreeOp : FSDP_Op<"free", [HasParent<"ProgramOp">,
   let arguments = (ins Variadic<AnyType>:$values);
   let assemblyFormat = "$values attr-dict `:` type($values)";
 }
+
+include "fsdp/Dialect/FSDPTrainingOps.td"
 
 #endif

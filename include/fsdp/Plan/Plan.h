@@ -181,12 +181,34 @@ struct ReduceScatter {
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
+  /// Runs in the last microbatch of a step only.
+  bool lastMicrobatch = false;
 };
 
-/// Updates the shards of params[i] with grads[i], per Plan::optimizer.
+/// Adds ins[i], the whole gradient of params[i] or its shard, to the sum over
+/// the step's microbatches; outs[i] is that sum up to this microbatch.
+struct Accumulate {
+  std::vector<int32_t> params;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+};
+
+/// torch.nn.utils.clip_grad_norm_ over the gradient shards ins[i] of params[i],
+/// which are in the order of model.parameters(). Consumes ins.
+struct ClipGradNorm {
+  std::vector<int32_t> params;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+  double maxNorm = 1.0;
+  double normType = 2.0; ///< 1, 2 or infinity
+};
+
+/// Updates the shards of params[i] with grads[i]. groups[i] is 0 for
+/// Plan::optimizer, n for Plan::paramGroups[n - 1]; empty: all are 0.
 struct OptimizerStep {
   std::vector<int32_t> params;
   std::vector<ValueId> grads;
+  std::vector<int32_t> groups;
 };
 
 /// Initialises a parameter with a whole value, of which each rank keeps its
@@ -204,7 +226,7 @@ struct WriteBuffer {
 
 struct Instruction {
   std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
-               OptimizerStep, WriteParam, WriteBuffer>
+               Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer>
       kind;
   /// Of the step; without meaning in Plan::init.
   Phase phase = Phase::Forward;
@@ -217,7 +239,7 @@ struct Instruction {
 /// torch.optim's names and defaults; `fused` selects the fused ATen kernel,
 /// otherwise the per-tensor formula torch.optim uses on CPU.
 struct Optimizer {
-  std::string name; ///< "adamw", "sgd"
+  std::string name; ///< "adam", "adamw", "sgd", "plugin"
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -229,6 +251,24 @@ struct Optimizer {
   bool amsgrad = false;
   bool maximize = false;
   bool fused = false;
+  /// A plug-in's shared library, relative to the plan file, and its further
+  /// hyperparameters.
+  std::string library;
+  std::map<std::string, double> options;
+};
+
+/// Factor on the learning rate at each step, as torchtitan's schedule under a
+/// LambdaLR.
+struct LRSchedule {
+  int64_t warmupSteps = 0;
+  std::string decay = "constant"; ///< "cosine", "linear", "constant"
+  int64_t totalSteps = 1;
+  double minLRRatio = 0.0;
+
+  /// The factor of step `step`, counted from 0: (step + 1) / warmup up to the
+  /// end of the warm-up; then, with p the fraction of the decay that is done,
+  /// min + (1 - min) d(p) with d = 0.5 (1 + cos(pi p)), 1 - p or 1.
+  double factor(int64_t step) const;
 };
 
 /// Where initial weights come from, relative to the plan file; path is empty
@@ -247,6 +287,10 @@ struct Plan {
   int64_t worldSize = 1;
   Weights weights;
   Optimizer optimizer;
+  std::vector<Optimizer> paramGroups;
+  std::optional<LRSchedule> lrSchedule;
+  /// Microbatches a step: forward and backward run as often.
+  int64_t accumulationSteps = 1;
   std::vector<std::string> modules;
   std::vector<TensorSpec> values;
   std::vector<Param> params;

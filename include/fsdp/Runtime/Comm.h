@@ -31,6 +31,9 @@ struct RankStats {
   int64_t peakRssBytes = 0;
 };
 
+/// How allReduce combines.
+enum class Reduction { Sum, Max };
+
 /// The torch dtype of a plan's.
 at::ScalarType scalarType(plan::DType dtype);
 
@@ -52,6 +55,8 @@ public:
 
   /// Begins step `step`, counted from 0.
   virtual void beginStep(int64_t step) = 0;
+  /// Begins the next microbatch of the step; beginStep begins the first.
+  virtual void beginMicrobatch() = 0;
   /// The full parameters of a unit, in the unit's order, valid until
   /// reshard(unit). Waits until every rank has published.
   virtual std::vector<at::Tensor> allGather(int32_t unit) = 0;
@@ -63,10 +68,17 @@ public:
   /// Begins the average of `grads` (full gradients of reduce.params) over all
   /// ranks, sum in ascending rank order then division by the world size. The
   /// results are this rank's rows; their contents are there after
-  /// beginUpdate, until when `reduce` must live.
+  /// finishReductions, until when `reduce` must live.
   virtual std::vector<at::Tensor>
   reduceScatter(const plan::ReduceScatter &reduce,
                 const std::vector<at::Tensor> &grads) = 0;
+
+  /// Waits until the results of all reductions begun are there.
+  virtual void finishReductions() = 0;
+  /// Combines a vector of float32 or float64 over all ranks, in place, in
+  /// ascending rank order; it has at most one element for each parameter. Max
+  /// gives NaN where any rank has NaN. For plans that clip gradients.
+  virtual void allReduce(const at::Tensor &vector, Reduction reduction) = 0;
 
   /// Finishes the step's reductions and waits until no rank reads the
   /// parameters any more.

@@ -16,8 +16,9 @@ namespace fsdp::runtime {
 /// shapes beyond dim 0, and at least one sample. Throws InputError.
 void checkData(const plan::Plan &plan, const SafeTensors &data);
 
-/// The inputs of one rank at one step (counted from 0), in the plan's order.
-/// With `data`: samples [(step*W + rank)*b, (step*W + rank + 1)*b), b the
+/// The inputs of one rank at one microbatch, in the plan's order. `step` counts
+/// the microbatches of all steps from 0: a step with n of them takes n in a
+/// row. With `data`: samples [(step*W + rank)*b, (step*W + rank + 1)*b), b the
 /// plan's batch, each taken modulo the number of samples. Without:
 /// integers uniform in [low, high) and standard normal floats, from a
 /// generator seeded by seed, step and rank.

@@ -15,8 +15,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace fsdp::runtime {
@@ -29,20 +31,32 @@ struct Fault {
   bool kill = false;       ///< SIGKILL to itself; otherwise an exception
 };
 
+/// What one rank knows after a step.
+struct StepResult {
+  double loss = 0;         ///< mean over the microbatches
+  double learningRate = 0; ///< of the parameters without a group of their own
+  /// Total norm of the gradients, where the plan clips them.
+  std::optional<double> gradNorm;
+};
+
 class Executor {
 public:
+  /// The inputs of a microbatch of the step, in the plan's order.
+  using Inputs = std::function<std::vector<at::Tensor>(int64_t microbatch)>;
+
   /// Borrows plan, comm and position; resolves every instruction. `buffers`
-  /// are this rank's, in the plan's order; calls may mutate them. Throws
-  /// InputError that names an instruction whose operator is unknown or whose
-  /// arguments do not fit its schema.
+  /// are this rank's, in the plan's order; calls may mutate them. A plug-in
+  /// optimizer's library is looked for in `folder`. Throws InputError that
+  /// names an instruction whose operator is unknown or whose arguments do not
+  /// fit its schema.
   Executor(const plan::Plan &plan, Comm &comm, Position &position,
-           std::vector<at::Tensor> buffers);
+           std::vector<at::Tensor> buffers, const std::string &folder = {});
   ~Executor();
 
-  /// Runs one step, counted from 0, on `inputs` in the plan's order and
-  /// returns the loss. Throws RunError that names step, operator, module and
-  /// unit; errors of the collectives pass through.
-  double runStep(int64_t step, const std::vector<at::Tensor> &inputs);
+  /// Runs one step, counted from 0: forward and backward on the inputs of each
+  /// microbatch, then the optimizer phase. Throws RunError that names step,
+  /// operator, module and unit; errors of the collectives pass through.
+  StepResult runStep(int64_t step, const Inputs &inputs);
 
   void setFault(const Fault &value) { fault = value; }
 
@@ -50,9 +64,18 @@ private:
   void run(const plan::Call &call, size_t index);
   void run(const plan::AllGather &gather);
   void run(const plan::ReduceScatter &reduce);
+  void run(const plan::Accumulate &accumulate);
+  void run(const plan::ClipGradNorm &clip);
   void run(const plan::OptimizerStep &step);
+  void createOptimizer(const plan::OptimizerStep &step,
+                       const std::string &folder);
+  bool isLastMicrobatch() const {
+    return microbatch == plan.accumulationSteps - 1;
+  }
+  /// Executes instructions [begin, end).
+  void execute(size_t begin, size_t end);
   void execute(size_t position);
-  void injectFault(int64_t step, size_t position) const;
+  void injectFault(size_t position) const;
   std::vector<at::Tensor> take(const std::vector<plan::ValueId> &ids) const;
 
   const plan::Plan &plan;
@@ -62,6 +85,14 @@ private:
   std::vector<at::Tensor> values;
   CallTable calls;
   std::unique_ptr<ShardedOptimizer> optimizer;
+  /// The first instruction of the optimizer phase.
+  size_t optimizerBegin = 0;
+  /// Per parameter: the sum over the step's microbatches so far.
+  std::vector<at::Tensor> sums;
+  int64_t step = 0;
+  int64_t microbatch = 0;
+  double lrFactor = 1;
+  std::optional<double> gradNorm;
   std::optional<Fault> fault;
 };
 

@@ -3,43 +3,61 @@
 #define FSDP_RUNTIME_SHARDEDOPTIMIZER_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/OptimizerPlugin.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <optional>
 #include <vector>
 
 namespace fsdp::runtime {
 
-/// AdamW and SGD, bit-equal to torch.optim on the same shards: with `fused`
-/// the fused ATen kernel, otherwise the operator sequence of
-/// torch/optim/adam.py and sgd.py `_single_tensor_*`, the default on CPU.
+/// Adam, AdamW and SGD, bit-equal to torch.optim on the same shards: with
+/// `fused` the fused ATen kernel, otherwise the operator sequence of
+/// torch/optim/adam.py and sgd.py `_single_tensor_*`, the default on CPU;
+/// `foreach=True` does the same operations on each tensor there. Or a plug-in.
 class ShardedOptimizer {
 public:
-  /// `shards` are updated in place; empty ones are skipped. Throws InputError
-  /// for settings torch.optim refuses.
-  ShardedOptimizer(plan::Optimizer settings, std::vector<at::Tensor> shards);
+  /// `settings` has one element for each parameter group, of one optimizer;
+  /// shard i belongs to settings[groupOf[i]], all to the first if groupOf is
+  /// empty. `shards` are updated in place; empty ones are skipped. Throws
+  /// InputError for settings torch.optim refuses, or a plug-in does. A
+  /// plug-in's library is a path relative to the working folder.
+  ShardedOptimizer(const std::vector<plan::Optimizer> &settings,
+                   const std::vector<int32_t> &groupOf,
+                   const std::vector<at::Tensor> &shards);
 
-  /// `grads` in the order of the shards, of the same shapes.
-  void step(const std::vector<at::Tensor> &grads);
+  /// `grads` in the order of the shards, of the same shapes. Every group's
+  /// learning rate is multiplied by `lrFactor`, as LambdaLR does.
+  void step(const std::vector<at::Tensor> &grads, double lrFactor = 1.0);
 
 private:
-  /// Parameters of one dtype, which one fused call takes together.
+  /// Parameters of one group and dtype, which one fused call takes together.
   struct Group {
+    size_t settings = 0;         ///< index into the constructor's settings
     std::vector<size_t> members; ///< indices into the constructor's shards
     std::vector<at::Tensor> params;
-    std::vector<at::Tensor> steps; ///< float32 scalars, AdamW only
+    std::vector<at::Tensor> steps; ///< float32 scalars, Adam and AdamW only
     std::vector<at::Tensor> expAvgs;
     std::vector<at::Tensor> expAvgSqs;
     std::vector<at::Tensor> maxExpAvgSqs; ///< amsgrad only
     std::vector<at::Tensor> momenta;      ///< SGD with momentum only
+    std::unique_ptr<OptimizerPlugin> plugin;
+    std::vector<std::vector<at::Tensor>> pluginStates; ///< of each member
   };
 
-  void stepAdamW(Group &group, const std::vector<at::Tensor> &grads);
-  void stepSGD(Group &group, const std::vector<at::Tensor> &grads);
+  void addState(Group &group, const at::Tensor &shard);
+  void stepAdam(Group &group, const std::vector<at::Tensor> &grads, double lr);
+  void stepSGD(Group &group, const std::vector<at::Tensor> &grads, double lr);
+  void stepPlugin(Group &group, const std::vector<at::Tensor> &grads,
+                  double lr);
 
-  plan::Optimizer settings;
+  std::vector<plan::Optimizer> settings;
+  /// Outlives the groups' plug-ins.
+  std::optional<OptimizerLibrary> library;
   std::vector<Group> groups;
-  bool firstStep = true;
+  int64_t stepsDone = 0;
 };
 
 } // namespace fsdp::runtime

@@ -32,12 +32,15 @@ public:
   at::Tensor shard(int32_t param) override;
   void publish() override;
   void beginStep(int64_t step) override;
+  void beginMicrobatch() override;
   std::vector<at::Tensor> allGather(int32_t unit) override;
   void reshard(int32_t unit) override;
   void *reduceInput(int32_t param) override;
   std::vector<at::Tensor>
   reduceScatter(const plan::ReduceScatter &reduce,
                 const std::vector<at::Tensor> &grads) override;
+  void finishReductions() override;
+  void allReduce(const at::Tensor &vector, Reduction reduction) override;
   void beginUpdate() override;
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
 
@@ -74,8 +77,9 @@ private:
   std::vector<int> pidfds;
   int64_t step = 0;
   uint32_t versions = 0;
-  /// Reductions of all steps before this one.
+  /// Reductions of all microbatches before this one.
   uint32_t stepBase = 0;
+  uint32_t allReduces = 0;
   int32_t issued = 0;
   int32_t acquired = 0;
   std::deque<Pending> pending;

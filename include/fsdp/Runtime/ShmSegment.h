@@ -6,6 +6,7 @@
 //   SegmentHeader                          launch-wide state
 //   RankState[worldSize]                   counters, position, failure text
 //   parameters                             full, row-major, once for all ranks
+//   vectors to all-reduce [worldSize][2]   where the plan clips gradients
 //   reduce-scatter inputs [worldSize]      each rank's gradients
 //
 // Rank r owns rows shardRows(n, worldSize, r) of every parameter and writes no
@@ -60,6 +61,8 @@ struct RankState {
   Counter inputsReady;
   /// Reductions whose peers' inputs this rank has read, over all steps.
   Counter inputsRead;
+  /// Vectors this rank has put in place to be all-reduced, over all steps.
+  Counter vectorsReady;
   /// Steps whose statistics this rank has written (all) or read (rank 0).
   Counter statsWritten;
   Counter statsRead;
@@ -96,6 +99,9 @@ struct SegmentLayout {
   /// Per parameter: has a place of its own in the area.
   std::vector<bool> dedicated;
   int32_t reductionsPerStep = 0;
+  /// Room for one element for each parameter, twice a rank.
+  size_t vectorsBegin = 0;
+  size_t vectorBytes = 0;
   size_t areasBegin = 0;
   size_t areaBytes = 0;
   size_t totalBytes = 0;
@@ -122,6 +128,11 @@ public:
   std::byte *grad(int64_t rank, int32_t param) const {
     return base + offsets.areasBegin + size_t(rank) * offsets.areaBytes +
            offsets.grads[param];
+  }
+  /// A rank's vector to all-reduce; `slot` is 0 or 1.
+  std::byte *vector(int64_t rank, uint32_t slot) const {
+    return base + offsets.vectorsBegin +
+           (size_t(rank) * 2 + slot) * offsets.vectorBytes;
   }
   /// Records why a rank failed and stops everybody. The first call wins.
   void fail(int64_t rank, const std::string &message) const;

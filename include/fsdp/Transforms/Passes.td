@@ -77,11 +77,39 @@ def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp
   }];
 }
 
+def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
+  let summary = "Add the gradients of a step's microbatches";
+  let description = [{
+    Without an `fsdp.accumulation` of more than one step, changes nothing. Else
+    backward begins with 1 / `steps` in place of 1, and with
+    `reduce_each_microbatch` one `fsdp.accumulate` of all gradients' shards
+    ends it; without, an `fsdp.accumulate` of its whole gradients precedes
+    each `fsdp.reduce_scatter`, which then runs in the last microbatch only.
+
+    Before: gradients are shards, written. After: as before.
+  }];
+}
+
+def InsertClipping : Pass<"fsdp-insert-clipping", "::mlir::ModuleOp"> {
+  let summary = "Clip the gradients before the update";
+  let description = [{
+    Without an `fsdp.gradient_clipping`, changes nothing. Else begins the
+    optimizer phase with one `fsdp.clip_grad_norm` of all gradients' shards, in
+    the order of `model.parameters()`: a module's own parameters before those
+    of its children.
+
+    Before: gradients are shards, written. After: the clipped ones are written.
+  }];
+}
+
 def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
   let summary = "Update the shards at the end of the step";
   let description = [{
     Replaces the `fsdp.write_grad` ops of shards by one `fsdp.optimizer_step`
-    in the optimizer phase, in the order of the parameters in the module.
+    in the optimizer phase, in the order of the parameters in the module. Where
+    the module has any `fsdp.param_group`, each parameter gets the first whose
+    pattern matches its name or one of its aliases; a group that gets no
+    parameter is an error.
 
     Before: gradients are shards; the module has an `fsdp.optimizer`. After:
     the program is a complete training step.

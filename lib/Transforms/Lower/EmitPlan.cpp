@@ -67,8 +67,7 @@ private:
       result.buffers.push_back(
           {buffer.getSymName().str(), *spec, !buffer.getNonPersistent()});
     }
-    for (auto optimizer : module.getOps<OptimizerOp>())
-      emitOptimizer(optimizer);
+    emitTraining();
     return success();
   }
 
@@ -94,11 +93,30 @@ private:
     return success();
   }
 
-  void emitOptimizer(OptimizerOp op) {
-    plan::Optimizer &optimizer = result.optimizer;
-    optimizer.name = op.getName().str();
-    bool adamw = op.getName() == "adamw";
-    DictionaryAttr given = op.getHyperparameters();
+  void emitTraining() {
+    for (auto op : module.getOps<OptimizerOp>()) {
+      result.optimizer = getOptimizer(op.getName(), op.getHyperparameters());
+      for (auto group : module.getOps<ParamGroupOp>()) {
+        NamedAttrList merged(op.getHyperparameters());
+        for (NamedAttribute entry : group.getHyperparameters())
+          merged.set(entry.getName(), entry.getValue());
+        result.paramGroups.push_back(getOptimizer(
+            op.getName(), merged.getDictionary(module.getContext())));
+      }
+    }
+    for (auto op : module.getOps<LRScheduleOp>())
+      result.lrSchedule = plan::LRSchedule{
+          static_cast<int64_t>(op.getWarmupSteps()), op.getDecay().str(),
+          static_cast<int64_t>(op.getTotalSteps()),
+          op.getMinLrRatio().convertToDouble()};
+    for (auto op : module.getOps<AccumulationOp>())
+      result.accumulationSteps = op.getSteps();
+  }
+
+  /// torch.optim's defaults for what is not given.
+  static plan::Optimizer getOptimizer(StringRef name, DictionaryAttr given) {
+    plan::Optimizer optimizer;
+    optimizer.name = name.str();
     auto number = [&](StringRef name, double otherwise) {
       auto attr = given.getAs<FloatAttr>(name);
       return attr ? attr.getValueAsDouble() : otherwise;
@@ -108,16 +126,26 @@ private:
       return attr && attr.getValue();
     };
     optimizer.lr = number("lr", 1e-3);
+    if (name == "plugin") {
+      optimizer.library = given.getAs<StringAttr>("library").str();
+      for (NamedAttribute entry : given)
+        if (auto option = dyn_cast<FloatAttr>(entry.getValue());
+            option && entry.getName() != "lr")
+          optimizer.options[entry.getName().str()] = option.getValueAsDouble();
+      return optimizer;
+    }
     optimizer.beta1 = number("beta1", 0.9);
     optimizer.beta2 = number("beta2", 0.999);
     optimizer.eps = number("eps", 1e-8);
-    optimizer.weightDecay = number("weight_decay", adamw ? 1e-2 : 0.0);
+    optimizer.weightDecay =
+        number("weight_decay", name == "adamw" ? 1e-2 : 0.0);
     optimizer.momentum = number("momentum", 0.0);
     optimizer.dampening = number("dampening", 0.0);
     optimizer.nesterov = flag("nesterov");
     optimizer.amsgrad = flag("amsgrad");
     optimizer.maximize = flag("maximize");
     optimizer.fused = flag("fused");
+    return optimizer;
   }
 
   LogicalResult emitInputs() {
@@ -255,8 +283,19 @@ private:
           return success();
         })
         .Case<ReduceScatterOp>([&](auto reduce) { return emitReduce(reduce); })
+        .Case<AccumulateOp>([&](auto op) {
+          return emitGrads(op, op.getSums(), plan::Accumulate());
+        })
+        .Case<ClipGradNormOp>([&](auto op) {
+          plan::ClipGradNorm kind;
+          kind.maxNorm = op.getMaxNorm().convertToDouble();
+          kind.normType = op.getNormType().convertToDouble();
+          return emitGrads(op, op.getClipped(), std::move(kind));
+        })
         .Case<OptimizerStepOp>([&](auto step) {
           plan::OptimizerStep kind;
+          if (auto groups = step.getGroups())
+            kind.groups.assign(groups->begin(), groups->end());
           for (auto name :
                step.getParamNames().template getAsRange<FlatSymbolRefAttr>())
             kind.params.push_back(paramIndex.lookup(name.getAttr()));
@@ -331,7 +370,23 @@ private:
     for (Value shard : reduce.getShards())
       if (failed(define(shard, kind.outs.emplace_back())))
         return failure();
+    kind.lastMicrobatch = reduce.getLastMicrobatch();
     append(reduce, std::move(kind));
+    return success();
+  }
+
+  /// An instruction from gradients to gradients of the same parameters.
+  template <typename OpT, typename KindT>
+  LogicalResult emitGrads(OpT op, ValueRange results, KindT kind) {
+    for (auto name :
+         op.getParamNames().template getAsRange<FlatSymbolRefAttr>())
+      kind.params.push_back(paramIndex.lookup(name.getAttr()));
+    for (Value grad : op.getGrads())
+      kind.ins.push_back(use(grad));
+    for (Value out : results)
+      if (failed(define(out, kind.outs.emplace_back())))
+        return failure();
+    append(op, std::move(kind));
     return success();
   }
 

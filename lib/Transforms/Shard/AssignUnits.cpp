@@ -5,6 +5,7 @@
 // claims belongs to the root unit.
 //
 //===----------------------------------------------------------------------===//
+#include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 
 #include "llvm/ADT/DenseMap.h"
@@ -18,36 +19,6 @@ namespace mlir::fsdp {
 
 using namespace mlir;
 using namespace mlir::fsdp;
-
-/// Shell-like match of a dotted name: `*` any run within one segment, `**` any
-/// run across segments, `?` one character of a segment.
-static bool matchesPattern(StringRef pattern, StringRef name) {
-  if (pattern.empty())
-    return name.empty();
-  if (pattern.starts_with("**")) {
-    StringRef rest = pattern.drop_front(2);
-    for (size_t skip = 0; skip <= name.size(); ++skip)
-      if (matchesPattern(rest, name.drop_front(skip)))
-        return true;
-    return false;
-  }
-  if (pattern.front() == '*') {
-    StringRef rest = pattern.drop_front();
-    for (size_t skip = 0; skip <= name.size(); ++skip) {
-      if (matchesPattern(rest, name.drop_front(skip)))
-        return true;
-      if (skip < name.size() && name[skip] == '.')
-        return false;
-    }
-    return false;
-  }
-  if (name.empty())
-    return false;
-  if (pattern.front() != name.front() &&
-      (pattern.front() != '?' || name.front() == '.'))
-    return false;
-  return matchesPattern(pattern.drop_front(), name.drop_front());
-}
 
 namespace {
 struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {

@@ -1,4 +1,5 @@
 //===- InsertOptimizer.cpp - update the shards at the end of the step -----===//
+#include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 
 #include "llvm/ADT/DenseMap.h"
@@ -10,6 +11,17 @@ namespace mlir::fsdp {
 
 using namespace mlir;
 using namespace mlir::fsdp;
+
+/// Whether the pattern of `group` matches a name of `param`.
+static bool isMember(ParamGroupOp group, ParamOp param) {
+  if (matchesPattern(group.getPattern(), param.getSymName()))
+    return true;
+  if (auto aliases = param.getAliases())
+    for (auto alias : aliases->getAsRange<StringAttr>())
+      if (matchesPattern(group.getPattern(), alias))
+        return true;
+  return false;
+}
 
 namespace {
 struct InsertOptimizer
@@ -28,19 +40,43 @@ struct InsertOptimizer
       if (isa<ShardedType>(write.getGrad().getType()))
         writes[write.getParamAttr().getAttr()] = write;
 
+    auto groups = llvm::to_vector(module.getOps<ParamGroupOp>());
+    SmallVector<bool> used(groups.size());
     SmallVector<Attribute> names;
     SmallVector<Value> grads;
-    for (auto param : module.getOps<ParamOp>())
-      if (WriteGradOp write = writes.lookup(param.getSymNameAttr())) {
-        names.push_back(write.getParamAttr());
-        grads.push_back(write.getGrad());
-        write.erase();
+    SmallVector<int64_t> groupOf;
+    for (auto param : module.getOps<ParamOp>()) {
+      auto group = llvm::find_if(
+          groups, [&](ParamGroupOp group) { return isMember(group, param); });
+      bool grouped = group != groups.end();
+      if (grouped)
+        used[group - groups.begin()] = true;
+      WriteGradOp write = writes.lookup(param.getSymNameAttr());
+      if (!write)
+        continue;
+      names.push_back(write.getParamAttr());
+      grads.push_back(write.getGrad());
+      groupOf.push_back(grouped ? group - groups.begin() + 1 : 0);
+      write.erase();
+    }
+    for (auto [group, isUsed] : llvm::zip(groups, used))
+      if (!isUsed) {
+        group.emitError() << "expected pattern \"" << group.getPattern()
+                          << "\" to match a parameter that no group before it "
+                             "matches, found none";
+        return signalPassFailure();
       }
+
     Operation *end = program.getBody().front().getTerminator();
     OpBuilder builder(end);
-    PhaseOp::create(builder, end->getLoc(), Phase::Optimizer);
-    OptimizerStepOp::create(builder, end->getLoc(), builder.getArrayAttr(names),
-                            grads);
+    // fsdp-insert-clipping may have begun the phase.
+    if (llvm::none_of(program.getOps<PhaseOp>(), [](PhaseOp phase) {
+          return phase.getPhase() == Phase::Optimizer;
+        }))
+      PhaseOp::create(builder, end->getLoc(), Phase::Optimizer);
+    OptimizerStepOp::create(
+        builder, end->getLoc(), builder.getArrayAttr(names), grads,
+        groups.empty() ? nullptr : builder.getDenseI64ArrayAttr(groupOf));
   }
 };
 } // namespace

@@ -1,4 +1,4 @@
-// RUN: fsdp-opt --fsdp-insert-optimizer %s | FileCheck %s
+// RUN: fsdp-opt --fsdp-insert-optimizer --split-input-file %s | FileCheck %s
 
 // The update comes last, over the parameters in the order of the module.
 
@@ -19,5 +19,30 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %r:2 = fsdp.reduce_scatter @u avg [@w, @b] %x, %x : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
   fsdp.write_grad @b, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.write_grad @w, %r#0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// The first group that matches a name or an alias; the phase may have begun.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         fsdp.phase optimizer
+// CHECK-NOT:     fsdp.phase optimizer
+// CHECK:         fsdp.optimizer_step [@a.w, @a.bias, @emb] %{{.*}} {groups = array<i64: 3, 1, 2>}
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "adamw" {lr = 3.0e-4}
+fsdp.param_group "**.bias" {weight_decay = 0.0}
+fsdp.param_group "head.*" {lr = 1.0e-4}
+fsdp.param_group "**" {lr = 1.0}
+fsdp.param @a.w : tensor<4xf32> sharding <@world, [{"shard"}]>
+fsdp.param @a.bias : tensor<4xf32> sharding <@world, [{"shard"}]>
+fsdp.param @emb : tensor<4xf32> sharding <@world, [{"shard"}]> {aliases = ["head.w"]}
+fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
+  %s = fsdp.read @emb : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.phase optimizer
+  fsdp.write_grad @a.w, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @a.bias, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @emb, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }

@@ -1,0 +1,154 @@
+//===- FSDPTrainingOps.td - what happens to gradients ------*- tablegen -*-===//
+//
+// Policy and ops between the reduction of gradients and the update of the
+// parameters: accumulation, clipping, parameter groups, learning rate.
+// Included by FSDPOps.td.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_DIALECT_FSDPTRAININGOPS_TD
+#define FSDP_DIALECT_FSDPTRAININGOPS_TD
+
+//===----------------------------------------------------------------------===//
+// Policy
+//===----------------------------------------------------------------------===//
+
+def FSDP_GradientClippingOp : FSDP_Op<"gradient_clipping"> {
+  let summary = "Policy: clip the gradients by their global norm";
+  let description = [{
+    `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)`
+    before every update. `fsdp-insert-clipping` makes it an
+    `fsdp.clip_grad_norm`.
+
+    ```mlir
+    fsdp.gradient_clipping {max_norm = 1.0, norm_type = 2.0}
+    ```
+
+    **GradientClipping-1**: `max_norm` is positive and `norm_type` is 1, 2 or
+    infinity. **GradientClipping-2**: a module has at most one.
+  }];
+  let arguments = (ins F64Attr:$max_norm, F64Attr:$norm_type);
+  let assemblyFormat = "attr-dict";
+  let hasVerifier = 1;
+}
+
+def FSDP_ParamGroupOp : FSDP_Op<"param_group"> {
+  let summary = "Policy: hyperparameters of the parameters that a pattern names";
+  let description = [{
+    A parameter group of torch.optim. A parameter belongs to the first group
+    whose pattern matches its name, else it has the optimizer's own
+    hyperparameters. `*` stays within one segment of the name, `**` crosses
+    segments.
+
+    ```mlir
+    fsdp.param_group "**.bias" {weight_decay = 0.0}
+    ```
+
+    **ParamGroup-1**: the hyperparameters are some that the module's optimizer
+    has, of their type and in their range; `fused`, `foreach` and `library`
+    hold for all groups and belong to the optimizer.
+  }];
+  let arguments = (ins StrAttr:$pattern, DictionaryAttr:$hyperparameters);
+  let assemblyFormat = "$pattern $hyperparameters attr-dict";
+  let hasVerifier = 1;
+}
+
+def FSDP_LRScheduleOp : FSDP_Op<"lr_schedule"> {
+  let summary = "Policy: a factor on the learning rate of each step";
+  let description = [{
+    As a `LambdaLR` with torchtitan's linear warm-up and decay. With s the step
+    counted from 1, w `warmup_steps`, t `total_steps`, m `min_lr_ratio`: the
+    factor is s / w for s <= w; after that, with
+    p = min((s - w) / (t - w), 1), it is m + (1 - m) d, where d is
+    0.5 (1 + cos(pi p)) for `cosine`, 1 - p for `linear`; for `constant` the
+    factor is 1.
+
+    ```mlir
+    fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 0.1, total_steps = 100, warmup_steps = 10}
+    ```
+
+    **LRSchedule-1**: `decay` is `cosine`, `linear` or `constant`;
+    0 <= `warmup_steps` < `total_steps`; `min_lr_ratio` is in [0, 1].
+    **LRSchedule-2**: a module has at most one.
+  }];
+  let arguments = (ins I64Attr:$warmup_steps, StrAttr:$decay,
+                       I64Attr:$total_steps, F64Attr:$min_lr_ratio);
+  let assemblyFormat = "attr-dict";
+  let hasVerifier = 1;
+}
+
+def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
+  let summary = "Policy: several microbatches a step";
+  let description = [{
+    A step runs forward and backward `steps` times, on as many microbatches,
+    and updates once, with the gradient of the mean of their losses: each
+    backward begins with 1 / `steps`. With `reduce_each_microbatch` every
+    backward reduces and adds the shards, as FSDP2 does by default. Without,
+    whole gradients are added on each rank and reduced in the last microbatch,
+    as after `set_requires_gradient_sync(False)`.
+
+    ```mlir
+    fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
+    ```
+
+    **Accumulation-1**: `steps` is positive. **Accumulation-2**: a module has
+    at most one.
+  }];
+  let arguments = (ins I64Attr:$steps, BoolAttr:$reduce_each_microbatch);
+  let assemblyFormat = "attr-dict";
+  let hasVerifier = 1;
+}
+
+//===----------------------------------------------------------------------===//
+// In the program
+//===----------------------------------------------------------------------===//
+
+def FSDP_AccumulateOp : FSDP_Op<"accumulate", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Adds a microbatch's gradients to the step's";
+  let description = [{
+    The results are the sums over the step's microbatches up to this one, of
+    whole gradients or of shards, in the dtype of the operands.
+
+    ```mlir
+    %a0, %a1 = fsdp.accumulate [@w, @b] %g0, %g1 : (…) -> (…)
+    ```
+
+    **Accumulate-1**: as many operands and results as parameters, each of its
+    parameter's type or sharded type, a result as its operand.
+  }];
+  let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
+                       Variadic<FSDP_TensorOrSharded>:$grads);
+  let results = (outs Variadic<FSDP_TensorOrSharded>:$sums);
+  let assemblyFormat = [{
+    $param_names $grads attr-dict `:` functional-type($grads, $sums)
+  }];
+}
+
+def FSDP_ClipGradNormOp : FSDP_Op<"clip_grad_norm", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Clips all gradients by their global norm";
+  let description = [{
+    `clip_grad_norm_` on DTensors: the p-norm of each shard, to the power p;
+    one all-reduce of the vector of these; its root; the p-norm of that vector;
+    every gradient times min(max_norm / (norm + 1e-6), 1). Parameters are in
+    the order of `model.parameters()`, which is the order in the vector.
+
+    ```mlir
+    %c0, %c1 = fsdp.clip_grad_norm [@w, @b] %g0, %g1 {max_norm = 1.0, norm_type = 2.0} : (…) -> (…)
+    ```
+
+    **ClipGradNorm-1**: as many operands and results as parameters, each of its
+    parameter's sharded type.
+  }];
+  let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
+                       Variadic<FSDP_ShardedType>:$grads,
+                       F64Attr:$max_norm, F64Attr:$norm_type);
+  let results = (outs Variadic<FSDP_ShardedType>:$clipped);
+  let assemblyFormat = [{
+    $param_names $grads attr-dict `:` functional-type($grads, $clipped)
+  }];
+}
+
+#endif

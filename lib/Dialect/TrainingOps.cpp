@@ -1,0 +1,234 @@
+//===- TrainingOps.cpp - verifiers of what happens to gradients -----------===//
+#include "fsdp/Dialect/FSDP.h"
+
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringMap.h"
+
+#include <cmath>
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+//===----------------------------------------------------------------------===//
+// OptimizerOp, ParamGroupOp
+//===----------------------------------------------------------------------===//
+
+namespace {
+enum class Kind { Number, NonNegative, UnitInterval, Flag, Text };
+} // namespace
+
+/// The hyperparameters of an optimizer by name; null for an unknown one. A
+/// plug-in has any further numbers.
+static const llvm::StringMap<Kind> *getHyperparameterKinds(StringRef name) {
+  static const llvm::StringMap<Kind> adam = {
+      {"lr", Kind::NonNegative},     {"beta1", Kind::UnitInterval},
+      {"beta2", Kind::UnitInterval}, {"eps", Kind::NonNegative},
+      {"amsgrad", Kind::Flag},       {"weight_decay", Kind::NonNegative},
+      {"maximize", Kind::Flag},      {"fused", Kind::Flag},
+      {"foreach", Kind::Flag}};
+  static const llvm::StringMap<Kind> sgd = {
+      {"lr", Kind::NonNegative},   {"momentum", Kind::NonNegative},
+      {"dampening", Kind::Number}, {"weight_decay", Kind::NonNegative},
+      {"nesterov", Kind::Flag},    {"maximize", Kind::Flag},
+      {"fused", Kind::Flag},       {"foreach", Kind::Flag}};
+  static const llvm::StringMap<Kind> plugin = {{"lr", Kind::NonNegative},
+                                               {"library", Kind::Text}};
+  if (name == "adam" || name == "adamw")
+    return &adam;
+  if (name == "sgd")
+    return &sgd;
+  return name == "plugin" ? &plugin : nullptr;
+}
+
+static LogicalResult verifyHyperparameters(Operation *op, StringRef optimizer,
+                                           DictionaryAttr given,
+                                           StringRef label) {
+  const auto &known = *getHyperparameterKinds(optimizer);
+  for (NamedAttribute entry : given) {
+    auto it = known.find(entry.getName());
+    Kind kind = Kind::Number;
+    if (it != known.end())
+      kind = it->second;
+    else if (optimizer != "plugin")
+      return op->emitOpError(label)
+             << ": \"" << optimizer << "\" has no hyperparameter "
+             << entry.getName();
+    if (kind == Kind::Text) {
+      if (!isa<StringAttr>(entry.getValue()))
+        return op->emitOpError(label)
+               << ": expected a string for " << entry.getName()
+               << ", got: " << entry.getValue();
+      continue;
+    }
+    if (kind == Kind::Flag) {
+      if (!isa<BoolAttr>(entry.getValue()))
+        return op->emitOpError(label)
+               << ": expected true or false for " << entry.getName()
+               << ", got: " << entry.getValue();
+      continue;
+    }
+    auto number = dyn_cast<FloatAttr>(entry.getValue());
+    if (!number || !number.getType().isF64())
+      return op->emitOpError(label)
+             << ": expected an f64 for " << entry.getName()
+             << ", got: " << entry.getValue();
+    double value = number.getValueAsDouble();
+    bool inRange = kind == Kind::Number || value >= 0.0;
+    if (kind == Kind::UnitInterval)
+      inRange = value >= 0.0 && value < 1.0;
+    if (!std::isfinite(value) || !inRange)
+      return op->emitOpError(label) << ": " << entry.getName()
+                                    << " is out of range: " << entry.getValue();
+  }
+  return success();
+}
+
+static bool hasFlag(DictionaryAttr given, StringRef name) {
+  auto attr = given.getAs<BoolAttr>(name);
+  return attr && attr.getValue();
+}
+
+LogicalResult OptimizerOp::verify() {
+  if (!getHyperparameterKinds(getName()))
+    return emitOpError("Optimizer-1: expected \"adam\", \"adamw\", \"sgd\" or "
+                       "\"plugin\", got: \"")
+           << getName() << '"';
+  DictionaryAttr given = getHyperparameters();
+  if (failed(verifyHyperparameters(*this, getName(), given, "Optimizer-1")))
+    return failure();
+  if (getName() == "plugin" && !given.contains("library"))
+    return emitOpError("Optimizer-1: expected a \"library\" for \"plugin\", "
+                       "got none");
+  if (hasFlag(given, "fused") && hasFlag(given, "foreach"))
+    return emitOpError("Optimizer-2: expected at most one of \"fused\" and "
+                       "\"foreach\", got both");
+  auto number = [&](StringRef name) {
+    auto attr = given.getAs<FloatAttr>(name);
+    return attr ? attr.getValueAsDouble() : 0.0;
+  };
+  if (hasFlag(given, "nesterov") &&
+      (number("momentum") <= 0 || number("dampening") != 0))
+    return emitOpError("Optimizer-2: expected a \"momentum\" and no "
+                       "\"dampening\" with \"nesterov\"");
+  return success();
+}
+
+LogicalResult ParamGroupOp::verify() {
+  auto module = (*this)->getParentOfType<ModuleOp>();
+  if (!module)
+    return success();
+  for (auto optimizer : module.getOps<OptimizerOp>()) {
+    // An unknown optimizer is an error of its own.
+    if (!getHyperparameterKinds(optimizer.getName()))
+      return success();
+    for (NamedAttribute entry : getHyperparameters())
+      if (llvm::is_contained({"fused", "foreach", "library"},
+                             entry.getName().getValue()))
+        return emitOpError("ParamGroup-1: ")
+               << entry.getName() << " holds for all groups: expected it in "
+               << "the optimizer";
+    return verifyHyperparameters(*this, optimizer.getName(),
+                                 getHyperparameters(), "ParamGroup-1");
+  }
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// GradientClippingOp, LRScheduleOp, AccumulationOp
+//===----------------------------------------------------------------------===//
+
+template <typename OpT>
+static LogicalResult verifySingle(OpT op, StringRef label) {
+  auto module = op->template getParentOfType<ModuleOp>();
+  if (module && *module.template getOps<OpT>().begin() != op)
+    return op.emitOpError(label) << ": expected at most one in the module";
+  return success();
+}
+
+LogicalResult GradientClippingOp::verify() {
+  double maxNorm = getMaxNorm().convertToDouble();
+  if (!std::isfinite(maxNorm) || maxNorm <= 0)
+    return emitOpError(
+               "GradientClipping-1: expected a positive max_norm, got: ")
+           << getMaxNormAttr();
+  double normType = getNormType().convertToDouble();
+  if (normType != 1.0 && normType != 2.0 && normType != INFINITY)
+    return emitOpError("GradientClipping-1: expected a norm_type of 1, 2 or "
+                       "inf, got: ")
+           << getNormTypeAttr();
+  return verifySingle(*this, "GradientClipping-2");
+}
+
+LogicalResult LRScheduleOp::verify() {
+  if (!llvm::is_contained({"cosine", "linear", "constant"}, getDecay()))
+    return emitOpError("LRSchedule-1: expected a decay \"cosine\", \"linear\" "
+                       "or \"constant\", got: ")
+           << getDecayAttr();
+  int64_t warmup = getWarmupSteps(), total = getTotalSteps();
+  if (warmup < 0 || warmup >= total)
+    return emitOpError("LRSchedule-1: expected 0 <= warmup_steps < "
+                       "total_steps, got: ")
+           << warmup << " and " << total;
+  double ratio = getMinLrRatio().convertToDouble();
+  if (!(ratio >= 0 && ratio <= 1))
+    return emitOpError("LRSchedule-1: expected a min_lr_ratio in [0, 1], got: ")
+           << getMinLrRatioAttr();
+  return verifySingle(*this, "LRSchedule-2");
+}
+
+LogicalResult AccumulationOp::verify() {
+  if (static_cast<int64_t>(getSteps()) < 1)
+    return emitOpError("Accumulation-1: expected positive steps, got: ")
+           << static_cast<int64_t>(getSteps());
+  return verifySingle(*this, "Accumulation-2");
+}
+
+//===----------------------------------------------------------------------===//
+// AccumulateOp, ClipGradNormOp
+//===----------------------------------------------------------------------===//
+
+/// Checks operands and results against their parameters: shards, or also
+/// whole gradients with `allowWhole`.
+static LogicalResult verifyGradTypes(SymbolTableCollection &symbols,
+                                     Operation *op, ArrayAttr names,
+                                     bool allowWhole, StringRef label) {
+  if (names.size() != op->getNumOperands() ||
+      names.size() != op->getNumResults())
+    return op->emitOpError(label)
+           << ": expected " << names.size()
+           << " operands and results, got: " << op->getNumOperands() << " and "
+           << op->getNumResults();
+  for (auto [nameAttr, operand, result] :
+       llvm::zip(names, op->getOperandTypes(), op->getResultTypes())) {
+    auto name = cast<FlatSymbolRefAttr>(nameAttr);
+    auto param = symbols.lookupNearestSymbolFrom<ParamOp>(op, name);
+    if (!param)
+      return op->emitOpError(label)
+             << ": expected " << name << " to name an fsdp.param, found none";
+    Type sharded = param.getShardedType();
+    bool fits = operand == sharded ||
+                (allowWhole && operand == Type(param.getTensorType()));
+    if (!fits || result != operand) {
+      InFlightDiagnostic diag = op->emitOpError(label) << ": expected ";
+      if (allowWhole)
+        diag << param.getTensorType() << " or its sharded type";
+      else if (sharded)
+        diag << sharded;
+      else
+        diag << "a sharding";
+      return diag << " for " << name << ", got: " << operand << " to "
+                  << result;
+    }
+  }
+  return success();
+}
+
+LogicalResult AccumulateOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyGradTypes(symbols, *this, getParamNames(), /*allowWhole=*/true,
+                         "Accumulate-1");
+}
+
+LogicalResult ClipGradNormOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyGradTypes(symbols, *this, getParamNames(), /*allowWhole=*/false,
+                         "ClipGradNorm-1");
+}
