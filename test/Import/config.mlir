@@ -63,29 +63,29 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/clip-range.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-RANGE
 // CLIP-RANGE: clip-range.yaml:1:17: error: 'fsdp.gradient_clipping' op GradientClipping-1: expected a positive max_norm, got: -1.000000e+00 : f64
 // RUN: not fsdp-opt %t/model.mlir --config %t/clip-norm.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-NORM
-// CLIP-NORM: clip-norm.yaml:1:17: error: 'fsdp.gradient_clipping' op GradientClipping-1: expected a norm_type of 1, 2 or inf, got: 3.000000e+00 : f64
+// CLIP-NORM: clip-norm.yaml:1:18: error: 'fsdp.gradient_clipping' op GradientClipping-1: expected a norm_type of 1, 2 or inf, got: 3.000000e+00 : f64
 // RUN: not fsdp-opt %t/model.mlir --config %t/clip-key.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-KEY
-// CLIP-KEY: clip-key.yaml:1:17: error: expected a key "max_norm" in "clip_grad_norm"
+// CLIP-KEY: clip-key.yaml:1:18: error: expected a key "max_norm" in "clip_grad_norm"
 // RUN: not fsdp-opt %t/model.mlir --config %t/both.yaml 2>&1 | FileCheck %s --check-prefix=BOTH
-// BOTH: both.yaml:1:12: error: 'fsdp.optimizer' op Optimizer-2: expected at most one of "fused" and "foreach", got both
+// BOTH: both.yaml:1:13: error: 'fsdp.optimizer' op Optimizer-2: expected at most one of "fused" and "foreach", got both
 // RUN: not fsdp-opt %t/model.mlir --config %t/group-key.yaml 2>&1 | FileCheck %s --check-prefix=GROUP-KEY
-// GROUP-KEY: group-key.yaml:3:14: error: 'fsdp.param_group' op ParamGroup-1: "sgd" has no hyperparameter "eps"
+// GROUP-KEY: group-key.yaml:3:20: error: 'fsdp.param_group' op ParamGroup-1: "sgd" has no hyperparameter "eps"
 // RUN: not fsdp-opt %t/model.mlir --config %t/group-match.yaml 2>&1 | FileCheck %s --check-prefix=GROUP-MATCH
-// GROUP-MATCH: group-match.yaml:1:22: error: expected a key "match" in a group
+// GROUP-MATCH: group-match.yaml:1:23: error: expected a key "match" in a group
 // RUN: not fsdp-opt %t/model.mlir --config %t/group-none.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=GROUP-NONE
 // GROUP-NONE: group-none.yaml:1:30: error: expected pattern "**.bias" to match a parameter that no group before it matches, found none
 // RUN: not fsdp-opt %t/model.mlir --config %t/groups.yaml 2>&1 | FileCheck %s --check-prefix=GROUPS
 // GROUPS: groups.yaml:1:21: error: expected a sequence for "groups"
 // RUN: not fsdp-opt %t/model.mlir --config %t/options.yaml 2>&1 | FileCheck %s --check-prefix=OPTIONS
-// OPTIONS: options.yaml:1:60: error: key "lr" is given twice
+// OPTIONS: options.yaml:1:61: error: key "lr" is given twice
 // RUN: not fsdp-opt %t/model.mlir --config %t/library.yaml 2>&1 | FileCheck %s --check-prefix=LIBRARY
-// LIBRARY: library.yaml:1:12: error: 'fsdp.optimizer' op Optimizer-1: expected a "library" for "plugin", got none
+// LIBRARY: library.yaml:1:13: error: 'fsdp.optimizer' op Optimizer-1: expected a "library" for "plugin", got none
 // RUN: not fsdp-opt %t/model.mlir --config %t/decay.yaml 2>&1 | FileCheck %s --check-prefix=DECAY
-// DECAY: decay.yaml:1:14: error: 'fsdp.lr_schedule' op LRSchedule-1: expected a decay "cosine", "linear" or "constant", got: "cubic"
+// DECAY: decay.yaml:1:15: error: 'fsdp.lr_schedule' op LRSchedule-1: expected a decay "cosine", "linear" or "constant", got: "cubic"
 // RUN: not fsdp-opt %t/model.mlir --config %t/total.yaml 2>&1 | FileCheck %s --check-prefix=TOTAL
-// TOTAL: total.yaml:1:14: error: expected a key "total_steps" with a decay of "cosine"
+// TOTAL: total.yaml:1:15: error: expected a key "total_steps" with a decay of "cosine"
 // RUN: not fsdp-opt %t/model.mlir --config %t/constant.yaml 2>&1 | FileCheck %s --check-prefix=CONSTANT
-// CONSTANT: constant.yaml:1:14: error: expected no "total_steps" with a decay of "constant"
+// CONSTANT: constant.yaml:1:15: error: expected no "total_steps" with a decay of "constant"
 // RUN: not fsdp-opt %t/model.mlir --config %t/microbatches.yaml 2>&1 | FileCheck %s --check-prefix=MICROBATCHES
 // MICROBATCHES: microbatches.yaml:1:30: error: 'fsdp.accumulation' op Accumulation-1: expected positive steps, got: 0
 // RUN: not fsdp-opt %t/model.mlir --config %t/each.yaml 2>&1 | FileCheck %s --check-prefix=EACH
