@@ -166,7 +166,8 @@ TEST(ReadPlan, NamesThePathOfADefect) {
   EXPECT_EQ(errorOf(with(text, "{\"all_gather\"", "{\"all_gether\"")),
             "p.json: instructions[0]: expected an instruction (call, "
             "read_buffer, constant, all_gather, reshard, reduce_scatter, "
-            "optimizer_step, write_param or write_buffer)");
+            "accumulate, clip_grad_norm, optimizer_step, write_param or "
+            "write_buffer)");
   EXPECT_EQ(errorOf("[]"), "p.json: expected an object, got array");
 }
 
