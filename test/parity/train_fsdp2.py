@@ -30,7 +30,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 
-
 class Lion(torch.optim.Optimizer):
     """The update of the example plug-in (https://arxiv.org/abs/2302.06675)."""
 
@@ -198,8 +197,12 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
     microbatches = args.training.get("gradient_accumulation_steps", 1)
     data = load_file(args.data)
-    tokens = microbatches * args.batch * max(
-        [x.shape[1] for x in data.values() if x.ndim == 2 and not x.is_floating_point()] or [1]
+    tokens = (
+        microbatches
+        * args.batch
+        * max(
+            [x.shape[1] for x in data.values() if x.ndim == 2 and not x.is_floating_point()] or [1]
+        )
     )
 
     steps: list[dict[str, Any]] = []
