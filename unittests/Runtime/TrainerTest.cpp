@@ -22,33 +22,43 @@ struct Reference {
 };
 
 /// The sample plan's mathematics in one process: every rank's gradients in
-/// turn, averaged in rank order, then SGD.
-Reference trainSerially(int64_t worldSize, int64_t steps, int64_t samples) {
+/// turn, averaged in rank order, added over the microbatches, then SGD.
+Reference trainSerially(int64_t worldSize, int64_t steps, int64_t samples,
+                        int64_t microbatches = 1) {
   Tensors weights = sampleWeights(), data = sampleData(samples);
   Reference reference;
   for (int64_t step = 0; step < steps; ++step) {
-    Tensors sum;
-    reference.losses.emplace_back();
-    for (int64_t rank = 0; rank < worldSize; ++rank) {
-      at::Tensor rows =
-          (at::arange(kBatch) + (step * worldSize + rank) * kBatch)
-              .remainder(samples);
-      at::Tensor x = data["x"].index_select(0, rows);
-      at::Tensor y = data["y"].index_select(0, rows);
-      at::Tensor h = x.mm(weights["layer.w1"]);
-      at::Tensor d = (h.mm(weights["w2"]) + weights["b"] + weights["shift"]) *
-                         weights["scale"] -
-                     y;
-      reference.losses.back().push_back((d * d).mean().item<double>());
-      at::Tensor g = d * (2.0 / (kBatch * kOutputs)) * weights["scale"];
-      Tensors grads = {{"b", g.sum(0)},
-                       {"w2", h.t().mm(g)},
-                       {"layer.w1", x.t().mm(g.mm(weights["w2"].t()))}};
-      for (auto &[name, grad] : grads)
-        sum[name] = rank ? sum[name] + grad : grad;
+    Tensors total;
+    reference.losses.emplace_back(size_t(worldSize));
+    for (int64_t m = 0; m < microbatches; ++m) {
+      Tensors sum;
+      for (int64_t rank = 0; rank < worldSize; ++rank) {
+        at::Tensor rows =
+            (at::arange(kBatch) +
+             ((step * microbatches + m) * worldSize + rank) * kBatch)
+                .remainder(samples);
+        at::Tensor x = data["x"].index_select(0, rows);
+        at::Tensor y = data["y"].index_select(0, rows);
+        at::Tensor h = x.mm(weights["layer.w1"]);
+        at::Tensor d = (h.mm(weights["w2"]) + weights["b"] + weights["shift"]) *
+                           weights["scale"] -
+                       y;
+        reference.losses.back()[size_t(rank)] +=
+            (d * d).mean().item<double>() / double(microbatches);
+        at::Tensor g = d * (2.0 / (kBatch * kOutputs)) * weights["scale"];
+        Tensors grads = {{"b", g.sum(0)},
+                         {"w2", h.t().mm(g)},
+                         {"layer.w1", x.t().mm(g.mm(weights["w2"].t()))}};
+        for (auto &[name, grad] : grads)
+          sum[name] = rank ? sum[name] + grad : grad;
+      }
+      for (auto &[name, grad] : sum) {
+        at::Tensor average = grad / double(worldSize);
+        total[name] = m ? total[name] + average : average;
+      }
     }
-    for (auto &[name, grad] : sum)
-      weights[name] = weights[name].add(grad / double(worldSize), -0.1);
+    for (auto &[name, grad] : total)
+      weights[name] = weights[name].add(grad, -0.1);
   }
   reference.weights = weights;
   return reference;
@@ -148,6 +158,33 @@ TEST(Trainer, PrefersWeightsToTheInitialisation) {
   Tensors got = readTensors(dir / "out");
   for (const auto &[name, want] : sampleWeights())
     EXPECT_TRUE(got.at(name).equal(want)) << name;
+}
+
+TEST(Trainer, AddsTheGradientsOfMicrobatches) {
+  for (int64_t worldSize : {1, 3}) {
+    plan::Plan plan = samplePlan(worldSize);
+    plan.accumulationSteps = 2;
+    size_t at = find<plan::OptimizerStep>(plan);
+    auto &step = std::get<plan::OptimizerStep>(plan.instructions[at].kind);
+    plan::Accumulate sums{step.params, step.grads, {}};
+    for (plan::ValueId &grad : step.grads) {
+      plan.values.push_back(plan.values[size_t(grad)]);
+      grad = plan::ValueId(plan.values.size()) - 1;
+      sums.outs.push_back(grad);
+    }
+    plan.instructions.insert(plan.instructions.begin() + long(at),
+                             {sums, plan::Phase::Backward, -1, {}});
+    ScratchDir dir;
+    writeSample(dir, plan, 22);
+    ToolResult result =
+        runTool({dir / "plan.json", "--steps", "4", "--data",
+                 dir / "data.safetensors", "--save-weights", dir / "out"});
+    ASSERT_EQ(result.status, 0) << result.err;
+    Reference reference = trainSerially(worldSize, 4, 22, 2);
+    Tensors out = readTensors(dir / "out");
+    for (const char *name : {"layer.w1", "w2", "b"})
+      EXPECT_TRUE(out.at(name).equal(reference.weights.at(name))) << name;
+  }
 }
 
 TEST(Trainer, RepeatsBitForBit) {
