@@ -124,13 +124,28 @@ static LogicalResult verifyShardType(SymbolTableCollection &symbols,
 }
 
 //===----------------------------------------------------------------------===//
-// ParamOp
+// CheckpointPatternOp, ParamOp
 //===----------------------------------------------------------------------===//
 
 ShardedType ParamOp::getShardedType() {
   if (ShardingAttr sharding = getShardingAttr())
     return ShardedType::get(getContext(), getTensorType(), sharding);
   return {};
+}
+
+LogicalResult CheckpointPatternOp::verify() {
+  if (getPattern().empty())
+    return emitOpError("CheckpointPattern-1: expected a pattern, got: \"\"");
+  ArrayAttr save = getSaveAttr();
+  for (Attribute attr : save ? save.getValue() : ArrayRef<Attribute>()) {
+    auto name = cast<StringAttr>(attr);
+    auto [nameSpace, rest] = name.getValue().split("::");
+    if (nameSpace.empty() || rest.empty())
+      return emitOpError("CheckpointPattern-1: expected an operator of the "
+                         "form \"namespace::name\" in save, got: \"")
+             << name.getValue() << '"';
+  }
+  return success();
 }
 
 LogicalResult ParamOp::verify() {

@@ -152,7 +152,8 @@ private:
            std::to_string(node->inputs().size()));
     for (jit::Value *input : node->inputs())
       call.args.push_back(readArg(input));
-    call.random = handle->hasTag(at::Tag::nondeterministic_seeded);
+    call.random = handle->hasTag(at::Tag::nondeterministic_seeded) &&
+                  !hasNoDropout(schema, call);
     readAliasing(schema, call);
     nameDevice(schema, call);
     defineOutputs(node, call, qualified);
@@ -211,6 +212,20 @@ private:
     return count;
   }
 
+  /// Attention without dropout draws nothing.
+  static bool hasNoDropout(const c10::FunctionSchema &schema,
+                           const CapturedCall &call) {
+    std::optional<int> index = schema.argumentIndexWithName("dropout_p");
+    return index && call.args[*index] == plan::Arg{0.0};
+  }
+
+  /// Batch normalisation in training writes its running statistics, arguments
+  /// 3 and 4, although the schema does not say so.
+  static bool isUnannotatedWrite(const CapturedCall &call, size_t argument) {
+    return call.op == "aten::native_batch_norm" &&
+           (argument == 3 || argument == 4) && call.args[5] == plan::Arg{true};
+  }
+
   /// The result shares storage with `self` although the schema does not say so.
   static bool isUnannotatedView(const CapturedCall &call) {
     return call.op == "aten::_unsafe_view";
@@ -224,6 +239,8 @@ private:
     for (size_t i = 0; i < call.args.size(); ++i) {
       int64_t count = countTensors(call.args[i]);
       const c10::AliasInfo *info = schema.arguments()[i].alias_info();
+      if (count > 0 && isUnannotatedWrite(call, i))
+        call.mutates.push_back(operand);
       if (info && count > 0) {
         for (c10::Symbol set : info->beforeSets())
           operandOfSet.emplace(set.toQualString(), operand);

@@ -42,20 +42,22 @@ private:
   //===--------------------------------------------------------------------===//
 
   LogicalResult apply(const Node &root) {
-    const Node *mesh = nullptr, *units = nullptr;
+    const Node *mesh = nullptr, *units = nullptr, *checkpoint = nullptr;
     TrainingConfig training(module, path);
-    SmallVector<StringRef> keys = {"mesh", "units"};
+    SmallVector<StringRef> keys = {"mesh", "units", "activation_checkpoint"};
     llvm::append_range(keys, TrainingConfig::getKeys());
     if (failed(forEachEntry(root, "the config", keys,
                             [&](StringRef key, const Node &value) {
                               if (!training.take(key, value))
-                                (key == "mesh" ? mesh : units) = &value;
+                                (key == "mesh"    ? mesh
+                                 : key == "units" ? units
+                                                  : checkpoint) = &value;
                               return success();
                             },
-                            {"mixed_precision", "offload",
-                             "activation_checkpoint", "schedule"})))
+                            {"mixed_precision", "offload", "schedule"})))
       return failure();
     return success(succeeded(applyMesh(mesh)) && succeeded(applyUnits(units)) &&
+                   succeeded(applyCheckpoint(checkpoint)) &&
                    succeeded(training.apply(builder)));
   }
 
@@ -125,6 +127,53 @@ private:
       if (!match)
         return emitError(unit.loc) << "expected a key \"match\" in a unit";
       UnitPatternOp::create(builder, matchLoc, match, reshard);
+    }
+    return success();
+  }
+
+  LogicalResult applyCheckpoint(const Node *node) {
+    if (!node)
+      return success();
+    // One policy, or a sequence of them.
+    ArrayRef<Node> policies(*node);
+    if (node->kind == Node::Kind::Sequence)
+      policies = node->elements;
+    for (const Node &policy : policies) {
+      const Node *match = nullptr, *save = nullptr;
+      if (failed(forEachEntry(policy, "\"activation_checkpoint\"",
+                              {"match", "save"},
+                              [&](StringRef key, const Node &value) {
+                                (key == "match" ? match : save) = &value;
+                                return success();
+                              })))
+        return failure();
+      if (!match)
+        return emitError(policy.loc)
+               << "expected a key \"match\" in \"activation_checkpoint\"";
+      if (match->kind != Node::Kind::Scalar || match->scalar.empty())
+        return emitError(match->loc)
+               << "expected a pattern for \"match\", got: " << describe(*match);
+      ArrayAttr saved;
+      if (save) {
+        if (save->kind != Node::Kind::Sequence)
+          return emitError(save->loc) << "expected a sequence of operators for "
+                                         "\"save\", got: "
+                                      << describe(*save);
+        SmallVector<StringRef> names;
+        for (const Node &name : save->elements) {
+          if (name.kind != Node::Kind::Scalar)
+            return emitError(name.loc)
+                   << "expected an operator in \"save\", got: "
+                   << describe(name);
+          names.push_back(name.scalar);
+        }
+        saved = builder.getStrArrayAttr(names);
+      }
+      // CheckpointPattern-1 checks the names, at this place in the file.
+      auto op = CheckpointPatternOp::create(builder, match->loc, match->scalar,
+                                            saved);
+      if (failed(op.verify()))
+        return failure();
     }
     return success();
   }

@@ -158,6 +158,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
         p.key("reduce_input_of");
         p.number(c.reduceInputOf);
       }
+      if (c.recompute) {
+        p.key("recompute");
+        p.boolean(true);
+      }
     }
     void operator()(const ReadBuffer &r) {
       p.open("read_buffer");

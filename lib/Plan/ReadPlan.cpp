@@ -320,6 +320,8 @@ Call decodeCall(const Cursor &c) {
   call.outs = c.at("outs").indices();
   if (c.has("reduce_input_of"))
     call.reduceInputOf = c.at("reduce_input_of").index();
+  if (c.has("recompute"))
+    call.recompute = c.at("recompute").boolean();
   return call;
 }
 
@@ -341,7 +343,7 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     c.expected("an object");
   if (c.has("call")) {
     c.keys({"call", "args", "outs"},
-           {"reduce_input_of", "phase", "module", "frees"});
+           {"reduce_input_of", "recompute", "phase", "module", "frees"});
     instruction.kind = decodeCall(c);
   } else if (c.has("read_buffer")) {
     c.keys({"read_buffer", "out"}, {"phase", "module", "frees"});

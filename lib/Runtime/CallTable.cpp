@@ -45,7 +45,9 @@ std::string describeInstruction(const plan::Plan &plan,
     std::string unit(const char *name, int32_t index) {
       return std::string(name) + " of unit \"" + plan.units[index].name + "\"";
     }
-    std::string operator()(const plan::Call &call) { return call.op; }
+    std::string operator()(const plan::Call &call) {
+      return call.op + (call.recompute ? ", recomputed," : "");
+    }
     std::string operator()(const plan::ReadBuffer &read) {
       return "read_buffer \"" + plan.buffers[read.buffer].name + "\"";
     }

@@ -8,6 +8,7 @@ using namespace mlir::fsdp;
 
 void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
   pm.addPass(createAssignUnits());          // patterns -> units
+  pm.addPass(createRecomputeActivations()); // checkpoints -> calls in backward
   pm.addPass(createPlaceParams());          // parameters -> shards on dim 0
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit
   pm.addPass(createInsertReshards());       // free after forward, gather again

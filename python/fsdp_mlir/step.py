@@ -23,7 +23,7 @@ from fsdp_mlir.version import __version__
 FORMAT = 1
 
 # Config keys that change which operators run; the others are fsdp-opt's alone.
-_CAPTURE_KEYS = ("mixed_precision", "activation_checkpoint")
+_CAPTURE_KEYS = ("mixed_precision",)
 
 Loss = Callable[[Any], Tensor]
 

@@ -53,3 +53,13 @@ fsdp.optimizer "adamw" {beta2 = 1.0}
 
 // expected-error @below {{Optimizer-1: "lr" is out of range: -1.000000e+00 : f64}}
 fsdp.optimizer "adamw" {lr = -1.0}
+
+// -----
+
+// expected-error @below {{CheckpointPattern-1: expected a pattern, got: ""}}
+fsdp.checkpoint_pattern ""
+
+// -----
+
+// expected-error @below {{CheckpointPattern-1: expected an operator of the form "namespace::name" in save, got: "mm"}}
+fsdp.checkpoint_pattern "layers.*" {save = ["aten::add.Tensor", "mm"]}

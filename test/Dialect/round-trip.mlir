@@ -20,6 +20,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
   // CHECK: fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
+  // CHECK: fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm"]}
+  fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm"]}
   // CHECK: fsdp.unit @"(root)" {reshard_after_forward = false}
   fsdp.unit @"(root)" {reshard_after_forward = false}
   // CHECK: fsdp.param @w : tensor<4x2xf32> unit @"(root)" sharding <@world, [{"shard"}, {}]> {aliases = ["head.w"]}
@@ -51,6 +53,8 @@ module attributes {fsdp.model = "Tiny"} {
     %r = aten.call "aten::bernoulli_.float"(%f, 0.9, none) {mutates = array<i64: 0>, random, views = array<i64: 0>} : (tensor<2x3xf32>) -> tensor<2x3xf32>
     // CHECK: aten.call "aten::gelu"(%{{.*}}, "tanh")
     %g = aten.call "aten::gelu"(%r, "tanh") : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    // CHECK: aten.call "aten::relu"(%{{.*}}) {recompute}
+    %again = aten.call "aten::relu"(%r) {recompute} : (tensor<2x3xf32>) -> tensor<2x3xf32>
     // CHECK: aten.call "test::nullary"(void)
     %n = aten.call "test::nullary"(void) : () -> tensor<f32>
     // CHECK: fsdp.reshard @"(root)" %[[W]] : tensor<4x2xf32>

@@ -26,6 +26,25 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/later.yaml 2>&1 | FileCheck %s --check-prefix=LATER
 // LATER: later.yaml:1:1: error: key "mixed_precision" is not supported yet
 
+// RUN: fsdp-opt %t/model.mlir --config %t/checkpoint.yaml --level captured | FileCheck %s --check-prefix=CHECKPOINT
+// CHECKPOINT: fsdp.checkpoint_pattern "layers.0" {save = ["aten::mm", "aten::add.Tensor"]}
+// CHECKPOINT-NEXT: fsdp.checkpoint_pattern "layers.*"{{$}}
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-match.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-MATCH
+// CHECKPOINT-MATCH: checkpoint-match.yaml:2:3: error: expected a key "match" in "activation_checkpoint"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-flag.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-FLAG
+// CHECKPOINT-FLAG: checkpoint-flag.yaml:1:24: error: expected a mapping for "activation_checkpoint"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-save.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-SAVE
+// CHECKPOINT-SAVE: checkpoint-save.yaml:1:42: error: expected a sequence of operators for "save", got: "aten::mm"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-name.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-NAME
+// CHECKPOINT-NAME: checkpoint-name.yaml:1:32: error: 'fsdp.checkpoint_pattern' op CheckpointPattern-1: expected an operator of the form "namespace::name" in save, got: "mm"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-modules.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-MODULES
+// CHECKPOINT-MODULES: checkpoint-modules.yaml:1:32: error: pattern "blocks.*" matches no module that is called
+
 // RUN: not fsdp-opt %t/model.mlir --config %t/twice.yaml 2>&1 | FileCheck %s --check-prefix=TWICE
 // TWICE: twice.yaml:2:1: error: key "mesh" is given twice
 
@@ -132,6 +151,28 @@ units:
 
 //--- later.yaml
 mixed_precision: {param_dtype: bfloat16}
+
+//--- checkpoint.yaml
+activation_checkpoint:
+  - match: layers.0
+    save: ["aten::mm", "aten::add.Tensor"]
+  - match: "layers.*"
+
+//--- checkpoint-match.yaml
+activation_checkpoint:
+  save: ["aten::mm"]
+
+//--- checkpoint-flag.yaml
+activation_checkpoint: true
+
+//--- checkpoint-save.yaml
+activation_checkpoint: {match: a, save:  "aten::mm"}
+
+//--- checkpoint-name.yaml
+activation_checkpoint: {match: a, save: [mm]}
+
+//--- checkpoint-modules.yaml
+activation_checkpoint: {match: "blocks.*"}
 
 //--- twice.yaml
 mesh: {shard: 1}

@@ -8,6 +8,13 @@ import pytest
 from harness import Captured, Case, Model, Run, capture, run_reference
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("test_random.py")
+    group.addoption("--random-cases", type=int, default=8, help="random models to train")
+    group.addoption("--random-seed", default="0", help="which random models")
+    group.addoption("--random-case", metavar="JSON", help="one model, as a failure printed it")
+
+
 @pytest.fixture(scope="session")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Model], Captured]:
     """Captures a model at its first use."""

@@ -67,6 +67,7 @@ class Case:
     reshard: str = "default"  # or "true", "false"
     seed: int = 0
     training: dict[str, Any] = field(default_factory=dict)  # further keys of the config
+    checkpoint: dict[str, Any] | None = None  # the config's "activation_checkpoint"
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ def write_config(case: Case, path: Path) -> None:
     unit: dict[str, Any] = {"match": case.model.units}
     if case.reshard != "default":
         unit["reshard_after_forward"] = case.reshard == "true"
-    config = {"units": [unit], "optimizer": case.optimizer, **case.training}
+    config: dict[str, Any] = {"units": [unit], "optimizer": case.optimizer, **case.training}
+    if case.checkpoint:
+        config["activation_checkpoint"] = case.checkpoint
     path.write_text(yaml.safe_dump(config))
 
 
@@ -206,6 +209,8 @@ def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
     command += ["--optimizer", json.dumps(case.optimizer), "--steps", case.steps]
     command += ["--training", json.dumps(case.training)]
     command += ["--weights", captured.weights, "--data", captured.data]
+    if case.checkpoint:
+        command += ["--checkpoint", json.dumps(case.checkpoint)]
     return [*command, "--batch", model.batch]
 
 

@@ -13,6 +13,7 @@ each index modulo the number of samples. With n microbatches a step, s counts mi
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -28,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
 class Lion(torch.optim.Optimizer):
@@ -72,6 +74,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--units", nargs="*", default=[], help="patterns of module names")
     parser.add_argument("--reshard-after-forward", choices=RESHARD, default="default")
+    parser.add_argument("--checkpoint", type=json.loads, help="match, and save: operators, as JSON")
     parser.add_argument("--optimizer", type=json.loads, required=True, help="name and arguments")
     parser.add_argument(
         "--training",
@@ -107,6 +110,20 @@ def load_weights(model: nn.Module, path: str) -> None:
                 buffer.copy_(weights[name])
     if missing:
         raise SystemExit(f"{path}: no weights for {', '.join(sorted(missing.values()))}")
+
+
+def checkpoint_modules(model: nn.Module, policy: dict[str, Any]) -> None:
+    """Wraps the forward of each matching module; `save`: results that are kept (selective)."""
+    regex = pattern_to_regex(policy["match"])
+    context = {}
+    if "save" in policy:
+        names = [name.removeprefix("aten::").split(".") for name in policy["save"]]
+        kept = [getattr(getattr(torch.ops.aten, n[0]), [*n, "default"][1]) for n in names]
+        context["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
+    for name, module in model.named_modules():
+        if regex.fullmatch(name):
+            forward = module.forward
+            module.forward = functools.partial(checkpoint, forward, use_reentrant=False, **context)
 
 
 def shard_model(model: nn.Module, patterns: list[str], reshard: bool | None) -> None:
@@ -191,6 +208,8 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     base_rss = peak_rss_bytes()
     model: nn.Module = getattr(importlib.import_module(module_name), factory)(**args.kwargs)
     load_weights(model, args.weights)
+    if args.checkpoint:
+        checkpoint_modules(model, args.checkpoint)
     if args.mode == "fsdp2":
         shard_model(model, args.units, RESHARD[args.reshard_after_forward])
     optimizer = make_optimizer(model, args.optimizer)

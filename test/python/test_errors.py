@@ -205,7 +205,6 @@ def test_an_unregistered_parameter(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("mixed_precision: {param_dtype: bfloat16}", "not supported yet: key 'mixed_precision' in"),
-        ("activation_checkpoint: true", "not supported yet: key 'activation_checkpoint' in"),
         ("units: [{match: a, mixed_precision: {}}]", "not supported yet: key 'mixed_precision' in"),
         ("- a", "expected a mapping"),
         ("a: [", "is not YAML"),

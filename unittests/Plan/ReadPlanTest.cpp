@@ -42,6 +42,16 @@ TEST(ReadPlan, RoundTrips) {
   }
 }
 
+TEST(ReadPlan, KeepsRecomputedCalls) {
+  Plan plan = samplePlan(2);
+  size_t first = find<Call>(plan);
+  std::get<Call>(plan.instructions[first].kind).recompute = true;
+  std::string text = printPlan(plan);
+  Plan read = parsePlan(text, "p.json");
+  EXPECT_TRUE(std::get<Call>(read.instructions[first].kind).recompute);
+  EXPECT_EQ(printPlan(read), text);
+}
+
 TEST(ReadPlan, RoundTripsTrainingPolicy) {
   Plan plan = samplePlan(2);
   plan.optimizer.name = "plugin";

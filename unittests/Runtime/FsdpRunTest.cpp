@@ -70,6 +70,10 @@ TEST_F(FsdpRun, RefusesUnknownOperators) {
                 "instruction 2: aten::no_such_op in module \"layer\" (unit "
                 "\"layer\"): no operator \"aten::no_such_op\" in this "
                 "LibTorch");
+  call.recompute = true;
+  writeSample(dir, plan);
+  expectRefused({dir / "plan.json"},
+                "aten::no_such_op, recomputed, in module \"layer\"");
   call.op = "aten::mm";
   call.args.push_back({plan::NoneArg{}});
   writeSample(dir, plan);

@@ -46,6 +46,9 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
     - `mutates`: operands written in place;
     - `random`: the operator draws from the rank's random generator.
 
+    `recompute` marks a call of forward that is made again in backward, where
+    the first call's results were not kept (`fsdp-recompute-activations`).
+
     `reduce_input_of` (planned level) names the parameter whose gradient result
     0 allocates.
 
@@ -59,7 +62,8 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
                        OptionalAttr<DenseI64ArrayAttr>:$views,
                        OptionalAttr<DenseI64ArrayAttr>:$mutates,
                        UnitAttr:$random,
-                       OptionalAttr<FlatSymbolRefAttr>:$reduce_input_of);
+                       OptionalAttr<FlatSymbolRefAttr>:$reduce_input_of,
+                       UnitAttr:$recompute);
   let results = (outs Variadic<AnyRankedTensor>:$results);
   let assemblyFormat = [{
     $callee `(` custom<CallArgs>($operands, $args) `)` attr-dict `:`

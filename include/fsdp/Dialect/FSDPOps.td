@@ -47,6 +47,27 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
   let assemblyFormat = "$pattern attr-dict";
 }
 
+def FSDP_CheckpointPatternOp : FSDP_Op<"checkpoint_pattern"> {
+  let summary = "Policy: the modules whose activations are recomputed";
+  let description = [{
+    What a matching module computes in forward is not kept for backward but
+    computed again there, as `torch.utils.checkpoint` around the module would.
+    The outermost matching module counts; where two patterns match it, the
+    first. `save` lists operators whose results are kept all the same, with or
+    without overload. `fsdp-recompute-activations` replaces it by calls.
+
+    ```mlir
+    fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm", "aten::add.Tensor"]}
+    ```
+
+    **CheckpointPattern-1**: the pattern is not empty, and each name in `save`
+    is `namespace::name` or `namespace::name.overload`.
+  }];
+  let arguments = (ins StrAttr:$pattern, OptionalAttr<StrArrayAttr>:$save);
+  let assemblyFormat = "$pattern attr-dict";
+  let hasVerifier = 1;
+}
+
 def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
   let summary = "Parameters that are gathered and reduced together";
   let description = [{

@@ -147,6 +147,8 @@ struct Call {
   /// this parameter (Plan::params); the runtime lets the operator write there,
   /// so that no copy-in is needed.
   int32_t reduceInputOf = -1;
+  /// Made again in backward, as forward's results were not kept; for messages.
+  bool recompute = false;
 };
 
 /// Binds a buffer to a value.

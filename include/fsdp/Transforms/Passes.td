@@ -28,6 +28,32 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
   }];
 }
 
+def RecomputeActivations
+    : Pass<"fsdp-recompute-activations", "::mlir::ModuleOp"> {
+  let summary = "Compute the activations of checkpointed modules again in backward";
+  let description = [{
+    Takes every `fsdp.checkpoint_pattern`. What a matching module computes in
+    forward and its backward uses is computed again there: the calls it takes,
+    marked `recompute`, are cloned before the first such use, from the values
+    that the module got from outside. Parameters they read are those of the
+    gather in backward. The numbers are those of forward, bit for bit.
+
+    Kept, as they would be without the policy, are
+
+    - results of the operators in `save`;
+    - what an op outside the module's backward uses after forward (the next
+      module's input, say): its memory is held anyway;
+    - results of random operators: a dropout's mask is not drawn again;
+    - results of a call that writes what the module does not own (BatchNorm's
+      running statistics), or reads what is written later.
+
+    A chain of writes in place is recomputed whole or kept whole. CSE merges
+    nothing of it with forward: a call that allocates is not merged.
+
+    Before: captured level. After: no `fsdp.checkpoint_pattern`.
+  }];
+}
+
 def PlaceParams : Pass<"fsdp-place-params", "::mlir::ModuleOp"> {
   let summary = "Shard every parameter on dim 0 over the mesh";
   let description = [{

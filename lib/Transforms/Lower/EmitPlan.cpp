@@ -409,6 +409,7 @@ private:
     }
     if (FlatSymbolRefAttr param = call.getReduceInputOfAttr())
       kind.reduceInputOf = paramIndex.lookup(param.getAttr());
+    kind.recompute = call.getRecompute();
     append(call, std::move(kind));
     return success();
   }

@@ -1,0 +1,368 @@
+//===- RecomputeActivations.cpp - activation checkpointing ----------------===//
+//
+// What is recomputed or kept is a storage: a value that some call allocates,
+// with all its views and all calls that write it in place. A storage of the
+// module's forward is recomputed unless one of its writers cannot be called
+// again, or something outside the module's backward holds it anyway.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Transforms/ModulePattern.h"
+#include "fsdp/Transforms/Passes.h"
+
+#include "mlir/IR/IRMapping.h"
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/StringMap.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_RECOMPUTEACTIVATIONS
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+using aten::CallOp;
+
+/// The qualified name of the module whose forward, or the backward of it, made
+/// the call.
+static StringRef getModuleName(Operation *op) {
+  auto named = dyn_cast<NameLoc>(op->getLoc());
+  return named ? named.getName().strref() : StringRef();
+}
+
+static ArrayRef<int64_t> getWrittenOperands(CallOp call) {
+  return call.getMutates().value_or(ArrayRef<int64_t>());
+}
+
+namespace {
+/// A checkpointed module, and the policy that names it.
+struct Checkpoint {
+  StringRef module;
+  CheckpointPatternOp policy;
+};
+
+/// The calls that a checkpointed module makes in forward without a call of
+/// another module in between.
+struct Run {
+  Checkpoint checkpoint;
+  SmallVector<CallOp> calls;
+};
+
+/// Values that share memory, and the calls that write it after its allocation,
+/// both in program order.
+struct Storage {
+  SmallVector<Value> values;
+  SmallVector<CallOp> writers;
+};
+
+/// Aliasing of a whole program, by the value that owns the memory.
+class Storages {
+public:
+  explicit Storages(Block &body) {
+    for (BlockArgument argument : body.getArguments())
+      add(argument, argument);
+    for (Operation &op : body) {
+      auto call = dyn_cast<CallOp>(op);
+      for (OpResult result : op.getResults()) {
+        Value viewed =
+            call ? call.getViewedOperand(result.getResultNumber()) : Value();
+        add(result, viewed ? getOwner(viewed) : Value(result));
+      }
+      if (call)
+        for (int64_t operand : getWrittenOperands(call))
+          byOwner[getOwner(call.getOperand(operand))].writers.push_back(call);
+    }
+  }
+
+  Value getOwner(Value value) const { return owners.lookup(value); }
+  const Storage &get(Value owner) const { return byOwner.find(owner)->second; }
+
+  /// Whether `op`, or a call after it, writes the storage.
+  bool isWrittenFrom(Value owner, Operation *op) const {
+    const Storage &storage = get(owner);
+    return !storage.writers.empty() &&
+           !storage.writers.back()->isBeforeInBlock(op);
+  }
+
+private:
+  void add(Value value, Value owner) {
+    owners[value] = owner;
+    byOwner[owner].values.push_back(value);
+  }
+
+  llvm::DenseMap<Value, Value> owners;
+  llvm::DenseMap<Value, Storage> byOwner;
+};
+
+/// Recomputes what one run's backward uses.
+class RunRecomputer {
+public:
+  RunRecomputer(Run &run, const Storages &storages, Operation *backward)
+      : run(run), storages(storages), backward(backward),
+        inRun(run.calls.begin(), run.calls.end()) {}
+
+  void recompute() {
+    for (CallOp call : run.calls) {
+      if (!canCallAgain(call))
+        pin(call);
+      for (OpResult result : call->getOpResults())
+        if (ownsStorage(result) && isHeldAnyway(result))
+          keep(result);
+    }
+    propagate();
+    if (Operation *firstUse = needWhatBackwardUses())
+      cloneBefore(firstUse);
+  }
+
+private:
+  bool ownsStorage(Value value) const {
+    return storages.getOwner(value) == value;
+  }
+  bool isOwned(Value owner) const {
+    Operation *op = owner.getDefiningOp();
+    return op && inRun.contains(op);
+  }
+  bool isRecomputed(Value value) const {
+    Value owner = storages.getOwner(value);
+    return isOwned(owner) && !kept.contains(owner);
+  }
+  bool isInBackward(Operation *op) const {
+    return backward->isBeforeInBlock(op);
+  }
+
+  /// Whether `op` is a call of this module's backward; a call that another
+  /// run's recomputation made is not.
+  bool isOwnBackward(Operation *op) const {
+    auto call = dyn_cast<CallOp>(op);
+    if (!call || call.getRecompute())
+      return false;
+    StringRef module = getModuleName(op);
+    return module.consume_front(run.checkpoint.module) &&
+           (module.empty() || module.front() == '.');
+  }
+
+  bool isSaved(CallOp call) const {
+    ArrayAttr save = run.checkpoint.policy.getSaveAttr();
+    if (!save)
+      return false;
+    StringRef callee = call.getCallee();
+    return llvm::any_of(save.getAsRange<StringAttr>(), [&](StringAttr name) {
+      return name == callee || name == callee.split('.').first;
+    });
+  }
+
+  /// Whether a second call in backward would do what the first did, where the
+  /// storages that the run owns are recomputed.
+  bool canCallAgain(CallOp call) const {
+    if (call.getRandom() || isSaved(call))
+      return false;
+    for (Value operand : call.getOperands()) {
+      Value owner = storages.getOwner(operand);
+      if (!isOwned(owner) && storages.isWrittenFrom(owner, call))
+        return false;
+    }
+    return true;
+  }
+
+  /// Whether the storage outlives forward whatever this run does, or changes
+  /// outside the run.
+  bool isHeldAnyway(Value owner) const {
+    const Storage &storage = storages.get(owner);
+    for (CallOp writer : storage.writers)
+      if (!inRun.contains(writer))
+        return true;
+    for (Value value : storage.values)
+      for (Operation *user : value.getUsers())
+        if (isInBackward(user) && !isOwnBackward(user))
+          return true;
+    return false;
+  }
+
+  void pin(CallOp call) {
+    if (pinned.insert(call).second)
+      worklist.push_back(call);
+  }
+
+  void keep(Value owner) {
+    if (!kept.insert(owner).second)
+      return;
+    const Storage &storage = storages.get(owner);
+    pin(owner.getDefiningOp<CallOp>());
+    for (CallOp writer : storage.writers)
+      if (inRun.contains(writer))
+        pin(writer);
+    // In backward it holds what was written last.
+    for (Value value : storage.values)
+      for (Operation *user : value.getUsers())
+        if (inRun.contains(user) && storages.isWrittenFrom(owner, user))
+          pin(cast<CallOp>(user));
+  }
+
+  /// Keeps everything that pinned calls allocate or write.
+  void propagate() {
+    while (!worklist.empty()) {
+      CallOp call = worklist.pop_back_val();
+      for (OpResult result : call->getOpResults())
+        if (ownsStorage(result))
+          keep(result);
+      for (int64_t operand : getWrittenOperands(call)) {
+        Value owner = storages.getOwner(call.getOperand(operand));
+        if (isOwned(owner))
+          keep(owner);
+      }
+    }
+  }
+
+  /// Collects the calls to clone; returns the first op in backward that uses
+  /// their results, or null.
+  Operation *needWhatBackwardUses() {
+    Operation *firstUse = nullptr;
+    for (CallOp call : run.calls)
+      for (Value result : call.getResults()) {
+        if (!isRecomputed(result))
+          continue;
+        for (Operation *user : result.getUsers()) {
+          if (!isInBackward(user))
+            continue;
+          need(result);
+          if (!firstUse || user->isBeforeInBlock(firstUse))
+            firstUse = user;
+        }
+      }
+    while (!worklist.empty()) {
+      CallOp call = worklist.pop_back_val();
+      for (Value operand : call.getOperands())
+        if (isRecomputed(operand))
+          need(operand);
+      for (Value result : call.getResults())
+        need(result);
+    }
+    return firstUse;
+  }
+
+  /// Needs the calls that make `value`, and all that write its storage.
+  void need(Value value) {
+    auto needCall = [&](CallOp call) {
+      if (needed.insert(call).second)
+        worklist.push_back(call);
+    };
+    needCall(value.getDefiningOp<CallOp>());
+    for (CallOp writer : storages.get(storages.getOwner(value)).writers)
+      needCall(writer);
+  }
+
+  void cloneBefore(Operation *firstUse) {
+    OpBuilder builder(firstUse);
+    IRMapping again;
+    for (CallOp call : run.calls) {
+      if (!needed.contains(call))
+        continue;
+      auto clone = cast<CallOp>(builder.clone(*call, again));
+      clone.setRecompute(true);
+      for (auto [first, second] :
+           llvm::zip(call.getResults(), clone.getResults()))
+        first.replaceUsesWithIf(second, [&](OpOperand &use) {
+          return isInBackward(use.getOwner());
+        });
+    }
+  }
+
+  Run &run;
+  const Storages &storages;
+  Operation *backward;
+  llvm::DenseSet<Operation *> inRun, pinned, needed;
+  llvm::DenseSet<Value> kept;
+  SmallVector<CallOp> worklist;
+};
+
+struct RecomputeActivations
+    : mlir::fsdp::impl::RecomputeActivationsBase<RecomputeActivations> {
+  void runOnOperation() override {
+    ModuleOp module = getOperation();
+    ProgramOp program = getProgram(module);
+    if (!program)
+      return signalPassFailure();
+    policies = llvm::to_vector(module.getOps<CheckpointPatternOp>());
+    if (policies.empty())
+      return;
+    Block &body = program.getBody().front();
+    Operation *backward = nullptr;
+    for (auto phase : program.getOps<PhaseOp>())
+      if (phase.getPhase() == Phase::Backward)
+        backward = phase;
+    SmallVector<Run> runs = findRuns(body, backward);
+    for (CheckpointPatternOp policy : policies)
+      if (failed(checkMatches(policy, runs)))
+        return signalPassFailure();
+
+    // The last module first: its recomputation uses what earlier ones made.
+    if (backward) {
+      Storages storages(body);
+      for (Run &run : llvm::reverse(runs))
+        RunRecomputer(run, storages, backward).recompute();
+    }
+    for (CheckpointPatternOp policy : policies)
+      policy.erase();
+  }
+
+private:
+  SmallVector<Run> findRuns(Block &body, Operation *backward) {
+    SmallVector<Run> runs;
+    StringRef current;
+    for (Operation &op : body) {
+      if (&op == backward)
+        break;
+      auto call = dyn_cast<CallOp>(op);
+      if (!call)
+        continue;
+      std::optional<Checkpoint> checkpoint =
+          findCheckpoint(getModuleName(call));
+      if (checkpoint && checkpoint->module != current)
+        runs.push_back({*checkpoint, {}});
+      current = checkpoint ? checkpoint->module : StringRef();
+      if (checkpoint)
+        runs.back().calls.push_back(call);
+    }
+    return runs;
+  }
+
+  /// The outermost module that contains `name` and that a policy matches.
+  std::optional<Checkpoint> findCheckpoint(StringRef name) {
+    auto [it, inserted] = checkpointOfModule.try_emplace(name, std::nullopt);
+    if (!inserted || name.empty())
+      return it->second;
+    for (size_t end = name.find('.');; end = name.find('.', end + 1)) {
+      StringRef prefix = name.take_front(end);
+      for (CheckpointPatternOp policy : policies)
+        if (matchesPattern(policy.getPattern(), prefix))
+          return it->second = Checkpoint{prefix, policy};
+      if (end == StringRef::npos)
+        return std::nullopt;
+    }
+  }
+
+  static LogicalResult checkMatches(CheckpointPatternOp policy,
+                                    ArrayRef<Run> runs) {
+    llvm::DenseSet<StringRef> called;
+    for (const Run &run : runs)
+      if (run.checkpoint.policy == policy)
+        for (CallOp call : run.calls) {
+          called.insert(call.getCallee());
+          called.insert(call.getCallee().split('.').first);
+        }
+    if (called.empty())
+      return policy.emitError("pattern \"")
+             << policy.getPattern() << "\" matches no module that is called";
+    if (ArrayAttr save = policy.getSaveAttr())
+      for (auto name : save.getAsRange<StringAttr>())
+        if (!called.contains(name.getValue()))
+          return policy.emitError("no module that matches \"")
+                 << policy.getPattern() << "\" calls the operator \""
+                 << name.getValue() << '"';
+    return success();
+  }
+
+  SmallVector<CheckpointPatternOp> policies;
+  llvm::StringMap<std::optional<Checkpoint>> checkpointOfModule;
+};
+} // namespace

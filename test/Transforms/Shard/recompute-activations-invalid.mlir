@@ -1,0 +1,20 @@
+// RUN: fsdp-opt --fsdp-recompute-activations --split-input-file --verify-diagnostics %s
+
+// expected-error @below {{pattern "layers.*" matches no module that is called}}
+fsdp.checkpoint_pattern "layers.*"
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32> loc("layer")
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// expected-error @below {{no module that matches "layer" calls the operator "aten::mm"}}
+fsdp.checkpoint_pattern "layer" {save = ["aten::sum", "aten::mm"]}
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %y = aten.call "aten::mm"(%x, %x) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("other")
+  %loss = aten.call "aten::sum"(%y, none) : (tensor<4xf32>) -> tensor<f32> loc("layer")
+  fsdp.return %loss : tensor<f32>
+}
