@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -225,6 +226,8 @@ class Recorder(TorchDispatchMode):
             else:
                 args, kwargs = _split(func, fakes)
                 result = func(*args, **kwargs)
+                if func in _DENSE_RESULT and result[0] is not None:
+                    result = (dense_like(fakes[_DENSE_RESULT[func]], result[0]), *result[1:])
                 computed = computable and self._known.worth_keeping(result)
             if computed:
                 args, kwargs = _split(func, values)
@@ -457,6 +460,15 @@ _BOOL_RESULT = {
     aten.full_like,
     aten.constant_pad_nd,
 }
+
+
+# On the CPU, result 0 is dense in the suggested format of this argument; fake kernels keep strides.
+_DENSE_RESULT = {aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1}
+
+
+def dense_like(model: Tensor, result: Tensor) -> Tensor:
+    """A tensor like `result` in the memory format that ATen suggests for `model`."""
+    return torch.empty_like(result, memory_format=suggest_memory_format(model))
 
 
 def kinds_of(schema_type: Any) -> str:

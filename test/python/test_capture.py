@@ -59,6 +59,24 @@ def test_gpt2_dropout_draws_in_eager_order(tmp_path: Path) -> None:
     assert not torch.equal(captured.run(inputs, 1)[0], captured.run(inputs, 2)[0])
 
 
+class TransposedNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x).transpose(1, 2)).transpose(1, 2)).square().sum()
+
+
+def test_batch_norm_of_a_view_is_dense(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = TransposedNorm(), {"x": torch.randn(2, 4, 6)}
+    captured = capture(model, tmp_path, kwargs=inputs)
+    assert captured.ops() == eager_ops(model, inputs)
+    assert_same_step(model, captured, inputs)
+
+
 def test_resnet_updates_batch_norm_buffers(tmp_path: Path) -> None:
     resnet18 = pytest.importorskip("torchvision").models.resnet18
     torch.manual_seed(0)
