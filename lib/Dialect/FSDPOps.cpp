@@ -148,8 +148,45 @@ LogicalResult CheckpointPatternOp::verify() {
   return success();
 }
 
+static ParseResult parsePatterns(OpAsmParser &parser, ArrayAttr &patterns) {
+  SmallVector<Attribute> parsed;
+  if (parser.parseCommaSeparatedList([&] {
+        std::string text;
+        if (parser.parseString(&text))
+          return failure();
+        parsed.push_back(parser.getBuilder().getStringAttr(text));
+        return success();
+      }))
+    return failure();
+  patterns = parser.getBuilder().getArrayAttr(parsed);
+  return success();
+}
+
+static void printPatterns(OpAsmPrinter &printer, Operation *,
+                          ArrayAttr patterns) {
+  llvm::interleaveComma(patterns, printer);
+}
+
+LogicalResult UnitPatternOp::verify() {
+  if (getPatterns().empty())
+    return emitOpError(
+        "UnitPattern-1: expected at least one pattern, got none");
+  if (getByClass() && getPatterns().size() != 1)
+    return emitOpError("UnitPattern-1: expected one pattern of class names, "
+                       "got: ")
+           << getPatterns().size();
+  return success();
+}
+
 LogicalResult ParamOp::verify() {
   RankedTensorType type = getTensorType();
+  if (getIgnored()) {
+    if (getUnitAttr() || getShardingAttr())
+      return emitOpError("Param-4: expected no unit and no sharding of an "
+                         "ignored parameter");
+    if (type.hasStaticShape())
+      return success();
+  }
   if (type.getRank() == 0 || !type.hasStaticShape())
     return emitOpError("Param-3: expected a static shape with at least one "
                        "dimension, got: ")
@@ -254,10 +291,16 @@ OptimizerStepOp::verifySymbolUses(SymbolTableCollection &symbols) {
     return emitOpError("OptimizerStep-1: expected ")
            << getParamNames().size()
            << " gradients, got: " << getGrads().size();
-  for (auto [name, grad] : llvm::zip(getParamNames(), getGrads()))
-    if (failed(verifyShardType(symbols, *this, cast<FlatSymbolRefAttr>(name),
-                               grad.getType(), "OptimizerStep-1")))
+  for (auto [nameAttr, grad] : llvm::zip(getParamNames(), getGrads())) {
+    auto name = cast<FlatSymbolRefAttr>(nameAttr);
+    auto param = symbols.lookupNearestSymbolFrom<ParamOp>(*this, name);
+    if (param && param.getIgnored()
+            ? failed(verifyDeclaredType<ParamOp>(
+                  symbols, *this, name, grad.getType(), "OptimizerStep-1"))
+            : failed(verifyShardType(symbols, *this, name, grad.getType(),
+                                     "OptimizerStep-1")))
       return failure();
+  }
   auto module = (*this)->getParentOfType<ModuleOp>();
   auto optimizers = module.getOps<OptimizerOp>();
   if (std::distance(optimizers.begin(), optimizers.end()) != 1)
@@ -372,6 +415,48 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
     if (failed(verifyShardType(symbols, *this, name, shard.getType(),
                                "ReduceScatter-3")))
       return failure();
+  }
+  return success();
+}
+
+LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "AllReduce-1"))
+    return failure();
+  if (getParamNames().size() != getGrads().size() ||
+      getParamNames().size() != getReduced().size())
+    return emitOpError("AllReduce-1: expected ")
+           << getParamNames().size()
+           << " operands and results, got: " << getGrads().size() << " and "
+           << getReduced().size();
+  Operation *previous = nullptr;
+  for (auto [nameAttr, grad, reduced] :
+       llvm::zip(getParamNames(), getGrads(), getReduced())) {
+    auto name = cast<FlatSymbolRefAttr>(nameAttr);
+    auto param = lookup<ParamOp>(symbols, *this, name, "AllReduce-1");
+    if (!param)
+      return failure();
+    if (param.getUnitAttr() != getUnitAttr())
+      return emitOpError("AllReduce-1: expected ")
+             << name << " in unit " << getUnitAttr();
+    if (previous && !previous->isBeforeInBlock(param))
+      return emitOpError("AllReduce-1: expected parameters in unit order, "
+                         "got ")
+             << name << " too late";
+    previous = param;
+    for (Type type : {grad.getType(), reduced.getType()})
+      if (failed(verifyShardType(symbols, *this, name, type, "AllReduce-2")))
+        return failure();
+    ShardingAttr sharding = param.getShardingAttr();
+    auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");
+    if (!mesh)
+      return failure();
+    bool cut = llvm::any_of(sharding.getDims(), [&](Attribute axes) {
+      return llvm::is_contained(cast<ArrayAttr>(axes), getAxisAttr());
+    });
+    if (cut || !mesh.getMesh().getAxisSize(getAxis()))
+      return emitOpError("AllReduce-3: expected an axis of ")
+             << mesh.getMesh() << " that the sharding of " << name
+             << " does not name, got: " << getAxisAttr();
   }
   return success();
 }

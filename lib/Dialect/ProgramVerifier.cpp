@@ -62,6 +62,11 @@ private:
         if (failed(visitGrad(op, cast<FlatSymbolRefAttr>(name), reduced,
                              "reduced")))
           return failure();
+    } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
+      for (Attribute name : reduce.getParamNames())
+        if (failed(visitGrad(op, cast<FlatSymbolRefAttr>(name), allReduced,
+                             "all-reduced")))
+          return failure();
     } else if (auto write = dyn_cast<WriteGradOp>(op)) {
       return visitGrad(op, write.getParamAttr(), written, "written");
     } else if (auto free = dyn_cast<FreeOp>(op)) {
@@ -159,7 +164,8 @@ private:
   std::optional<Phase> currentPhase;
   llvm::MapVector<StringAttr, AllGatherOp> liveGathers;
   llvm::DenseMap<Operation *, Operation *> resharded;
-  llvm::DenseMap<StringAttr, Operation *> reduced, written, initialised;
+  llvm::DenseMap<StringAttr, Operation *> reduced, allReduced, written,
+      initialised;
   llvm::DenseMap<Value, Operation *> freed;
 };
 } // namespace

@@ -407,6 +407,11 @@ private:
 
   void readStep(const json &document) {
     capture.calls = readNodes(document, document.at("nodes"));
+    if (document.at("modules").size() != document.at("classes").size())
+      fail("capture.json: expected a class for each module");
+    for (size_t i = 0; i < document.at("modules").size(); ++i)
+      capture.modules.emplace_back(document.at("modules").at(i),
+                                   document.at("classes").at(i));
     document.at("backward_begin").get_to(capture.backwardBegin);
     if (capture.backwardBegin > capture.calls.size())
       fail("capture.json: backward_begin is " +

@@ -42,51 +42,94 @@ private:
   //===--------------------------------------------------------------------===//
 
   LogicalResult apply(const Node &root) {
-    const Node *mesh = nullptr, *units = nullptr, *checkpoint = nullptr;
+    const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
+               *checkpoint = nullptr;
     TrainingConfig training(module, path);
-    SmallVector<StringRef> keys = {"mesh", "units", "activation_checkpoint"};
+    SmallVector<StringRef> keys = {"mesh", "units", "ignore",
+                                   "activation_checkpoint"};
     llvm::append_range(keys, TrainingConfig::getKeys());
     if (failed(forEachEntry(root, "the config", keys,
                             [&](StringRef key, const Node &value) {
                               if (!training.take(key, value))
-                                (key == "mesh"    ? mesh
-                                 : key == "units" ? units
-                                                  : checkpoint) = &value;
+                                (key == "mesh"     ? mesh
+                                 : key == "units"  ? units
+                                 : key == "ignore" ? ignore
+                                                   : checkpoint) = &value;
                               return success();
                             },
                             {"mixed_precision", "offload", "schedule"})))
       return failure();
     return success(succeeded(applyMesh(mesh)) && succeeded(applyUnits(units)) &&
                    succeeded(applyCheckpoint(checkpoint)) &&
+                   succeeded(applyIgnore(ignore)) &&
                    succeeded(training.apply(builder)));
   }
 
   LogicalResult applyMesh(const Node *node) {
     int64_t replicate = 1, shard = -1;
-    if (node &&
-        failed(forEachEntry(
-            *node, "\"mesh\"", {"replicate", "shard"},
-            [&](StringRef key, const Node &value) -> LogicalResult {
-              int64_t &size = key == "shard" ? shard : replicate;
-              if (failed(getInteger(key, value, size)))
-                return failure();
-              if (size != -1 && size < 1)
-                return emitError(value.loc)
-                       << "expected a positive size or -1 for \"" << key
-                       << "\", got: " << size;
-              if (key == "replicate" && size != 1)
-                return emitError(value.loc)
-                       << "\"replicate\" other than 1 is not supported yet";
-              return success();
-            })))
+    if (node && failed(forEachEntry(
+                    *node, "\"mesh\"", {"replicate", "shard"},
+                    [&](StringRef key, const Node &value) -> LogicalResult {
+                      int64_t &size = key == "shard" ? shard : replicate;
+                      if (failed(getInteger(key, value, size)))
+                        return failure();
+                      if (size != -1 && size < 1)
+                        return emitError(value.loc)
+                               << "expected a positive size or -1 for \"" << key
+                               << "\", got: " << size;
+                      return success();
+                    })))
       return failure();
-    if (shard == -1)
-      shard = worldSize;
-    if (shard != worldSize)
+    if (shard == -1 && replicate == -1)
       return emitError(node->loc)
-             << "the mesh has " << shard << " ranks, expected the world size "
-             << worldSize;
-    createMesh(builder, worldSize, node ? node->loc : getLoc(1, 1));
+             << "expected a size for \"shard\" or \"replicate\" of \"mesh\", "
+                "got -1 for both (-1 is the default of \"shard\")";
+    int64_t &inferred = shard == -1 ? shard : replicate;
+    int64_t given = shard == -1 ? replicate : shard;
+    if (inferred == -1) {
+      if (worldSize % given != 0)
+        return emitError(node->loc)
+               << "expected the mesh to divide the world size " << worldSize
+               << ", got: " << given << " ranks on one axis";
+      inferred = worldSize / given;
+    }
+    if (shard > worldSize || shard * replicate != worldSize)
+      return emitError(node->loc)
+             << "the mesh has " << shard * replicate
+             << " ranks, expected the world size " << worldSize;
+    createMesh(builder, replicate, shard, node ? node->loc : getLoc(1, 1));
+    return success();
+  }
+
+  /// A pattern, or a sequence of them.
+  LogicalResult getPatterns(StringRef key, const Node &node,
+                            SmallVectorImpl<StringRef> &patterns) {
+    ArrayRef<Node> nodes(node);
+    if (node.kind == Node::Kind::Sequence)
+      nodes = node.elements;
+    if (nodes.empty())
+      return emitError(node.loc)
+             << "expected at least one pattern for \"" << key << "\"";
+    for (const Node &element : nodes) {
+      if (element.kind != Node::Kind::Scalar || element.scalar.empty())
+        return emitError(element.loc) << "expected a pattern for \"" << key
+                                      << "\", got: " << describe(element);
+      patterns.push_back(element.scalar);
+    }
+    return success();
+  }
+
+  LogicalResult applyIgnore(const Node *node) {
+    if (!node)
+      return success();
+    SmallVector<StringRef> patterns;
+    if (failed(getPatterns("ignore", *node, patterns)))
+      return failure();
+    for (auto [index, pattern] : llvm::enumerate(patterns))
+      IgnoreOp::create(builder,
+                       node->elements.empty() ? node->loc
+                                              : node->elements[index].loc,
+                       pattern);
     return success();
   }
 
@@ -96,20 +139,26 @@ private:
     if (node->kind != Node::Kind::Sequence)
       return emitError(node->loc) << "expected a sequence for \"units\"";
     for (const Node &unit : node->elements) {
-      StringAttr match;
+      SmallVector<StringRef> patterns;
+      bool byClass = false;
       Location matchLoc = unit.loc;
       BoolAttr reshard;
       if (failed(forEachEntry(
-              unit, "\"units\"", {"match", "reshard_after_forward"},
+              unit, "\"units\"", {"match", "class", "reshard_after_forward"},
               [&](StringRef key, const Node &value) -> LogicalResult {
-                if (key == "match") {
-                  if (value.kind != Node::Kind::Scalar || value.scalar.empty())
-                    return emitError(value.loc)
-                           << "expected a pattern for \"match\", got: "
-                           << describe(value);
-                  match = builder.getStringAttr(value.scalar);
+                if (key == "match" || key == "class") {
+                  if (!patterns.empty())
+                    return emitError(value.loc) << "expected \"match\" or "
+                                                   "\"class\" in a unit, got "
+                                                   "both";
+                  byClass = key == "class";
                   matchLoc = value.loc;
-                  return success();
+                  if (byClass && value.kind == Node::Kind::Sequence)
+                    return emitError(value.loc)
+                           << "expected the name of a class for \"class\", "
+                              "got: "
+                           << describe(value);
+                  return getPatterns(key, value, patterns);
                 }
                 int64_t group;
                 if (!StringRef(value.scalar).getAsInteger(10, group))
@@ -124,9 +173,12 @@ private:
               },
               {"mixed_precision"})))
         return failure();
-      if (!match)
-        return emitError(unit.loc) << "expected a key \"match\" in a unit";
-      UnitPatternOp::create(builder, matchLoc, match, reshard);
+      if (patterns.empty())
+        return emitError(unit.loc)
+               << "expected a key \"match\" or \"class\" in a unit";
+      UnitPatternOp::create(builder, matchLoc,
+                            builder.getStrArrayAttr(patterns), reshard,
+                            byClass);
     }
     return success();
   }
@@ -179,11 +231,15 @@ private:
   }
 
 public:
-  static void createMesh(OpBuilder &builder, int64_t ranks, Location loc) {
+  /// One replica has no axis of its own.
+  static void createMesh(OpBuilder &builder, int64_t replicate, int64_t shard,
+                         Location loc) {
     MLIRContext *context = builder.getContext();
-    MeshOp::create(builder, loc, "world",
-                   MeshAttr::get(context, MeshAxisAttr::get(
-                                              context, shardAxisName, ranks)));
+    SmallVector<MeshAxisAttr> axes;
+    if (replicate != 1)
+      axes.push_back(MeshAxisAttr::get(context, replicateAxisName, replicate));
+    axes.push_back(MeshAxisAttr::get(context, shardAxisName, shard));
+    MeshOp::create(builder, loc, "world", MeshAttr::get(context, axes));
   }
 
 private:
@@ -201,7 +257,8 @@ LogicalResult mlir::fsdp::applyDefaultConfig(ModuleOp module,
                                              int64_t worldSize) {
   OpBuilder builder(module.getContext());
   builder.setInsertionPointToStart(module.getBody());
-  ConfigReader::createMesh(builder, worldSize, builder.getUnknownLoc());
+  ConfigReader::createMesh(builder, /*replicate=*/1, worldSize,
+                           builder.getUnknownLoc());
   createDefaultOptimizer(builder, builder.getUnknownLoc());
   return success();
 }

@@ -26,6 +26,13 @@ public:
       (*module)->setAttr(weightsHashAttrName,
                          builder.getStringAttr(capture.weights.hash));
     }
+    SmallVector<NamedAttribute> classes;
+    for (const auto &[name, className] : capture.modules)
+      if (!name.empty())
+        classes.push_back(
+            builder.getNamedAttr(name, builder.getStringAttr(className)));
+    (*module)->setAttr(moduleClassesAttrName,
+                       builder.getDictionaryAttr(classes));
     builder.setInsertionPointToEnd(module->getBody());
     importDeclarations();
     importStep();

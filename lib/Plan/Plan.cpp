@@ -72,4 +72,11 @@ double LRSchedule::factor(int64_t step) const {
   return minLRRatio + (1 - minLRRatio) * adjustment;
 }
 
+TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index) {
+  TensorSpec spec = plan.params[param].spec;
+  if (plan.params[param].unit != -1)
+    spec.shape[0] = shardRows(spec.shape[0], plan.shards(), index).size();
+  return spec;
+}
+
 } // namespace fsdp::plan

@@ -217,6 +217,22 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.key("norm_type");
       p.real(c.normType);
     }
+    void operator()(const ReadParam &r) {
+      p.open("read_param");
+      p.number(r.param);
+      p.key("out");
+      p.number(r.out);
+    }
+    void operator()(const AllReduce &r) {
+      p.open("all_reduce");
+      p.number(r.unit);
+      p.key("params");
+      p.numbers(r.params);
+      p.key("ins");
+      p.numbers(r.ins);
+      p.key("outs");
+      p.numbers(r.outs);
+    }
     void operator()(const OptimizerStep &o) {
       p.open("optimizer_step");
       p.numbers(o.params);
@@ -297,6 +313,8 @@ std::string Printer::print(const Plan &plan) {
   string(plan.model);
   raw(",\n  \"world_size\": ");
   number(plan.worldSize);
+  raw(",\n  \"replicas\": ");
+  number(plan.replicas);
   raw(",\n  \"weights\": ");
   open("path");
   string(plan.weights.path);

@@ -379,6 +379,16 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
         ClipGradNorm{c.at("clip_grad_norm").indices(), c.at("ins").indices(),
                      c.at("outs").indices(), c.at("max_norm").real(),
                      c.at("norm_type").real()};
+  } else if (c.has("all_reduce")) {
+    c.keys({"all_reduce", "params", "ins", "outs"},
+           {"phase", "module", "frees"});
+    instruction.kind =
+        AllReduce{c.at("all_reduce").index(), c.at("params").indices(),
+                  c.at("ins").indices(), c.at("outs").indices()};
+  } else if (c.has("read_param")) {
+    c.keys({"read_param", "out"}, {"phase", "module", "frees"});
+    instruction.kind =
+        ReadParam{c.at("read_param").index(), c.at("out").index()};
   } else if (c.has("optimizer_step")) {
     c.keys({"optimizer_step", "grads"}, {"groups", "phase", "module", "frees"});
     instruction.kind = OptimizerStep{
@@ -393,9 +403,9 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     instruction.kind =
         WriteBuffer{c.at("write_buffer").index(), c.at("value").index()};
   } else {
-    c.error("expected an instruction (call, read_buffer, constant, all_gather, "
-            "reshard, reduce_scatter, accumulate, clip_grad_norm, "
-            "optimizer_step, write_param or write_buffer)");
+    c.error("expected an instruction (call, read_buffer, read_param, constant, "
+            "all_gather, reshard, reduce_scatter, all_reduce, accumulate, "
+            "clip_grad_norm, optimizer_step, write_param or write_buffer)");
   }
   if (hasPhase)
     instruction.phase = decodePhase(c);
@@ -449,7 +459,8 @@ Plan decodePlan(const Cursor &c) {
                           std::to_string(kPlanVersion) + ", got " +
                           std::to_string(version) +
                           "; compile the model again with this fsdp-opt");
-  c.keys({"version", "producer", "model", "world_size", "weights", "optimizer",
+  c.keys({"version", "producer", "model", "world_size", "replicas", "weights",
+          "optimizer",
           "param_groups", "lr_schedule", "accumulation_steps", "modules",
           "values", "params", "buffers", "inputs", "units", "init",
           "instructions", "loss"});
@@ -457,6 +468,7 @@ Plan decodePlan(const Cursor &c) {
   plan.producer = c.at("producer").string();
   plan.model = c.at("model").string();
   plan.worldSize = c.at("world_size").integer(1, 1 << 20);
+  plan.replicas = c.at("replicas").integer(1, 1 << 20);
   Cursor weights = c.at("weights");
   weights.keys({"path", "hash"});
   plan.weights = {weights.at("path").string(), weights.at("hash").string()};

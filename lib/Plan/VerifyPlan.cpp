@@ -35,8 +35,9 @@ public:
   Verifier(const Plan &plan, const std::string &origin)
       : plan(plan), origin(origin), states(plan.values.size()),
         liveGather(plan.units.size(), -1), reductionOf(plan.params.size(), -1),
-        stepped(plan.params.size()), writtenParams(plan.params.size()),
-        writtenBuffers(plan.buffers.size()) {}
+        allReduced(plan.params.size()), stepped(plan.params.size()),
+        writtenParams(plan.params.size()), writtenBuffers(plan.buffers.size()) {
+  }
 
   void verify();
 
@@ -92,7 +93,9 @@ private:
   void visit(const ReduceScatter &reduce);
   void visit(const Accumulate &accumulate);
   void visit(const ClipGradNorm &clip);
+  void visit(const AllReduce &reduce);
   void visit(const OptimizerStep &step);
+  void visit(const ReadParam &read);
   void visit(const WriteParam &write);
   void visit(const WriteBuffer &write);
   void verifyInit();
@@ -112,7 +115,7 @@ private:
   std::vector<int64_t> liveGather;
   /// Value that holds the parameter's reduced gradient, or -1.
   std::vector<ValueId> reductionOf;
-  std::vector<bool> stepped;
+  std::vector<bool> allReduced, stepped;
   /// Parameters some call writes the reduce-scatter input of.
   std::set<int32_t> steered;
   /// Parameters whose gradients are accumulated.
@@ -157,6 +160,10 @@ void Verifier::verifyTables() {
   if (plan.worldSize < 1)
     fail("P1", "expected a positive world size, got " +
                    std::to_string(plan.worldSize));
+  if (plan.replicas < 1 || plan.worldSize % plan.replicas != 0)
+    fail("P1", "expected replicas that divide the world size " +
+                   std::to_string(plan.worldSize) + ", got " +
+                   std::to_string(plan.replicas));
   verifyOptimizer();
 
   std::set<std::string> names;
@@ -168,6 +175,8 @@ void Verifier::verifyTables() {
     unique(param.name);
     for (const std::string &alias : param.aliases)
       unique(alias);
+    if (param.unit == -1)
+      continue;
     checkIndex(param.unit, plan.units, "a unit");
     if (param.spec.shape.empty())
       fail("P2", "expected parameter " + quoted(param.name) +
@@ -187,7 +196,7 @@ void Verifier::verifyTables() {
       ++claims[param];
     }
   for (size_t p = 0; p < plan.params.size(); ++p)
-    if (claims[p] != 1)
+    if (claims[p] != (plan.params[p].unit == -1 ? 0 : 1))
       fail("P2", "expected parameter " + quoted(plan.params[p].name) +
                      " in one unit's list once, got " +
                      std::to_string(claims[p]) + " times");
@@ -274,6 +283,17 @@ void Verifier::visit(const ReadBuffer &read) {
             "buffer " + quoted(plan.buffers[read.buffer].name));
 }
 
+void Verifier::visit(const ReadParam &read) {
+  checkIndex(read.param, plan.params, "a parameter");
+  const Param &param = plan.params[read.param];
+  if (param.unit != -1)
+    fail("P7", "parameter " + quoted(param.name) + " of unit " +
+                   quoted(plan.units[param.unit].name) +
+                   " is read without a gather");
+  define(read.out);
+  checkSpec(read.out, param.spec, "P5", "parameter " + quoted(param.name));
+}
+
 void Verifier::visit(const Constant &constant) {
   define(constant.out);
   int64_t want = plan.values[constant.out].numBytes();
@@ -340,10 +360,8 @@ void Verifier::visit(const ReduceScatter &reduce) {
 }
 
 void Verifier::defineShard(ValueId value, int32_t param) {
-  TensorSpec shard = plan.params[param].spec;
-  shard.shape[0] = shardRows(shard.shape[0], plan.worldSize, 0).size();
   define(value);
-  checkSpec(value, shard, "P5",
+  checkSpec(value, shardSpec(plan, param, 0), "P5",
             "the gradient shard of " + quoted(plan.params[param].name));
   states[value].shardOf = param;
 }
@@ -401,6 +419,24 @@ void Verifier::visit(const ClipGradNorm &clip) {
   }
 }
 
+void Verifier::visit(const AllReduce &reduce) {
+  checkIndex(reduce.unit, plan.units, "a unit");
+  checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
+  checkSize(reduce.outs.size(), reduce.params.size(), "results");
+  if (plan.replicas == 1)
+    fail("P16", "gradients are all-reduced but there is one replica");
+  for (size_t i = 0; i < reduce.params.size(); ++i) {
+    checkIndex(reduce.params[i], plan.params, "a parameter");
+    const std::string &name = plan.params[reduce.params[i]].name;
+    useShard(reduce.ins[i], reduce.params[i], "P16");
+    if (allReduced[reduce.params[i]])
+      fail("P16",
+           "the gradient of " + quoted(name) + " is all-reduced a second time");
+    allReduced[reduce.params[i]] = true;
+    defineShard(reduce.outs[i], reduce.params[i]);
+  }
+}
+
 void Verifier::visit(const OptimizerStep &step) {
   checkSize(step.grads.size(), step.params.size(), "gradients");
   if (!step.groups.empty())
@@ -418,10 +454,22 @@ void Verifier::visit(const OptimizerStep &step) {
                      "where the optimizer writes parameters");
   for (size_t i = 0; i < step.params.size(); ++i) {
     checkIndex(step.params[i], plan.params, "a parameter");
-    const std::string &name = plan.params[step.params[i]].name;
-    if (states[step.grads[i]].consumed && stepped[step.params[i]])
+    const Param &param = plan.params[step.params[i]];
+    const std::string &name = param.name;
+    if (stepped[step.params[i]])
       fail("P8", "parameter " + quoted(name) + " is stepped twice");
-    useShard(step.grads[i], step.params[i], "P8");
+    if (param.unit == -1) {
+      use(step.grads[i]);
+      checkSpec(step.grads[i], param.spec, "P5",
+                "the gradient of " + quoted(name));
+      if (!param.requiresGrad)
+        fail("P8", "parameter " + quoted(name) + " is frozen but is stepped");
+    } else {
+      if (plan.replicas > 1 && !allReduced[step.params[i]])
+        fail("P16", "the gradient of " + quoted(name) +
+                        " is not all-reduced over the replicas");
+      useShard(step.grads[i], step.params[i], "P8");
+    }
     if (stepped[step.params[i]])
       fail("P8", "parameter " + quoted(name) + " is stepped twice");
     stepped[step.params[i]] = true;

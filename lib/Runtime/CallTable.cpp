@@ -68,6 +68,12 @@ std::string describeInstruction(const plan::Plan &plan,
     std::string operator()(const plan::OptimizerStep &) {
       return "optimizer_step";
     }
+    std::string operator()(const plan::ReadParam &read) {
+      return "read_param \"" + plan.params[read.param].name + "\"";
+    }
+    std::string operator()(const plan::AllReduce &reduce) {
+      return unit("all_reduce", reduce.unit);
+    }
     std::string operator()(const plan::WriteParam &write) {
       return "write_param \"" + plan.params[write.param].name + "\"";
     }

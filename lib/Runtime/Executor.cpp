@@ -116,6 +116,12 @@ void Executor::run(const plan::ClipGradNorm &clip) {
     values[clip.outs[i]] = std::move(clipped.grads[i]);
 }
 
+void Executor::run(const plan::AllReduce &reduce) {
+  std::vector<at::Tensor> reduced = comm.allReduce(reduce, take(reduce.ins));
+  for (size_t i = 0; i < reduced.size(); ++i)
+    values[reduce.outs[i]] = std::move(reduced[i]);
+}
+
 void Executor::run(const plan::OptimizerStep &step) {
   comm.beginUpdate();
   optimizer->step(take(step.grads), lrFactor);
@@ -145,6 +151,10 @@ void Executor::execute(size_t index) {
     // Plan::init alone has these (P13).
     void operator()(const plan::WriteParam &) {}
     void operator()(const plan::WriteBuffer &) {}
+    void operator()(const plan::ReadParam &read) {
+      e.values[read.out] = e.comm.shard(read.param);
+    }
+    void operator()(const plan::AllReduce &reduce) { e.run(reduce); }
   };
   std::visit(Visitor{*this, index}, instruction.kind);
   for (plan::ValueId value : instruction.frees)

@@ -48,11 +48,15 @@ private:
                    std::get_if<plan::WriteParam>(&instruction.kind)) {
       const at::Tensor &value =
           checked(write->value, plan.params[write->param].spec);
+      at::Tensor shard = comm.shard(write->param);
+      if (plan.params[write->param].unit == -1) {
+        shard.copy_(value);
+        return;
+      }
       plan::RowRange rows =
-          plan::shardRows(value.size(0), comm.worldSize(), comm.rank());
+          plan::shardRows(value.size(0), plan.shards(), comm.shardIndex());
       if (rows.size() > 0)
-        comm.shard(write->param)
-            .copy_(value.narrow(0, rows.begin, rows.size()));
+        shard.copy_(value.narrow(0, rows.begin, rows.size()));
     } else if (const auto *write =
                    std::get_if<plan::WriteBuffer>(&instruction.kind)) {
       buffers[write->buffer].copy_(

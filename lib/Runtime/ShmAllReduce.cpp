@@ -27,7 +27,7 @@ void ShmComm::allReduce(const at::Tensor &vector, Reduction reduction) {
   std::memcpy(segment.vector(ownRank, slot), vector.const_data_ptr(),
               vector.nbytes());
   own().vectorsReady.publish(allReduces);
-  waitAll(&RankState::vectorsReady, allReduces, {"all_reduce"});
+  waitAll(shardGroup, &RankState::vectorsReady, allReduces, {"all_reduce"});
   for (int64_t r = 0; r < worldSize(); ++r) {
     at::Tensor term = at::from_blob(segment.vector(r, slot), vector.sizes(),
                                     vector.scalar_type());

@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -61,6 +62,13 @@ int64_t rowBytes(const plan::TensorSpec &spec) {
 ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
     : plan(plan), segment(segment), ownRank(rank),
       pidfds(size_t(plan.worldSize), -1) {
+  for (int64_t r = 0; r < worldSize(); ++r) {
+    everybody.push_back(r);
+    if (r / plan.shards() == ownRank / plan.shards())
+      shardGroup.push_back(r);
+    if (r % plan.shards() == shardIndex())
+      replicateGroup.push_back(r);
+  }
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
     bool reduced = segment.layout().reductionOf[p] >= 0;
@@ -70,9 +78,13 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
                        "\": expected a float32 or float64 gradient to "
                        "reduce, got " +
                        std::string(plan::dtypeName(param.spec.dtype)));
-    fullParams.push_back(at::from_blob(segment.param(int32_t(p)),
-                                       param.spec.shape,
-                                       scalarType(param.spec.dtype)));
+    at::ScalarType dtype = scalarType(param.spec.dtype);
+    if (param.unit == -1)
+      fullParams.push_back(at::empty(param.spec.shape, dtype));
+    else
+      fullParams.push_back(
+          at::from_blob(segment.param(ownRank / plan.shards(), int32_t(p)),
+                        param.spec.shape, dtype));
   }
   own().pid.store(getpid());
 }
@@ -88,8 +100,10 @@ int64_t ShmComm::ownBytes() const {
 }
 
 at::Tensor ShmComm::shard(int32_t param) {
-  plan::RowRange rows =
-      plan::shardRows(plan.params[param].spec.shape[0], worldSize(), ownRank);
+  if (plan.params[param].unit == -1)
+    return fullParams[param];
+  plan::RowRange rows = plan::shardRows(plan.params[param].spec.shape[0],
+                                        plan.shards(), shardIndex());
   return fullParams[param].narrow(0, rows.begin, rows.size());
 }
 
@@ -107,7 +121,7 @@ void ShmComm::beginMicrobatch() {
 }
 
 std::vector<at::Tensor> ShmComm::allGather(int32_t unit) {
-  waitAll(&RankState::published, versions, {"all_gather", unit});
+  waitAll(shardGroup, &RankState::published, versions, {"all_gather", unit});
   std::vector<at::Tensor> result;
   for (int32_t param : plan.units[unit].params)
     result.push_back(fullParams[param]);
@@ -124,18 +138,18 @@ void ShmComm::acquire(int32_t ordinal) {
   // Neighbours lie apart; everything before them must have been read.
   uint32_t below = stepBase + uint32_t(std::max(0, ordinal - 1));
   finish(below);
-  waitAll(&RankState::inputsRead, below, {"reduce_scatter"});
+  waitAll(shardGroup, &RankState::inputsRead, below, {"reduce_scatter"});
   acquired = ordinal + 1;
 }
 
 void *ShmComm::reduceInput(int32_t param) {
-  if (worldSize() == 1)
+  if (plan.shards() == 1)
     return nullptr;
   int32_t ordinal = segment.layout().reductionOf[param];
   if (segment.layout().dedicated[param]) {
     // Read by everybody before the last update, unless there was none.
     finish(stepBase);
-    waitAll(&RankState::inputsRead, stepBase, {"reduce_scatter"});
+    waitAll(shardGroup, &RankState::inputsRead, stepBase, {"reduce_scatter"});
   } else {
     acquire(ordinal);
   }
@@ -146,10 +160,12 @@ std::vector<at::Tensor>
 ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
                        const std::vector<at::Tensor> &grads) {
   int32_t ordinal = issued++;
-  if (worldSize() == 1) {
+  if (plan.shards() == 1) {
     std::vector<at::Tensor> outs;
-    for (const at::Tensor &grad : grads)
-      outs.push_back(grad.contiguous());
+    for (size_t i = 0; i < grads.size(); ++i)
+      outs.push_back(plan.replicas == 1
+                         ? grads[i].contiguous()
+                         : shardGrad(reduce.params[i]).copy_(grads[i]));
     return outs;
   }
   acquire(ordinal);
@@ -165,9 +181,7 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
       at::from_blob(place, spec.shape, scalarType(spec.dtype))
           .copy_(aliases ? grads[i].clone() : grads[i]);
     }
-    std::vector<int64_t> shape = spec.shape;
-    shape[0] = plan::shardRows(shape[0], worldSize(), ownRank).size();
-    entry.outs.push_back(at::empty(shape, scalarType(spec.dtype)));
+    entry.outs.push_back(shardGrad(param));
   }
   std::vector<at::Tensor> outs = entry.outs;
   own().inputsReady.publish(entry.index + 1);
@@ -178,44 +192,89 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
   return outs;
 }
 
+at::Tensor ShmComm::shardGrad(int32_t param) const {
+  plan::TensorSpec spec = plan::shardSpec(plan, param, shardIndex());
+  at::ScalarType dtype = scalarType(spec.dtype);
+  if (plan.replicas == 1)
+    return at::empty(spec.shape, dtype);
+  return at::from_blob(segment.shardGrad(ownRank, param), spec.shape, dtype);
+}
+
+std::vector<at::Tensor>
+ShmComm::allReduce(const plan::AllReduce &reduce,
+                   const std::vector<at::Tensor> &shards) {
+  PendingAllReduce entry{&reduce, {}};
+  for (const at::Tensor &shard : shards)
+    entry.outs.push_back(at::empty_like(shard));
+  pendingAllReduces.push_back(entry);
+  return entry.outs;
+}
+
+// Places are used once a step, and beginUpdate waits for everybody: nobody
+// still reads what the next step's reduction overwrites.
+void ShmComm::finishAllReduces() {
+  if (pendingAllReduces.empty())
+    return;
+  own().shardsReady.publish(uint32_t(step) + 1);
+  for (PendingAllReduce &entry : pendingAllReduces) {
+    waitAll(replicateGroup, &RankState::shardsReady, uint32_t(step) + 1,
+            {"all_reduce", entry.reduce->unit});
+    for (size_t i = 0; i < entry.outs.size(); ++i)
+      averageInto(entry.outs[i], replicateGroup, [&](int64_t rank) {
+        return segment.shardGrad(rank, entry.reduce->params[i]);
+      });
+  }
+  pendingAllReduces.clear();
+}
+
 void ShmComm::finish(uint32_t index) {
   while (!pending.empty() && int32_t(pending.front().index - index) < 0)
     finishFirst();
 }
 
+template <typename Place>
+void ShmComm::averageInto(at::Tensor &out, const std::vector<int64_t> &ranks,
+                          Place place) {
+  auto run = [&]<typename T>(T *data) {
+    std::vector<const T *> in;
+    for (int64_t rank : ranks)
+      in.push_back(reinterpret_cast<const T *>(place(rank)));
+    average(data, in, out.numel());
+  };
+  if (out.scalar_type() == at::kFloat)
+    run(out.mutable_data_ptr<float>());
+  else
+    run(out.mutable_data_ptr<double>());
+}
+
 void ShmComm::finishFirst() {
   Pending entry = std::move(pending.front());
   pending.pop_front();
-  waitAll(&RankState::inputsReady, entry.index + 1,
+  waitAll(shardGroup, &RankState::inputsReady, entry.index + 1,
           {"reduce_scatter", entry.reduce->unit});
   for (size_t i = 0; i < entry.outs.size(); ++i) {
     int32_t param = entry.reduce->params[i];
     const plan::TensorSpec &spec = plan.params[param].spec;
     int64_t offset =
-        plan::shardRows(spec.shape[0], worldSize(), ownRank).begin *
+        plan::shardRows(spec.shape[0], plan.shards(), shardIndex()).begin *
         rowBytes(spec);
-    int64_t count = entry.outs[i].numel();
-    auto run = [&]<typename T>(T *out) {
-      std::vector<const T *> in;
-      for (int64_t r = 0; r < worldSize(); ++r)
-        in.push_back(
-            reinterpret_cast<const T *>(segment.grad(r, param) + offset));
-      average(out, in, count);
-    };
-    if (spec.dtype == plan::DType::Float32)
-      run(entry.outs[i].mutable_data_ptr<float>());
-    else
-      run(entry.outs[i].mutable_data_ptr<double>());
+    averageInto(entry.outs[i], shardGroup, [&](int64_t rank) {
+      return segment.grad(rank, param) + offset;
+    });
   }
   own().inputsRead.publish(entry.index + 1);
 }
 
-void ShmComm::finishReductions() { finish(stepBase + uint32_t(issued)); }
+void ShmComm::finishReductions() {
+  finish(stepBase + uint32_t(issued));
+  finishAllReduces();
+}
 
 void ShmComm::beginUpdate() {
   finishReductions();
   own().released.publish(uint32_t(step) + 1);
-  waitAll(&RankState::released, uint32_t(step) + 1, {"optimizer_step"});
+  waitAll(everybody, &RankState::released, uint32_t(step) + 1,
+          {"optimizer_step"});
 }
 
 std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
@@ -238,15 +297,16 @@ std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
 }
 
 bool ShmComm::allReached(Counter RankState::*counter, uint32_t target) const {
-  for (int64_t r = 0; r < worldSize(); ++r)
+  for (int64_t r : shardGroup)
     if (!(segment.state(r).*counter).reached(target))
       return false;
   return true;
 }
 
-void ShmComm::waitAll(Counter RankState::*counter, uint32_t target,
+void ShmComm::waitAll(const std::vector<int64_t> &ranks,
+                      Counter RankState::*counter, uint32_t target,
                       Waiting waiting) {
-  for (int64_t r = 0; r < worldSize(); ++r)
+  for (int64_t r : ranks)
     if (r != ownRank)
       wait(r, counter, target, waiting);
 }

@@ -56,10 +56,12 @@ bool Counter::waitSlice(uint32_t target) {
 
 SegmentLayout::SegmentLayout(const plan::Plan &plan)
     : worldSize(plan.worldSize), params(plan.params.size()),
-      grads(plan.params.size()), reductionOf(plan.params.size(), -1),
-      dedicated(plan.params.size()) {
-  size_t end = alignTo(sizeof(SegmentHeader), kTensorAlign) +
-               size_t(worldSize) * sizeof(RankState);
+      grads(plan.params.size()), shardGrads(plan.params.size()),
+      reductionOf(plan.params.size(), -1), dedicated(plan.params.size()) {
+  paramsBegin = alignTo(alignTo(sizeof(SegmentHeader), kTensorAlign) +
+                            size_t(worldSize) * sizeof(RankState),
+                        kPage);
+  size_t end = 0;
   for (const plan::Unit &unit : plan.units) {
     end = alignTo(end, kPage);
     for (int32_t param : unit.params) {
@@ -68,6 +70,8 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
       end += size_t(plan.params[param].spec.numBytes());
     }
   }
+  replicaBytes = alignTo(end, kPage);
+  end = paramsBegin + size_t(plan.replicas) * replicaBytes;
   bool clips = std::any_of(
       plan.instructions.begin(), plan.instructions.end(), [](const auto &i) {
         return std::holds_alternative<plan::ClipGradNorm>(i.kind);
@@ -88,7 +92,7 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
       reductions.push_back(reduce);
     }
   reductionsPerStep = int32_t(reductions.size());
-  if (worldSize > 1) {
+  if (plan.shards() > 1) {
     int32_t issued = 0;
     for (const plan::Instruction &instruction : plan.instructions) {
       if (std::holds_alternative<plan::ReduceScatter>(instruction.kind))
@@ -126,8 +130,17 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
           grads[param] += shared - sizes[j];
         }
       }
-    areaBytes = alignTo(areaBytes, kPage);
   }
+  for (const plan::Instruction &instruction : plan.instructions)
+    if (const auto *reduce = std::get_if<plan::AllReduce>(&instruction.kind))
+      for (int32_t param : reduce->params) {
+        shardGrads[param] = areaBytes;
+        // Rank 0 has the largest shard.
+        areaBytes = alignTo(
+            areaBytes + size_t(plan::shardSpec(plan, param, 0).numBytes()),
+            kTensorAlign);
+      }
+  areaBytes = alignTo(areaBytes, kPage);
   totalBytes = areasBegin + size_t(worldSize) * areaBytes;
 }
 

@@ -159,11 +159,13 @@ void loadShards(const plan::Plan &plan, const SafeTensors &weights,
     at::Tensor shard = comm.shard(int32_t(p));
     if (shard.numel() == 0)
       continue;
-    int64_t row = param.spec.numBytes() / param.spec.shape[0];
-    int64_t begin =
-        plan::shardRows(param.spec.shape[0], comm.worldSize(), comm.rank())
-            .begin;
-    std::memcpy(shard.mutable_data_ptr(), entry.data.data() + begin * row,
+    int64_t offset = 0;
+    if (param.unit != -1)
+      offset =
+          plan::shardRows(param.spec.shape[0], plan.shards(), comm.shardIndex())
+              .begin *
+          (param.spec.numBytes() / param.spec.shape[0]);
+    std::memcpy(shard.mutable_data_ptr(), entry.data.data() + offset,
                 shard.nbytes());
   }
 }
@@ -179,6 +181,9 @@ void saveWeights(const plan::Plan &plan, Comm &comm,
     for (size_t i = 0; i < full.size(); ++i)
       params[plan.units[u].params[i]] = full[i];
   }
+  for (size_t p = 0; p < params.size(); ++p)
+    if (plan.params[p].unit == -1)
+      params[p] = comm.shard(int32_t(p));
   if (comm.rank() == 0) {
     std::vector<NamedTensor> tensors;
     auto add = [&](const std::string &name, const plan::TensorSpec &spec,

@@ -13,6 +13,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit
   pm.addPass(createInsertReshards());       // free after forward, gather again
   pm.addPass(createInsertReduceScatters()); // whole gradients -> shards
+  pm.addPass(createInsertAllReduces());     // shards' averages over replicas
   pm.addPass(createInsertAccumulation());   // microbatches' gradients -> sums
   pm.addPass(createInsertClipping());       // gradients' shards -> clipped
   pm.addPass(createInsertOptimizer());      // gradients' shards -> update

@@ -149,7 +149,7 @@ def capture(
 
     irs = {"graph.ir": text}
     files: dict[str, int] = {}
-    record = _record(model, params, buffers, inputs, trace, modules.paths, files)
+    record = _record(model, params, buffers, inputs, trace, modules, files)
     record["grads"] = [index for index, _ in used]
     if init is not None:
         made = capture_init(init, model, params, buffers, trace.constants)
@@ -299,7 +299,7 @@ def _record(
     buffers: list[weights.State],
     inputs: dict[str, Tensor],
     trace: Trace,
-    modules: list[str],
+    modules: ModuleStack,
     files: dict[str, int],
 ) -> dict[str, Any]:
     """capture.json, but for `files` and `grads`, and without weights and init."""
@@ -310,7 +310,8 @@ def _record(
         "training": model.training,
         "weights": None,
         "init": None,
-        "modules": modules,
+        "modules": modules.paths,
+        "classes": modules.classes,
         "params": [
             {
                 "name": param.name,

@@ -13,7 +13,7 @@ The archive's extra files:
 
   - format (1), producer, model (the class), training;
   - weights: path relative to the archive and hash of the safetensors file, or null;
-  - modules, files: tables that nodes index;
+  - modules, files: tables that nodes index; classes: that of each module;
   - params: name, aliases, shape, dtype, requires_grad, in FSDP2's order; buffers: name, shape,
     dtype, persistent; inputs: name, shape, dtype, and for integers the range [low, high);
   - nodes: one for each ATen call of graph.ir in order, with op, overload, module, file, line (-1:

@@ -93,16 +93,19 @@ class Trace:
 class ModuleStack:
     """The path of the module whose `forward` runs, through PyTorch's global module hooks.
 
-    `paths` is the table that indices point into; "" (the root, index 0) is first.
+    `paths` is the table that indices point into; "" (the root, index 0) is first. `classes` has
+    the class name of each.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.paths = [""]
+        self.classes = [type(model).__name__]
         self._index = {id(model): 0}
         for path, module in model.named_modules():
             if id(module) not in self._index:
                 self._index[id(module)] = len(self.paths)
                 self.paths.append(path)
+                self.classes.append(type(module).__name__)
         self._stack: list[int] = []
         self._handles: list[Any] = []
 

@@ -105,3 +105,103 @@ fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   %r = fsdp.reduce_scatter @u avg [@a] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  // expected-error @below {{AllReduce-1: expected 1 operands and results, got: 2 and 2}}
+  %s:2 = fsdp.all_reduce @u avg over "replicate" [@a] %r#0, %r#1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  // expected-error @below {{AllReduce-1: expected parameters in unit order, got @a too late}}
+  %s:2 = fsdp.all_reduce @u avg over "replicate" [@b, @a] %r#0, %r#1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  // expected-error @below {{AllReduce-1: expected @a in unit @v}}
+  %s = fsdp.all_reduce @v avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  // expected-error @below {{AllReduce-2: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{}]>>'}}
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  // expected-error @below {{AllReduce-3: expected an axis of #fsdp.mesh<["replicate"=2, "shard"=2]> that the sharding of @a does not name, got: "shard"}}
+  %s = fsdp.all_reduce @u avg over "shard" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  // expected-error @below {{AllReduce-3: expected an axis of #fsdp.mesh<["shard"=2]> that the sharding of @a does not name, got: "replicate"}}
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  // expected-note @below {{all-reduced here}}
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{Program-4: expected the gradient of @a to be all-reduced at most once}}
+  %t = fsdp.all_reduce @u avg over "replicate" [@a] %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}

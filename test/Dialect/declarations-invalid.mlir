@@ -63,3 +63,19 @@ fsdp.checkpoint_pattern ""
 
 // expected-error @below {{CheckpointPattern-1: expected an operator of the form "namespace::name" in save, got: "mm"}}
 fsdp.checkpoint_pattern "layers.*" {save = ["aten::add.Tensor", "mm"]}
+
+// -----
+
+fsdp.unit @u
+// expected-error @below {{Param-4: expected no unit and no sharding of an ignored parameter}}
+fsdp.param @a : tensor<4xf32> unit @u {ignored}
+
+// -----
+
+// expected-error @below {{UnitPattern-1: expected one pattern of class names, got: 2}}
+fsdp.unit_pattern "Norm", "Linear" {by_class}
+
+// -----
+
+// expected-error @below {{UnitPattern-1: expected at least one pattern, got none}}
+"fsdp.unit_pattern"() {patterns = []} : () -> ()

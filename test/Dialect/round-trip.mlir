@@ -26,6 +26,14 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.unit @"(root)" {reshard_after_forward = false}
   // CHECK: fsdp.param @w : tensor<4x2xf32> unit @"(root)" sharding <@world, [{"shard"}, {}]> {aliases = ["head.w"]}
   fsdp.param @w : tensor<4x2xf32> unit @"(root)" sharding <@world, [{"shard"}, {}]> {aliases = ["head.w"]}
+  // CHECK: fsdp.unit_pattern "norm", "output" {reshard_after_forward = false}
+  fsdp.unit_pattern "norm", "output" {reshard_after_forward = false}
+  // CHECK: fsdp.unit_pattern "Block" {by_class}
+  fsdp.unit_pattern "Block" {by_class}
+  // CHECK: fsdp.ignore "**.router"
+  fsdp.ignore "**.router"
+  // CHECK: fsdp.param @scale : tensor<f32> {ignored}
+  fsdp.param @scale : tensor<f32> {ignored}
   // CHECK: fsdp.param @frozen : tensor<3xbf16> {frozen}
   fsdp.param @frozen : tensor<3xbf16> {frozen}
   // CHECK: fsdp.buffer @mask : tensor<2xi1> {non_persistent}

@@ -12,6 +12,15 @@
 // EMPTY:      fsdp.mesh @world <["shard"=2]>
 // EMPTY-NEXT: fsdp.optimizer "adamw" {}
 
+// HSDP; a size is inferred once.
+// RUN: fsdp-opt %t/model.mlir --config %t/hsdp.yaml --world-size 8 --level captured | FileCheck %s --check-prefix=HSDP
+// RUN: fsdp-opt %t/model.mlir --config %t/hsdp2.yaml --world-size 8 --level captured | FileCheck %s --check-prefix=HSDP
+// HSDP: fsdp.mesh @world <["replicate"=2, "shard"=4]>
+// HSDP-NEXT: fsdp.unit_pattern "norm", "output"
+// HSDP-NEXT: fsdp.unit_pattern "Block" {by_class, reshard_after_forward = false}
+// HSDP-NEXT: fsdp.ignore "**.router"
+// HSDP-NEXT: fsdp.ignore "**.bias"
+
 // JSON is YAML.
 // RUN: fsdp-opt %t/model.mlir --config %t/config.json --level captured | FileCheck %s --check-prefix=JSON
 // JSON: fsdp.unit_pattern "layers.*"
@@ -21,7 +30,7 @@
 // UNKNOWN: unknown.yaml:2:1: error: unknown key "optimiser" in the config, did you mean "optimizer"?
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/nested.yaml 2>&1 | FileCheck %s --check-prefix=NESTED
-// NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known keys are: match, reshard_after_forward
+// NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known keys are: match, class, reshard_after_forward
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/later.yaml 2>&1 | FileCheck %s --check-prefix=LATER
 // LATER: later.yaml:1:1: error: key "mixed_precision" is not supported yet
@@ -56,6 +65,33 @@
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH
 // MESH: mesh.yaml:1:8: error: the mesh has 3 ranks, expected the world size 4
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/mesh2.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH2
+// MESH2: mesh2.yaml:1:7: error: expected the mesh to divide the world size 4, got: 3 ranks on one axis
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/mesh3.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH3
+// MESH3: mesh3.yaml:1:7: error: expected a size for "shard" or "replicate" of "mesh", got -1 for both (-1 is the default of "shard")
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/mesh4.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH4
+// MESH4: mesh4.yaml:1:19: error: expected a positive size or -1 for "replicate", got: 0
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/both.yaml 2>&1 | FileCheck %s --check-prefix=BOTH
+// BOTH: both.yaml:1:31: error: expected "match" or "class" in a unit, got both
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/neither.yaml 2>&1 | FileCheck %s --check-prefix=NEITHER
+// NEITHER: neither.yaml:1:9: error: expected a key "match" or "class" in a unit
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/none.yaml 2>&1 | FileCheck %s --check-prefix=NONE
+// NONE: none.yaml:1:17: error: expected at least one pattern for "match"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/classes.yaml 2>&1 | FileCheck %s --check-prefix=CLASSES
+// CLASSES: classes.yaml:1:17: error: expected the name of a class for "class", got: a sequence
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/ignore.yaml 2>&1 | FileCheck %s --check-prefix=IGNORE
+// IGNORE: ignore.yaml:1:9: error: expected a pattern for "ignore", got: a mapping
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/ignored.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=IGNORED
+// IGNORED: ignored.yaml:1:16: error: pattern "b" matches no parameter
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/pattern.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=PATTERN
 // PATTERN: pattern.yaml:3:12: error: pattern "layer.*" matches no module with parameters; modules are: layers.0
@@ -186,6 +222,47 @@ optimizer: {lr: -1.0}
 
 //--- mesh.yaml
 mesh: {shard: 3}
+
+//--- hsdp.yaml
+mesh: {replicate: 2, shard: -1}
+units:
+  - match: [norm, output]
+  - {class: Block, reshard_after_forward: false}
+ignore: ["**.router", "**.bias"]
+
+//--- hsdp2.yaml
+mesh: {replicate: -1, shard: 4}
+units:
+  - match: [norm, output]
+  - {class: Block, reshard_after_forward: false}
+ignore: ["**.router", "**.bias"]
+
+//--- mesh2.yaml
+mesh: {replicate: 3}
+
+//--- mesh3.yaml
+mesh: {replicate: -1}
+
+//--- mesh4.yaml
+mesh: {replicate: 0}
+
+//--- both.yaml
+units: [{match: "a", class: Block}]
+
+//--- neither.yaml
+units: [{reshard_after_forward: true}]
+
+//--- none.yaml
+units: [{match: []}]
+
+//--- classes.yaml
+units: [{class: [A, B]}]
+
+//--- ignore.yaml
+ignore: {a: b}
+
+//--- ignored.yaml
+ignore: ["**", "b"]
 
 //--- pattern.yaml
 optimizer: {lr: 1}

@@ -22,7 +22,7 @@ from typing import Any
 import fsdp_mlir
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / "build" / "bin"
@@ -38,12 +38,13 @@ class Model:
     """A model to capture, and the shape of its text batches."""
 
     factory: str  # module:function
-    units: str  # pattern of the modules that are units
+    units: Any  # pattern of the modules that are units, or entries of the config's "units"
     names: str  # the model's arguments, "tokens,targets"
     vocab: int
     seq: int
     batch: int
     kwargs: dict[str, Any] = field(default_factory=dict)
+    pixels: int = 0  # > 0: square images of this size, and `vocab` classes, instead of text
 
     def build(self) -> torch.nn.Module:
         module, _, function = self.factory.partition(":")
@@ -53,6 +54,9 @@ class Model:
 LLAMA = Model("fsdp_mlir.models.llama:llama_debug", "layers.*", "tokens,targets", 256, 32, 2)
 LLAMA_29M = Model("fsdp_mlir.models.llama:llama_29m", "layers.*", "tokens,targets", 4096, 256, 2)
 GPT2 = Model("fsdp_mlir.models.gpt2:gpt2_debug", "transformer.h.*", "input_ids,labels", 256, 32, 2)
+RESNET18 = Model(
+    "parity_models:resnet18", "net.layer*.*", "images,labels", vocab=10, seq=0, batch=4, pixels=32
+)
 GPT2_DROPOUT = replace(GPT2, factory="fsdp_mlir.models.gpt2:gpt2_debug_dropout")
 
 
@@ -124,6 +128,16 @@ def execute(
     return done
 
 
+def write_image_batches(model: Model, path: Path, samples: int) -> None:
+    """Noise on a pattern of its own for each class, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(0)
+    size = (3, model.pixels, model.pixels)
+    patterns = torch.randn(model.vocab, *size, generator=generator)
+    labels = torch.randint(model.vocab, (samples,), generator=generator)
+    images = patterns[labels] + 0.1 * torch.randn(samples, *size, generator=generator)
+    save_file(dict(zip(model.names.split(","), (images, labels), strict=True)), path)
+
+
 def write_text_batches(model: Model, path: Path, samples: int) -> None:
     command = [sys.executable, "-m", "fsdp_mlir.text", "--seq", model.seq, "--samples", samples]
     execute([*command, "--vocab", model.vocab, "--names", model.names, "-o", path])
@@ -134,20 +148,29 @@ def capture(model: Model, directory: Path, *, samples: int = 50) -> Captured:
     the data set wraps."""
     directory.mkdir(parents=True, exist_ok=True)
     captured = Captured(model, directory)
-    write_text_batches(model, captured.data, samples)
+    write = write_image_batches if model.pixels else write_text_batches
+    write(model, captured.data, samples)
     batch = {name: x[: model.batch] for name, x in load_file(captured.data).items()}
     fsdp_mlir.capture(model.build(), kwargs=batch, path=str(captured.archive))
     return captured
 
 
 def write_config(case: Case, path: Path) -> None:
-    unit: dict[str, Any] = {"match": case.model.units}
-    if case.reshard != "default":
-        unit["reshard_after_forward"] = case.reshard == "true"
-    config: dict[str, Any] = {"units": [unit], "optimizer": case.optimizer, **case.training}
+    units = unit_entries(case)
+    config: dict[str, Any] = {"units": units, "optimizer": case.optimizer, **case.training}
     if case.checkpoint:
         config["activation_checkpoint"] = case.checkpoint
     path.write_text(yaml.safe_dump(config))
+
+
+def unit_entries(case: Case) -> Any:
+    """The config's "units"."""
+    if not isinstance(case.model.units, str):
+        return list(case.model.units)
+    unit: dict[str, Any] = {"match": case.model.units}
+    if case.reshard != "default":
+        unit["reshard_after_forward"] = case.reshard == "true"
+    return [unit]
 
 
 def compile_plan(captured: Captured, case: Case, stem: str) -> Path:
@@ -204,8 +227,8 @@ def run_reference(
 def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
     model = case.model
     command = [sys.executable, HERE / "train_fsdp2.py", "--mode", mode, "--model", model.factory]
-    command += ["--kwargs", json.dumps(model.kwargs), "--units", model.units]
-    command += ["--reshard-after-forward", case.reshard, "--seed", case.seed]
+    command += ["--kwargs", json.dumps(model.kwargs), "--seed", case.seed]
+    command += ["--units", json.dumps(unit_entries(case))]
     command += ["--optimizer", json.dumps(case.optimizer), "--steps", case.steps]
     command += ["--training", json.dumps(case.training)]
     command += ["--weights", captured.weights, "--data", captured.data]

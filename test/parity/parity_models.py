@@ -7,6 +7,8 @@ import fnmatch
 import torch
 from fsdp_mlir.models import llama
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import resnet
 
 
 def frozen_llama(pattern: str) -> nn.Module:
@@ -54,3 +56,38 @@ class OwnParameters(nn.Module):
 def own_parameters(vocab: int = 256, dim: int = 20, layers: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return OwnParameters(vocab, dim, layers)
+
+
+class Classifier(nn.Module):
+    """An image model with its loss."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.net(images), labels)
+
+
+def resnet18() -> nn.Module:
+    """torchvision's ResNet-18: BatchNorm, whose buffers every step mutates."""
+    torch.manual_seed(0)
+    return Classifier(resnet.resnet18(num_classes=10))
+
+
+class PartlyUsed(nn.Module):
+    """Two blocks, of which forward uses one, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(256, 16)
+        self.used = nn.Linear(16, 16)
+        self.unused = nn.Linear(16, 16)
+        self.scale = nn.Parameter(torch.ones(16))
+        self.spare = nn.Parameter(torch.ones(5))
+        self.output = nn.Linear(16, 256)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.used(self.embed(tokens)) * self.scale
+        return F.cross_entropy(self.output(x).flatten(0, 1), targets.flatten())

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -60,7 +61,6 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "plugin": Lion,
 }
-RESHARD = {"default": None, "true": True, "false": False}
 
 
 def parse_args() -> argparse.Namespace:
@@ -72,8 +72,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="safetensors, by argument name")
     parser.add_argument("--batch", type=int, required=True, help="samples a rank and step")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--units", nargs="*", default=[], help="patterns of module names")
-    parser.add_argument("--reshard-after-forward", choices=RESHARD, default="default")
+    parser.add_argument("--units", type=json.loads, default=[], help="the config's, as JSON")
     parser.add_argument("--checkpoint", type=json.loads, help="match, and save: operators, as JSON")
     parser.add_argument("--optimizer", type=json.loads, required=True, help="name and arguments")
     parser.add_argument(
@@ -126,13 +125,44 @@ def checkpoint_modules(model: nn.Module, policy: dict[str, Any]) -> None:
             module.forward = functools.partial(checkpoint, forward, use_reentrant=False, **context)
 
 
-def shard_model(model: nn.Module, patterns: list[str], reshard: bool | None) -> None:
-    """One unit for each matching module, inner ones first, then the root."""
-    regexes = [pattern_to_regex(pattern) for pattern in patterns]
-    for name, module in reversed(list(model.named_modules())):
-        if name and any(regex.fullmatch(name) for regex in regexes):
-            fully_shard(module, reshard_after_forward=reshard)
-    fully_shard(model)
+def matches(patterns: list[str], name: str) -> bool:
+    return any(pattern_to_regex(pattern).fullmatch(name) for pattern in patterns)
+
+
+def shard_model(model: nn.Module, units: list[dict[str, Any]], policy: dict[str, Any]) -> None:
+    """One unit for each matching module (for all of a list), inner ones first, then the root."""
+    common: dict[str, Any] = {}
+    if "mesh" in policy:
+        sizes = {"replicate": 1, "shard": -1, **policy["mesh"]}
+        others = -sizes["replicate"] * sizes["shard"]
+        shape = [dist.get_world_size() // others if n == -1 else n for n in sizes.values()]
+        common["mesh"] = init_device_mesh("cpu", tuple(shape), mesh_dim_names=tuple(sizes))
+    if "ignore" in policy:
+        named = model.named_parameters(remove_duplicate=False)
+        common["ignored_params"] = {p for n, p in named if matches(policy["ignore"], n)}
+
+    calls: list[tuple[str, Any, dict[str, Any]]] = []  # the outermost module's name first
+    for unit in units:
+        options = {k: v for k, v in unit.items() if k not in ("match", "class")}
+        patterns = unit.get("match", [])
+        grouped = not isinstance(patterns, str)
+        found = [
+            (name, module)
+            for name, module in model.named_modules()
+            if name
+            and (
+                type(module).__name__ == unit["class"]
+                if "class" in unit
+                else matches(patterns if grouped else [patterns], name)
+            )
+        ]
+        if "match" in unit and grouped:
+            calls.append((found[0][0], [module for _, module in found], options))
+        else:
+            calls += [(name, module, options) for name, module in found]
+    for _, modules, options in sorted(calls, key=lambda call: call[0].count("."), reverse=True):
+        fully_shard(modules, **common, **options)
+    fully_shard(model, **common)
 
 
 def take_batch(data: dict[str, Tensor], first: int, batch: int) -> dict[str, Tensor]:
@@ -211,7 +241,7 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     if args.checkpoint:
         checkpoint_modules(model, args.checkpoint)
     if args.mode == "fsdp2":
-        shard_model(model, args.units, RESHARD[args.reshard_after_forward])
+        shard_model(model, args.units, args.training)
     optimizer = make_optimizer(model, args.optimizer)
     schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
     microbatches = args.training.get("gradient_accumulation_steps", 1)

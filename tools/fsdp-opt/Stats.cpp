@@ -52,9 +52,11 @@ struct Traffic {
 } // namespace
 
 void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
-  int64_t ranks = 1;
-  for (auto mesh : module.getOps<MeshOp>())
-    ranks = mesh.getMesh().getNumRanks();
+  int64_t replicas = 1, ranks = 1; // ranks of one replica
+  for (auto mesh : module.getOps<MeshOp>()) {
+    replicas = mesh.getMesh().getAxisSize(replicateAxisName).value_or(1);
+    ranks = mesh.getMesh().getNumRanks() / replicas;
+  }
   auto units = getUnitParams(module);
   llvm::StringMap<int64_t> unitPaddedBytes, paddedBytes;
   int64_t elements = 0, bytes = 0, shardBytes = 0, params = 0, frozen = 0,
@@ -77,7 +79,17 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
     largestUnit = std::max(largestUnit, unitBytes);
   }
 
-  Traffic gathers, reduces;
+  int64_t ignored = 0;
+  for (auto param : module.getOps<ParamOp>())
+    if (param.getIgnored()) {
+      ++params;
+      ++ignored;
+      frozen += param.getFrozen();
+      elements += param.getTensorType().getNumElements();
+      bytes += getNumBytes(param.getTensorType());
+    }
+
+  Traffic gathers, reduces, allReduces;
   int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
   auto onWire = [&](int64_t padded) { return padded / ranks * (ranks - 1); };
   module.walk([&](Operation *op) {
@@ -88,6 +100,12 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
       for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
         padded += paddedBytes[name.getValue()];
       reduces.add(onWire(padded));
+    } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
+      int64_t padded = 0;
+      for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
+        padded += paddedBytes[name.getValue()];
+      // A ring passes every part twice, but for the rank's own.
+      allReduces.add(2 * (padded / ranks) * (replicas - 1) / replicas);
     } else if (auto call = dyn_cast<aten::CallOp>(op)) {
       ++calls;
       inPlaceGrads += call.getReduceInputOf().has_value();
@@ -99,9 +117,13 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
   auto row = [&](StringRef name, const Twine &value) {
     os << llvm::left_justify(name, 28) << value << '\n';
   };
-  row("ranks", Twine(ranks));
+  row("ranks", Twine(replicas * ranks));
+  if (replicas > 1)
+    row("replicas", Twine(replicas) + " of " + Twine(ranks) + " ranks");
   row("parameters", Twine(elements) + " in " + Twine(params) + " tensors (" +
                         Twine(frozen) + " frozen)");
+  if (ignored)
+    row("ignored parameters", Twine(ignored) + " tensors, whole on every rank");
   row("parameter bytes", formatBytes(bytes));
   row("units", Twine(units.size()));
   row("largest unit", formatBytes(largestUnit));
@@ -114,6 +136,9 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
       Twine(gathers.count) + ", " + formatBytes(gathers.bytes) + " a rank");
   row("reduce-scatters a step",
       Twine(reduces.count) + ", " + formatBytes(reduces.bytes) + " a rank");
+  if (replicas > 1)
+    row("all-reduces a step", Twine(allReduces.count) + ", " +
+                                  formatBytes(allReduces.bytes) + " a rank");
   row("reshards a step", Twine(reshards));
   os << '\n'
      << llvm::left_justify("unit", 40) << llvm::right_justify("tensors", 9)

@@ -102,6 +102,28 @@ TEST(LRSchedule, FollowsItsFormula) {
   EXPECT_EQ(constant.factor(9), 1.0);
 }
 
+TEST(ReadPlan, RoundTripsReplicas) {
+  std::string text = printPlan(samplePlan(4, false, 2));
+  EXPECT_THAT(text, HasSubstr("\"replicas\": 2"));
+  EXPECT_THAT(text, HasSubstr("{\"all_reduce\": 0"));
+  EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+}
+
+TEST(ReadPlan, RoundTripsIgnoredParameters) {
+  Plan plan = samplePlan(2);
+  // "scale" is the last parameter of the root unit.
+  plan.units[1].params.pop_back();
+  plan.params[3].unit = -1;
+  auto &gather = std::get<AllGather>(plan.instructions[0].kind);
+  ReadParam read{3, gather.outs.back()};
+  gather.outs.pop_back();
+  plan.instructions.insert(plan.instructions.begin(),
+                           {read, Phase::Forward, -1, {}});
+  std::string text = printPlan(plan);
+  EXPECT_THAT(text, HasSubstr("{\"read_param\": 3"));
+  EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+}
+
 TEST(ReadPlan, KeepsArgumentKinds) {
   Plan plan = samplePlan(1);
   auto &call = std::get<Call>(plan.instructions[find<Call>(plan)].kind);

@@ -53,6 +53,7 @@ struct Mutation {
 
 const std::vector<Mutation> kMutations = {
     {"WorldSizeZero", "P1", [](Plan &p) { p.worldSize = 0; }},
+    {"ReplicasDivide", "P1", [](Plan &p) { p.replicas = 3; }},
     {"UnknownOptimizer", "P1", [](Plan &p) { p.optimizer.name = "lion"; }},
     {"UnitOutOfRange", "P1", [](Plan &p) { first<AllGather>(p).unit = 9; }},
     {"ModuleOutOfRange", "P1",
@@ -306,6 +307,62 @@ const std::vector<Mutation> kMutations = {
        first<Call>(p).args[0] = {TensorArg{value}};
      }},
 };
+
+const std::vector<Mutation> kReplicaMutations = {
+    {"NotAllReduced", "P14",
+     [](Plan &p) {
+       Instruction all = take(p, find<AllReduce>(p));
+       first<OptimizerStep>(p).grads[0] = std::get<AllReduce>(all.kind).ins[0];
+     }},
+    {"AllReducedTwice", "P14",
+     [](Plan &p) {
+       AllReduce again = first<AllReduce>(p);
+       std::swap(again.ins, again.outs);
+       p.instructions.insert(p.instructions.begin() + long(find<AllReduce>(p)) +
+                                 1,
+                             {again, Phase::Backward, -1, {}});
+     }},
+    {"WrongGradient", "P14",
+     [](Plan &p) { first<AllReduce>(p).params[0] = 1; }},
+    {"StepsTheInput", "P14",
+     [](Plan &p) {
+       first<OptimizerStep>(p).grads[0] = first<AllReduce>(p).ins[0];
+     }},
+    {"ShardShape", "P5",
+     [](Plan &p) { p.values[first<AllReduce>(p).outs[0]].shape[0] += 1; }},
+    {"ReduceCount", "P1", [](Plan &p) { first<AllReduce>(p).outs.clear(); }},
+};
+
+class VerifyReplicas : public testing::TestWithParam<Mutation> {};
+
+TEST_P(VerifyReplicas, CatchesMutation) {
+  Plan plan = samplePlan(4, false, 2);
+  ASSERT_NO_THROW(verifyPlan(plan, "p.json"));
+  GetParam().apply(plan);
+  try {
+    verifyPlan(plan, "p.json");
+    FAIL() << "not caught";
+  } catch (const PlanError &error) {
+    EXPECT_THAT(error.what(),
+                testing::EndsWith(std::string(" (") + GetParam().label + ")"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VerifyReplicas,
+                         testing::ValuesIn(kReplicaMutations),
+                         [](const auto &info) { return info.param.name; });
+
+TEST(VerifyOneReplica, IsNotAllReduced) {
+  Plan plan = samplePlan(4, false, 2);
+  plan.worldSize = 2;
+  plan.replicas = 1;
+  try {
+    verifyPlan(plan, "p.json");
+    FAIL() << "not caught";
+  } catch (const PlanError &error) {
+    EXPECT_THAT(error.what(), testing::EndsWith("one replica (P14)"));
+  }
+}
 
 class VerifyPlan : public testing::TestWithParam<Mutation> {};
 

@@ -62,11 +62,17 @@ public:
     ReduceScatter reduce{unit, std::move(params), std::move(ins), {}};
     for (int32_t param : reduce.params) {
       std::vector<int64_t> shape = plan.params[param].spec.shape;
-      shape[0] = shardRows(shape[0], plan.worldSize, 0).size();
+      shape[0] = shardRows(shape[0], plan.shards(), 0).size();
       reduce.outs.push_back(value(shape));
     }
     add(reduce);
-    return reduce.outs;
+    if (plan.replicas == 1)
+      return reduce.outs;
+    AllReduce all{unit, reduce.params, reduce.outs, {}};
+    for (ValueId shard : all.ins)
+      all.outs.push_back(value(plan.values[shard].shape));
+    add(all);
+    return all.outs;
   }
   void free(ValueId id) { plan.instructions.back().frees.push_back(id); }
 };
@@ -77,11 +83,12 @@ Arg f(double v) { return {v}; }
 
 } // namespace
 
-Plan samplePlan(int64_t worldSize, bool transposedGrad) {
+Plan samplePlan(int64_t worldSize, bool transposedGrad, int64_t replicas) {
   Builder b;
   b.plan.producer = "test";
   b.plan.model = "Regression";
   b.plan.worldSize = worldSize;
+  b.plan.replicas = replicas;
   b.plan.weights = {"model.safetensors", ""};
   b.plan.optimizer.name = "sgd";
   b.plan.optimizer.lr = 0.1;

@@ -18,7 +18,9 @@ inline constexpr int64_t kOutputs = 5;
 ///
 /// With `transposedGrad` the gradient of w2 is a transposed view of the result
 /// that is written in the reduce-scatter input's place.
-plan::Plan samplePlan(int64_t worldSize, bool transposedGrad = false);
+/// With `replicas`, a divisor of the world size, gradients are all-reduced.
+plan::Plan samplePlan(int64_t worldSize, bool transposedGrad = false,
+                      int64_t replicas = 1);
 
 /// Adds an initialisation and takes the weights file away. In the order of
 /// draws: every parameter is normal_(0, 1), then the buffer "shift" is twice

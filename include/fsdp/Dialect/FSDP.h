@@ -37,11 +37,17 @@ struct StateResource : SideEffects::Resource::Base<StateResource> {
 inline constexpr llvm::StringLiteral rootUnitName = "(root)";
 /// The mesh axis that parameters are sharded over.
 inline constexpr llvm::StringLiteral shardAxisName = "shard";
+/// The mesh axis of HSDP's replicas.
+inline constexpr llvm::StringLiteral replicateAxisName = "replicate";
 
 /// Module attributes that capture and plan carry through the compiler.
 inline constexpr llvm::StringLiteral modelAttrName = "fsdp.model";
 inline constexpr llvm::StringLiteral weightsAttrName = "fsdp.weights";
 inline constexpr llvm::StringLiteral weightsHashAttrName = "fsdp.weights_hash";
+/// Dictionary: the class of each module, by the module's dotted name. For
+/// fsdp-assign-units, which drops it.
+inline constexpr llvm::StringLiteral moduleClassesAttrName =
+    "fsdp.module_classes";
 /// Attributes of program arguments.
 inline constexpr llvm::StringLiteral inputNameAttrName = "fsdp.name";
 inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";

@@ -24,7 +24,12 @@ def FSDP_MeshOp : FSDP_Op<"mesh", [Symbol]> {
   let description = [{
     ```mlir
     fsdp.mesh @world <["shard"=2]>
+    fsdp.mesh @world <["replicate"=2, "shard"=4]>
     ```
+
+    Parameters are sharded over axis `shard`. With an axis `replicate` (HSDP)
+    each of its indices holds a whole copy of the parameters, and gradients are
+    all-reduced over it after the reduce-scatter.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name, FSDP_MeshAttr:$mesh);
   let assemblyFormat = "$sym_name $mesh attr-dict";
@@ -38,12 +43,38 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
     `**` crosses segments. `fsdp-assign-units` replaces it by `fsdp.unit` ops.
     Without `reshard_after_forward` the unit follows FSDP2's default.
 
+    Several patterns form one unit of all modules that they match, as
+    `fully_shard([norm, output])` would. With `by_class` the patterns are those
+    of class names: the module attribute `fsdp.module_classes` has each
+    module's.
+
     ```mlir
     fsdp.unit_pattern "layers.*" {reshard_after_forward = true}
+    fsdp.unit_pattern "norm", "output"
+    fsdp.unit_pattern "LlamaBlock" {by_class}
+    ```
+
+    **UnitPattern-1**: there is at least one pattern, and one alone `by_class`.
+  }];
+  let arguments = (ins StrArrayAttr:$patterns,
+                       OptionalAttr<BoolAttr>:$reshard_after_forward,
+                       UnitAttr:$by_class);
+  let assemblyFormat = "custom<Patterns>($patterns) attr-dict";
+  let hasVerifier = 1;
+}
+
+def FSDP_IgnoreOp : FSDP_Op<"ignore"> {
+  let summary = "Policy: parameters that FSDP leaves alone";
+  let description = [{
+    FSDP2's `ignored_params`: what matches stays whole on every rank, belongs to
+    no unit, is not gathered, and its gradient is not reduced. The pattern is
+    one of parameter names. `fsdp-assign-units` marks the parameters `ignored`.
+
+    ```mlir
+    fsdp.ignore "layers.*.router.weight"
     ```
   }];
-  let arguments = (ins StrAttr:$pattern,
-                       OptionalAttr<BoolAttr>:$reshard_after_forward);
+  let arguments = (ins StrAttr:$pattern);
   let assemblyFormat = "$pattern attr-dict";
 }
 
@@ -88,7 +119,8 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
   let summary = "A parameter of the model";
   let description = [{
     Keyed by its qualified name; a tied parameter lists its other names in
-    `aliases`. `frozen` parameters get no gradient.
+    `aliases`. `frozen` parameters get no gradient; `ignored` ones are whole on
+    every rank, each with a value of its own.
 
     ```mlir
     fsdp.param @layers.0.wq.weight : tensor<64x64xf32> unit @layers.0 sharding <@world, [{"shard"}, {} ]>
@@ -96,14 +128,16 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
 
     **Param-1**: `unit` names an `fsdp.unit`. **Param-2**: `sharding` names an
     `fsdp.mesh` and axes it has. **Param-3**: a parameter has at least one
-    dimension and a static shape (FSDP2 rejects scalars).
+    dimension and a static shape (FSDP2 rejects scalars). **Param-4**: an
+    ignored parameter has no unit and no sharding, and may be a scalar.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<AnyRankedTensor>:$type,
                        OptionalAttr<FlatSymbolRefAttr>:$unit,
                        OptionalAttr<FSDP_ShardingAttr>:$sharding,
                        OptionalAttr<StrArrayAttr>:$aliases,
-                       UnitAttr:$frozen);
+                       UnitAttr:$frozen,
+                       UnitAttr:$ignored);
   let assemblyFormat = [{
     $sym_name `:` $type (`unit` $unit^)? (`sharding` $sharding^)? attr-dict
   }];
@@ -180,8 +214,8 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-3**: a unit is not gathered while it already is, a gather is
       resharded at most once, and no unit is gathered when the optimizer phase
       begins;
-    - **Program-4**: the gradient of a parameter is reduced at most once, and
-      written at most once;
+    - **Program-4**: the gradient of a parameter is reduced at most once,
+      all-reduced at most once, and written at most once;
     - **Program-5**: no value is used after `fsdp.free`, or freed twice;
     - **Program-6**: a frozen parameter gets no gradient;
     - **Program-7**: only the program without a result writes parameters and
@@ -345,6 +379,34 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
   }];
 }
 
+def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Reduces a unit's gradient shards over the replicas (HSDP)";
+  let description = [{
+    ```mlir
+    %a0, %a1 = fsdp.all_reduce @layers.0 avg over "replicate" [@a, @b] %r0, %r1 : !fsdp.sharded<…>, !fsdp.sharded<…>
+    ```
+
+    The ranks with the same index on all other axes exchange their shards.
+    `avg` is a sum in ascending order of the index on the axis, and a division
+    by its size.
+
+    **AllReduce-1**: parameters belong to the unit, are in unit order and as
+    many as operands and results. **AllReduce-2**: each operand and result has
+    its parameter's sharded type. **AllReduce-3**: the axis is one of the mesh
+    that the sharding does not name.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
+                       StrAttr:$axis, FlatSymbolRefArrayAttr:$param_names,
+                       Variadic<FSDP_ShardedType>:$grads);
+  let results = (outs Variadic<FSDP_ShardedType>:$reduced);
+  let assemblyFormat = [{
+    $unit $kind `over` $axis $param_names $grads attr-dict `:`
+    functional-type($grads, $reduced)
+  }];
+}
+
 def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
@@ -352,15 +414,16 @@ def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
   let description = [{
     The update is that of the module's `fsdp.optimizer`. `groups` has each
     parameter's group: 0 the optimizer's own hyperparameters, n those of the
-    n-th `fsdp.param_group`; without it all are 0.
+    n-th `fsdp.param_group`; without it all are 0. An
+    ignored parameter is updated whole, by this rank's gradient.
 
     **OptimizerStep-1**: as many gradients as parameters, each of its
-    parameter's sharded type. **OptimizerStep-2**: the module has one
-    `fsdp.optimizer`. **OptimizerStep-3**: `groups` has one group of the module
+    parameter's sharded type, of its own type if it is ignored.
+    **OptimizerStep-2**: the module has one `fsdp.optimizer`. **OptimizerStep-3**: `groups` has one group of the module
     for each parameter.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
-                       Variadic<FSDP_ShardedType>:$grads,
+                       Variadic<FSDP_TensorOrSharded>:$grads,
                        OptionalAttr<DenseI64ArrayAttr>:$groups);
   let assemblyFormat = "$param_names $grads attr-dict `:` type($grads)";
 }

@@ -49,6 +49,8 @@ struct CapturedInit {
 
 struct Capture {
   std::string model;
+  /// (qualified name, class) of each module.
+  std::vector<std::pair<std::string, std::string>> modules;
   plan::Weights weights;
   std::vector<CapturedParam> params;
   std::vector<plan::Buffer> buffers;

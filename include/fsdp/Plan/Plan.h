@@ -102,7 +102,8 @@ struct Param {
   std::string name;
   std::vector<std::string> aliases;
   TensorSpec spec;
-  /// Index into Plan::units.
+  /// Index into Plan::units; -1 for an ignored parameter, which is whole on
+  /// every rank, each with a value of its own.
   int32_t unit = -1;
   bool requiresGrad = true;
 };
@@ -157,6 +158,12 @@ struct ReadBuffer {
   ValueId out = -1;
 };
 
+/// Binds an ignored parameter to a value.
+struct ReadParam {
+  int32_t param = -1;
+  ValueId out = -1;
+};
+
 /// A dense literal; `data` holds numElements values, little-endian bytes.
 struct Constant {
   std::string data;
@@ -175,9 +182,9 @@ struct Reshard {
   int32_t unit = -1;
 };
 
-/// Reduces gradients over all ranks and keeps this rank's rows. ins[i] is the
-/// full gradient of params[i], outs[i] the shard. Average: sum in ascending
-/// rank order, then a division by the world size (FSDP2 over Gloo).
+/// Reduces gradients over the ranks of a replica and keeps this rank's rows.
+/// ins[i] is the full gradient of params[i], outs[i] the shard. Average: sum in
+/// ascending rank order, then a division by Plan::shards() (FSDP2 over Gloo).
 struct ReduceScatter {
   int32_t unit = -1;
   std::vector<int32_t> params;
@@ -195,6 +202,16 @@ struct Accumulate {
   std::vector<ValueId> outs;
 };
 
+/// Averages gradient shards over the replicas: ins[i] and outs[i] are shards of
+/// the gradient of params[i]. Sum in ascending order of replicas, then a
+/// division by their number.
+struct AllReduce {
+  int32_t unit = -1;
+  std::vector<int32_t> params;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+};
+
 /// torch.nn.utils.clip_grad_norm_ over the gradient shards ins[i] of params[i],
 /// which are in the order of model.parameters(). Consumes ins.
 struct ClipGradNorm {
@@ -206,7 +223,8 @@ struct ClipGradNorm {
 };
 
 /// Updates the shards of params[i] with grads[i]. groups[i] is 0 for
-/// Plan::optimizer, n for Plan::paramGroups[n - 1]; empty: all are 0.
+/// Plan::optimizer, n for Plan::paramGroups[n - 1]; empty: all are 0. An
+/// ignored parameter is updated whole, with this rank's own gradient.
 struct OptimizerStep {
   std::vector<int32_t> params;
   std::vector<ValueId> grads;
@@ -228,7 +246,8 @@ struct WriteBuffer {
 
 struct Instruction {
   std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
-               Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer>
+               Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer,
+               ReadParam, AllReduce>
       kind;
   /// Of the step; without meaning in Plan::init.
   Phase phase = Phase::Forward;
@@ -287,6 +306,9 @@ struct Plan {
   std::string producer; ///< "fsdp-opt <version>"
   std::string model;    ///< the model's class name
   int64_t worldSize = 1;
+  /// Groups of ranks that each hold all parameters (HSDP); 1 otherwise. Rank r
+  /// is rank r % shards() of replica r / shards().
+  int64_t replicas = 1;
   Weights weights;
   Optimizer optimizer;
   std::vector<Optimizer> paramGroups;
@@ -306,7 +328,14 @@ struct Plan {
   /// The training step.
   std::vector<Instruction> instructions;
   ValueId loss = -1;
+
+  /// Ranks that a parameter is sharded over.
+  int64_t shards() const { return worldSize / replicas; }
 };
+
+/// The part of a parameter, and of its gradient, that the `index`-th rank of a
+/// replica owns; the whole of an ignored parameter.
+TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index);
 
 /// Any defect of a plan: the message names the file (or "plan"), the JSON path
 /// and what was expected and found.

@@ -43,10 +43,13 @@ public:
 
   virtual int64_t rank() const = 0;
   virtual int64_t worldSize() const = 0;
+  /// Position among the ranks that share one copy of the parameters.
+  virtual int64_t shardIndex() const = 0;
   /// Bytes of communication memory that count as this rank's.
   virtual int64_t ownBytes() const = 0;
 
-  /// This rank's rows of a parameter (possibly none). The tensor is the
+  /// This rank's rows of a parameter (possibly none), all of an ignored one,
+  /// which is this rank's own. The tensor is the
   /// parameter's storage for the whole run: the optimizer writes it between
   /// beginUpdate and publish, the initial load before the first publish.
   virtual at::Tensor shard(int32_t param) = 0;
@@ -65,18 +68,25 @@ public:
   /// Where the gradient of `param` should be written (full size, row-major)
   /// so that reduceScatter need not copy it; null if there is no such place.
   virtual void *reduceInput(int32_t param) = 0;
-  /// Begins the average of `grads` (full gradients of reduce.params) over all
-  /// ranks, sum in ascending rank order then division by the world size. The
-  /// results are this rank's rows; their contents are there after
+  /// Begins the average of `grads` (full gradients of reduce.params) over the
+  /// ranks of the replica, sum in ascending rank order then division by their
+  /// number. The results are this rank's rows; their contents are there after
   /// finishReductions, until when `reduce` must live.
   virtual std::vector<at::Tensor>
   reduceScatter(const plan::ReduceScatter &reduce,
                 const std::vector<at::Tensor> &grads) = 0;
 
+  /// Begins the average over the replicas of results of reduceScatter. The
+  /// results' contents are there after finishReductions, until when `reduce` must
+  /// live.
+  virtual std::vector<at::Tensor>
+  allReduce(const plan::AllReduce &reduce,
+            const std::vector<at::Tensor> &shards) = 0;
+
   /// Waits until the results of all reductions begun are there.
   virtual void finishReductions() = 0;
-  /// Combines a vector of float32 or float64 over all ranks, in place, in
-  /// ascending rank order; it has at most one element for each parameter. Max
+  /// Combines a vector of float32 or float64 over the ranks of a replica, in
+  /// place, in ascending rank order; it has at most one element for each parameter. Max
   /// gives NaN where any rank has NaN. For plans that clip gradients.
   virtual void allReduce(const at::Tensor &vector, Reduction reduction) = 0;
 

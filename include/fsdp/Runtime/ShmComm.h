@@ -28,6 +28,7 @@ public:
 
   int64_t rank() const override { return ownRank; }
   int64_t worldSize() const override { return plan.worldSize; }
+  int64_t shardIndex() const override { return ownRank % plan.shards(); }
   int64_t ownBytes() const override;
   at::Tensor shard(int32_t param) override;
   void publish() override;
@@ -41,6 +42,9 @@ public:
                 const std::vector<at::Tensor> &grads) override;
   void finishReductions() override;
   void allReduce(const at::Tensor &vector, Reduction reduction) override;
+  std::vector<at::Tensor>
+  allReduce(const plan::AllReduce &reduce,
+            const std::vector<at::Tensor> &shards) override;
   void beginUpdate() override;
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
 
@@ -49,6 +53,11 @@ private:
   struct Pending {
     uint32_t index;
     const plan::ReduceScatter *reduce;
+    std::vector<at::Tensor> outs;
+  };
+  /// An all-reduce, whose inputs are those of earlier reductions.
+  struct PendingAllReduce {
+    const plan::AllReduce *reduce;
     std::vector<at::Tensor> outs;
   };
   /// What a wait is for, spelled out only in an error.
@@ -60,19 +69,33 @@ private:
   /// Waits until `counter` of a peer has reached `target`.
   void wait(int64_t peer, Counter RankState::*counter, uint32_t target,
             Waiting waiting);
-  void waitAll(Counter RankState::*counter, uint32_t target, Waiting waiting);
+  void waitAll(const std::vector<int64_t> &ranks, Counter RankState::*counter,
+               uint32_t target, Waiting waiting);
+  /// Whether all ranks of the replica have reached `target`.
   bool allReached(Counter RankState::*counter, uint32_t target) const;
+  /// Where this rank's reduced gradient goes: to where the other replicas read
+  /// it, or where there are none, to memory of its own.
+  at::Tensor shardGrad(int32_t param) const;
   bool peerDied(int64_t peer);
   /// Makes the place of the step's `ordinal`-th reduction writable.
   void acquire(int32_t ordinal);
   /// Finishes the pending reductions below `index`.
   void finish(uint32_t index);
   void finishFirst();
+  void finishAllReduces();
+  /// Averages the shards of a gradient that `place` finds for each rank.
+  template <typename Place>
+  void averageInto(at::Tensor &out, const std::vector<int64_t> &ranks,
+                   Place place);
   RankState &own() { return segment.state(ownRank); }
 
   const plan::Plan &plan;
   ShmSegment &segment;
   const int64_t ownRank;
+  /// Everybody, the ranks of this replica, the ranks of all replicas that own
+  /// the same rows; ascending, this rank included.
+  std::vector<int64_t> everybody, shardGroup, replicateGroup;
+  /// Whole parameters; those that are not ignored in the segment.
   std::vector<at::Tensor> fullParams;
   std::vector<int> pidfds;
   int64_t step = 0;
@@ -83,6 +106,7 @@ private:
   int32_t issued = 0;
   int32_t acquired = 0;
   std::deque<Pending> pending;
+  std::vector<PendingAllReduce> pendingAllReduces;
 };
 
 } // namespace fsdp::runtime

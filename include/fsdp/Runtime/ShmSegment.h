@@ -5,18 +5,22 @@
 //
 //   SegmentHeader                          launch-wide state
 //   RankState[worldSize]                   counters, position, failure text
-//   parameters                             full, row-major, once for all ranks
+//   parameters [replicas]                  full, row-major, once a replica
 //   vectors to all-reduce [worldSize][2]   where the plan clips gradients
-//   reduce-scatter inputs [worldSize]      each rank's gradients
+//   per rank: reduce-scatter inputs        its gradients
+//             all-reduce inputs            its gradients' shards
 //
-// Rank r owns rows shardRows(n, worldSize, r) of every parameter and writes no
-// others.
+// The i-th rank of a replica owns rows shardRows(n, shards(), i) of the
+// replica's parameters and writes no others. Ignored parameters are not here.
 //
 // Reduce-scatter inputs. The j-th reduction of a step lies at the low end of
 // the rank's area for even j and at the high end for odd j, in an area as big
 // as the largest two neighbours: two reductions can be under way at once. A
 // gradient that is produced more than one reduction early has a place of its
-// own behind that area. With one rank there is no such area.
+// own behind that area. With one rank a replica there is no such area.
+//
+// All-reduce inputs have a place of their own each: the shards are read when
+// the step's update begins. With one replica there are none.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_SHMSEGMENT_H
@@ -63,6 +67,8 @@ struct RankState {
   Counter inputsRead;
   /// Vectors this rank has put in place to be all-reduced, over all steps.
   Counter vectorsReady;
+  /// Steps whose all-reduce inputs this rank has put in place.
+  Counter shardsReady;
   /// Steps whose statistics this rank has written (all) or read (rank 0).
   Counter statsWritten;
   Counter statsRead;
@@ -89,11 +95,14 @@ struct SegmentLayout {
   explicit SegmentLayout(const plan::Plan &plan);
 
   int64_t worldSize;
-  /// Per parameter: offset in the segment.
+  /// Per parameter: offset in its replica's parameters.
   std::vector<size_t> params;
   /// Per parameter: offset of its gradient in a rank's area; unused for one
   /// that is not reduced.
   std::vector<size_t> grads;
+  /// Per parameter: offset of its gradient's shard in a rank's area; unused
+  /// for one that is not all-reduced.
+  std::vector<size_t> shardGrads;
   /// Per parameter: position of its reduction among the step's, or -1.
   std::vector<int32_t> reductionOf;
   /// Per parameter: has a place of its own in the area.
@@ -102,6 +111,9 @@ struct SegmentLayout {
   /// Room for one element for each parameter, twice a rank.
   size_t vectorsBegin = 0;
   size_t vectorBytes = 0;
+  size_t paramsBegin = 0;
+  /// Bytes of one replica's parameters.
+  size_t replicaBytes = 0;
   size_t areasBegin = 0;
   size_t areaBytes = 0;
   size_t totalBytes = 0;
@@ -123,7 +135,10 @@ public:
   int fd() const { return memoryFd; }
   SegmentHeader &header() const;
   RankState &state(int64_t rank) const;
-  std::byte *param(int32_t param) const { return base + offsets.params[param]; }
+  std::byte *param(int64_t replica, int32_t param) const {
+    return base + offsets.paramsBegin + size_t(replica) * offsets.replicaBytes +
+           offsets.params[param];
+  }
   /// A rank's copy of a parameter's gradient.
   std::byte *grad(int64_t rank, int32_t param) const {
     return base + offsets.areasBegin + size_t(rank) * offsets.areaBytes +
@@ -133,6 +148,11 @@ public:
   std::byte *vector(int64_t rank, uint32_t slot) const {
     return base + offsets.vectorsBegin +
            (size_t(rank) * 2 + slot) * offsets.vectorBytes;
+  }
+  /// A rank's shard of a parameter's gradient, the input of an all-reduce.
+  std::byte *shardGrad(int64_t rank, int32_t param) const {
+    return base + offsets.areasBegin + size_t(rank) * offsets.areaBytes +
+           offsets.shardGrads[param];
   }
   /// Records why a rank failed and stops everybody. The first call wins.
   void fail(int64_t rank, const std::string &message) const;

@@ -19,8 +19,15 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
     Replaces every `fsdp.unit_pattern` by one `fsdp.unit` for each module that
     it matches, and gives every parameter the unit of its innermost matching
     module; what no pattern claims belongs to the root unit, `(root)`. Where
-    two patterns match one module the first wins. A tied parameter whose names
-    fall into different units is an error, as it is for FSDP2.
+    two patterns match one module the first wins. A list of patterns makes one
+    unit, named after its modules: `norm+output`.
+
+    A tied parameter whose names fall into different units is an error for
+    FSDP2, which asks to group them. Here the units become one, with a warning:
+    the root unit if it is among them.
+
+    Parameters that an `fsdp.ignore` matches get no unit and are marked
+    `ignored`.
 
     `reshard_after_forward` defaults to true, for the root unit to false.
 
@@ -103,6 +110,18 @@ def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp
   }];
 }
 
+def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
+  let summary = "Reduce gradient shards over the replicas of HSDP";
+  let description = [{
+    Where the mesh has an axis `replicate` of more than one rank, puts one
+    `fsdp.all_reduce` over it behind each `fsdp.reduce_scatter` and writes its
+    results in the shards' place. Elsewhere it does nothing.
+
+    Before: gradients are reduce-scattered. After: the gradients written are
+    averages over all ranks.
+  }];
+}
+
 def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
   let summary = "Add the gradients of a step's microbatches";
   let description = [{
@@ -131,8 +150,8 @@ def InsertClipping : Pass<"fsdp-insert-clipping", "::mlir::ModuleOp"> {
 def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
   let summary = "Update the shards at the end of the step";
   let description = [{
-    Replaces the `fsdp.write_grad` ops of shards by one `fsdp.optimizer_step`
-    in the optimizer phase, in the order of the parameters in the module. Where
+    Replaces the `fsdp.write_grad` ops of shards, and of ignored parameters, by
+    one `fsdp.optimizer_step` in the optimizer phase, in the order of the parameters in the module. Where
     the module has any `fsdp.param_group`, each parameter gets the first whose
     pattern matches its name or one of its aliases; a group that gets no
     parameter is an error.

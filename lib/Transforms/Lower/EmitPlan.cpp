@@ -49,7 +49,13 @@ private:
     if (meshes.size() != 1)
       return module.emitError("expected one fsdp.mesh in the module, got: ")
              << meshes.size();
-    result.worldSize = meshes.front().getMesh().getNumRanks();
+    MeshAttr mesh = meshes.front().getMesh();
+    result.worldSize = mesh.getNumRanks();
+    result.replicas = mesh.getAxisSize(replicateAxisName).value_or(1);
+    if (result.shards() != mesh.getAxisSize(shardAxisName))
+      return meshes.front().emitError("a plan has the axes \"replicate\" and "
+                                      "\"shard\", got: ")
+             << mesh;
 
     for (auto unit : module.getOps<UnitOp>()) {
       unitIndex[unit.getSymNameAttr()] = result.units.size();
@@ -72,7 +78,7 @@ private:
   }
 
   LogicalResult emitParam(ParamOp param) {
-    if (!param.getUnitAttr() || !param.getSharding())
+    if (!param.getIgnored() && (!param.getUnitAttr() || !param.getSharding()))
       return param.emitError("expected a unit and a sharding: run the "
                              "fsdp-shard pipeline before emitting a plan");
     auto spec = getSpec(param, param.getTensorType());
@@ -86,9 +92,11 @@ private:
       for (auto alias : aliases->getAsRange<StringAttr>())
         entry.aliases.push_back(alias.str());
     entry.spec = *spec;
-    entry.unit = unitIndex.lookup(param.getUnitAttr().getAttr());
     entry.requiresGrad = !param.getFrozen();
-    result.units[entry.unit].params.push_back(index);
+    if (!param.getIgnored()) {
+      entry.unit = unitIndex.lookup(param.getUnitAttr().getAttr());
+      result.units[entry.unit].params.push_back(index);
+    }
     result.params.push_back(std::move(entry));
     return success();
   }
@@ -226,7 +234,7 @@ private:
                << dim;
       SmallVector<int64_t> shape(type.getShape());
       if (dim == 0)
-        shape[0] = plan::shardRows(shape[0], result.worldSize, 0).size();
+        shape[0] = plan::shardRows(shape[0], result.shards(), 0).size();
       type = RankedTensorType::get(shape, type.getElementType());
     } else {
       type = cast<RankedTensorType>(value.getType());
@@ -292,6 +300,7 @@ private:
           kind.normType = op.getNormType().convertToDouble();
           return emitGrads(op, op.getClipped(), std::move(kind));
         })
+        .Case<AllReduceOp>([&](auto reduce) { return emitAllReduce(reduce); })
         .Case<OptimizerStepOp>([&](auto step) {
           plan::OptimizerStep kind;
           if (auto groups = step.getGroups())
@@ -344,10 +353,17 @@ private:
   }
 
   LogicalResult emitRead(ReadOp read) {
-    if (!isa<ShardedType>(read.getResult().getType()))
+    if (isa<ShardedType>(read.getResult().getType()))
+      return success(); // the gather that uses it names the unit
+    plan::ReadParam kind;
+    kind.param = paramIndex.lookup(read.getParamAttr().getAttr());
+    if (result.params[kind.param].unit != -1)
       return read.emitOpError("reads a whole parameter: run "
                               "fsdp-insert-all-gathers first");
-    return success(); // the gather that uses it names the unit
+    if (failed(define(read.getResult(), kind.out)))
+      return failure();
+    append(read, kind);
+    return success();
   }
 
   LogicalResult emitGather(AllGatherOp gather) {
@@ -387,6 +403,24 @@ private:
       if (failed(define(out, kind.outs.emplace_back())))
         return failure();
     append(op, std::move(kind));
+    return success();
+  }
+
+  LogicalResult emitAllReduce(AllReduceOp reduce) {
+    if (reduce.getAxis() != replicateAxisName)
+      return reduce.emitOpError("a plan all-reduces over axis \"replicate\", "
+                                "got: ")
+             << reduce.getAxisAttr();
+    plan::AllReduce kind;
+    kind.unit = getUnit(reduce.getUnitAttr());
+    for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
+      kind.params.push_back(paramIndex.lookup(name.getAttr()));
+    for (Value grad : reduce.getGrads())
+      kind.ins.push_back(use(grad));
+    for (Value reduced : reduce.getReduced())
+      if (failed(define(reduced, kind.outs.emplace_back())))
+        return failure();
+    append(reduce, std::move(kind));
     return success();
   }
 

@@ -2,13 +2,14 @@
 //
 // A module is a proper prefix of a parameter's dotted name. For each parameter
 // the innermost module that a pattern matches is its unit; what no pattern
-// claims belongs to the root unit.
+// claims belongs to the root unit. Units that share a tied parameter are one.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 
-#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/IntEqClasses.h"
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/ADT/StringSet.h"
 
@@ -21,100 +22,235 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 namespace {
+/// What one `fully_shard` call covers, before ties join some of them.
+struct Claim {
+  /// Index of the pattern; none for the root unit.
+  std::optional<size_t> pattern;
+  /// In the order of the parameters.
+  SmallVector<StringRef> modules;
+};
+
 struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
     patterns = llvm::to_vector(module.getOps<UnitPatternOp>());
-    matched.assign(patterns.size(), false);
-    OpBuilder builder(module.getContext());
+    for (UnitPatternOp pattern : patterns)
+      matched.emplace_back(pattern.getPatterns().size(), false);
+    if (failed(readClasses(module)) || failed(ignore(module)))
+      return signalPassFailure();
 
-    for (auto param : llvm::make_early_inc_range(module.getOps<ParamOp>())) {
-      if (param.getUnit())
-        continue;
-      if (failed(assign(param, builder)))
-        return signalPassFailure();
-    }
-    for (auto [index, pattern] : llvm::enumerate(patterns)) {
-      if (!matched[index]) {
-        pattern.emitError("pattern \"")
-            << pattern.getPattern() << "\" matches no module with parameters"
-            << nearestModules(module);
-        return signalPassFailure();
+    SmallVector<ParamOp> params;
+    SmallVector<SmallVector<size_t>> claimsOf; // of each name of a parameter
+    for (auto param : module.getOps<ParamOp>())
+      if (!param.getUnit() && !param.getIgnored()) {
+        params.push_back(param);
+        claimsOf.emplace_back();
+        for (StringRef name : getNames(param))
+          claimsOf.back().push_back(findClaim(name));
       }
-      pattern.erase();
+    if (failed(eraseMatched(module)))
+      return signalPassFailure();
+
+    llvm::IntEqClasses joined(claims.size());
+    for (auto [param, indices] : llvm::zip(params, claimsOf))
+      for (auto [index, name] : llvm::zip(ArrayRef(indices).drop_front(),
+                                          llvm::drop_begin(getNames(param)))) {
+        if (joined.findLeader(index) != joined.findLeader(indices.front()))
+          param.emitWarning("tied parameter has names in different units: \"")
+              << param.getSymName() << "\" in \"" << getName(indices.front())
+              << "\", \"" << name << "\" in \"" << getName(index)
+              << "\"; the units become one";
+        joined.join(index, indices.front());
+      }
+    llvm::DenseMap<unsigned, UnitOp> units;
+    for (auto [param, indices] : llvm::zip(params, claimsOf)) {
+      UnitOp &unit = units[joined.findLeader(indices.front())];
+      if (!unit)
+        unit = createUnit(param, joined, indices.front());
+      param.setUnitAttr(FlatSymbolRefAttr::get(unit.getSymNameAttr()));
     }
+    module->removeAttr(moduleClassesAttrName);
   }
 
 private:
-  /// The unit that claims `name`: its innermost matching module, or the root.
-  StringRef findUnit(StringRef name, std::optional<size_t> &pattern) {
-    StringRef unit = rootUnitName;
-    pattern = std::nullopt;
-    for (StringRef prefix = name.rsplit('.').first; prefix != name;
-         name = prefix, prefix = name.rsplit('.').first) {
-      auto [it, inserted] = patternOfModule.try_emplace(prefix, std::nullopt);
-      if (inserted)
-        for (auto [index, candidate] : llvm::enumerate(patterns))
-          if (matchesPattern(candidate.getPattern(), prefix)) {
-            matched[index] = true;
-            if (!it->second)
-              it->second = index;
-          }
-      if (it->second && !pattern) {
-        pattern = it->second;
-        unit = it->getKey();
-      }
-    }
-    return unit;
+  static SmallVector<StringRef> getNames(ParamOp param) {
+    SmallVector<StringRef> names{param.getSymName()};
+    if (auto aliases = param.getAliases())
+      llvm::append_range(names, aliases->getAsValueRange<StringAttr>());
+    return names;
   }
 
-  LogicalResult assign(ParamOp param, OpBuilder &builder) {
-    std::optional<size_t> pattern;
-    StringRef unit = findUnit(param.getSymName(), pattern);
-    if (auto aliases = param.getAliases())
-      for (auto alias : aliases->getAsRange<StringAttr>()) {
-        std::optional<size_t> other;
-        StringRef otherUnit = findUnit(alias, other);
-        if (otherUnit != unit)
-          return param.emitError(
-                     "tied parameter has names in different units: \"")
-                 << param.getSymName() << "\" in \"" << unit << "\", \""
-                 << alias.getValue() << "\" in \"" << otherUnit
-                 << "\"; let one pattern cover both, or neither";
-      }
-    auto [it, inserted] = units.try_emplace(unit);
-    if (inserted) {
-      builder.setInsertionPoint(param);
-      bool reshard = pattern.has_value();
-      Location loc = param.getLoc();
-      if (pattern) {
-        loc = patterns[*pattern].getLoc();
-        reshard = patterns[*pattern].getReshardAfterForward().value_or(true);
-      }
-      it->second = UnitOp::create(builder, loc, unit, reshard);
-    }
-    param.setUnitAttr(FlatSymbolRefAttr::get(it->second.getSymNameAttr()));
+  LogicalResult readClasses(ModuleOp module) {
+    classes = module->getAttrOfType<DictionaryAttr>(moduleClassesAttrName);
+    for (UnitPatternOp pattern : patterns)
+      if (pattern.getByClass() && !classes)
+        return pattern.emitError("the capture has no classes of modules: "
+                                 "capture the model again");
     return success();
   }
 
-  /// "; modules are: a, b, …" for the error of a pattern without a match.
-  static std::string nearestModules(ModuleOp module) {
+  /// Marks what fsdp.ignore ops match, and erases them.
+  static LogicalResult ignore(ModuleOp module) {
+    for (auto op : llvm::make_early_inc_range(module.getOps<IgnoreOp>())) {
+      bool any = false;
+      for (auto param : module.getOps<ParamOp>())
+        if (llvm::any_of(getNames(param), [&](StringRef name) {
+              return matchesPattern(op.getPattern(), name);
+            })) {
+          any = true;
+          param.setIgnored(true);
+        }
+      for (auto accumulation : module.getOps<AccumulationOp>())
+        return accumulation.emitOpError("is not supported with ignored "
+                                        "parameters yet");
+      if (!any)
+        return op.emitError("pattern \"")
+               << op.getPattern() << "\" matches no parameter";
+      op.erase();
+    }
+    return success();
+  }
+
+  /// The pattern that claims the module `name` first.
+  std::optional<size_t> findPattern(StringRef name) {
+    StringRef className;
+    if (classes)
+      if (auto attr = classes.getAs<StringAttr>(name))
+        className = attr;
+    std::optional<size_t> first;
+    for (auto [index, op] : llvm::enumerate(patterns))
+      for (auto [position, pattern] :
+           llvm::enumerate(op.getPatterns().getAsValueRange<StringAttr>()))
+        if (matchesPattern(pattern, op.getByClass() ? className : name)) {
+          matched[index][position] = true;
+          if (!first)
+            first = index;
+        }
+    return first;
+  }
+
+  /// The claim on the parameter `name`: by its innermost matching module, or
+  /// the root's. Visits the outer modules too, so that their patterns match.
+  size_t findClaim(StringRef name) {
+    std::optional<size_t> claim;
+    for (StringRef prefix = name.rsplit('.').first; prefix != name;
+         name = prefix, prefix = name.rsplit('.').first) {
+      auto [it, inserted] = claimOfModule.try_emplace(prefix, std::nullopt);
+      if (inserted)
+        if (std::optional<size_t> pattern = findPattern(prefix))
+          it->second = addClaim(*pattern, it->getKey());
+      if (!claim && it->second) {
+        claim = it->second;
+        StringRef module = it->getKey();
+        if (!llvm::is_contained(claims[*claim].modules, module))
+          claims[*claim].modules.push_back(module);
+      }
+    }
+    if (claim)
+      return *claim;
+    if (!rootClaim) {
+      rootClaim = claims.size();
+      claims.push_back({std::nullopt, {rootUnitName}});
+    }
+    return *rootClaim;
+  }
+
+  size_t addClaim(size_t pattern, StringRef module) {
+    bool grouped = patterns[pattern].getPatterns().size() > 1;
+    if (grouped)
+      for (auto [index, claim] : llvm::enumerate(claims))
+        if (claim.pattern == pattern)
+          return index;
+    claims.push_back({pattern, {}});
+    return claims.size() - 1;
+  }
+
+  std::string getName(size_t claim) {
+    return llvm::join(claims[claim].modules, "+");
+  }
+
+  UnitOp createUnit(ParamOp param, const llvm::IntEqClasses &joined,
+                    size_t claim) {
+    SmallVector<std::string> names;
+    for (size_t index = 0; index < claims.size(); ++index) {
+      // One without parameters is no unit.
+      if (joined.findLeader(index) != joined.findLeader(claim) ||
+          claims[index].modules.empty())
+        continue;
+      names.push_back(getName(index));
+      if (index == rootClaim)
+        claim = index;
+    }
+    std::string name =
+        claim == rootClaim ? rootUnitName.str() : llvm::join(names, "+");
+    OpBuilder builder(param);
+    std::optional<size_t> pattern = claims[claim].pattern;
+    if (!pattern)
+      return UnitOp::create(builder, param.getLoc(), name, false);
+    const UnitPolicy &policy = policies[*pattern];
+    return UnitOp::create(builder, policy.loc, name, policy.reshard);
+  }
+
+  /// Erases the patterns; one that matched nothing is an error.
+  LogicalResult eraseMatched(ModuleOp module) {
+    for (auto [index, op] : llvm::enumerate(patterns)) {
+      for (auto [position, pattern] :
+           llvm::enumerate(op.getPatterns().getAsValueRange<StringAttr>()))
+        if (!matched[index][position])
+          return op.emitError(op.getByClass() ? "class \"" : "pattern \"")
+                 << pattern << "\" matches no module with parameters"
+                 << nearestModules(module, op.getByClass());
+      policies.push_back(
+          {op.getLoc(), op.getReshardAfterForward().value_or(true)});
+      op.erase();
+    }
+    return success();
+  }
+
+  /// "; modules are: a, b, …" (or classes) for the error of a pattern without
+  /// a match.
+  std::string nearestModules(ModuleOp module, bool byClass) {
     llvm::StringSet<> seen;
     std::string list;
     for (auto param : module.getOps<ParamOp>()) {
-      StringRef owner = param.getSymName().rsplit('.').first;
-      if (owner == param.getSymName() || !seen.insert(owner).second)
-        continue;
-      if (seen.size() > 4)
-        return list + ", …";
-      list += (list.empty() ? "; modules are: " : ", ") + owner.str();
+      StringRef name = param.getSymName();
+      for (StringRef prefix = name.rsplit('.').first; prefix != name;
+           name = prefix, prefix = name.rsplit('.').first) {
+        StringRef found = prefix;
+        if (byClass) {
+          auto attr = classes.getAs<StringAttr>(prefix);
+          if (!attr)
+            continue;
+          found = attr;
+        }
+        if (!seen.insert(found).second)
+          continue;
+        if (seen.size() > 4)
+          return list + ", …";
+        list +=
+            (list.empty() ? (byClass ? "; classes are: " : "; modules are: ")
+                          : ", ") +
+            found.str();
+        if (!byClass)
+          break;
+      }
     }
     return list;
   }
 
+  struct UnitPolicy {
+    Location loc;
+    bool reshard;
+  };
+
   SmallVector<UnitPatternOp> patterns;
-  SmallVector<bool> matched;
-  llvm::StringMap<std::optional<size_t>> patternOfModule;
-  llvm::StringMap<UnitOp> units;
+  /// What outlives the patterns.
+  SmallVector<UnitPolicy> policies;
+  /// Per pattern op, per pattern in it.
+  SmallVector<SmallVector<bool>> matched;
+  DictionaryAttr classes;
+  llvm::StringMap<std::optional<size_t>> claimOfModule;
+  SmallVector<Claim> claims;
+  std::optional<size_t> rootClaim;
 };
 } // namespace

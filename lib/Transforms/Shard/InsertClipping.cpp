@@ -59,6 +59,13 @@ struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
     for (auto write : program.getOps<WriteGradOp>())
       if (isa<ShardedType>(write.getGrad().getType()))
         writes[write.getParamAttr().getAttr()] = write;
+    for (auto param : module.getOps<ParamOp>())
+      if (param.getIgnored() && !param.getFrozen()) {
+        policy.emitOpError("expected no ignored parameter in a model whose "
+                           "gradients are clipped, got: ")
+            << param.getSymNameAttr();
+        return signalPassFailure();
+      }
     if (writes.empty()) {
       policy.emitOpError("expected the program to write gradients' shards, "
                          "found none");

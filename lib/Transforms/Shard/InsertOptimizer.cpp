@@ -37,8 +37,7 @@ struct InsertOptimizer
     }
     llvm::DenseMap<StringAttr, WriteGradOp> writes;
     for (auto write : program.getOps<WriteGradOp>())
-      if (isa<ShardedType>(write.getGrad().getType()))
-        writes[write.getParamAttr().getAttr()] = write;
+      writes[write.getParamAttr().getAttr()] = write;
 
     auto groups = llvm::to_vector(module.getOps<ParamGroupOp>());
     SmallVector<bool> used(groups.size());
@@ -52,7 +51,8 @@ struct InsertOptimizer
       if (grouped)
         used[group - groups.begin()] = true;
       WriteGradOp write = writes.lookup(param.getSymNameAttr());
-      if (!write)
+      if (!write || (!param.getIgnored() &&
+                     !isa<ShardedType>(write.getGrad().getType())))
         continue;
       names.push_back(write.getParamAttr());
       grads.push_back(write.getGrad());

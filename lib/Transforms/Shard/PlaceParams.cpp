@@ -30,7 +30,7 @@ struct PlaceParams : mlir::fsdp::impl::PlaceParamsBase<PlaceParams> {
     Attribute sharded =
         builder.getArrayAttr({builder.getStringAttr(shardAxisName)});
     for (auto param : module.getOps<ParamOp>()) {
-      if (param.getSharding())
+      if (param.getSharding() || param.getIgnored())
         continue;
       SmallVector<Attribute> dims(param.getTensorType().getRank(), whole);
       dims.front() = sharded;

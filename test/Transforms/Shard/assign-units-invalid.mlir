@@ -13,6 +13,29 @@ fsdp.param @blocks.0.mlp.up.weight : tensor<4x4xf32>
 
 // -----
 
-fsdp.unit_pattern "lm_head"
-// expected-error @below {{tied parameter has names in different units: "wte.weight" in "(root)", "lm_head.weight" in "lm_head"; let one pattern cover both, or neither}}
-fsdp.param @wte.weight : tensor<8x4xf32> {aliases = ["lm_head.weight"]}
+// Every pattern of a list must match.
+// expected-error @below {{pattern "outputs" matches no module with parameters; modules are: norm, output}}
+fsdp.unit_pattern "norm", "outputs"
+fsdp.param @norm.weight : tensor<4xf32>
+fsdp.param @output.weight : tensor<4x4xf32>
+
+// -----
+
+module attributes {fsdp.module_classes = {norm = "RMSNorm", output = "Linear"}} {
+  // expected-error @below {{class "Block" matches no module with parameters; classes are: RMSNorm, Linear}}
+  fsdp.unit_pattern "Block" {by_class}
+  fsdp.param @norm.weight : tensor<4xf32>
+  fsdp.param @output.weight : tensor<4x4xf32>
+}
+
+// -----
+
+// expected-error @below {{the capture has no classes of modules: capture the model again}}
+fsdp.unit_pattern "Block" {by_class}
+fsdp.param @norm.weight : tensor<4xf32>
+
+// -----
+
+// expected-error @below {{pattern "**.router" matches no parameter}}
+fsdp.ignore "**.router"
+fsdp.param @norm.weight : tensor<4xf32>

@@ -50,3 +50,42 @@ fsdp.param @h.0.mlp.weight : tensor<4x4xf32>
 
 // CHECK: fsdp.param @wte.weight : tensor<8x4xf32> unit @"(root)" {aliases = ["lm_head.weight"]}
 fsdp.param @wte.weight : tensor<8x4xf32> {aliases = ["lm_head.weight"]}
+
+// -----
+
+// A list of patterns is one unit of all modules that they match.
+
+// CHECK:       fsdp.unit @"norm+output" {reshard_after_forward = false}
+// CHECK-NEXT:  fsdp.param @norm.weight : tensor<4xf32> unit @"norm+output"
+// CHECK-NEXT:  fsdp.param @output.weight : tensor<8x4xf32> unit @"norm+output"
+fsdp.unit_pattern "output", "norm" {reshard_after_forward = false}
+fsdp.param @norm.weight : tensor<4xf32>
+fsdp.param @output.weight : tensor<8x4xf32>
+
+// -----
+
+// Units by the class of their module.
+
+// CHECK-NOT:   fsdp.module_classes
+// CHECK:       fsdp.unit @h.0{{$}}
+// CHECK-NEXT:  fsdp.param @h.0.up.weight : tensor<4x4xf32> unit @h.0
+// CHECK:       fsdp.unit @"(root)"
+// CHECK-NEXT:  fsdp.param @out.weight : tensor<4x4xf32> unit @"(root)"
+module attributes {fsdp.module_classes = {h.0 = "Block", h.0.up = "Linear", out = "Linear"}} {
+  fsdp.unit_pattern "Bl*" {by_class}
+  fsdp.param @h.0.up.weight : tensor<4x4xf32>
+  fsdp.param @out.weight : tensor<4x4xf32>
+}
+
+// -----
+
+// Ignored parameters have no unit.
+
+// CHECK:       fsdp.param @h.0.router : tensor<4xf32> {ignored}
+// CHECK-NEXT:  fsdp.unit @h.0{{$}}
+// CHECK-NEXT:  fsdp.param @h.0.up : tensor<4xf32> unit @h.0
+// CHECK-NOT:   fsdp.ignore
+fsdp.unit_pattern "h.*"
+fsdp.ignore "**.router"
+fsdp.param @h.0.router : tensor<4xf32>
+fsdp.param @h.0.up : tensor<4xf32>

@@ -1,0 +1,38 @@
+// RUN: fsdp-opt --fsdp-insert-all-reduces --split-input-file %s | FileCheck %s
+
+// HSDP: the shards of gradients are averaged over the replicas.
+
+// CHECK:      %[[R:.*]] = fsdp.reduce_scatter @u avg [@w]
+// CHECK-NEXT: %[[A:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[R]] : (!fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+// CHECK-NEXT: fsdp.write_grad @w, %[[A]]
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4x4xf32>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// One replica: nothing to do.
+
+// CHECK:     fsdp.reduce_scatter
+// CHECK-NOT: fsdp.all_reduce
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4x4xf32>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+  fsdp.return %loss : tensor<f32>
+}

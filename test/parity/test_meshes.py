@@ -1,0 +1,50 @@
+"""Meshes of two axes (HSDP): the numbers of FSDP2 on the same mesh.
+
+Every collective has one or two ranks here, so Gloo's order of additions is ours and all bits are
+equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from harness import ADAMW_FUSED, GPT2, LLAMA, SGD, Captured, Case, Model, Run, run_plan
+from test_parity import assert_equal_bits, assert_trained
+
+Capture = Callable[[Model], Captured]
+Reference = Callable[..., Run]
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW_FUSED, SGD], ids=["adamw_fused", "sgd"])
+@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_two_replicas_of_two_ranks(
+    captured: Capture, reference: Reference, model: Model, optimizer: dict
+) -> None:
+    case = Case(model, optimizer, world=4, training={"mesh": {"replicate": 2, "shard": 2}})
+    ours = run_plan(captured(model), case, f"hsdp_{optimizer['name']}")
+    assert_trained(ours, case.steps)
+    assert_equal_bits(ours, reference(case))
+
+
+MESHES = {
+    "whole_on_every_rank": {"replicate": 2, "shard": 1},
+    "inferred_shards": {"replicate": 2},
+    "inferred_replicas": {"replicate": -1, "shard": 2},
+    "one_replica": {"replicate": 1},
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_two_ranks(captured: Capture, reference: Reference, mesh: dict[str, int]) -> None:
+    case = Case(LLAMA, ADAMW_FUSED, steps=5, training={"mesh": mesh})
+    ours = run_plan(captured(LLAMA), case, "mesh_" + "_".join(map(str, mesh.values())))
+    assert_equal_bits(ours, reference(case))
+
+
+@pytest.mark.parametrize("reshard", ["true", "false"])
+def test_reshard_after_forward(captured: Capture, reference: Reference, reshard: str) -> None:
+    mesh = {"replicate": 2, "shard": 2}
+    case = Case(LLAMA, ADAMW_FUSED, world=4, steps=5, reshard=reshard, training={"mesh": mesh})
+    ours = run_plan(captured(LLAMA), case, f"hsdp_reshard_{reshard}")
+    assert_equal_bits(ours, reference(case))

@@ -1,0 +1,106 @@
+//===- ReplicasTest.cpp - collectives of HSDP's two axes ------------------===//
+#include "Support/Fixtures.h"
+#include "Support/SamplePlan.h"
+#include "fsdp/Runtime/ShmComm.h"
+
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+namespace fsdp::test {
+namespace {
+
+using namespace runtime;
+
+/// A gradient whose sums depend on their order.
+float gradOf(int64_t rank, int64_t step, int64_t param) {
+  return 0.1F * float(rank + 1) + 1e-3F * float(step) + 10.0F * float(param);
+}
+
+void expect(bool condition, const std::string &what) {
+  if (!condition)
+    throw std::runtime_error(what);
+}
+
+/// Steps the sample plan's collectives; every rank checks its own parts.
+void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank) {
+  ShmComm comm(plan, segment, rank);
+  int64_t shards = plan.shards(), replica = rank / shards;
+  expect(comm.shardIndex() == rank % shards, "shard index");
+  std::mt19937 random{uint32_t(rank)};
+  auto writeShards = [&](int64_t version) {
+    for (size_t p = 0; p < plan.params.size(); ++p)
+      comm.shard(int32_t(p)).fill_(double(100 * replica + version));
+  };
+  writeShards(0);
+  comm.publish();
+  for (int64_t step = 0; step < 6; ++step) {
+    comm.beginStep(step);
+    for (size_t u = 0; u < plan.units.size(); ++u)
+      for (const at::Tensor &full : comm.allGather(int32_t(u)))
+        expect(full.eq(double(100 * replica + step)).all().item<bool>(),
+               "a replica gathers its own parameters");
+    std::vector<std::pair<const plan::AllReduce *, std::vector<at::Tensor>>>
+        results;
+    std::vector<at::Tensor> reduced;
+    for (const plan::Instruction &instruction : plan.instructions) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+      if (auto *reduce = std::get_if<plan::ReduceScatter>(&instruction.kind)) {
+        std::vector<at::Tensor> grads;
+        for (int32_t p : reduce->params)
+          grads.push_back(at::full(plan.params[size_t(p)].spec.shape,
+                                   gradOf(rank, step, p), at::kFloat));
+        reduced = comm.reduceScatter(*reduce, grads);
+      } else if (auto *all = std::get_if<plan::AllReduce>(&instruction.kind)) {
+        results.emplace_back(all, comm.allReduce(*all, reduced));
+      }
+    }
+    comm.beginUpdate();
+    for (const auto &[all, outs] : results)
+      for (size_t i = 0; i < outs.size(); ++i) {
+        float sum = 0;
+        for (int64_t r = 0; r < plan.replicas; ++r) {
+          float part = 0;
+          for (int64_t s = 0; s < shards; ++s)
+            part += gradOf(r * shards + s, step, all->params[i]);
+          sum += part / float(shards);
+        }
+        float mean = sum / float(plan.replicas);
+        plan::TensorSpec spec =
+            plan::shardSpec(plan, all->params[i], comm.shardIndex());
+        expect(outs[i].sizes() == spec.shape, "shape of a shard");
+        expect(outs[i].eq(mean).all().item<bool>(),
+               "average over shards, then over replicas");
+      }
+    writeShards(step + 1);
+    comm.publish();
+  }
+}
+
+TEST(Replicas, AverageOverBothAxes) {
+  for (auto [ranks, replicas] : {std::pair{4, 2}, {2, 2}, {6, 2}, {6, 3}}) {
+    plan::Plan plan = samplePlan(ranks, false, replicas);
+    ShmSegment segment(plan);
+    for (const std::string &error : forkRanks(
+             ranks, [&](int64_t rank) { trainLike(plan, segment, rank); }))
+      EXPECT_EQ(error, "") << ranks << " ranks, " << replicas << " replicas";
+  }
+}
+
+TEST(Replicas, HaveParametersAndShardsOfTheirOwn) {
+  plan::Plan plan = samplePlan(4, false, 2);
+  SegmentLayout layout(plan);
+  EXPECT_EQ(layout.areasBegin, layout.paramsBegin + 2 * layout.replicaBytes);
+  for (size_t p = 0; p < plan.params.size(); ++p)
+    EXPECT_LE(layout.params[p] + size_t(plan.params[p].spec.numBytes()),
+              layout.replicaBytes);
+  // What is reduced lies before the shards of it.
+  EXPECT_GE(layout.shardGrads[0],
+            layout.grads[1] + size_t(plan.params[1].spec.numBytes()));
+}
+
+} // namespace
+} // namespace fsdp::test
