@@ -1,5 +1,6 @@
 //===- ShmAllReduce.cpp - all-reduce of small vectors ---------------------===//
 //
+// Replicas hold the same shards, so each combines the vectors of its own ranks.
 // Every rank writes its vector, waits for all others', and combines them in
 // rank order. Two places a rank suffice: who has everybody's k-th vector knows
 // that everybody has read the vectors before it.
@@ -16,7 +17,7 @@
 namespace fsdp::runtime {
 
 void ShmComm::allReduce(const at::Tensor &vector, Reduction reduction) {
-  if (worldSize() == 1)
+  if (plan.shards() == 1)
     return;
   if (!vector.is_contiguous() || vector.nbytes() > segment.layout().vectorBytes)
     throw RunError("expected a contiguous vector of at most " +
@@ -28,10 +29,10 @@ void ShmComm::allReduce(const at::Tensor &vector, Reduction reduction) {
               vector.nbytes());
   own().vectorsReady.publish(allReduces);
   waitAll(shardGroup, &RankState::vectorsReady, allReduces, {"all_reduce"});
-  for (int64_t r = 0; r < worldSize(); ++r) {
+  for (int64_t r : shardGroup) {
     at::Tensor term = at::from_blob(segment.vector(r, slot), vector.sizes(),
                                     vector.scalar_type());
-    if (r == 0)
+    if (r == shardGroup.front())
       vector.copy_(term);
     else if (reduction == Reduction::Sum)
       vector.add_(term);

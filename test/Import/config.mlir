@@ -67,28 +67,28 @@
 // MESH: mesh.yaml:1:8: error: the mesh has 3 ranks, expected the world size 4
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh2.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH2
-// MESH2: mesh2.yaml:1:7: error: expected the mesh to divide the world size 4, got: 3 ranks on one axis
+// MESH2: mesh2.yaml:1:8: error: expected the mesh to divide the world size 4, got: 3 ranks on one axis
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh3.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH3
-// MESH3: mesh3.yaml:1:7: error: expected a size for "shard" or "replicate" of "mesh", got -1 for both (-1 is the default of "shard")
+// MESH3: mesh3.yaml:1:8: error: expected a size for "shard" or "replicate" of "mesh", got -1 for both (-1 is the default of "shard")
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh4.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH4
 // MESH4: mesh4.yaml:1:19: error: expected a positive size or -1 for "replicate", got: 0
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/both.yaml 2>&1 | FileCheck %s --check-prefix=BOTH
-// BOTH: both.yaml:1:31: error: expected "match" or "class" in a unit, got both
+// BOTH: both.yaml:1:29: error: expected "match" or "class" in a unit, got both
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/neither.yaml 2>&1 | FileCheck %s --check-prefix=NEITHER
-// NEITHER: neither.yaml:1:9: error: expected a key "match" or "class" in a unit
+// NEITHER: neither.yaml:1:10: error: expected a key "match" or "class" in a unit
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/none.yaml 2>&1 | FileCheck %s --check-prefix=NONE
-// NONE: none.yaml:1:17: error: expected at least one pattern for "match"
+// NONE: none.yaml:1:18: error: expected at least one pattern for "match"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/classes.yaml 2>&1 | FileCheck %s --check-prefix=CLASSES
-// CLASSES: classes.yaml:1:17: error: expected the name of a class for "class", got: a sequence
+// CLASSES: classes.yaml:1:18: error: expected the name of a class for "class", got: a sequence
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/ignore.yaml 2>&1 | FileCheck %s --check-prefix=IGNORE
-// IGNORE: ignore.yaml:1:9: error: expected a pattern for "ignore", got: a mapping
+// IGNORE: ignore.yaml:1:10: error: expected a pattern for "ignore", got: a mapping
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/ignored.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=IGNORED
 // IGNORED: ignored.yaml:1:16: error: pattern "b" matches no parameter

@@ -46,6 +46,20 @@ def assert_equal_bits(ours: Run, theirs: Run) -> None:
     assert not different
 
 
+def assert_close(ours: Run, theirs: Run) -> None:
+    torch.testing.assert_close(
+        torch.tensor(ours.rank_losses),
+        torch.tensor(theirs.rank_losses),
+        rtol=LOSS_RTOL,
+        atol=0,
+    )
+    assert ours.weights.keys() == theirs.weights.keys()
+    for name, weight in theirs.weights.items():
+        torch.testing.assert_close(
+            ours.weights[name], weight, rtol=0, atol=WEIGHT_ATOL, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
 def assert_trained(run: Run, steps: int) -> None:
     """Equality of two runs that learn nothing would prove nothing."""
     losses = [line["loss"] for line in run.metrics]
@@ -102,18 +116,7 @@ def test_uneven_shards(captured: Capture, reference: Reference, model: Model, wo
     ours = run_plan(captured(model), case, f"world{world}")
     again = run_plan(captured(model), case, f"world{world}")
     assert_equal_bits(again, ours)
-    theirs = reference(case)
-    torch.testing.assert_close(
-        torch.tensor(ours.rank_losses),
-        torch.tensor(theirs.rank_losses),
-        rtol=LOSS_RTOL,
-        atol=0,
-    )
-    assert ours.weights.keys() == theirs.weights.keys()
-    for name, weight in theirs.weights.items():
-        torch.testing.assert_close(
-            ours.weights[name], weight, rtol=0, atol=WEIGHT_ATOL, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    assert_close(ours, reference(case))
 
 
 def test_29_million_parameters(captured: Capture, reference: Reference) -> None:

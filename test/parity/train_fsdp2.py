@@ -196,13 +196,15 @@ def make_optimizer(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optim
     regexes = [pattern_to_regex(group.pop("match")) for group in groups]
     members: list[list[nn.Parameter]] = [[] for _ in range(len(groups) + 1)]
     for name, parameter in model.named_parameters():
-        matches = [i + 1 for i, regex in enumerate(regexes) if regex.fullmatch(name)]
-        members[matches[0] if matches else 0].append(parameter)
-    own = [
-        {"params": params, **options}
-        for params, options in zip(members, [{}, *groups], strict=True)
-        if params
-    ]
+        found = [i + 1 for i, regex in enumerate(regexes) if regex.fullmatch(name)]
+        members[found[0] if found else 0].append(parameter)
+    own: list[dict[str, Any]] = []
+    for params, options in zip(members, [{}, *groups], strict=True):
+        # One kernel takes no mixture of sharded and ignored parameters.
+        for sharded in (True, False):
+            alike = [p for p in params if isinstance(p, DTensor) == sharded]
+            if alike:
+                own.append({"params": alike, **options})
     return optimizer(own, **settings)
 
 

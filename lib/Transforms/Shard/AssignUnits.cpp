@@ -52,9 +52,9 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
       return signalPassFailure();
 
     llvm::IntEqClasses joined(claims.size());
-    for (auto [param, indices] : llvm::zip(params, claimsOf))
-      for (auto [index, name] : llvm::zip(ArrayRef(indices).drop_front(),
-                                          llvm::drop_begin(getNames(param)))) {
+    for (auto [param, indices] : llvm::zip(params, claimsOf)) {
+      SmallVector<StringRef> names = getNames(param);
+      for (auto [index, name] : llvm::drop_begin(llvm::zip(indices, names))) {
         if (joined.findLeader(index) != joined.findLeader(indices.front()))
           param.emitWarning("tied parameter has names in different units: \"")
               << param.getSymName() << "\" in \"" << getName(indices.front())
@@ -62,6 +62,7 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
               << "\"; the units become one";
         joined.join(index, indices.front());
       }
+    }
     llvm::DenseMap<unsigned, UnitOp> units;
     for (auto [param, indices] : llvm::zip(params, claimsOf)) {
       UnitOp &unit = units[joined.findLeader(indices.front())];
