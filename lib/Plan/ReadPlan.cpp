@@ -460,9 +460,8 @@ Plan decodePlan(const Cursor &c) {
                           std::to_string(version) +
                           "; compile the model again with this fsdp-opt");
   c.keys({"version", "producer", "model", "world_size", "replicas", "weights",
-          "optimizer",
-          "param_groups", "lr_schedule", "accumulation_steps", "modules",
-          "values", "params", "buffers", "inputs", "units", "init",
+          "optimizer", "param_groups", "lr_schedule", "accumulation_steps",
+          "modules", "values", "params", "buffers", "inputs", "units", "init",
           "instructions", "loss"});
   Plan plan;
   plan.producer = c.at("producer").string();

@@ -309,12 +309,12 @@ const std::vector<Mutation> kMutations = {
 };
 
 const std::vector<Mutation> kReplicaMutations = {
-    {"NotAllReduced", "P14",
+    {"NotAllReduced", "P16",
      [](Plan &p) {
        Instruction all = take(p, find<AllReduce>(p));
        first<OptimizerStep>(p).grads[0] = std::get<AllReduce>(all.kind).ins[0];
      }},
-    {"AllReducedTwice", "P14",
+    {"AllReducedTwice", "P16",
      [](Plan &p) {
        AllReduce again = first<AllReduce>(p);
        std::swap(again.ins, again.outs);
@@ -322,9 +322,9 @@ const std::vector<Mutation> kReplicaMutations = {
                                  1,
                              {again, Phase::Backward, -1, {}});
      }},
-    {"WrongGradient", "P14",
+    {"WrongGradient", "P16",
      [](Plan &p) { first<AllReduce>(p).params[0] = 1; }},
-    {"StepsTheInput", "P14",
+    {"StepsTheInput", "P9",
      [](Plan &p) {
        first<OptimizerStep>(p).grads[0] = first<AllReduce>(p).ins[0];
      }},
@@ -360,7 +360,7 @@ TEST(VerifyOneReplica, IsNotAllReduced) {
     verifyPlan(plan, "p.json");
     FAIL() << "not caught";
   } catch (const PlanError &error) {
-    EXPECT_THAT(error.what(), testing::EndsWith("one replica (P14)"));
+    EXPECT_THAT(error.what(), testing::EndsWith("one replica (P16)"));
   }
 }
 

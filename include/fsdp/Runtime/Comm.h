@@ -77,8 +77,8 @@ public:
                 const std::vector<at::Tensor> &grads) = 0;
 
   /// Begins the average over the replicas of results of reduceScatter. The
-  /// results' contents are there after finishReductions, until when `reduce` must
-  /// live.
+  /// results' contents are there after finishReductions, until when `reduce`
+  /// must live.
   virtual std::vector<at::Tensor>
   allReduce(const plan::AllReduce &reduce,
             const std::vector<at::Tensor> &shards) = 0;
@@ -86,8 +86,9 @@ public:
   /// Waits until the results of all reductions begun are there.
   virtual void finishReductions() = 0;
   /// Combines a vector of float32 or float64 over the ranks of a replica, in
-  /// place, in ascending rank order; it has at most one element for each parameter. Max
-  /// gives NaN where any rank has NaN. For plans that clip gradients.
+  /// place, in ascending rank order; it has at most one element for each
+  /// parameter. Max gives NaN where any rank has NaN. For plans that clip
+  /// gradients.
   virtual void allReduce(const at::Tensor &vector, Reduction reduction) = 0;
 
   /// Finishes the step's reductions and waits until no rank reads the

@@ -51,8 +51,8 @@ struct InsertOptimizer
       if (grouped)
         used[group - groups.begin()] = true;
       WriteGradOp write = writes.lookup(param.getSymNameAttr());
-      if (!write || (!param.getIgnored() &&
-                     !isa<ShardedType>(write.getGrad().getType())))
+      if (!write ||
+          (!param.getIgnored() && !isa<ShardedType>(write.getGrad().getType())))
         continue;
       names.push_back(write.getParamAttr());
       grads.push_back(write.getGrad());
