@@ -12,6 +12,8 @@ config.test_source_root = os.path.dirname(__file__)
 config.environment["PATH"] = os.pathsep.join(
     [config.fsdp_bin_dir, config.llvm_tools_dir, config.environment["PATH"]]
 )
+# The package of this source tree, whichever tree the interpreter's environment was made for.
+config.environment["PYTHONPATH"] = os.path.join(os.path.dirname(config.test_source_root), "python")
 # Variables do not leak from one CHECK-LABEL to the next.
 config.environment["FILECHECK_OPTS"] = "-enable-var-scope"
 config.substitutions.append(("%python", config.fsdp_python))

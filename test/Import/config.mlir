@@ -75,8 +75,8 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh4.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH4
 // MESH4: mesh4.yaml:1:19: error: expected a positive size or -1 for "replicate", got: 0
 
-// RUN: not fsdp-opt %t/model.mlir --config %t/both.yaml 2>&1 | FileCheck %s --check-prefix=BOTH
-// BOTH: both.yaml:1:29: error: expected "match" or "class" in a unit, got both
+// RUN: not fsdp-opt %t/model.mlir --config %t/claims.yaml 2>&1 | FileCheck %s --check-prefix=CLAIMS
+// CLAIMS: claims.yaml:1:29: error: expected "match" or "class" in a unit, got both
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/neither.yaml 2>&1 | FileCheck %s --check-prefix=NEITHER
 // NEITHER: neither.yaml:1:10: error: expected a key "match" or "class" in a unit
@@ -246,7 +246,7 @@ mesh: {replicate: -1}
 //--- mesh4.yaml
 mesh: {replicate: 0}
 
-//--- both.yaml
+//--- claims.yaml
 units: [{match: "a", class: Block}]
 
 //--- neither.yaml
