@@ -9,6 +9,8 @@
 #include <c10/core/InferenceMode.h>
 
 #include <cstring>
+#include <ranges>
+#include <string_view>
 
 namespace fsdp::runtime {
 
@@ -19,15 +21,32 @@ struct CallTable::ResolvedCall {
 
 namespace {
 
-/// The unit whose module contains `module`: the longest unit name that is a
-/// dotted prefix, the root unit if none is.
+/// The length of the longest of the unit's modules that contains `module`; 0
+/// for the root unit, which contains all; -1 if none does. A unit's name joins
+/// its modules with `+`.
+int64_t containingLength(const plan::Unit &unit, std::string_view module) {
+  if (unit.name == "(root)")
+    return 0;
+  int64_t longest = -1;
+  for (auto part : std::views::split(std::string_view(unit.name), '+')) {
+    std::string_view prefix(part.begin(), part.end());
+    if (module == prefix || (module.starts_with(prefix) &&
+                             module.substr(prefix.size()).starts_with('.')))
+      longest = std::max<int64_t>(longest, prefix.size());
+  }
+  return longest;
+}
+
+/// The unit of the innermost module that contains `module`, null if none does.
 const plan::Unit *unitOf(const plan::Plan &plan, const std::string &module) {
   const plan::Unit *best = nullptr;
+  int64_t bestLength = -1;
   for (const plan::Unit &unit : plan.units) {
-    bool contains = unit.name.empty() || module == unit.name ||
-                    module.starts_with(unit.name + ".");
-    if (contains && (!best || unit.name.size() > best->name.size()))
+    int64_t length = containingLength(unit, module);
+    if (length > bestLength) {
       best = &unit;
+      bestLength = length;
+    }
   }
   return best;
 }

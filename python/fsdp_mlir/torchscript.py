@@ -227,4 +227,5 @@ def save_archive(
     function = torch._C._create_function_from_graph("forward", graph)
     files = {"capture.json": json.dumps(record, separators=(",", ":")), **irs}
     with replacing(path) as temporary:
-        function.save(str(temporary), _extra_files=files)
+        # Through a buffer: a file's own name would become the name of the archive's root folder.
+        temporary.write_bytes(function.save_to_buffer(_extra_files=files))

@@ -120,6 +120,14 @@ class Toy(nn.Module):
         return x.square().mean()
 
 
+def test_bytes_are_deterministic(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Toy(), {"x": torch.randn(5, 7)}
+    for name in ("a", "b"):
+        fsdp_mlir.capture(model, kwargs=inputs, path=tmp_path / name / "model.pt")
+    assert (tmp_path / "a/model.pt").read_bytes() == (tmp_path / "b/model.pt").read_bytes()
+
+
 def test_frozen_unused_and_uneven(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = Toy(), {"x": torch.randn(5, 7)}

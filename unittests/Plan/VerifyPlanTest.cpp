@@ -191,12 +191,12 @@ const std::vector<Mutation> kMutations = {
     {"SecondStep", "P8",
      [](Plan &p) {
        p.instructions.push_back(
-           {OptimizerStep{{}, {}}, Phase::Optimizer, -1, {}});
+           {OptimizerStep{{}, {}, {}}, Phase::Optimizer, -1, {}});
      }},
     {"PluginWithoutLibrary", "P1",
      [](Plan &p) { p.optimizer.name = "plugin"; }},
     {"GroupOfOtherOptimizer", "P1",
-     [](Plan &p) { p.paramGroups.push_back({"adam"}); }},
+     [](Plan &p) { p.paramGroups.emplace_back().name = "adam"; }},
     {"UnknownGroup", "P1",
      [](Plan &p) { first<OptimizerStep>(p).groups = {0, 1, 0}; }},
     {"GroupCount", "P1", [](Plan &p) { first<OptimizerStep>(p).groups = {0}; }},

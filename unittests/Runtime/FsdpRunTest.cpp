@@ -70,10 +70,17 @@ TEST_F(FsdpRun, RefusesUnknownOperators) {
                 "instruction 2: aten::no_such_op in module \"layer\" (unit "
                 "\"layer\"): no operator \"aten::no_such_op\" in this "
                 "LibTorch");
+  plan.modules = {"other", "layer.inner"};
+  writeSample(dir, plan);
+  expectRefused({dir / "plan.json"},
+                "in module \"layer.inner\" (unit \"layer\")");
+  plan.modules = {"other", "layers"};
+  writeSample(dir, plan);
+  expectRefused({dir / "plan.json"}, "in module \"layers\" (unit \"(root)\")");
   call.recompute = true;
   writeSample(dir, plan);
   expectRefused({dir / "plan.json"},
-                "aten::no_such_op, recomputed, in module \"layer\"");
+                "aten::no_such_op, recomputed, in module \"layers\"");
   call.op = "aten::mm";
   call.args.push_back({plan::NoneArg{}});
   writeSample(dir, plan);

@@ -93,7 +93,7 @@ Plan samplePlan(int64_t worldSize, bool transposedGrad, int64_t replicas) {
   b.plan.optimizer.name = "sgd";
   b.plan.optimizer.lr = 0.1;
   b.plan.modules = {"", "layer"};
-  b.plan.units = {{"layer", {}, true}, {"", {}, false}};
+  b.plan.units = {{"layer", {}, true}, {"(root)", {}, false}};
   b.plan.buffers = {{"shift", {{kOutputs}, DType::Float32}, true}};
   int32_t w1 = b.param("layer.w1", {kFeatures, 7}, 0);
   int32_t w2 = b.param("w2", {7, kOutputs}, 1);
@@ -152,8 +152,8 @@ Plan samplePlan(int64_t worldSize, bool transposedGrad, int64_t replicas) {
   std::vector<ValueId> rootGrads = b.reduce(1, {w2, bias}, {gw2, gb});
 
   b.phase = Phase::Optimizer;
-  b.add(OptimizerStep{{w1, w2, bias},
-                      {layerGrads[0], rootGrads[0], rootGrads[1]}});
+  b.add(OptimizerStep{
+      {w1, w2, bias}, {layerGrads[0], rootGrads[0], rootGrads[1]}, {}});
   return b.plan;
 }
 
