@@ -50,7 +50,7 @@ private:
   void arg(const Arg &arg);
   void args(const ArgList &list);
   void hex(std::string_view bytes);
-  /// Instructions of the initialisation have no phase.
+  /// Instructions of the initialisation and the evaluation have no phase.
   void instruction(const Instruction &instruction, bool hasPhase);
   void optimizer(const Optimizer &o);
   template <typename List, typename Row>
@@ -401,6 +401,11 @@ std::string Printer::print(const Plan &plan) {
   });
   table("init", plan.init,
         [&](const Instruction &i) { instruction(i, /*hasPhase=*/false); });
+  table("evaluation", plan.evaluation,
+        [&](const Instruction &i) { instruction(i, /*hasPhase=*/false); });
+  raw("  \"evaluation_loss\": ");
+  number(plan.evaluationLoss);
+  raw(",\n");
   table("instructions", plan.instructions,
         [&](const Instruction &i) { instruction(i, /*hasPhase=*/true); });
   raw("  \"loss\": ");

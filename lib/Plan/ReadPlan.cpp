@@ -336,7 +336,7 @@ Phase decodePhase(const Cursor &c) {
   c.at("phase").error("expected a phase, got \"" + phase + "\"");
 }
 
-/// Instructions of the step have a phase, those of the initialisation none.
+/// Instructions of the step have a phase, others none.
 Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   Instruction instruction;
   if (!c.isObject())
@@ -459,10 +459,27 @@ Plan decodePlan(const Cursor &c) {
                           std::to_string(kPlanVersion) + ", got " +
                           std::to_string(version) +
                           "; compile the model again with this fsdp-opt");
-  c.keys({"version", "producer", "model", "world_size", "replicas", "weights",
-          "optimizer", "param_groups", "lr_schedule", "accumulation_steps",
-          "modules", "values", "params", "buffers", "inputs", "units", "init",
-          "instructions", "loss"});
+  c.keys({"version",
+          "producer",
+          "model",
+          "world_size",
+          "replicas",
+          "weights",
+          "optimizer",
+          "param_groups",
+          "lr_schedule",
+          "accumulation_steps",
+          "modules",
+          "values",
+          "params",
+          "buffers",
+          "inputs",
+          "units",
+          "init",
+          "evaluation",
+          "evaluation_loss",
+          "instructions",
+          "loss"});
   Plan plan;
   plan.producer = c.at("producer").string();
   plan.model = c.at("model").string();
@@ -507,6 +524,10 @@ Plan decodePlan(const Cursor &c) {
   });
   plan.init = c.at("init").list(
       [](const Cursor &i) { return decodeInstruction(i, /*hasPhase=*/false); });
+  plan.evaluation = c.at("evaluation").list([](const Cursor &i) {
+    return decodeInstruction(i, /*hasPhase=*/false);
+  });
+  plan.evaluationLoss = c.at("evaluation_loss").index();
   plan.instructions = c.at("instructions").list([](const Cursor &i) {
     return decodeInstruction(i, /*hasPhase=*/true);
   });

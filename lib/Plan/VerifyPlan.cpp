@@ -99,7 +99,9 @@ private:
   void visit(const WriteParam &write);
   void visit(const WriteBuffer &write);
   void verifyInit();
-  void verifyFrees(const Instruction &instruction);
+  void verifyEvaluation();
+  void verifyLoss(ValueId loss);
+  void verifyFrees(const Instruction &instruction, ValueId loss = -1);
   /// A gradient shard of `param` that is used for the only time.
   void useShard(ValueId value, int32_t param, const char *label);
   void defineShard(ValueId value, int32_t param);
@@ -498,12 +500,12 @@ void Verifier::visit(const WriteBuffer &write) {
   writtenBuffers[write.buffer] = true;
 }
 
-void Verifier::verifyFrees(const Instruction &instruction) {
+void Verifier::verifyFrees(const Instruction &instruction, ValueId loss) {
   for (ValueId value : instruction.frees) {
     checkIndex(value, plan.values, "a value");
     if (!states[value].defined || states[value].freed)
       fail("P4", "value " + std::to_string(value) + " is freed but not alive");
-    if (value == plan.loss)
+    if (value == loss)
       fail("P12", "the loss, value " + std::to_string(value) + ", is freed");
     states[value].freed = true;
   }
@@ -540,9 +542,64 @@ void Verifier::verifyInit() {
     state.freed = state.defined;
 }
 
+void Verifier::verifyEvaluation() {
+  if (plan.evaluation.empty()) {
+    if (plan.evaluationLoss != -1)
+      fail("P17", "expected evaluation_loss -1 without an evaluation, got " +
+                      std::to_string(plan.evaluationLoss));
+    return;
+  }
+  for (const Input &input : plan.inputs)
+    define(input.value);
+  for (size_t i = 0; i < plan.evaluation.size(); ++i) {
+    const Instruction &instruction = plan.evaluation[i];
+    position = int64_t(i);
+    where = "evaluation[" + std::to_string(i) + "]: ";
+    if (instruction.module != -1)
+      checkIndex(instruction.module, plan.modules, "a module");
+    const auto *call = std::get_if<Call>(&instruction.kind);
+    bool allowed = (call && call->reduceInputOf == -1) ||
+                   std::holds_alternative<Constant>(instruction.kind) ||
+                   std::holds_alternative<ReadBuffer>(instruction.kind) ||
+                   std::holds_alternative<ReadParam>(instruction.kind) ||
+                   std::holds_alternative<AllGather>(instruction.kind) ||
+                   std::holds_alternative<Reshard>(instruction.kind);
+    if (!allowed)
+      fail("P17", "expected a call, constant, read, all_gather or reshard in "
+                  "the evaluation");
+    std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+    verifyFrees(instruction, plan.evaluationLoss);
+  }
+  where = "evaluation: ";
+  for (size_t u = 0; u < plan.units.size(); ++u)
+    if (liveGather[u] != -1)
+      fail("P17", "unit " + quoted(plan.units[u].name) +
+                      " is still gathered at the end of the evaluation");
+  verifyLoss(plan.evaluationLoss);
+  where.clear();
+  for (ValueState &state : states)
+    state.freed = state.defined;
+  // The step begins with new values for its inputs.
+  for (const Input &input : plan.inputs)
+    states[input.value] = {};
+}
+
+void Verifier::verifyLoss(ValueId value) {
+  checkIndex(value, plan.values, "a value");
+  use(value);
+  const TensorSpec &loss = plan.values[value];
+  bool floating = loss.dtype == DType::Float32 ||
+                  loss.dtype == DType::Float64 ||
+                  loss.dtype == DType::Float16 || loss.dtype == DType::BFloat16;
+  if (!loss.shape.empty() || !floating)
+    fail("P12", "expected the loss to be a floating-point scalar, got " +
+                    describe(loss));
+}
+
 void Verifier::verify() {
   verifyTables();
   verifyInit();
+  verifyEvaluation();
   for (const Input &input : plan.inputs)
     define(input.value);
   Phase phase = Phase::Forward;
@@ -566,7 +623,7 @@ void Verifier::verify() {
       if (phase != Phase::Optimizer)
         fail("P11", "expected optimizer_step in phase \"optimizer\"");
     }
-    verifyFrees(instruction);
+    verifyFrees(instruction, plan.loss);
   }
   where.clear();
   for (int32_t param : steered)
@@ -574,15 +631,7 @@ void Verifier::verify() {
       fail("P10", "the reduce-scatter input of " +
                       quoted(plan.params[param].name) +
                       " is written but never reduced");
-  checkIndex(plan.loss, plan.values, "a value");
-  use(plan.loss);
-  const TensorSpec &loss = plan.values[plan.loss];
-  bool floating = loss.dtype == DType::Float32 ||
-                  loss.dtype == DType::Float64 ||
-                  loss.dtype == DType::Float16 || loss.dtype == DType::BFloat16;
-  if (!loss.shape.empty() || !floating)
-    fail("P12", "expected the loss to be a floating-point scalar, got " +
-                    describe(loss));
+  verifyLoss(plan.loss);
 }
 
 } // namespace

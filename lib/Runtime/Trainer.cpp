@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 
 namespace fsdp::runtime {
@@ -90,35 +91,45 @@ public:
 
   /// `result` is rank 0's; of it the loss alone differs between ranks.
   void report(int64_t step, double seconds, const StepResult &result,
-              const std::vector<RankStats> &stats) {
-    double loss = 0;
+              const std::vector<RankStats> &stats, bool evaluated) {
+    double loss = 0, evalLoss = 0;
     int64_t peak = 0, peakRss = 0;
-    std::string losses;
+    std::string losses, evalLosses;
     for (const RankStats &rank : stats) {
       loss += rank.loss;
+      evalLoss += rank.evaluationLoss;
       peak = std::max(peak, rank.peakBytes);
       peakRss = std::max(peakRss, rank.peakRssBytes);
       losses += (losses.empty() ? "" : ", ") + digits9(rank.loss);
+      evalLosses +=
+          (evalLosses.empty() ? "" : ", ") + digits9(rank.evaluationLoss);
     }
     loss /= double(stats.size());
+    evalLoss /= double(stats.size());
     double rate = double(tokens) / seconds;
-    std::fprintf(stderr,
-                 "step: %2lld  loss: %8.5f  memory: %.2fGiB  tps: %.0f\n",
+    std::fprintf(stderr, "step: %2lld  loss: %8.5f  memory: %.2fGiB  tps: %.0f",
                  static_cast<long long>(step + 1), loss,
                  double(peak) / double(1 << 30), rate);
+    if (evaluated)
+      std::fprintf(stderr, "  eval_loss: %8.5f", evalLoss);
+    std::fputc('\n', stderr);
     if (!file)
       return;
     std::string norm;
     if (result.gradNorm)
       norm = "\"grad_norm\": " + digits9(*result.gradNorm) + ", ";
-    std::fprintf(file.get(),
-                 "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
-                 "%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
-                 "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
-                 static_cast<long long>(step + 1), digits9(loss).c_str(),
-                 losses.c_str(), norm.c_str(), result.learningRate,
-                 seconds * 1e3, rate, static_cast<long long>(peak),
-                 static_cast<long long>(peakRss));
+    std::string evaluation;
+    if (evaluated)
+      evaluation = "\"eval_loss\": " + digits9(evalLoss) +
+                   ", \"rank_eval_losses\": [" + evalLosses + "], ";
+    std::fprintf(
+        file.get(),
+        "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
+        "%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+        "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
+        static_cast<long long>(step + 1), digits9(loss).c_str(), losses.c_str(),
+        evaluation.c_str(), norm.c_str(), result.learningRate, seconds * 1e3,
+        rate, static_cast<long long>(peak), static_cast<long long>(peakRss));
     if (std::fflush(file.get()) != 0)
       throw RunError(path + ": cannot write: " + std::strerror(errno));
   }
@@ -223,7 +234,50 @@ RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     data.emplace(options.dataPath);
     checkData(plan, *data);
   }
+  openEvaluation(options);
 }
+
+void RunFiles::openEvaluation(const RunOptions &options) {
+  if (options.evalEvery == 0)
+    return;
+  if (plan.evaluation.empty())
+    throw InputError(options.planPath +
+                     ": --eval-every: the plan has no evaluation; capture the "
+                     "model with --evaluation (capture(..., evaluation=True))");
+  if (data && options.evalDataPath.empty())
+    throw InputError(
+        "--eval-every: expected --eval-data where --data is given");
+  if (!options.evalDataPath.empty()) {
+    evalData.emplace(options.evalDataPath);
+    checkData(plan, *evalData);
+  }
+  evalBatches = std::max<int64_t>(1, options.evalBatches);
+  if (evalData && options.evalBatches == 0) {
+    int64_t samples = std::numeric_limits<int64_t>::max();
+    for (const plan::Input &input : plan.inputs)
+      samples =
+          std::min(samples, evalData->entries().at(input.name).spec.shape[0] /
+                                input.spec.shape[0]);
+    evalBatches = std::max<int64_t>(1, samples / plan.worldSize);
+  }
+}
+
+namespace {
+
+/// The mean loss of this rank's batches of the evaluation data, which are the
+/// same at every call.
+double evaluate(const RunFiles &files, const RunOptions &options,
+                Executor &executor, int64_t rank) {
+  const SafeTensors *data = files.evalData ? &*files.evalData : nullptr;
+  double sum = 0;
+  for (int64_t batch = 0; batch < files.evalBatches; ++batch)
+    // Another seed than that of the training data.
+    sum += executor.evaluate(
+        stepInputs(files.plan, data, ~options.seed, batch, rank));
+  return sum / double(files.evalBatches);
+}
+
+} // namespace
 
 void runRank(const RunFiles &files, const RunOptions &options,
              ShmSegment &segment, int64_t rank) {
@@ -260,13 +314,18 @@ void runRank(const RunFiles &files, const RunOptions &options,
       return stepInputs(plan, data, options.seed,
                         step * plan.accumulationSteps + microbatch, rank);
     });
+    auto trained = std::chrono::steady_clock::now();
+    bool evaluates =
+        options.evalEvery > 0 && (step + 1) % options.evalEvery == 0;
+    double evalLoss = evaluates ? evaluate(files, options, executor, rank) : 0;
+    auto evaluated = std::chrono::steady_clock::now();
     std::vector<RankStats> stats =
         comm.exchangeStats({result.loss, peakAllocatedBytes() + comm.ownBytes(),
-                            peakResidentBytes()});
+                            peakResidentBytes(), evalLoss});
     std::chrono::duration<double> elapsed =
-        std::chrono::steady_clock::now() - begin;
+        trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
-      reporter->report(step, elapsed.count(), result, stats);
+      reporter->report(step, elapsed.count(), result, stats, evaluates);
   }
   if (!options.outWeightsPath.empty())
     saveWeights(plan, comm, buffers, options.outWeightsPath);

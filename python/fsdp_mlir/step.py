@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fsdp_mlir import torchscript, weights
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located, short_path, source_of
 from fsdp_mlir.files import save_tensors
 from fsdp_mlir.init import Factory, capture_init
-from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, traced
+from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, evaluated, traced
 from fsdp_mlir.version import __version__
 
 FORMAT = 1
@@ -60,6 +61,7 @@ def capture(
     *,
     loss: Loss | None = None,
     init: Factory | None = None,
+    evaluation: bool = False,
     config: str | Path | None = None,
     path: str | Path = "model.pt",
 ) -> CaptureSummary:
@@ -75,6 +77,9 @@ def capture(
     model, `init()` builds the same model as one would on one device: what it does to initialise
     itself is captured too, on fake tensors, and fsdp-run does it at its own seed. A seed that
     `init` sets is not part of that.
+
+    `evaluation` captures the loss in eval mode too, on the same inputs and without gradients, for
+    evaluations between steps; the model's own mode stays as it is.
 
     `config` is a policy file of fsdp-opt, read for the keys that change the capture. Raises
     CaptureError, and then writes nothing.
@@ -104,9 +109,13 @@ def capture(
     sources = SourceMap()
     with ModuleStack(model) as modules:
         recorder = Recorder(fake_mode, modules, sources, len(buffers))
-        for letter, tensors in (("p", fake_params), ("b", fake_buffers), ("i", fake_inputs)):
-            for index, tensor in enumerate(tensors):
-                recorder.bind(tensor, f"{letter}{index}")
+
+        def bind_inputs(to: Recorder) -> None:
+            for letter, tensors in (("p", fake_params), ("b", fake_buffers), ("i", fake_inputs)):
+                for index, tensor in enumerate(tensors):
+                    to.bind(tensor, f"{letter}{index}")
+
+        bind_inputs(recorder)
         state = dict(zip((param.name for param in params), fake_params, strict=True))
         state |= dict(zip((buffer.name for buffer in buffers), fake_buffers, strict=True))
         before = dict(state)
@@ -135,12 +144,23 @@ def capture(
 
         with fake_mode:
             value, gradients = traced(forward, differentiate, recorder)
+        trace = recorder.trace
+
+        eval_trace = None
+        if evaluation:
+            evaluator = Recorder(fake_mode, modules, sources, len(buffers))
+            bind_inputs(evaluator)
+            evaluator.share_constants(recorder)
+            with fake_mode, _eval_mode(model):
+                eval_loss = evaluator.name_of(evaluated(forward, evaluator))
+            if eval_loss is None:
+                raise located(source_of(model), "the loss was not made by the captured evaluation")
+            eval_trace = evaluator.trace
 
     used = [(i, g) for i, g in zip(trainable, gradients, strict=True) if g is not None]
     results = [recorder.name_of(tensor) for tensor in (value, *(g for _, g in used))]
     if None in results:
         raise located(source_of(model), "the loss or a gradient was not made by the captured step")
-    trace = recorder.trace
     graph_inputs = [f"p{i}" for i in range(len(params))]
     graph_inputs += [f"b{i}" for i in range(len(buffers) + len(trace.constants))]
     graph_inputs += [f"i{i}" for i in range(len(examples))]
@@ -160,6 +180,10 @@ def capture(
             "params": list(range(len(params))),
             "buffers": list(range(len(record["buffers"]))),
         }
+    if eval_trace is not None:
+        irs["eval.ir"] = torchscript.graph_text(graph_inputs, eval_trace.nodes, [eval_loss])
+        torchscript.parsed(irs["eval.ir"], eval_trace.nodes)
+        record["evaluation"] = {"nodes": _node_records(eval_trace.nodes, files)}
     record["files"] = [short_path(file) for file in files]
 
     data = {state.name: state.tensor for state in (*params, *buffers)}
@@ -225,6 +249,18 @@ def _inputs(
     return inputs
 
 
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the body; then every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def _fake(tensor: Tensor) -> Tensor:
     """A CPU tensor of the same shape without data; call inside the fake mode."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -249,7 +285,7 @@ def _scalar_loss(model: nn.Module, output: Any, loss: Loss | None) -> Tensor:
     if value.dim() != 0 or not value.is_floating_point():
         got = f"{_dtype(value.dtype)}{list(value.shape)}"
         raise located(where, f"{what} is no loss: expected a floating scalar, got {got}{fix}")
-    if not value.requires_grad:
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise located(where, f"{what} depends on no parameter that requires grad")
     return value
 
@@ -302,7 +338,7 @@ def _record(
     modules: ModuleStack,
     files: dict[str, int],
 ) -> dict[str, Any]:
-    """capture.json, but for `files` and `grads`, and without weights and init."""
+    """capture.json, but for `files` and `grads`, and without weights, init and evaluation."""
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
@@ -310,6 +346,7 @@ def _record(
         "training": model.training,
         "weights": None,
         "init": None,
+        "evaluation": None,
         "modules": modules.paths,
         "classes": modules.classes,
         "params": [

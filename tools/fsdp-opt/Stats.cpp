@@ -92,7 +92,10 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
   Traffic gathers, reduces, allReduces;
   int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
   auto onWire = [&](int64_t padded) { return padded / ranks * (ranks - 1); };
-  module.walk([&](Operation *op) {
+  ProgramOp program = getProgram(module);
+  if (!program)
+    return;
+  program.walk([&](Operation *op) {
     if (auto gather = dyn_cast<AllGatherOp>(op)) {
       gathers.add(onWire(unitPaddedBytes[gather.getUnit()]));
     } else if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
@@ -140,6 +143,12 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
     row("all-reduces a step", Twine(allReduces.count) + ", " +
                                   formatBytes(allReduces.bytes) + " a rank");
   row("reshards a step", Twine(reshards));
+  if (ProgramOp evaluation = getEvaluationProgram(module)) {
+    auto gathers = llvm::range_size(evaluation.getOps<AllGatherOp>());
+    auto calls = llvm::range_size(evaluation.getOps<aten::CallOp>());
+    row("evaluation",
+        Twine(calls) + " ATen calls, " + Twine(gathers) + " all-gathers");
+  }
   os << '\n'
      << llvm::left_justify("unit", 40) << llvm::right_justify("tensors", 9)
      << llvm::right_justify("bytes", 13) << "  reshard_after_forward\n";

@@ -66,6 +66,18 @@ int main(int argc, char **argv) {
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  auto *evalEvery =
+      app.add_option("--eval-every", options.evalEvery,
+                     "after every so many steps, the loss in eval mode")
+          ->check(CLI::PositiveNumber);
+  app.add_option("--eval-data", options.evalDataPath,
+                 "safetensors file like that of --data, for --eval-every")
+      ->needs(evalEvery);
+  app.add_option("--eval-batches", options.evalBatches,
+                 "batches a rank in each evaluation; by default as many as "
+                 "--eval-data fills, at least one")
+      ->needs(evalEvery)
+      ->check(CLI::PositiveNumber);
   app.add_option("--inject-fault", fault,
                  "rank:step:instruction:kill|throw, for testing")
       ->group("");

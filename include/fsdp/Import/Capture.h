@@ -47,6 +47,12 @@ struct CapturedInit {
   std::vector<std::pair<int32_t, plan::ValueId>> params, buffers;
 };
 
+/// The loss in eval mode, as a graph of its own with the step's inputs.
+struct CapturedEvaluation {
+  std::vector<CapturedCall> calls;
+  plan::ValueId loss = -1;
+};
+
 struct Capture {
   std::string model;
   /// (qualified name, class) of each module.
@@ -63,6 +69,7 @@ struct Capture {
   /// (index into params, value) of each gradient.
   std::vector<std::pair<int32_t, plan::ValueId>> grads;
   std::optional<CapturedInit> init;
+  std::optional<CapturedEvaluation> evaluation;
 };
 
 /// A file that is not a usable capture; the message names file and defect.

@@ -249,7 +249,7 @@ struct Instruction {
                Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer,
                ReadParam, AllReduce>
       kind;
-  /// Of the step; without meaning in Plan::init.
+  /// Of the step; without meaning in Plan::init and evaluation.
   Phase phase = Phase::Forward;
   /// Index into Plan::modules: the module this came from, for messages.
   int32_t module = -1;
@@ -325,6 +325,10 @@ struct Plan {
   /// constants, and a write of every parameter and buffer. Empty if the model
   /// was captured without. Its values end with it.
   std::vector<Instruction> init;
+  /// The loss of a batch in eval mode, on the same inputs as the step: forward
+  /// alone. Empty if the model was captured without. Its values end with it.
+  std::vector<Instruction> evaluation;
+  ValueId evaluationLoss = -1; ///< -1 without an evaluation
   /// The training step.
   std::vector<Instruction> instructions;
   ValueId loss = -1;

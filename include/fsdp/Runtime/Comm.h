@@ -29,6 +29,8 @@ struct RankStats {
   int64_t peakBytes = 0;
   /// The kernel's count of the process's most resident bytes (VmHWM).
   int64_t peakRssBytes = 0;
+  /// Where the step was followed by an evaluation.
+  double evaluationLoss = 0;
 };
 
 /// How allReduce combines.

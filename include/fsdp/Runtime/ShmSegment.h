@@ -77,6 +77,7 @@ struct RankState {
     double loss;
     int64_t peakBytes;
     int64_t peakRssBytes;
+    double evaluationLoss;
   } stats[2];
   /// Null-terminated message, complete before SegmentHeader::failedRank is
   /// set to this rank.

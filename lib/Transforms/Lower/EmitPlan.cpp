@@ -18,20 +18,32 @@ public:
     program = getProgram(module);
     if (!program || failed(emitDeclarations()) || failed(emitInputs()))
       return failure();
-    for (Operation &op : program.getBody().front())
-      if (failed(emit(&op)))
+    if (failed(emitBody(program, result.instructions)))
+      return failure();
+    if (ProgramOp init = getInitProgram(module))
+      if (failed(emitBody(init, result.init)))
         return failure();
-    if (ProgramOp init = getInitProgram(module)) {
-      instructions = &result.init;
-      phase = plan::Phase::Forward;
-      for (Operation &op : init.getBody().front())
-        if (failed(emit(&op)))
-          return failure();
+    if (ProgramOp evaluation = getEvaluationProgram(module)) {
+      for (auto [argument, input] :
+           llvm::zip(evaluation.getBody().getArguments(), result.inputs))
+        valueIds[argument] = input.value;
+      loss = &result.evaluationLoss;
+      if (failed(emitBody(evaluation, result.evaluation)))
+        return failure();
     }
     return std::move(result);
   }
 
 private:
+  LogicalResult emitBody(ProgramOp of, std::vector<plan::Instruction> &to) {
+    instructions = &to;
+    phase = plan::Phase::Forward;
+    for (Operation &op : of.getBody().front())
+      if (failed(emit(&op)))
+        return failure();
+    return success();
+  }
+
   //===--------------------------------------------------------------------===//
   // Tables
   //===--------------------------------------------------------------------===//
@@ -334,8 +346,8 @@ private:
           return success();
         })
         .Case<ReturnOp>([&](auto ret) {
-          if (Value loss = ret.getLoss())
-            result.loss = use(loss);
+          if (Value value = ret.getLoss())
+            *loss = use(value);
           return success();
         })
         .Default([](Operation *other) {
@@ -479,8 +491,9 @@ private:
   ModuleOp module;
   ProgramOp program;
   plan::Plan result;
-  /// Where instructions go: those of the step, then those of the init program.
-  std::vector<plan::Instruction> *instructions = &result.instructions;
+  /// Where the instructions and the loss of the program being emitted go.
+  std::vector<plan::Instruction> *instructions = nullptr;
+  plan::ValueId *loss = &result.loss;
   plan::Phase phase = plan::Phase::Forward;
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;

@@ -20,6 +20,8 @@ struct InsertFrees : mlir::fsdp::impl::InsertFreesBase<InsertFrees> {
     insertFrees(program);
     if (ProgramOp init = getInitProgram(getOperation()))
       insertFrees(init);
+    if (ProgramOp evaluation = getEvaluationProgram(getOperation()))
+      insertFrees(evaluation);
   }
 
 private:

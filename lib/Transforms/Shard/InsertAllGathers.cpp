@@ -27,6 +27,19 @@ struct InsertAllGathers
         return signalPassFailure();
       }
 
+    for (auto &[unit, params] : getUnitParams(module))
+      for (ParamOp param : params)
+        if (!param.getSharding()) {
+          param.emitError("expected a sharding: run fsdp-place-params first");
+          return signalPassFailure();
+        }
+    gatherUnits(module, program);
+    if (ProgramOp evaluation = getEvaluationProgram(module))
+      gatherUnits(module, evaluation);
+  }
+
+private:
+  static void gatherUnits(ModuleOp module, ProgramOp program) {
     llvm::DenseMap<StringAttr, SmallVector<ReadOp>> wholeReads;
     for (auto read : program.getOps<ReadOp>())
       if (isa<RankedTensorType>(read.getResult().getType()))
@@ -35,10 +48,6 @@ struct InsertAllGathers
     for (auto &[unit, params] : getUnitParams(module)) {
       Operation *firstUse = nullptr;
       for (ParamOp param : params) {
-        if (!param.getSharding()) {
-          param.emitError("expected a sharding: run fsdp-place-params first");
-          return signalPassFailure();
-        }
         for (ReadOp read : wholeReads.lookup(param.getSymNameAttr()))
           for (Operation *user : read->getUsers())
             if (!firstUse || user->isBeforeInBlock(firstUse))
@@ -52,7 +61,6 @@ struct InsertAllGathers
     }
   }
 
-private:
   static void
   gather(StringAttr unit, MutableArrayRef<ParamOp> params, Operation *firstUse,
          const llvm::DenseMap<StringAttr, SmallVector<ReadOp>> &wholeReads) {

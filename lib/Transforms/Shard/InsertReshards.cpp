@@ -66,6 +66,9 @@ struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
         gatherAgain(gather, backward);
       reshardAfterLastUse(gather);
     }
+    if (ProgramOp evaluation = getEvaluationProgram(module))
+      for (auto gather : llvm::to_vector(evaluation.getOps<AllGatherOp>()))
+        reshardAfterLastUse(gather);
   }
 
 private:
