@@ -147,16 +147,10 @@ private:
       return text + " before its first step";
     auto instruction = size_t(position.instruction.load());
     text += " at step " + std::to_string(step + 1);
-    const std::vector<plan::Instruction> *program = &plan.instructions;
-    if (instruction >= program->size()) {
-      instruction -= program->size();
-      program = &plan.evaluation;
-      text += ", evaluation";
-    }
-    if (instruction >= program->size())
+    if (instruction >= plan.instructions.size())
       return text;
     return text + ", instruction " + std::to_string(instruction) + ": " +
-           describeInstruction(plan, (*program)[instruction]);
+           describeInstruction(plan, plan.instructions[instruction]);
   }
 
   [[noreturn]] void report() const {
