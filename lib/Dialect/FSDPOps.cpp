@@ -19,14 +19,17 @@ using namespace mlir::fsdp;
 //===----------------------------------------------------------------------===//
 
 ProgramOp mlir::fsdp::getProgram(ModuleOp module) {
-  ProgramOp step, init;
+  ProgramOp step, init, evaluation;
   for (auto program : module.getOps<ProgramOp>()) {
     bool isInit = program.getResultTypes().empty();
-    ProgramOp &found = isInit ? init : step;
+    bool isEvaluation = program.getEvaluation();
+    ProgramOp &found = isInit ? init : isEvaluation ? evaluation : step;
     if (found) {
       program.emitOpError("expected one program ")
-          << (isInit ? "without" : "with")
-          << " a result in the module, got another";
+          << (isInit         ? "without a result"
+              : isEvaluation ? "marked evaluation"
+                             : "with a result")
+          << " in the module, got another";
       return {};
     }
     found = program;
@@ -35,6 +38,13 @@ ProgramOp mlir::fsdp::getProgram(ModuleOp module) {
     module.emitError("expected an fsdp.program with a result in the module, "
                      "got none");
   return step;
+}
+
+ProgramOp mlir::fsdp::getEvaluationProgram(ModuleOp module) {
+  for (auto program : module.getOps<ProgramOp>())
+    if (program.getEvaluation())
+      return program;
+  return {};
 }
 
 ProgramOp mlir::fsdp::getInitProgram(ModuleOp module) {

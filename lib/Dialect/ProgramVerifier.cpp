@@ -33,6 +33,8 @@ public:
                  "Program-7: expected no arguments of a program "
                  "without a result, got: ")
              << program.getArgumentTypes().size();
+    if (program.getEvaluation() && failed(verifyEvaluation()))
+      return failure();
     for (Operation &op : program.getBody().front())
       if (failed(visit(&op)))
         return failure();
@@ -40,6 +42,30 @@ public:
   }
 
 private:
+  LogicalResult verifyEvaluation() {
+    if (isInit)
+      return program.emitOpError("Program-8: expected an evaluation to have a "
+                                 "result, got none");
+    auto module = dyn_cast_or_null<ModuleOp>(program->getParentOp());
+    if (!module)
+      return success();
+    for (auto step : module.getOps<ProgramOp>())
+      if (!step.getEvaluation() && !step.getResultTypes().empty() &&
+          step.getArgumentTypes() != program.getArgumentTypes())
+        return program.emitOpError("Program-8: expected the training step's "
+                                   "arguments, ")
+               << step.getFunctionType() << ", got "
+               << program.getFunctionType();
+    return success();
+  }
+
+  LogicalResult visitInEvaluation(Operation *op) {
+    if (isa<PhaseOp, ReduceScatterOp, AllReduceOp, WriteGradOp,
+            OptimizerStepOp>(op))
+      return op->emitOpError("Program-8: expected no such op in an evaluation");
+    return success();
+  }
+
   LogicalResult visit(Operation *op) {
     for (Value operand : op->getOperands())
       if (failed(verifyUse(op, operand)))
@@ -51,6 +77,8 @@ private:
     if (isInit && !isa<aten::CallOp, FreeOp, ReturnOp>(op))
       return op->emitOpError("Program-7: expected no such op in a program "
                              "without a result");
+    if (program.getEvaluation() && failed(visitInEvaluation(op)))
+      return failure();
     if (auto phase = dyn_cast<PhaseOp>(op))
       return visitPhase(phase);
     if (auto gather = dyn_cast<AllGatherOp>(op))

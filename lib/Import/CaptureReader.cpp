@@ -1,8 +1,9 @@
 //===- CaptureReader.cpp - model.pt to a Capture --------------------------===//
 //
 // model.pt is a TorchScript archive with extra files: `graph.ir`, the ATen
-// graph of the step in TorchScript's textual IR; `init.ir`, that of the model's
-// initialisation, where it was captured; and `capture.json`, what that form
+// graph of the step in TorchScript's textual IR; `init.ir` and `eval.ir`, those
+// of the model's initialisation and of its loss in eval mode, where they were
+// captured; and `capture.json`, what that form
 // cannot hold (names, shapes, source positions). Aliasing, mutation and
 // randomness come from the operators' schemas.
 //
@@ -307,6 +308,8 @@ public:
       readStep(document);
       if (const json &init = document.at("init"); !init.is_null())
         readInit(document, init);
+      if (const json &entry = document.at("evaluation"); !entry.is_null())
+        readEvaluation(document, entry);
     } catch (const json::exception &error) {
       fail("capture.json: " + std::string(error.what()));
     }
@@ -456,6 +459,20 @@ private:
       checkIndex(buffer, capture.buffers.size(), "initial value of buffer");
       init.buffers.emplace_back(buffer, results[next++]);
     }
+  }
+
+  void readEvaluation(const json &document, const json &entry) {
+    CapturedEvaluation &evaluation = capture.evaluation.emplace();
+    evaluation.calls = readNodes(document, entry.at("nodes"));
+    std::vector<plan::ValueId> results =
+        GraphReader(path, "eval.ir", evaluation.calls)
+            .read(readRecord("eval.ir"), capture.params.size() +
+                                             capture.buffers.size() +
+                                             capture.inputs.size());
+    if (results.size() != 1)
+      fail("eval.ir: expected a loss, got " + std::to_string(results.size()) +
+           " results");
+    evaluation.loss = results[0];
   }
 
   void checkIndex(int32_t index, size_t size, const char *what) const {

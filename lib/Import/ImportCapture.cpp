@@ -40,6 +40,10 @@ public:
       builder.setInsertionPointToEnd(module->getBody());
       importInit(*capture.init);
     }
+    if (capture.evaluation) {
+      builder.setInsertionPointToEnd(module->getBody());
+      importEvaluation(*capture.evaluation);
+    }
     return module;
   }
 
@@ -76,26 +80,18 @@ private:
       }
       inputAttrs.push_back(builder.getDictionaryAttr(attrs));
     }
-    plan::TensorSpec lossSpec;
-    for (const ::fsdp::CapturedCall &call : capture.calls)
-      for (auto [value, spec] : llvm::zip(call.outValues, call.outs))
-        if (value == capture.loss)
-          lossSpec = spec;
-
-    auto type = builder.getFunctionType(inputTypes, getType(lossSpec));
-    auto program =
-        ProgramOp::create(builder, builder.getUnknownLoc(), "train_step", type,
-                          builder.getArrayAttr(inputAttrs), nullptr);
-    Block *body = builder.createBlock(&program.getBody());
-    for (const plan::Input &input : capture.inputs)
-      values[input.value] =
-          body->addArgument(getType(input.spec), builder.getUnknownLoc());
+    auto type = builder.getFunctionType(
+        inputTypes, getType(getLossSpec(capture.calls, capture.loss)));
+    auto program = ProgramOp::create(
+        builder, builder.getUnknownLoc(), "train_step", type,
+        /*evaluation=*/false, builder.getArrayAttr(inputAttrs), nullptr);
+    addInputs(program);
 
     llvm::DenseMap<plan::ValueId, SmallVector<int32_t>> gradOf;
     for (auto [param, value] : capture.grads)
       gradOf[value].push_back(param);
 
-    importReads();
+    importReads(capture.calls);
     PhaseOp::create(builder, builder.getUnknownLoc(), Phase::Forward);
     for (auto [index, call] : llvm::enumerate(capture.calls)) {
       if (index == capture.backwardBegin)
@@ -111,9 +107,9 @@ private:
 
   void importInit(const ::fsdp::CapturedInit &init) {
     values.clear();
-    auto program =
-        ProgramOp::create(builder, builder.getUnknownLoc(), "init",
-                          builder.getFunctionType({}, {}), nullptr, nullptr);
+    auto program = ProgramOp::create(builder, builder.getUnknownLoc(), "init",
+                                     builder.getFunctionType({}, {}),
+                                     /*evaluation=*/false, nullptr, nullptr);
     Block *body = builder.createBlock(&program.getBody());
     for (const ::fsdp::CapturedCall &call : init.calls)
       importCall(call);
@@ -145,10 +141,44 @@ private:
     ReturnOp::create(builder, builder.getUnknownLoc(), Value());
   }
 
+  void importEvaluation(const ::fsdp::CapturedEvaluation &evaluation) {
+    values.clear();
+    SmallVector<Type> inputTypes;
+    for (const plan::Input &input : capture.inputs)
+      inputTypes.push_back(getType(input.spec));
+    auto type = builder.getFunctionType(
+        inputTypes, getType(getLossSpec(evaluation.calls, evaluation.loss)));
+    auto program =
+        ProgramOp::create(builder, builder.getUnknownLoc(), "evaluate", type,
+                          /*evaluation=*/true, nullptr, nullptr);
+    addInputs(program);
+    importReads(evaluation.calls);
+    for (const ::fsdp::CapturedCall &call : evaluation.calls)
+      importCall(call);
+    ReturnOp::create(builder, builder.getUnknownLoc(), values[evaluation.loss]);
+  }
+
+  void addInputs(ProgramOp program) {
+    Block *body = builder.createBlock(&program.getBody());
+    for (const plan::Input &input : capture.inputs)
+      values[input.value] =
+          body->addArgument(getType(input.spec), builder.getUnknownLoc());
+  }
+
+  static plan::TensorSpec
+  getLossSpec(const std::vector<::fsdp::CapturedCall> &calls,
+              plan::ValueId loss) {
+    for (const ::fsdp::CapturedCall &call : calls)
+      for (auto [value, spec] : llvm::zip(call.outValues, call.outs))
+        if (value == loss)
+          return spec;
+    return {};
+  }
+
   /// Reads of the parameters and buffers that calls use.
-  void importReads() {
+  void importReads(const std::vector<::fsdp::CapturedCall> &calls) {
     llvm::DenseSet<plan::ValueId> used;
-    for (const ::fsdp::CapturedCall &call : capture.calls)
+    for (const ::fsdp::CapturedCall &call : calls)
       collectUses(call.args, used);
     plan::ValueId next = 0;
     for (const ::fsdp::CapturedParam &param : capture.params) {

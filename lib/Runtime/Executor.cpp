@@ -17,8 +17,8 @@ namespace fsdp::runtime {
 Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
                    std::vector<at::Tensor> buffers, const std::string &folder)
     : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
-      values(plan.values.size()), calls(plan, plan.instructions),
-      sums(plan.params.size()) {
+      values(plan.values.size()), training(plan, plan.instructions),
+      evaluation(plan, plan.evaluation), sums(plan.params.size()) {
   c10::InferenceMode guard;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const plan::Instruction &instruction = plan.instructions[i];
@@ -54,7 +54,7 @@ Executor::take(const std::vector<plan::ValueId> &ids) const {
   return result;
 }
 
-void Executor::run(const plan::Call &call, size_t index) {
+void Executor::run(CallTable &calls, const plan::Call &call, size_t index) {
   void *place =
       call.reduceInputOf >= 0 ? comm.reduceInput(call.reduceInputOf) : nullptr;
   if (!place) {
@@ -128,17 +128,18 @@ void Executor::run(const plan::OptimizerStep &step) {
   comm.publish();
 }
 
-void Executor::execute(size_t index) {
-  const plan::Instruction &instruction = plan.instructions[index];
+void Executor::execute(Program &program, size_t index) {
+  const plan::Instruction &instruction = program.instructions[index];
   struct Visitor {
     Executor &e;
+    CallTable &calls;
     size_t index;
-    void operator()(const plan::Call &call) { e.run(call, index); }
+    void operator()(const plan::Call &call) { e.run(calls, call, index); }
     void operator()(const plan::ReadBuffer &read) {
       e.values[read.out] = e.buffers[read.buffer];
     }
     void operator()(const plan::Constant &constant) {
-      e.values[constant.out] = e.calls.constant(index);
+      e.values[constant.out] = calls.constant(index);
     }
     void operator()(const plan::AllGather &gather) { e.run(gather); }
     void operator()(const plan::Reshard &reshard) {
@@ -156,7 +157,7 @@ void Executor::execute(size_t index) {
     }
     void operator()(const plan::AllReduce &reduce) { e.run(reduce); }
   };
-  std::visit(Visitor{*this, index}, instruction.kind);
+  std::visit(Visitor{*this, program.calls, index}, instruction.kind);
   for (plan::ValueId value : instruction.frees)
     values[value].reset();
 }
@@ -170,17 +171,21 @@ void Executor::injectFault(size_t index) const {
   throw RunError("injected fault");
 }
 
-void Executor::execute(size_t begin, size_t end) {
+void Executor::execute(Program &program, size_t begin, size_t end) {
+  bool evaluating = &program == &evaluation;
+  // Positions in the evaluation are counted on from the step's.
+  size_t offset = evaluating ? plan.instructions.size() : 0;
   for (size_t i = begin; i < end; ++i) {
-    position.instruction.store(int64_t(i), std::memory_order_relaxed);
+    position.instruction.store(int64_t(offset + i), std::memory_order_relaxed);
     auto fail = [&](const std::string &message) {
       throw RunError("step " + std::to_string(step + 1) + ": " +
-                     describeInstruction(plan, plan.instructions[i]) + ": " +
+                     (evaluating ? "evaluation: " : "") +
+                     describeInstruction(plan, program.instructions[i]) + ": " +
                      firstLine(message));
     };
     try {
-      injectFault(i);
-      execute(i);
+      injectFault(offset + i);
+      execute(program, i);
     } catch (const AbortedError &) {
       throw;
     } catch (const PeerDiedError &) {
@@ -206,24 +211,28 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
     std::vector<at::Tensor> batch = inputs(microbatch);
     for (size_t i = 0; i < batch.size(); ++i)
       values[plan.inputs[i].value] = std::move(batch[i]);
-    execute(0, optimizerBegin);
+    execute(training, 0, optimizerBegin);
     result.loss += values[plan.loss].item<double>();
   }
   microbatch = plan.accumulationSteps - 1;
-  execute(optimizerBegin, plan.instructions.size());
+  execute(training, optimizerBegin, plan.instructions.size());
   for (at::Tensor &value : values)
     value.reset();
   result.loss /= double(plan.accumulationSteps);
-  double rate =
-      optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
-  result.learningRate = rate * lrFactor;
+  result.learningRate = plan.optimizer.lr * lrFactor;
   result.gradNorm = std::exchange(gradNorm, std::nullopt);
   return result;
 }
 
-void Executor::setLearningRates(const std::vector<double> &rates) {
-  if (optimizer)
-    optimizer->setLearningRates(rates);
+double Executor::evaluate(const std::vector<at::Tensor> &batch) {
+  c10::InferenceMode guard;
+  for (size_t i = 0; i < batch.size(); ++i)
+    values[plan.inputs[i].value] = batch[i];
+  execute(evaluation, 0, plan.evaluation.size());
+  double loss = values[plan.evaluationLoss].item<double>();
+  for (at::Tensor &value : values)
+    value.reset();
+  return loss;
 }
 
 } // namespace fsdp::runtime

@@ -147,10 +147,16 @@ private:
       return text + " before its first step";
     auto instruction = size_t(position.instruction.load());
     text += " at step " + std::to_string(step + 1);
-    if (instruction >= plan.instructions.size())
+    const std::vector<plan::Instruction> *program = &plan.instructions;
+    if (instruction >= program->size()) {
+      instruction -= program->size();
+      program = &plan.evaluation;
+      text += ", evaluation";
+    }
+    if (instruction >= program->size())
       return text;
     return text + ", instruction " + std::to_string(instruction) + ": " +
-           describeInstruction(plan, plan.instructions[instruction]);
+           describeInstruction(plan, (*program)[instruction]);
   }
 
   [[noreturn]] void report() const {

@@ -277,17 +277,13 @@ void ShmComm::beginUpdate() {
           {"optimizer_step"});
 }
 
-void ShmComm::barrier() {
-  own().barriers.publish(++barriers);
-  waitAll(everybody, &RankState::barriers, barriers, {"barrier"});
-}
-
 std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
   auto done = uint32_t(step) + 1;
   // The ring has two places; the one of two steps ago must have been read.
   if (step >= 2)
     wait(0, &RankState::statsRead, done - 2, {"statistics"});
-  own().stats[step % 2] = {stats.loss, stats.peakBytes, stats.peakRssBytes};
+  own().stats[step % 2] = {stats.loss, stats.peakBytes, stats.peakRssBytes,
+                           stats.evaluationLoss};
   own().statsWritten.publish(done);
   if (ownRank != 0)
     return {};
@@ -295,7 +291,8 @@ std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
   for (int64_t r = 0; r < worldSize(); ++r) {
     wait(r, &RankState::statsWritten, done, {"statistics"});
     const auto &from = segment.state(r).stats[step % 2];
-    all.push_back({from.loss, from.peakBytes, from.peakRssBytes});
+    all.push_back(
+        {from.loss, from.peakBytes, from.peakRssBytes, from.evaluationLoss});
   }
   own().statsRead.publish(done);
   return all;

@@ -2,11 +2,13 @@
 #include "fsdp/Runtime/Trainer.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/Session.h"
+#include "fsdp/Runtime/Initialise.h"
+#include "fsdp/Runtime/ShmComm.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
 #include <chrono>
@@ -14,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 
 namespace fsdp::runtime {
@@ -88,35 +91,45 @@ public:
 
   /// `result` is rank 0's; of it the loss alone differs between ranks.
   void report(int64_t step, double seconds, const StepResult &result,
-              const std::vector<RankStats> &stats) {
-    double loss = 0;
+              const std::vector<RankStats> &stats, bool evaluated) {
+    double loss = 0, evalLoss = 0;
     int64_t peak = 0, peakRss = 0;
-    std::string losses;
+    std::string losses, evalLosses;
     for (const RankStats &rank : stats) {
       loss += rank.loss;
+      evalLoss += rank.evaluationLoss;
       peak = std::max(peak, rank.peakBytes);
       peakRss = std::max(peakRss, rank.peakRssBytes);
       losses += (losses.empty() ? "" : ", ") + digits9(rank.loss);
+      evalLosses +=
+          (evalLosses.empty() ? "" : ", ") + digits9(rank.evaluationLoss);
     }
     loss /= double(stats.size());
+    evalLoss /= double(stats.size());
     double rate = double(tokens) / seconds;
-    std::fprintf(stderr,
-                 "step: %2lld  loss: %8.5f  memory: %.2fGiB  tps: %.0f\n",
+    std::fprintf(stderr, "step: %2lld  loss: %8.5f  memory: %.2fGiB  tps: %.0f",
                  static_cast<long long>(step + 1), loss,
                  double(peak) / double(1 << 30), rate);
+    if (evaluated)
+      std::fprintf(stderr, "  eval_loss: %8.5f", evalLoss);
+    std::fputc('\n', stderr);
     if (!file)
       return;
     std::string norm;
     if (result.gradNorm)
       norm = "\"grad_norm\": " + digits9(*result.gradNorm) + ", ";
-    std::fprintf(file.get(),
-                 "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
-                 "%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
-                 "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
-                 static_cast<long long>(step + 1), digits9(loss).c_str(),
-                 losses.c_str(), norm.c_str(), result.learningRate,
-                 seconds * 1e3, rate, static_cast<long long>(peak),
-                 static_cast<long long>(peakRss));
+    std::string evaluation;
+    if (evaluated)
+      evaluation = "\"eval_loss\": " + digits9(evalLoss) +
+                   ", \"rank_eval_losses\": [" + evalLosses + "], ";
+    std::fprintf(
+        file.get(),
+        "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
+        "%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+        "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
+        static_cast<long long>(step + 1), digits9(loss).c_str(), losses.c_str(),
+        evaluation.c_str(), norm.c_str(), result.learningRate, seconds * 1e3,
+        rate, static_cast<long long>(peak), static_cast<long long>(peakRss));
     if (std::fflush(file.get()) != 0)
       throw RunError(path + ": cannot write: " + std::strerror(errno));
   }
@@ -130,30 +143,80 @@ private:
   std::unique_ptr<std::FILE, Close> file;
 };
 
+std::vector<at::Tensor> makeBuffers(const plan::Plan &plan) {
+  std::vector<at::Tensor> buffers;
+  for (const plan::Buffer &buffer : plan.buffers)
+    buffers.push_back(
+        at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype)));
+  return buffers;
+}
+
+void loadBuffers(const plan::Plan &plan, const SafeTensors &weights,
+                 const std::vector<at::Tensor> &buffers) {
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const plan::Buffer &buffer = plan.buffers[b];
+    const auto &entry = weights.require(buffer.name, buffer.spec, "buffer");
+    if (!entry.data.empty())
+      std::memcpy(buffers[b].mutable_data_ptr(), entry.data.data(),
+                  entry.data.size());
+  }
+}
+
+void loadShards(const plan::Plan &plan, const SafeTensors &weights,
+                Comm &comm) {
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    const plan::Param &param = plan.params[p];
+    const auto &entry = weights.require(param.name, param.spec, "parameter");
+    at::Tensor shard = comm.shard(int32_t(p));
+    if (shard.numel() == 0)
+      continue;
+    int64_t offset = 0;
+    if (param.unit != -1)
+      offset =
+          plan::shardRows(param.spec.shape[0], plan.shards(), comm.shardIndex())
+              .begin *
+          (param.spec.numBytes() / param.spec.shape[0]);
+    std::memcpy(shard.mutable_data_ptr(), entry.data.data() + offset,
+                shard.nbytes());
+  }
+}
+
 /// Gathers every parameter on every rank, as a collective must; rank 0 writes
 /// them under all their names, and the persistent buffers.
-void saveWeights(const plan::Plan &plan, Session &session,
+void saveWeights(const plan::Plan &plan, Comm &comm,
+                 const std::vector<at::Tensor> &buffers,
                  const std::string &path) {
-  std::vector<NamedTensor> tensors;
-  auto add = [&](const std::string &name, const plan::TensorSpec &spec,
-                 const at::Tensor &tensor) {
-    tensors.push_back({name,
-                       spec,
-                       {static_cast<const std::byte *>(tensor.const_data_ptr()),
-                        tensor.nbytes()}});
-  };
-  std::vector<at::Tensor> params;
-  for (size_t p = 0; p < plan.params.size(); ++p) {
-    params.push_back(session.fullParam(int32_t(p)));
-    add(plan.params[p].name, plan.params[p].spec, params[p]);
-    for (const std::string &alias : plan.params[p].aliases)
-      add(alias, plan.params[p].spec, params[p]);
+  std::vector<at::Tensor> params(plan.params.size());
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    std::vector<at::Tensor> full = comm.allGather(int32_t(u));
+    for (size_t i = 0; i < full.size(); ++i)
+      params[plan.units[u].params[i]] = full[i];
   }
-  for (size_t b = 0; b < plan.buffers.size(); ++b)
-    if (plan.buffers[b].persistent)
-      add(plan.buffers[b].name, plan.buffers[b].spec, session.buffers()[b]);
-  if (session.comm().rank() == 0)
+  for (size_t p = 0; p < params.size(); ++p)
+    if (plan.params[p].unit == -1)
+      params[p] = comm.shard(int32_t(p));
+  if (comm.rank() == 0) {
+    std::vector<NamedTensor> tensors;
+    auto add = [&](const std::string &name, const plan::TensorSpec &spec,
+                   const at::Tensor &tensor) {
+      tensors.push_back(
+          {name,
+           spec,
+           {static_cast<const std::byte *>(tensor.const_data_ptr()),
+            tensor.nbytes()}});
+    };
+    for (size_t p = 0; p < params.size(); ++p) {
+      add(plan.params[p].name, plan.params[p].spec, params[p]);
+      for (const std::string &alias : plan.params[p].aliases)
+        add(alias, plan.params[p].spec, params[p]);
+    }
+    for (size_t b = 0; b < buffers.size(); ++b)
+      if (plan.buffers[b].persistent)
+        add(plan.buffers[b].name, plan.buffers[b].spec, buffers[b]);
     writeSafeTensors(path, tensors);
+  }
+  for (size_t u = 0; u < plan.units.size(); ++u)
+    comm.reshard(int32_t(u));
 }
 
 } // namespace
@@ -171,7 +234,50 @@ RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     data.emplace(options.dataPath);
     checkData(plan, *data);
   }
+  openEvaluation(options);
 }
+
+void RunFiles::openEvaluation(const RunOptions &options) {
+  if (options.evalEvery == 0)
+    return;
+  if (plan.evaluation.empty())
+    throw InputError(options.planPath +
+                     ": --eval-every: the plan has no evaluation; capture the "
+                     "model with --evaluation (capture(..., evaluation=True))");
+  if (data && options.evalDataPath.empty())
+    throw InputError(
+        "--eval-every: expected --eval-data where --data is given");
+  if (!options.evalDataPath.empty()) {
+    evalData.emplace(options.evalDataPath);
+    checkData(plan, *evalData);
+  }
+  evalBatches = std::max<int64_t>(1, options.evalBatches);
+  if (evalData && options.evalBatches == 0) {
+    int64_t samples = std::numeric_limits<int64_t>::max();
+    for (const plan::Input &input : plan.inputs)
+      samples =
+          std::min(samples, evalData->entries().at(input.name).spec.shape[0] /
+                                input.spec.shape[0]);
+    evalBatches = std::max<int64_t>(1, samples / plan.worldSize);
+  }
+}
+
+namespace {
+
+/// The mean loss of this rank's batches of the evaluation data, which are the
+/// same at every call.
+double evaluate(const RunFiles &files, const RunOptions &options,
+                Executor &executor, int64_t rank) {
+  const SafeTensors *data = files.evalData ? &*files.evalData : nullptr;
+  double sum = 0;
+  for (int64_t batch = 0; batch < files.evalBatches; ++batch)
+    // Another seed than that of the training data.
+    sum += executor.evaluate(
+        stepInputs(files.plan, data, ~options.seed, batch, rank));
+  return sum / double(files.evalBatches);
+}
+
+} // namespace
 
 void runRank(const RunFiles &files, const RunOptions &options,
              ShmSegment &segment, int64_t rank) {
@@ -180,41 +286,49 @@ void runRank(const RunFiles &files, const RunOptions &options,
   at::set_num_threads(options.threads);
   installSteeredAllocator();
 
-  Session session(
-      plan, segment, rank,
-      std::filesystem::path(options.planPath).parent_path().string());
+  ShmComm comm(plan, segment, rank);
   std::optional<Reporter> reporter;
   if (rank == 0)
     reporter.emplace(plan, options.metricsPath);
+  std::vector<at::Tensor> buffers = makeBuffers(plan);
   if (files.weights) {
-    session.load(*files.weights);
+    loadShards(plan, *files.weights, comm);
+    loadBuffers(plan, *files.weights, buffers);
     files.weights->dropPages();
   } else {
-    session.initialise(options.initSeed.value_or(options.seed));
+    initialise(plan, comm, buffers, options.initSeed.value_or(options.seed));
   }
-  session.start();
+  comm.publish();
+  Executor executor(
+      plan, comm, segment.state(rank).position, buffers,
+      std::filesystem::path(options.planPath).parent_path().string());
   if (options.fault)
-    session.executor().setFault(*options.fault);
+    executor.setFault(*options.fault);
 
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_current_seed(options.seed);
   const SafeTensors *data = files.data ? &*files.data : nullptr;
   for (int64_t step = 0; step < options.steps; ++step) {
     auto begin = std::chrono::steady_clock::now();
-    StepResult result = session.step([&](int64_t microbatch) {
+    StepResult result = executor.runStep(step, [&](int64_t microbatch) {
       return stepInputs(plan, data, options.seed,
                         step * plan.accumulationSteps + microbatch, rank);
     });
-    std::vector<RankStats> stats = session.comm().exchangeStats(
-        {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
-         peakResidentBytes()});
+    auto trained = std::chrono::steady_clock::now();
+    bool evaluates =
+        options.evalEvery > 0 && (step + 1) % options.evalEvery == 0;
+    double evalLoss = evaluates ? evaluate(files, options, executor, rank) : 0;
+    auto evaluated = std::chrono::steady_clock::now();
+    std::vector<RankStats> stats =
+        comm.exchangeStats({result.loss, peakAllocatedBytes() + comm.ownBytes(),
+                            peakResidentBytes(), evalLoss});
     std::chrono::duration<double> elapsed =
-        std::chrono::steady_clock::now() - begin;
+        trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
-      reporter->report(step, elapsed.count(), result, stats);
+      reporter->report(step, elapsed.count(), result, stats, evaluates);
   }
   if (!options.outWeightsPath.empty())
-    saveWeights(plan, session, options.outWeightsPath);
+    saveWeights(plan, comm, buffers, options.outWeightsPath);
 }
 
 } // namespace fsdp::runtime

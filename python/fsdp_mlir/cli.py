@@ -139,6 +139,11 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--loss", metavar="MODULE:NAME", help="function from the model's output to a scalar"
     )
+    result.add_argument(
+        "--evaluation",
+        action="store_true",
+        help="capture the loss in eval mode too, for fsdp-run --eval-every",
+    )
     result.add_argument("--config", metavar="FILE", help="policy file (YAML), as for fsdp-opt")
     result.add_argument("-o", "--output", default="model.pt", metavar="FILE", help="[%(default)s]")
     return result
@@ -164,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             kwargs=inputs,
             loss=resolve(options.loss) if options.loss else None,
             init=factory if options.meta and not options.no_init else None,
+            evaluation=options.evaluation,
             config=options.config,
             path=options.output,
         )

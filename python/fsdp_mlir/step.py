@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fsdp_mlir import torchscript, weights
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located, short_path, source_of
 from fsdp_mlir.files import save_tensors
 from fsdp_mlir.init import Factory, capture_init
-from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, traced
+from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, evaluated, traced
 from fsdp_mlir.version import __version__
 
 FORMAT = 1
@@ -26,7 +26,7 @@ FORMAT = 1
 # Config keys that change which operators run; the others are fsdp-opt's alone.
 _CAPTURE_KEYS = ("mixed_precision",)
 
-Loss = Callable[..., Tensor]
+Loss = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,24 +61,25 @@ def capture(
     *,
     loss: Loss | None = None,
     init: Factory | None = None,
+    evaluation: bool = False,
     config: str | Path | None = None,
     path: str | Path = "model.pt",
-    save_weights: bool = True,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
     The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
     dim 0 is the batch of one rank. Those of `kwargs` name the graph's inputs, those of `args` are
-    arg0, arg1, …. `loss` maps the model's output to a scalar; inputs that are named like further
-    parameters of it go to it and not to the model. Without it the output itself, or its `.loss`,
-    is the scalar. Train or eval mode is captured as it is. Nothing is computed, so a model
+    arg0, arg1, …. `loss` maps the model's output to a scalar; without it the output itself, or its
+    `.loss`, is the scalar. Train or eval mode is captured as it is. Nothing is computed, so a model
     on `meta` works at any size. The graph is that of CPU tensors.
 
-    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta` (or not
-    `save_weights`: then the file has only what is the graph's own, if anything). For such a
+    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
     model, `init()` builds the same model as one would on one device: what it does to initialise
     itself is captured too, on fake tensors, and fsdp-run does it at its own seed. A seed that
     `init` sets is not part of that.
+
+    `evaluation` captures the loss in eval mode too, on the same inputs and without gradients, for
+    evaluations between steps; the model's own mode stays as it is.
 
     `config` is a policy file of fsdp-opt, read for the keys that change the capture. Raises
     CaptureError, and then writes nothing.
@@ -95,7 +96,6 @@ def capture(
         )
     inputs = _inputs(model, args, kwargs or {})
     names, examples = list(inputs), list(inputs.values())
-    of_loss = _loss_inputs(loss, kwargs or {})
 
     # One fake mode, always on CPU: on meta, attention would take another path than on CPU tensors.
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -109,30 +109,33 @@ def capture(
     sources = SourceMap()
     with ModuleStack(model) as modules:
         recorder = Recorder(fake_mode, modules, sources, len(buffers))
-        for letter, tensors in (("p", fake_params), ("b", fake_buffers), ("i", fake_inputs)):
-            for index, tensor in enumerate(tensors):
-                recorder.bind(tensor, f"{letter}{index}")
-        fakes = dict(zip((param.name for param in params), fake_params, strict=True))
-        fakes |= dict(zip((buffer.name for buffer in buffers), fake_buffers, strict=True))
-        slots = weights.slots(model, (*params, *buffers))
-        before = {slot: fakes[name] for slot, name in slots.items()}
-        state = dict(before)
+
+        def bind_inputs(to: Recorder) -> None:
+            for letter, tensors in (("p", fake_params), ("b", fake_buffers), ("i", fake_inputs)):
+                for index, tensor in enumerate(tensors):
+                    to.bind(tensor, f"{letter}{index}")
+
+        bind_inputs(recorder)
+        state = dict(zip((param.name for param in params), fake_params, strict=True))
+        state |= dict(zip((buffer.name for buffer in buffers), fake_buffers, strict=True))
+        before = dict(state)
         trainable = [index for index, param in enumerate(fake_params) if param.requires_grad]
 
         def forward() -> Tensor:
-            keywords = dict(zip(names[len(args) :], fake_inputs[len(args) :], strict=True))
-            beside = {name: keywords.pop(name) for name in of_loss}
             output = torch.func.functional_call(
-                model, state, tuple(fake_inputs[: len(args)]), keywords, tie_weights=False
+                model,
+                state,
+                tuple(fake_inputs[: len(args)]),
+                dict(zip(names[len(args) :], fake_inputs[len(args) :], strict=True)),
             )
             for name, tensor in before.items():
                 if state[name] is not tensor:
                     raise located(
                         source_of(model),
-                        f"'{slots[name]}' was assigned in forward, and the new value would be "
-                        "lost; change it in place, as with .copy_()",
+                        f"'{name}' was assigned in forward, and the new value would be lost; "
+                        "change it in place, as with .copy_()",
                     )
-            return _scalar_loss(model, output, loss, beside)
+            return _scalar_loss(model, output, loss)
 
         def differentiate(value: Tensor) -> Sequence[Tensor | None]:
             return torch.autograd.grad(
@@ -141,12 +144,23 @@ def capture(
 
         with fake_mode:
             value, gradients = traced(forward, differentiate, recorder)
+        trace = recorder.trace
+
+        eval_trace = None
+        if evaluation:
+            evaluator = Recorder(fake_mode, modules, sources, len(buffers))
+            bind_inputs(evaluator)
+            evaluator.share_constants(recorder)
+            with fake_mode, _eval_mode(model):
+                eval_loss = evaluator.name_of(evaluated(forward, evaluator))
+            if eval_loss is None:
+                raise located(source_of(model), "the loss was not made by the captured evaluation")
+            eval_trace = evaluator.trace
 
     used = [(i, g) for i, g in zip(trainable, gradients, strict=True) if g is not None]
     results = [recorder.name_of(tensor) for tensor in (value, *(g for _, g in used))]
     if None in results:
         raise located(source_of(model), "the loss or a gradient was not made by the captured step")
-    trace = recorder.trace
     graph_inputs = [f"p{i}" for i in range(len(params))]
     graph_inputs += [f"b{i}" for i in range(len(buffers) + len(trace.constants))]
     graph_inputs += [f"i{i}" for i in range(len(examples))]
@@ -166,17 +180,18 @@ def capture(
             "params": list(range(len(params))),
             "buffers": list(range(len(record["buffers"]))),
         }
+    if eval_trace is not None:
+        irs["eval.ir"] = torchscript.graph_text(graph_inputs, eval_trace.nodes, [eval_loss])
+        torchscript.parsed(irs["eval.ir"], eval_trace.nodes)
+        record["evaluation"] = {"nodes": _node_records(eval_trace.nodes, files)}
     record["files"] = [short_path(file) for file in files]
 
-    data = {f"(constant).{i}": tensor for i, tensor in enumerate(trace.constants)}
-    if save_weights:
-        data = {state.name: state.tensor for state in (*params, *buffers)} | data
+    data = {state.name: state.tensor for state in (*params, *buffers)}
+    data |= {f"(constant).{i}": tensor for i, tensor in enumerate(trace.constants)}
     weights_path = None
-    if data and not any(tensor.is_meta for tensor in data.values()):
+    if not any(tensor.is_meta for tensor in data.values()):
         weights_path = path.with_suffix(".safetensors")
-        file_hash = save_tensors(weights_path, data)
-        if save_weights:
-            record["weights"] = {"path": weights_path.name, "hash": file_hash}
+        record["weights"] = {"path": weights_path.name, "hash": save_tensors(weights_path, data)}
     torchscript.save_archive(path, graph, len(trace.nodes), irs, record)
     return CaptureSummary(
         path=path,
@@ -234,28 +249,27 @@ def _inputs(
     return inputs
 
 
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the body; then every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def _fake(tensor: Tensor) -> Tensor:
     """A CPU tensor of the same shape without data; call inside the fake mode."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def _loss_inputs(loss: Loss | None, kwargs: dict[str, Tensor]) -> list[str]:
-    """The inputs that `loss` names beside the output."""
-    if loss is None:
-        return []
-    try:
-        named = list(inspect.signature(loss).parameters)[1:]
-    except ValueError:  # a builtin without a signature
-        return []
-    return [name for name in named if name in kwargs]
-
-
-def _scalar_loss(
-    model: nn.Module, output: Any, loss: Loss | None, beside: dict[str, Tensor]
-) -> Tensor:
+def _scalar_loss(model: nn.Module, output: Any, loss: Loss | None) -> Tensor:
     where = source_of(model if loss is None else loss)
     if loss is not None:
-        value = loss(output, **beside)
+        value = loss(output)
         what = "the loss function's result"
     else:
         value = output
@@ -271,7 +285,7 @@ def _scalar_loss(
     if value.dim() != 0 or not value.is_floating_point():
         got = f"{_dtype(value.dtype)}{list(value.shape)}"
         raise located(where, f"{what} is no loss: expected a floating scalar, got {got}{fix}")
-    if not value.requires_grad:
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise located(where, f"{what} depends on no parameter that requires grad")
     return value
 
@@ -324,7 +338,7 @@ def _record(
     modules: ModuleStack,
     files: dict[str, int],
 ) -> dict[str, Any]:
-    """capture.json, but for `files` and `grads`, and without weights and init."""
+    """capture.json, but for `files` and `grads`, and without weights, init and evaluation."""
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
@@ -332,6 +346,7 @@ def _record(
         "training": model.training,
         "weights": None,
         "init": None,
+        "evaluation": None,
         "modules": modules.paths,
         "classes": modules.classes,
         "params": [

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,6 +173,13 @@ class Recorder(TorchDispatchMode):
     def bind(self, tensor: Tensor, name: str) -> None:
         self._names[id(tensor)] = name
         self._alive.append(tensor)
+
+    def share_constants(self, other: Recorder) -> None:
+        """Continues the constants of another recorder of the same model, which keep their names."""
+        self.trace.constants = other.trace.constants
+        self._constants = other._constants
+        for fake in self._constants.values():
+            self.bind(fake, other._names[id(fake)])
 
     def name_of(self, tensor: Tensor) -> str | None:
         return self._names.get(id(tensor))
@@ -521,17 +529,28 @@ def _scalar_overload(func: OpOverload, wrapped: list[bool], origin: Origin) -> O
     )
 
 
-def traced(
-    forward: Callable[[], Tensor], differentiate: Callable[[Tensor], Any], recorder: Recorder
-) -> tuple[Tensor, Any]:
-    """Runs forward, then backward, under `recorder`; other errors become CaptureErrors."""
+@contextmanager
+def _located_errors(recorder: Recorder) -> Iterator[None]:
     try:
-        with recorder, torch.enable_grad():
-            loss = forward()
-            recorder.begin_backward()
-            return loss, differentiate(loss)
+        yield
     except CaptureError:
         raise
     except Exception as error:
         location = recorder.sources.traceback(error.__traceback__)
         raise located(location, f"{type(error).__name__}: {error}") from error
+
+
+def traced(
+    forward: Callable[[], Tensor], differentiate: Callable[[Tensor], Any], recorder: Recorder
+) -> tuple[Tensor, Any]:
+    """Runs forward, then backward, under `recorder`; other errors become CaptureErrors."""
+    with _located_errors(recorder), recorder, torch.enable_grad():
+        loss = forward()
+        recorder.begin_backward()
+        return loss, differentiate(loss)
+
+
+def evaluated(forward: Callable[[], Tensor], recorder: Recorder) -> Tensor:
+    """Runs forward without gradients under `recorder`; other errors become CaptureErrors."""
+    with _located_errors(recorder), recorder, torch.no_grad():
+        return forward()

@@ -160,3 +160,37 @@ fsdp.program @init() {
   fsdp.write_buffer @b, %v : tensor<4xf32>
   fsdp.return
 }
+
+// -----
+
+// expected-error @below {{Program-8: expected an evaluation to have a result, got none}}
+fsdp.program @evaluate() attributes {evaluation} {
+  fsdp.return
+}
+
+// -----
+
+fsdp.program @train_step(%x: tensor<f32>) -> tensor<f32> {
+  fsdp.return %x : tensor<f32>
+}
+// expected-error @below {{Program-8: expected the training step's arguments, '(tensor<f32>) -> tensor<f32>', got '(tensor<f32>, tensor<f32>) -> tensor<f32>'}}
+fsdp.program @evaluate(%x: tensor<f32>, %y: tensor<f32>) -> tensor<f32> attributes {evaluation} {
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.program @evaluate(%x: tensor<f32>) -> tensor<f32> attributes {evaluation} {
+  // expected-error @below {{Program-8: expected no such op in an evaluation}}
+  fsdp.phase backward
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @evaluate(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> attributes {evaluation} {
+  // expected-error @below {{Program-8: expected no such op in an evaluation}}
+  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}

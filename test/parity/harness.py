@@ -72,6 +72,7 @@ class Case:
     seed: int = 0
     training: dict[str, Any] = field(default_factory=dict)  # further keys of the config
     checkpoint: dict[str, Any] | None = None  # the config's "activation_checkpoint"
+    eval_every: int = 0  # steps; the evaluation data are the training data
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def capture(model: Model, directory: Path, *, samples: int = 50) -> Captured:
     write = write_image_batches if model.pixels else write_text_batches
     write(model, captured.data, samples)
     batch = {name: x[: model.batch] for name, x in load_file(captured.data).items()}
-    fsdp_mlir.capture(model.build(), kwargs=batch, path=str(captured.archive))
+    fsdp_mlir.capture(model.build(), kwargs=batch, evaluation=True, path=str(captured.archive))
     return captured
 
 
@@ -186,6 +187,8 @@ def compile_plan(captured: Captured, case: Case, stem: str) -> Path:
 def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
     """`fsdp-run` with the case's steps, seed and data (world size to be added)."""
     command = [BIN / "fsdp-run", plan, "--steps", case.steps, "--seed", case.seed]
+    if case.eval_every:
+        command += ["--eval-every", case.eval_every, "--eval-data", captured.data]
     return [*command, "--data", captured.data]
 
 
@@ -234,6 +237,8 @@ def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
     command += ["--weights", captured.weights, "--data", captured.data]
     if case.checkpoint:
         command += ["--checkpoint", json.dumps(case.checkpoint)]
+    if case.eval_every:
+        command += ["--eval-every", case.eval_every, "--eval-data", captured.data]
     return [*command, "--batch", model.batch]
 
 

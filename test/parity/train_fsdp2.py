@@ -82,6 +82,8 @@ def parse_args() -> argparse.Namespace:
         help="the config's clip_grad_norm, lr_schedule, gradient_accumulation_steps and "
         "reduce_each_microbatch, as JSON",
     )
+    parser.add_argument("--eval-data", help="as --data, for --eval-every")
+    parser.add_argument("--eval-every", type=int, default=0, help="steps; 0: no evaluation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--metrics", help="JSON lines, written at the end")
     parser.add_argument("--save-weights", help="full parameters and buffers at the end")
@@ -188,19 +190,28 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.detach().clone().contiguous() for name, x in full.items()}
 
 
+def evaluate(model: nn.Module, data: dict[str, Tensor], batch: int, rank: int, world: int) -> float:
+    """The mean loss in eval mode of this rank's whole batches of the data."""
+    count = max(1, min(x.shape[0] for x in data.values()) // (batch * world))
+    model.eval()
+    with torch.no_grad():
+        losses = [
+            compute_loss(model, take_batch(data, (i * world + rank) * batch, batch)).item()
+            for i in range(count)
+        ]
+    model.train()
+    return sum(losses) / count
+
+
 def make_optimizer(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optimizer:
     """A parameter belongs to the first of `groups` whose pattern matches its name."""
     settings = dict(given)
     optimizer = OPTIMIZERS[settings.pop("name")]
     groups = [dict(group) for group in settings.pop("groups", [])]
-    patterns = [group.pop("match") for group in groups]
+    regexes = [pattern_to_regex(group.pop("match")) for group in groups]
     members: list[list[nn.Parameter]] = [[] for _ in range(len(groups) + 1)]
     for name, parameter in model.named_parameters():
-        found = [
-            i + 1
-            for i, match in enumerate(patterns)
-            if matches([match] if isinstance(match, str) else match, name)
-        ]
+        found = [i + 1 for i, regex in enumerate(regexes) if regex.fullmatch(name)]
         members[found[0] if found else 0].append(parameter)
     own: list[dict[str, Any]] = []
     for params, options in zip(members, [{}, *groups], strict=True):
@@ -282,6 +293,10 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
         schedule.step()
         optimizer.zero_grad()
         record["seconds"] = time.perf_counter() - start
+        if args.eval_every and (step + 1) % args.eval_every == 0:
+            record["eval_loss"] = evaluate(
+                model, load_file(args.eval_data), args.batch, rank, world
+            )
         steps.append({**record, "loss": sum(losses) / microbatches, "rss": peak_rss_bytes()})
 
     gathered: list[Any] = [steps]
@@ -314,6 +329,8 @@ def write_metrics(path: str, ranks: list[list[dict[str, Any]]], tokens: int, bas
             }
             if "grad_norm" in records[0]:
                 line["grad_norm"] = float(f"{records[0]['grad_norm']:.9g}")
+            if "eval_loss" in records[0]:
+                line["rank_eval_losses"] = [float(f"{r['eval_loss']:.9g}") for r in records]
             file.write(json.dumps(line) + "\n")
 
 

@@ -24,18 +24,19 @@ class Captured:
     text: str
     weights: dict[str, Tensor]
     init: str | None = None
+    evaluation: str | None = None
 
     @staticmethod
     def load(path: Path) -> Captured:
-        files = {"capture.json": "", "graph.ir": "", "init.ir": ""}
+        files = {"capture.json": "", "graph.ir": "", "init.ir": "", "eval.ir": ""}
         torch.jit.load(str(path), _extra_files=files)
         record = json.loads(files["capture.json"])
         entry = record["weights"]
         weights = load_file(path.parent / entry["path"]) if entry else {}
-        init = files["init.ir"]
-        return Captured(
-            record, files["graph.ir"].decode(), weights, init.decode() if init else None
+        init, evaluation = (
+            files[name].decode() if files[name] else None for name in ("init.ir", "eval.ir")
         )
+        return Captured(record, files["graph.ir"].decode(), weights, init, evaluation)
 
     def arguments(self, inputs: dict[str, Tensor]) -> list[Tensor]:
         """The graph's arguments: weights under their first names, then the inputs by name."""
@@ -53,6 +54,15 @@ class Captured:
             loss, *gradients = function(*self.arguments(inputs))
         names = [self.record["params"][index]["name"] for index in self.record["grads"]]
         return loss, dict(zip(names, gradients, strict=True))
+
+    def run_evaluation(self, inputs: dict[str, Tensor]) -> Tensor:
+        """The loss in eval mode."""
+        assert self.evaluation
+        graph = torch._C.parse_ir(self.evaluation)
+        function = torch._C._create_function_from_graph("forward", graph)
+        with torch.no_grad():
+            (loss,) = function(*self.arguments(inputs))
+        return loss
 
     def run_init(self, seed: int) -> dict[str, Tensor]:
         """The initial parameters and buffers by name.

@@ -39,6 +39,10 @@ TEST(ReadPlan, RoundTrips) {
     std::string withInit = printPlan(plan);
     EXPECT_NE(withInit, text);
     EXPECT_EQ(printPlan(parsePlan(withInit, "p.json")), withInit);
+    addEvaluation(plan);
+    std::string withEvaluation = printPlan(plan);
+    EXPECT_NE(withEvaluation, withInit);
+    EXPECT_EQ(printPlan(parsePlan(withEvaluation, "p.json")), withEvaluation);
   }
 }
 

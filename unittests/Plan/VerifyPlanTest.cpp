@@ -333,6 +333,76 @@ const std::vector<Mutation> kReplicaMutations = {
     {"ReduceCount", "P1", [](Plan &p) { first<AllReduce>(p).outs.clear(); }},
 };
 
+/// The first instruction of a kind in the evaluation.
+template <typename Kind> Kind &firstOfEvaluation(Plan &plan) {
+  for (Instruction &instruction : plan.evaluation)
+    if (auto *kind = std::get_if<Kind>(&instruction.kind))
+      return *kind;
+  throw std::logic_error("no such instruction");
+}
+
+const std::vector<Mutation> kEvaluationMutations = {
+    {"LossWithoutEvaluation", "P17", [](Plan &p) { p.evaluation.clear(); }},
+    {"StaysGathered", "P17", [](Plan &p) { p.evaluation.pop_back(); }},
+    {"Reduces", "P17",
+     [](Plan &p) {
+       p.evaluation.push_back(p.instructions[find<ReduceScatter>(p)]);
+     }},
+    {"Writes", "P17",
+     [](Plan &p) {
+       p.evaluation.push_back(
+           {WriteBuffer{0, p.evaluationLoss}, Phase::Forward, -1, {}});
+     }},
+    {"Steered", "P17",
+     [](Plan &p) { firstOfEvaluation<Call>(p).reduceInputOf = 0; }},
+    {"NoLoss", "P1", [](Plan &p) { p.evaluationLoss = -1; }},
+    {"LossOfStep", "P3", [](Plan &p) { p.evaluationLoss = p.loss; }},
+    {"LossIsFreed", "P12",
+     [](Plan &p) { p.evaluation.back().frees.push_back(p.evaluationLoss); }},
+    {"LossIsAnInput", "P12",
+     [](Plan &p) {
+       for (Instruction &instruction : p.evaluation)
+         std::erase(instruction.frees, p.inputs[0].value);
+       p.evaluationLoss = p.inputs[0].value;
+     }},
+    {"UsedAfterReshard", "P7",
+     [](Plan &p) {
+       auto &gather = firstOfEvaluation<AllGather>(p);
+       p.evaluation.push_back(
+           {Call{"aten::alias", "", {{TensorArg{gather.outs[0]}}}, {-1}},
+            Phase::Forward,
+            -1,
+            {}});
+     }},
+    {"UnitOutOfRange", "P1",
+     [](Plan &p) { firstOfEvaluation<AllGather>(p).unit = 9; }},
+    {"ModuleOutOfRange", "P1", [](Plan &p) { p.evaluation[0].module = 9; }},
+    {"StepUsesItsValue", "P4",
+     [](Plan &p) {
+       first<Call>(p).args[0] = {TensorArg{firstOfEvaluation<Call>(p).outs[0]}};
+     }},
+};
+
+class VerifyEvaluation : public testing::TestWithParam<Mutation> {};
+
+TEST_P(VerifyEvaluation, CatchesMutation) {
+  Plan plan = samplePlan(2);
+  addEvaluation(plan);
+  ASSERT_NO_THROW(verifyPlan(plan, "p.json"));
+  GetParam().apply(plan);
+  try {
+    verifyPlan(plan, "p.json");
+    FAIL() << "not caught";
+  } catch (const PlanError &error) {
+    EXPECT_THAT(error.what(),
+                testing::EndsWith(std::string(" (") + GetParam().label + ")"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VerifyEvaluation,
+                         testing::ValuesIn(kEvaluationMutations),
+                         [](const auto &info) { return info.param.name; });
+
 class VerifyReplicas : public testing::TestWithParam<Mutation> {};
 
 TEST_P(VerifyReplicas, CatchesMutation) {

@@ -1,6 +1,8 @@
 //===- SamplePlan.cpp - a small complete training step --------------------===//
 #include "Support/SamplePlan.h"
 
+#include <map>
+
 namespace fsdp::test {
 
 using namespace plan;
@@ -191,6 +193,48 @@ void addInit(Plan &plan) {
   add(Call{"aten::mul", "Scalar", {t(constant), f(2)}, {twice}}, {constant});
   add(WriteBuffer{0, twice}, {twice});
   plan.weights = {};
+}
+
+void addEvaluation(Plan &plan) {
+  std::map<ValueId, ValueId> copies;
+  for (const Input &input : plan.inputs)
+    copies[input.value] = input.value;
+  auto rename = [&](ValueId &id) {
+    if (id == -1)
+      return;
+    auto [it, isNew] = copies.try_emplace(id, ValueId(plan.values.size()));
+    if (isNew)
+      plan.values.push_back(TensorSpec(plan.values[size_t(id)]));
+    id = it->second;
+  };
+  std::vector<bool> gathered(plan.units.size());
+  for (Instruction instruction : plan.instructions) {
+    if (instruction.phase != Phase::Forward)
+      break;
+    if (auto *call = std::get_if<Call>(&instruction.kind)) {
+      for (Arg &arg : call->args)
+        if (auto *tensor = std::get_if<TensorArg>(&arg.value))
+          rename(tensor->value);
+      for (ValueId &out : call->outs)
+        rename(out);
+    } else if (auto *read = std::get_if<ReadBuffer>(&instruction.kind)) {
+      rename(read->out);
+    } else if (auto *gather = std::get_if<AllGather>(&instruction.kind)) {
+      for (ValueId &out : gather->outs)
+        rename(out);
+      gathered[size_t(gather->unit)] = true;
+    } else if (auto *reshard = std::get_if<Reshard>(&instruction.kind)) {
+      gathered[size_t(reshard->unit)] = false;
+    }
+    for (ValueId &value : instruction.frees)
+      rename(value);
+    plan.evaluation.push_back(std::move(instruction));
+  }
+  for (size_t u = 0; u < gathered.size(); ++u)
+    if (gathered[u])
+      plan.evaluation.push_back({Reshard{int32_t(u)}, Phase::Forward, 0, {}});
+  plan.evaluationLoss = plan.loss;
+  rename(plan.evaluationLoss);
 }
 
 } // namespace fsdp::test

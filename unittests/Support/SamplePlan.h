@@ -29,6 +29,9 @@ plan::Plan samplePlan(int64_t worldSize, bool transposedGrad = false,
 /// write_buffer).
 void addInit(plan::Plan &plan);
 
+/// Adds an evaluation: the forward of the step, with a reshard of every unit.
+void addEvaluation(plan::Plan &plan);
+
 /// Position of the first instruction of a kind.
 template <typename Kind> size_t find(const plan::Plan &plan, int skip = 0) {
   for (size_t i = 0; i < plan.instructions.size(); ++i)

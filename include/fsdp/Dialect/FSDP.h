@@ -66,6 +66,8 @@ ProgramOp getProgram(ModuleOp module);
 /// The initialisation: the program of a module that has no result, or null.
 /// More than one is an error of getProgram.
 ProgramOp getInitProgram(ModuleOp module);
+/// The program marked `evaluation`, null if there is none; as above.
+ProgramOp getEvaluationProgram(ModuleOp module);
 /// Parameters of each unit in unit order (their order in the module).
 llvm::MapVector<StringAttr, llvm::SmallVector<ParamOp>>
 getUnitParams(ModuleOp module);

@@ -187,7 +187,7 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
 
 def FSDP_ProgramOp : FSDP_Op<"program",
     [FunctionOpInterface, IsolatedFromAbove, AffineScope]> {
-  let summary = "One training step, or the initialisation, the same on every rank";
+  let summary = "A training step, an evaluation or the initialisation, the same on every rank";
   let description = [{
     The program with a result is the training step. Arguments are the batch of
     this rank; the one result is the loss. The body is a single block in
@@ -206,6 +206,20 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     }
     ```
 
+    The program marked `evaluation`, where a module has one, is forward alone:
+    the loss of a batch, as the model computes it in eval mode. Its arguments are
+    of the types of the training step's. It has no phases; what it gathers it
+    reshards before it returns.
+
+    ```mlir
+    fsdp.program @evaluate(%x: tensor<2x4xf32>) -> tensor<f32> attributes {evaluation} {
+      %w = fsdp.read @w : tensor<4xf32>
+      %0 = aten.call "aten::mul.Tensor"(%x, %w) : (tensor<2x4xf32>, tensor<4xf32>) -> tensor<2x4xf32>
+      %1 = aten.call "aten::sum"(%0, none) : (tensor<2x4xf32>) -> tensor<f32>
+      fsdp.return %1 : tensor<f32>
+    }
+    ```
+
     Its verifier scans the body once and proves
 
     - **Program-1**: phases come in the order forward, backward, optimizer;
@@ -220,10 +234,13 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-6**: a frozen parameter gets no gradient;
     - **Program-7**: only the program without a result writes parameters and
       buffers, each at most once; it has no arguments, and of other ops only
-      `aten.call` and `fsdp.free`.
+      `aten.call` and `fsdp.free`;
+    - **Program-8**: an evaluation has a result, no phases, gradients or
+      optimizer step, and the training step's argument types.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<FunctionType>:$function_type,
+                       UnitAttr:$evaluation,
                        OptionalAttr<DictArrayAttr>:$arg_attrs,
                        OptionalAttr<DictArrayAttr>:$res_attrs);
   let regions = (region AnyRegion:$body);

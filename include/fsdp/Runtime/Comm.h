@@ -29,6 +29,8 @@ struct RankStats {
   int64_t peakBytes = 0;
   /// The kernel's count of the process's most resident bytes (VmHWM).
   int64_t peakRssBytes = 0;
+  /// Where the step was followed by an evaluation.
+  double evaluationLoss = 0;
 };
 
 /// How allReduce combines.
@@ -94,9 +96,6 @@ public:
   /// Finishes the step's reductions and waits until no rank reads the
   /// parameters any more.
   virtual void beginUpdate() = 0;
-
-  /// Waits until every rank is here.
-  virtual void barrier() = 0;
 
   /// Ends a step: rank 0 gets every rank's statistics, the others nothing.
   virtual std::vector<RankStats> exchangeStats(const RankStats &own) = 0;

@@ -58,14 +58,25 @@ public:
   /// operator, module and unit; errors of the collectives pass through.
   StepResult runStep(int64_t step, const Inputs &inputs);
 
-  /// Sets the learning rate of each of the plan's parameter groups, the first
-  /// being Plan::optimizer. Throws InputError for another number of them.
-  void setLearningRates(const std::vector<double> &rates);
+  /// The loss of one batch by the plan's evaluation, which it must have; call
+  /// it between steps, on all ranks alike. Changes buffers only where the model
+  /// does in eval mode. Throws as runStep does.
+  double evaluate(const std::vector<at::Tensor> &batch);
 
   void setFault(const Fault &value) { fault = value; }
 
 private:
-  void run(const plan::Call &call, size_t index);
+  /// A list of the plan's instructions.
+  struct Program {
+    Program(const plan::Plan &plan,
+            const std::vector<plan::Instruction> &instructions)
+        : instructions(instructions), calls(plan, instructions) {}
+
+    const std::vector<plan::Instruction> &instructions;
+    CallTable calls;
+  };
+
+  void run(CallTable &calls, const plan::Call &call, size_t index);
   void run(const plan::AllGather &gather);
   void run(const plan::ReduceScatter &reduce);
   void run(const plan::Accumulate &accumulate);
@@ -78,8 +89,8 @@ private:
     return microbatch == plan.accumulationSteps - 1;
   }
   /// Executes instructions [begin, end).
-  void execute(size_t begin, size_t end);
-  void execute(size_t position);
+  void execute(Program &program, size_t begin, size_t end);
+  void execute(Program &program, size_t index);
   void injectFault(size_t position) const;
   std::vector<at::Tensor> take(const std::vector<plan::ValueId> &ids) const;
 
@@ -88,7 +99,7 @@ private:
   Position &position;
   std::vector<at::Tensor> buffers;
   std::vector<at::Tensor> values;
-  CallTable calls;
+  Program training, evaluation;
   std::unique_ptr<ShardedOptimizer> optimizer;
   /// The first instruction of the optimizer phase.
   size_t optimizerBegin = 0;

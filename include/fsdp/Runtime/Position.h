@@ -11,6 +11,7 @@ namespace fsdp::runtime {
 /// whoever has to report its death. -1 before the first step.
 struct Position {
   std::atomic<int64_t> step{-1}; ///< counted from 0
+  /// Of the step; those of the evaluation are counted on from its last.
   std::atomic<int64_t> instruction{-1};
 };
 

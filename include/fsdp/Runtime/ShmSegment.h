@@ -69,8 +69,6 @@ struct RankState {
   Counter vectorsReady;
   /// Steps whose all-reduce inputs this rank has put in place.
   Counter shardsReady;
-  /// Barriers this rank has come to.
-  Counter barriers;
   /// Steps whose statistics this rank has written (all) or read (rank 0).
   Counter statsWritten;
   Counter statsRead;
@@ -79,6 +77,7 @@ struct RankState {
     double loss;
     int64_t peakBytes;
     int64_t peakRssBytes;
+    double evaluationLoss;
   } stats[2];
   /// Null-terminated message, complete before SegmentHeader::failedRank is
   /// set to this rank.

@@ -25,6 +25,9 @@ struct RunOptions {
   std::string weightsPath;    ///< empty: the plan's
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;
+  int64_t evalEvery = 0;    ///< steps from one evaluation to the next; 0: none
+  int64_t evalBatches = 0;  ///< of each rank; 0: as many as the data fills
+  std::string evalDataPath; ///< empty: synthetic data
   std::optional<Fault> fault;
 };
 
@@ -38,7 +41,12 @@ struct RunFiles {
   /// Empty where neither plan nor options name a file: the plan has an
   /// initialisation then.
   std::optional<SafeTensors> weights;
-  std::optional<SafeTensors> data;
+  std::optional<SafeTensors> data, evalData;
+  /// Batches that each rank evaluates at a time.
+  int64_t evalBatches = 1;
+
+private:
+  void openEvaluation(const RunOptions &options);
 };
 
 /// Runs rank `rank` of the plan to the end: loads or initialises its rows of
