@@ -1,0 +1,105 @@
+"""Models whose graphs are unusual; both sides of a comparison import them by name."""
+
+from __future__ import annotations
+
+import torch
+from fsdp_mlir.models import llama
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+VOCAB, DIM = 256, 18
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(2 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class IgnoredOutput(nn.Module):
+    """Runs both blocks; the loss ignores what the second one computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.first, self.second = Block(), Block()
+        self.output = nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        y = self.first(x)
+        self.second(x)
+        return next_token_loss(self.output(y), targets)
+
+
+class Reused(nn.Module):
+    """Blocks that forward uses three times over; those in `frozen` are frozen."""
+
+    def __init__(self, frozen: list[int] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.output = nn.Linear(DIM, VOCAB)
+        for index in frozen or []:
+            self.blocks[index].requires_grad_(False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for _ in range(3):
+            for block in self.blocks:
+                x = block(x)
+        return next_token_loss(self.output(x), targets)
+
+
+class Preference(nn.Module):
+    """Two forwards of one model before the backward, as preference losses have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.output = nn.Linear(DIM, VOCAB)
+
+    def score(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        chosen = self.output(x).log_softmax(-1).gather(-1, tokens.unsqueeze(-1))
+        return chosen.mean((1, 2))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return -F.logsigmoid(self.score(tokens) - self.score(targets)).mean()
+
+
+class EmbeddingHeavy(nn.Module):
+    """Nearly all parameters are tables of the root unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(4096, 48)
+        self.positions = nn.Embedding(512, 48)
+        self.blocks = nn.ModuleList(Block(48) for _ in range(2))
+        self.output = nn.Linear(48, 4096, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return next_token_loss(self.output(x), targets)
+
+
+def llama_float64() -> nn.Module:
+    return llama.llama_debug().double()

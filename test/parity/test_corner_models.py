@@ -1,0 +1,69 @@
+"""Graphs in which units are reused, unused, or run without a gradient: FSDP2's bits."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from harness import ADAMW_FUSED, LLAMA, SGD, Captured, Case, Model, Run, compile_plan, run_plan
+from test_parity import assert_close, assert_equal_bits
+
+Capture = Callable[[Model], Captured]
+Reference = Callable[..., Run]
+
+
+def text_model(factory: str, units: object, **kwargs: object) -> Model:
+    return Model(f"corner_models:{factory}", units, "tokens,targets", 256, 16, 2, dict(kwargs))
+
+
+MODELS = {
+    "ignored_output": text_model("IgnoredOutput", [{"match": ["first"]}, {"match": ["second"]}]),
+    "reused": text_model("Reused", "blocks.*"),
+    "reused_frozen": text_model("Reused", "blocks.*", frozen=[1]),
+    "reused_all_frozen": text_model("Reused", "blocks.*", frozen=[0, 1, 2]),
+    "two_forwards": text_model("Preference", "blocks.*"),
+    "float64": replace(LLAMA, factory="corner_models:llama_float64"),
+    "grouped_with_unused": Model(
+        "parity_models:PartlyUsed", [{"match": ["used", "unused"]}], "tokens,targets", 256, 16, 2
+    ),
+}
+
+
+@pytest.mark.parametrize("reshard", ["default", "false"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model, reshard: str) -> None:
+    case = Case(model, ADAMW_FUSED, steps=6, reshard=reshard)
+    ours = run_plan(captured(model), case, f"corner_{reshard}")
+    assert len(set(ours.column("loss"))) == case.steps  # every step changes the parameters
+    assert_equal_bits(ours, reference(case))
+
+
+@pytest.mark.parametrize("model", ["reused", "two_forwards"])
+def test_checkpointed(captured: Capture, reference: Reference, model: str) -> None:
+    case = Case(MODELS[model], SGD, steps=6, checkpoint={"match": "blocks.*"})
+    ours = run_plan(captured(case.model), case, "corner_checkpoint")
+    assert_equal_bits(ours, reference(case))
+
+
+def test_four_ranks(captured: Capture, reference: Reference) -> None:
+    case = Case(MODELS["reused_frozen"], SGD, world=4, steps=6)
+    assert_close(run_plan(captured(case.model), case, "corner_four"), reference(case))
+
+
+@pytest.mark.parametrize(("reshard", "forward", "backward"), [("true", 3, 2), ("false", 3, 0)])
+def test_communication_count(captured: Capture, reshard: str, forward: int, backward: int) -> None:
+    """An all-gather a unit in forward, one a resharded unit in backward, a reduce-scatter a unit.
+
+    The Llama has two layers and the root, which stays gathered.
+    """
+    case = Case(LLAMA, ADAMW_FUSED, reshard=reshard)
+    plan = json.loads(compile_plan(captured(LLAMA), case, f"count_{reshard}").read_text())
+    kinds = Counter(
+        (next(iter(instruction)), instruction["phase"]) for instruction in plan["instructions"]
+    )
+    assert kinds["all_gather", "forward"] == forward
+    assert kinds["all_gather", "backward"] == backward
+    assert kinds["reduce_scatter", "backward"] == 3
