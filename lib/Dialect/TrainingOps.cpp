@@ -114,6 +114,8 @@ LogicalResult OptimizerOp::verify() {
 }
 
 LogicalResult ParamGroupOp::verify() {
+  if (getPatterns().empty())
+    return emitOpError("ParamGroup-2: expected at least one pattern, got none");
   auto module = (*this)->getParentOfType<ModuleOp>();
   if (!module)
     return success();

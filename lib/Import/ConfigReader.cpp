@@ -101,24 +101,6 @@ private:
     return success();
   }
 
-  /// A pattern, or a sequence of them.
-  LogicalResult getPatterns(StringRef key, const Node &node,
-                            SmallVectorImpl<StringRef> &patterns) {
-    ArrayRef<Node> nodes(node);
-    if (node.kind == Node::Kind::Sequence)
-      nodes = node.elements;
-    if (nodes.empty())
-      return emitError(node.loc)
-             << "expected at least one pattern for \"" << key << "\"";
-    for (const Node &element : nodes) {
-      if (element.kind != Node::Kind::Scalar || element.scalar.empty())
-        return emitError(element.loc) << "expected a pattern for \"" << key
-                                      << "\", got: " << describe(element);
-      patterns.push_back(element.scalar);
-    }
-    return success();
-  }
-
   LogicalResult applyIgnore(const Node *node) {
     if (!node)
       return success();

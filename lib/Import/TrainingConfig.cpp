@@ -144,7 +144,8 @@ LogicalResult TrainingConfig::applyOptimizer(OpBuilder &builder,
 }
 
 LogicalResult TrainingConfig::applyGroup(OpBuilder &builder, const Node &node) {
-  const Node *match = nullptr;
+  SmallVector<StringRef> patterns;
+  Location matchLoc = node.loc;
   SmallVector<NamedAttribute> hyperparameters;
   SmallVector<StringRef> keys = {"match"};
   llvm::append_range(keys, hyperparameterKeys);
@@ -153,18 +154,15 @@ LogicalResult TrainingConfig::applyGroup(OpBuilder &builder, const Node &node) {
           [&](StringRef key, const Node &value) -> LogicalResult {
             if (key != "match")
               return readHyperparameter(builder, key, value, hyperparameters);
-            if (value.kind != Node::Kind::Scalar || value.scalar.empty())
-              return emitError(value.loc)
-                     << "expected a pattern for \"match\", got: "
-                     << describe(value);
-            match = &value;
-            return success();
+            matchLoc = value.loc;
+            return getPatterns(key, value, patterns);
           })))
     return failure();
-  if (!match)
+  if (patterns.empty())
     return emitError(node.loc) << "expected a key \"match\" in a group";
-  auto op = ParamGroupOp::create(builder, match->loc, match->scalar,
-                                 builder.getDictionaryAttr(hyperparameters));
+  auto op =
+      ParamGroupOp::create(builder, matchLoc, builder.getStrArrayAttr(patterns),
+                           builder.getDictionaryAttr(hyperparameters));
   return op.verify();
 }
 

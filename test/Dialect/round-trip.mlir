@@ -10,8 +10,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.mesh @world <["replicate"=2, "shard"=4]>
   // CHECK: fsdp.optimizer "sgd" {lr = 1.000000e-01 : f64, momentum = 9.000000e-01 : f64, nesterov = true}
   fsdp.optimizer "sgd" {lr = 1.0e-1, momentum = 0.9, nesterov = true}
-  // CHECK: fsdp.param_group "**.bias" {weight_decay = 0.000000e+00 : f64}
-  fsdp.param_group "**.bias" {weight_decay = 0.0}
+  // CHECK: fsdp.param_group "**.bias", "norm.weight" {weight_decay = 0.000000e+00 : f64}
+  fsdp.param_group "**.bias", "norm.weight" {weight_decay = 0.0}
   // CHECK: fsdp.gradient_clipping {max_norm = 5.000000e-01 : f64, norm_type = 0x7FF0000000000000 : f64}
   fsdp.gradient_clipping {max_norm = 0.5, norm_type = 0x7FF0000000000000 : f64}
   // CHECK: fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 1.000000e-01 : f64, total_steps = 9 : i64, warmup_steps = 2 : i64}

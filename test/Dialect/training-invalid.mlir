@@ -43,6 +43,11 @@ fsdp.param_group "**.bias" {fused = true}
 
 // -----
 
+// expected-error @below {{ParamGroup-2: expected at least one pattern, got none}}
+"fsdp.param_group"() <{hyperparameters = {lr = 0.1}, patterns = []}> : () -> ()
+
+// -----
+
 // expected-error @below {{GradientClipping-1: expected a positive max_norm, got: 0.000000e+00 : f64}}
 fsdp.gradient_clipping {max_norm = 0.0, norm_type = 2.0}
 

@@ -278,7 +278,7 @@ optimizer:
   name: adam
   lr: 0.1
   foreach: true
-  groups: [{match: "**.weight", weight_decay: 0, betas: [0.8, 0.9]}]
+  groups: [{match: ["**.weight"], weight_decay: 0, betas: [0.8, 0.9]}]
 lr_schedule: {warmup_steps: 2, decay: linear, total_steps: 10, min_lr_ratio: 0.25}
 clip_grad_norm: {max_norm: 0.5, norm_type: inf}
 gradient_accumulation_steps: 4

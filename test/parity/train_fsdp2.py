@@ -208,10 +208,14 @@ def make_optimizer(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optim
     settings = dict(given)
     optimizer = OPTIMIZERS[settings.pop("name")]
     groups = [dict(group) for group in settings.pop("groups", [])]
-    regexes = [pattern_to_regex(group.pop("match")) for group in groups]
+    patterns = [group.pop("match") for group in groups]
     members: list[list[nn.Parameter]] = [[] for _ in range(len(groups) + 1)]
     for name, parameter in model.named_parameters():
-        found = [i + 1 for i, regex in enumerate(regexes) if regex.fullmatch(name)]
+        found = [
+            i + 1
+            for i, match in enumerate(patterns)
+            if matches([match] if isinstance(match, str) else match, name)
+        ]
         members[found[0] if found else 0].append(parameter)
     own: list[dict[str, Any]] = []
     for params, options in zip(members, [{}, *groups], strict=True):

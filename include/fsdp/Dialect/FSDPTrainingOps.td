@@ -32,23 +32,24 @@ def FSDP_GradientClippingOp : FSDP_Op<"gradient_clipping"> {
 }
 
 def FSDP_ParamGroupOp : FSDP_Op<"param_group"> {
-  let summary = "Policy: hyperparameters of the parameters that a pattern names";
+  let summary = "Policy: hyperparameters of the parameters that patterns name";
   let description = [{
     A parameter group of torch.optim. A parameter belongs to the first group
-    whose pattern matches its name, else it has the optimizer's own
+    of which a pattern matches its name, else it has the optimizer's own
     hyperparameters. `*` stays within one segment of the name, `**` crosses
     segments.
 
     ```mlir
-    fsdp.param_group "**.bias" {weight_decay = 0.0}
+    fsdp.param_group "**.bias", "norm.weight" {weight_decay = 0.0}
     ```
 
     **ParamGroup-1**: the hyperparameters are some that the module's optimizer
     has, of their type and in their range; `fused`, `foreach` and `library`
-    hold for all groups and belong to the optimizer.
+    hold for all groups and belong to the optimizer. **ParamGroup-2**: there is
+    at least one pattern.
   }];
-  let arguments = (ins StrAttr:$pattern, DictionaryAttr:$hyperparameters);
-  let assemblyFormat = "$pattern $hyperparameters attr-dict";
+  let arguments = (ins StrArrayAttr:$patterns, DictionaryAttr:$hyperparameters);
+  let assemblyFormat = "custom<Patterns>($patterns) $hyperparameters attr-dict";
   let hasVerifier = 1;
 }
 

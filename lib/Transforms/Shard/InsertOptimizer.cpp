@@ -3,6 +3,7 @@
 #include "fsdp/Transforms/Passes.h"
 
 #include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/SetVector.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_INSERTOPTIMIZER
@@ -12,15 +13,27 @@ namespace mlir::fsdp {
 using namespace mlir;
 using namespace mlir::fsdp;
 
-/// Whether the pattern of `group` matches a name of `param`.
-static bool isMember(ParamGroupOp group, ParamOp param) {
-  if (matchesPattern(group.getPattern(), param.getSymName()))
+/// Whether `pattern` matches a name of `param`.
+static bool matches(StringRef pattern, ParamOp param) {
+  if (matchesPattern(pattern, param.getSymName()))
     return true;
   if (auto aliases = param.getAliases())
     for (auto alias : aliases->getAsRange<StringAttr>())
-      if (matchesPattern(group.getPattern(), alias))
+      if (matchesPattern(pattern, alias))
         return true;
   return false;
+}
+
+/// Whether a pattern of `group` matches `param`; those that do leave `unused`.
+static bool isMember(ParamGroupOp group, ParamOp param,
+                     SetVector<StringRef> &unused) {
+  bool member = false;
+  for (StringRef pattern : group.getPatterns().getAsValueRange<StringAttr>())
+    if (matches(pattern, param)) {
+      member = true;
+      unused.remove(pattern);
+    }
+  return member;
 }
 
 namespace {
@@ -40,28 +53,30 @@ struct InsertOptimizer
       writes[write.getParamAttr().getAttr()] = write;
 
     auto groups = llvm::to_vector(module.getOps<ParamGroupOp>());
-    SmallVector<bool> used(groups.size());
+    SmallVector<SetVector<StringRef>> unused(groups.size());
+    for (auto [group, patterns] : llvm::zip(groups, unused))
+      patterns.insert_range(group.getPatterns().getAsValueRange<StringAttr>());
     SmallVector<Attribute> names;
     SmallVector<Value> grads;
     SmallVector<int64_t> groupOf;
     for (auto param : module.getOps<ParamOp>()) {
-      auto group = llvm::find_if(
-          groups, [&](ParamGroupOp group) { return isMember(group, param); });
-      bool grouped = group != groups.end();
-      if (grouped)
-        used[group - groups.begin()] = true;
+      size_t group = 0;
+      while (group < groups.size() &&
+             !isMember(groups[group], param, unused[group]))
+        ++group;
+      bool grouped = group < groups.size();
       WriteGradOp write = writes.lookup(param.getSymNameAttr());
       if (!write ||
           (!param.getIgnored() && !isa<ShardedType>(write.getGrad().getType())))
         continue;
       names.push_back(write.getParamAttr());
       grads.push_back(write.getGrad());
-      groupOf.push_back(grouped ? group - groups.begin() + 1 : 0);
+      groupOf.push_back(grouped ? group + 1 : 0);
       write.erase();
     }
-    for (auto [group, isUsed] : llvm::zip(groups, used))
-      if (!isUsed) {
-        group.emitError() << "expected pattern \"" << group.getPattern()
+    for (auto [group, patterns] : llvm::zip(groups, unused))
+      if (!patterns.empty()) {
+        group.emitError() << "expected pattern \"" << patterns.front()
                           << "\" to match a parameter that no group before it "
                              "matches, found none";
         return signalPassFailure();

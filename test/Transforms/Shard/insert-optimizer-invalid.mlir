@@ -18,3 +18,13 @@ fsdp.param @a.bias : tensor<4xf32>
 fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+fsdp.optimizer "sgd" {}
+// expected-error @below {{expected pattern "b.bias" to match a parameter that no group before it matches, found none}}
+fsdp.param_group "a.bias", "b.bias" {lr = 0.2}
+fsdp.param @a.bias : tensor<4xf32>
+fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
+  fsdp.return %loss : tensor<f32>
+}

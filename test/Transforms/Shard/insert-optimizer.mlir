@@ -32,7 +32,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK:         fsdp.optimizer_step [@a.w, @a.bias, @emb] %{{.*}} {groups = array<i64: 3, 1, 2>}
 fsdp.mesh @world <["shard"=2]>
 fsdp.optimizer "adamw" {lr = 3.0e-4}
-fsdp.param_group "**.bias" {weight_decay = 0.0}
+fsdp.param_group "**.bias", "*.bias" {weight_decay = 0.0}
 fsdp.param_group "head.*" {lr = 1.0e-4}
 fsdp.param_group "**" {lr = 1.0}
 fsdp.param @a.w : tensor<4xf32> sharding <@world, [{"shard"}]>
