@@ -219,7 +219,9 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   for (at::Tensor &value : values)
     value.reset();
   result.loss /= double(plan.accumulationSteps);
-  result.learningRate = plan.optimizer.lr * lrFactor;
+  double rate =
+      optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
+  result.learningRate = rate * lrFactor;
   result.gradNorm = std::exchange(gradNorm, std::nullopt);
   return result;
 }
@@ -233,6 +235,11 @@ double Executor::evaluate(const std::vector<at::Tensor> &batch) {
   for (at::Tensor &value : values)
     value.reset();
   return loss;
+}
+
+void Executor::setLearningRates(const std::vector<double> &rates) {
+  if (optimizer)
+    optimizer->setLearningRates(rates);
 }
 
 } // namespace fsdp::runtime

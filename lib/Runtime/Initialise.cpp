@@ -46,17 +46,8 @@ private:
       values[constant->out] = calls.constant(index);
     } else if (const auto *write =
                    std::get_if<plan::WriteParam>(&instruction.kind)) {
-      const at::Tensor &value =
-          checked(write->value, plan.params[write->param].spec);
-      at::Tensor shard = comm.shard(write->param);
-      if (plan.params[write->param].unit == -1) {
-        shard.copy_(value);
-        return;
-      }
-      plan::RowRange rows =
-          plan::shardRows(value.size(0), plan.shards(), comm.shardIndex());
-      if (rows.size() > 0)
-        shard.copy_(value.narrow(0, rows.begin, rows.size()));
+      writeParam(plan, comm, write->param,
+                 checked(write->value, plan.params[write->param].spec));
     } else if (const auto *write =
                    std::get_if<plan::WriteBuffer>(&instruction.kind)) {
       buffers[write->buffer].copy_(
@@ -81,6 +72,19 @@ private:
 };
 
 } // namespace
+
+void writeParam(const plan::Plan &plan, Comm &comm, int32_t param,
+                const at::Tensor &whole) {
+  at::Tensor shard = comm.shard(param);
+  if (plan.params[param].unit == -1) {
+    shard.copy_(whole);
+    return;
+  }
+  plan::RowRange rows =
+      plan::shardRows(whole.size(0), plan.shards(), comm.shardIndex());
+  if (rows.size() > 0)
+    shard.copy_(whole.narrow(0, rows.begin, rows.size()));
+}
 
 void initialise(const plan::Plan &plan, Comm &comm,
                 const std::vector<at::Tensor> &buffers, uint64_t seed) {

@@ -87,6 +87,21 @@ void ShardedOptimizer::step(const std::vector<at::Tensor> &grads,
   ++stepsDone;
 }
 
+std::vector<double> ShardedOptimizer::learningRates() const {
+  std::vector<double> rates;
+  for (const plan::Optimizer &o : settings)
+    rates.push_back(o.lr);
+  return rates;
+}
+
+void ShardedOptimizer::setLearningRates(const std::vector<double> &rates) {
+  if (rates.size() != settings.size())
+    throw InputError("expected " + std::to_string(settings.size()) +
+                     " learning rates, got " + std::to_string(rates.size()));
+  for (size_t i = 0; i < rates.size(); ++i)
+    settings[i].lr = rates[i];
+}
+
 void ShardedOptimizer::stepPlugin(Group &group,
                                   const std::vector<at::Tensor> &grads,
                                   double lr) {

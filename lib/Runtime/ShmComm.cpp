@@ -277,6 +277,11 @@ void ShmComm::beginUpdate() {
           {"optimizer_step"});
 }
 
+void ShmComm::barrier() {
+  own().barriers.publish(++barriers);
+  waitAll(everybody, &RankState::barriers, barriers, {"barrier"});
+}
+
 std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
   auto done = uint32_t(step) + 1;
   // The ring has two places; the one of two steps ago must have been read.

@@ -2,13 +2,11 @@
 #include "fsdp/Runtime/Trainer.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/Initialise.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
 #include <chrono>
@@ -143,80 +141,30 @@ private:
   std::unique_ptr<std::FILE, Close> file;
 };
 
-std::vector<at::Tensor> makeBuffers(const plan::Plan &plan) {
-  std::vector<at::Tensor> buffers;
-  for (const plan::Buffer &buffer : plan.buffers)
-    buffers.push_back(
-        at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype)));
-  return buffers;
-}
-
-void loadBuffers(const plan::Plan &plan, const SafeTensors &weights,
-                 const std::vector<at::Tensor> &buffers) {
-  for (size_t b = 0; b < buffers.size(); ++b) {
-    const plan::Buffer &buffer = plan.buffers[b];
-    const auto &entry = weights.require(buffer.name, buffer.spec, "buffer");
-    if (!entry.data.empty())
-      std::memcpy(buffers[b].mutable_data_ptr(), entry.data.data(),
-                  entry.data.size());
-  }
-}
-
-void loadShards(const plan::Plan &plan, const SafeTensors &weights,
-                Comm &comm) {
-  for (size_t p = 0; p < plan.params.size(); ++p) {
-    const plan::Param &param = plan.params[p];
-    const auto &entry = weights.require(param.name, param.spec, "parameter");
-    at::Tensor shard = comm.shard(int32_t(p));
-    if (shard.numel() == 0)
-      continue;
-    int64_t offset = 0;
-    if (param.unit != -1)
-      offset =
-          plan::shardRows(param.spec.shape[0], plan.shards(), comm.shardIndex())
-              .begin *
-          (param.spec.numBytes() / param.spec.shape[0]);
-    std::memcpy(shard.mutable_data_ptr(), entry.data.data() + offset,
-                shard.nbytes());
-  }
-}
-
 /// Gathers every parameter on every rank, as a collective must; rank 0 writes
 /// them under all their names, and the persistent buffers.
-void saveWeights(const plan::Plan &plan, Comm &comm,
-                 const std::vector<at::Tensor> &buffers,
+void saveWeights(const plan::Plan &plan, Session &session,
                  const std::string &path) {
-  std::vector<at::Tensor> params(plan.params.size());
-  for (size_t u = 0; u < plan.units.size(); ++u) {
-    std::vector<at::Tensor> full = comm.allGather(int32_t(u));
-    for (size_t i = 0; i < full.size(); ++i)
-      params[plan.units[u].params[i]] = full[i];
+  std::vector<NamedTensor> tensors;
+  auto add = [&](const std::string &name, const plan::TensorSpec &spec,
+                 const at::Tensor &tensor) {
+    tensors.push_back({name,
+                       spec,
+                       {static_cast<const std::byte *>(tensor.const_data_ptr()),
+                        tensor.nbytes()}});
+  };
+  std::vector<at::Tensor> params;
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    params.push_back(session.fullParam(int32_t(p)));
+    add(plan.params[p].name, plan.params[p].spec, params[p]);
+    for (const std::string &alias : plan.params[p].aliases)
+      add(alias, plan.params[p].spec, params[p]);
   }
-  for (size_t p = 0; p < params.size(); ++p)
-    if (plan.params[p].unit == -1)
-      params[p] = comm.shard(int32_t(p));
-  if (comm.rank() == 0) {
-    std::vector<NamedTensor> tensors;
-    auto add = [&](const std::string &name, const plan::TensorSpec &spec,
-                   const at::Tensor &tensor) {
-      tensors.push_back(
-          {name,
-           spec,
-           {static_cast<const std::byte *>(tensor.const_data_ptr()),
-            tensor.nbytes()}});
-    };
-    for (size_t p = 0; p < params.size(); ++p) {
-      add(plan.params[p].name, plan.params[p].spec, params[p]);
-      for (const std::string &alias : plan.params[p].aliases)
-        add(alias, plan.params[p].spec, params[p]);
-    }
-    for (size_t b = 0; b < buffers.size(); ++b)
-      if (plan.buffers[b].persistent)
-        add(plan.buffers[b].name, plan.buffers[b].spec, buffers[b]);
+  for (size_t b = 0; b < plan.buffers.size(); ++b)
+    if (plan.buffers[b].persistent)
+      add(plan.buffers[b].name, plan.buffers[b].spec, session.buffers()[b]);
+  if (session.comm().rank() == 0)
     writeSafeTensors(path, tensors);
-  }
-  for (size_t u = 0; u < plan.units.size(); ++u)
-    comm.reshard(int32_t(u));
 }
 
 } // namespace
@@ -286,49 +234,47 @@ void runRank(const RunFiles &files, const RunOptions &options,
   at::set_num_threads(options.threads);
   installSteeredAllocator();
 
-  ShmComm comm(plan, segment, rank);
+  Session session(
+      plan, segment, rank,
+      std::filesystem::path(options.planPath).parent_path().string());
   std::optional<Reporter> reporter;
   if (rank == 0)
     reporter.emplace(plan, options.metricsPath);
-  std::vector<at::Tensor> buffers = makeBuffers(plan);
   if (files.weights) {
-    loadShards(plan, *files.weights, comm);
-    loadBuffers(plan, *files.weights, buffers);
+    session.load(*files.weights);
     files.weights->dropPages();
   } else {
-    initialise(plan, comm, buffers, options.initSeed.value_or(options.seed));
+    session.initialise(options.initSeed.value_or(options.seed));
   }
-  comm.publish();
-  Executor executor(
-      plan, comm, segment.state(rank).position, buffers,
-      std::filesystem::path(options.planPath).parent_path().string());
+  session.start();
   if (options.fault)
-    executor.setFault(*options.fault);
+    session.executor().setFault(*options.fault);
 
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_current_seed(options.seed);
   const SafeTensors *data = files.data ? &*files.data : nullptr;
   for (int64_t step = 0; step < options.steps; ++step) {
     auto begin = std::chrono::steady_clock::now();
-    StepResult result = executor.runStep(step, [&](int64_t microbatch) {
+    StepResult result = session.step([&](int64_t microbatch) {
       return stepInputs(plan, data, options.seed,
                         step * plan.accumulationSteps + microbatch, rank);
     });
     auto trained = std::chrono::steady_clock::now();
     bool evaluates =
         options.evalEvery > 0 && (step + 1) % options.evalEvery == 0;
-    double evalLoss = evaluates ? evaluate(files, options, executor, rank) : 0;
+    double evalLoss =
+        evaluates ? evaluate(files, options, session.executor(), rank) : 0;
     auto evaluated = std::chrono::steady_clock::now();
-    std::vector<RankStats> stats =
-        comm.exchangeStats({result.loss, peakAllocatedBytes() + comm.ownBytes(),
-                            peakResidentBytes(), evalLoss});
+    std::vector<RankStats> stats = session.comm().exchangeStats(
+        {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
+         peakResidentBytes(), evalLoss});
     std::chrono::duration<double> elapsed =
         trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
       reporter->report(step, elapsed.count(), result, stats, evaluates);
   }
   if (!options.outWeightsPath.empty())
-    saveWeights(plan, comm, buffers, options.outWeightsPath);
+    saveWeights(plan, session, options.outWeightsPath);
 }
 
 } // namespace fsdp::runtime

@@ -147,6 +147,18 @@ TEST(ShardedOptimizer, GroupsHaveTheirOwnSettings) {
   EXPECT_FLOAT_EQ(second[0].item<float>(), 1 - 0.005f);
 }
 
+TEST(ShardedOptimizer, TakesNewLearningRates) {
+  plan::Optimizer own = settings("sgd", 0), other = settings("sgd", 0);
+  at::Tensor first = at::ones({2}), second = at::ones({2});
+  ShardedOptimizer optimizer({own, other}, {1, 0}, {first, second});
+  optimizer.setLearningRates({0.25, 0.5});
+  EXPECT_EQ(optimizer.learningRates(), (std::vector<double>{0.25, 0.5}));
+  optimizer.step({at::ones({2}), at::ones({2})});
+  EXPECT_FLOAT_EQ(first[0].item<float>(), 0.5f);
+  EXPECT_FLOAT_EQ(second[0].item<float>(), 0.75f);
+  EXPECT_THROW(optimizer.setLearningRates({0.25}), runtime::InputError);
+}
+
 TEST(ShardedOptimizer, RefusesNesterovWithoutMomentum) {
   plan::Optimizer o = settings("sgd", 0);
   o.nesterov = true;

@@ -276,6 +276,26 @@ TEST(ShmComm, WaitingDoesNotBurnTheProcessor) {
   EXPECT_EQ(errors[1], "");
 }
 
+TEST(ShmComm, BarriersSeparateWritesFromReads) {
+  constexpr int64_t kRanks = 4;
+  plan::Plan plan = collectivePlan(kRanks, plan::DType::Float32);
+  ShmSegment segment(plan);
+  std::vector<std::string> errors = forkRanks(kRanks, [&](int64_t rank) {
+    ShmComm comm(plan, segment, rank);
+    for (int64_t round = 0; round < 20; ++round) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(rank * round % 3));
+      comm.barrier();
+      comm.shard(0).fill_(double(round));
+      comm.publish();
+      at::Tensor whole = comm.allGather(0)[0];
+      expect(whole.eq(double(round)).all().item<bool>(),
+             "round " + std::to_string(round));
+    }
+  });
+  for (const std::string &error : errors)
+    EXPECT_EQ(error, "");
+}
+
 TEST(ShmComm, RefusesHalfPrecisionGradients) {
   plan::Plan plan = collectivePlan(1, plan::DType::BFloat16);
   ShmSegment segment(plan);

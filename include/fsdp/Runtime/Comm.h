@@ -97,6 +97,9 @@ public:
   /// parameters any more.
   virtual void beginUpdate() = 0;
 
+  /// Waits until every rank is here.
+  virtual void barrier() = 0;
+
   /// Ends a step: rank 0 gets every rank's statistics, the others nothing.
   virtual std::vector<RankStats> exchangeStats(const RankStats &own) = 0;
 };

@@ -63,6 +63,10 @@ public:
   /// does in eval mode. Throws as runStep does.
   double evaluate(const std::vector<at::Tensor> &batch);
 
+  /// Sets the learning rate of each of the plan's parameter groups, the first
+  /// being Plan::optimizer. Throws InputError for another number of them.
+  void setLearningRates(const std::vector<double> &rates);
+
   void setFault(const Fault &value) { fault = value; }
 
 private:

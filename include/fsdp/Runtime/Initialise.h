@@ -20,6 +20,11 @@ namespace fsdp::runtime {
 void initialise(const plan::Plan &plan, Comm &comm,
                 const std::vector<at::Tensor> &buffers, uint64_t seed);
 
+/// Writes this rank's rows of `whole`, which has the parameter's shape, into
+/// its shard; all of an ignored parameter.
+void writeParam(const plan::Plan &plan, Comm &comm, int32_t param,
+                const at::Tensor &whole);
+
 } // namespace fsdp::runtime
 
 #endif // FSDP_RUNTIME_INITIALISE_H

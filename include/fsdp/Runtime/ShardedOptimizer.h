@@ -32,6 +32,10 @@ public:
   /// learning rate is multiplied by `lrFactor`, as LambdaLR does.
   void step(const std::vector<at::Tensor> &grads, double lrFactor = 1.0);
 
+  /// Of each of the constructor's settings.
+  std::vector<double> learningRates() const;
+  void setLearningRates(const std::vector<double> &rates);
+
 private:
   /// Parameters of one group and dtype, which one fused call takes together.
   struct Group {

@@ -46,6 +46,7 @@ public:
   allReduce(const plan::AllReduce &reduce,
             const std::vector<at::Tensor> &shards) override;
   void beginUpdate() override;
+  void barrier() override;
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
 
 private:
@@ -100,6 +101,7 @@ private:
   std::vector<int> pidfds;
   int64_t step = 0;
   uint32_t versions = 0;
+  uint32_t barriers = 0;
   /// Reductions of all microbatches before this one.
   uint32_t stepBase = 0;
   uint32_t allReduces = 0;

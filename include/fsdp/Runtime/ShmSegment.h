@@ -69,6 +69,8 @@ struct RankState {
   Counter vectorsReady;
   /// Steps whose all-reduce inputs this rank has put in place.
   Counter shardsReady;
+  /// Barriers this rank has come to.
+  Counter barriers;
   /// Steps whose statistics this rank has written (all) or read (rank 0).
   Counter statsWritten;
   Counter statsRead;

@@ -1,0 +1,61 @@
+//===- Rendezvous.h - how ranks that others started find each other -------===//
+#ifndef FSDP_RUNTIME_RENDEZVOUS_H
+#define FSDP_RUNTIME_RENDEZVOUS_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/ShmSegment.h"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// What torchrun says about this process.
+struct TorchrunEnvironment {
+  int64_t rank = 0;
+  int64_t worldSize = 1;
+  std::string masterAddress;
+  int masterPort = 0;
+};
+
+/// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
+/// MASTER_PORT; nullopt if RANK is not set. Throws InputError if some are
+/// missing or malformed, or if the ranks are on more than one host.
+std::optional<TorchrunEnvironment> torchrunEnvironment();
+
+/// The ranks of one job, by torchrun's store. Without an environment: a rank
+/// alone, which needs no store.
+class Rendezvous {
+public:
+  explicit Rendezvous(std::optional<TorchrunEnvironment> environment);
+  ~Rendezvous();
+
+  int64_t rank() const { return ownRank; }
+  int64_t worldSize() const { return ranks; }
+
+  /// Every rank gives a text and gets all ranks'; returns when all have called.
+  /// Calls belong together by their order in the process, over all objects of
+  /// this class. Throws RunError after `timeout`.
+  std::vector<std::string>
+  exchange(const std::string &own,
+           std::chrono::seconds timeout = std::chrono::seconds(300));
+
+private:
+  struct Store;
+  int64_t ownRank = 0;
+  int64_t ranks = 1;
+  std::unique_ptr<Store> store;
+};
+
+/// The segment of `plan` that all ranks map; a collective. An error of one rank
+/// is thrown on all.
+std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
+                                         Rendezvous &rendezvous);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_RENDEZVOUS_H

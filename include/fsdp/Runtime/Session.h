@@ -1,0 +1,76 @@
+//===- Session.h - one rank of an open plan -------------------------------===//
+//
+// What a run from files (Trainer.h) and a Python process share: initial values,
+// steps, and the parameters in between. The process has the steered allocator
+// (SteeredAllocator.h). First `load`, `initialise` or
+// `setParam` for every parameter and buffer, then `start`, then steps.
+//
+// All calls come from one thread a rank. Those marked collective are made by
+// all ranks, in the same order.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_SESSION_H
+#define FSDP_RUNTIME_SESSION_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Executor.h"
+#include "fsdp/Runtime/SafeTensors.h"
+#include "fsdp/Runtime/ShmComm.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+class Session {
+public:
+  /// Borrows plan and segment. A plug-in optimizer's library is looked for in
+  /// `folder`. Throws InputError for a plan that this runtime cannot run.
+  Session(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
+          const std::string &folder);
+
+  Comm &comm() { return communication; }
+  /// After start.
+  Executor &executor() { return *program; }
+  /// This rank's, in the plan's order.
+  const std::vector<at::Tensor> &buffers() const { return ownBuffers; }
+
+  /// Takes this rank's rows of every parameter, and the buffers, from a file.
+  /// Throws InputError for a tensor that is missing or other than the plan's.
+  void load(const SafeTensors &weights);
+  /// Runs the model's own initialisation.
+  void initialise(uint64_t seed);
+  /// Takes this rank's rows of a whole value of the parameter's shape.
+  void setParam(int32_t param, const at::Tensor &whole);
+  /// Makes the initial values available to all ranks, and the optimizer.
+  void start();
+
+  /// Runs the next step; a collective. An exception ends the session.
+  StepResult step(const Executor::Inputs &inputs);
+
+  /// Waits until no rank reads or writes the parameters: between this and
+  /// publish, a rank may write its own rows. Collective.
+  void quiesce();
+  /// Makes what was written available. Collective.
+  void publish() { communication.publish(); }
+  /// The whole parameter, to be read until the next step or quiesce; that of an
+  /// ignored parameter is this rank's. Collective.
+  at::Tensor fullParam(int32_t param);
+
+private:
+  const plan::Plan &plan;
+  ShmSegment &segment;
+  std::string folder;
+  ShmComm communication;
+  std::vector<at::Tensor> ownBuffers;
+  std::optional<Executor> program;
+  int64_t stepsDone = 0;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_SESSION_H

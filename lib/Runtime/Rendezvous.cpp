@@ -1,0 +1,146 @@
+//===- Rendezvous.cpp - how ranks find each other -------------------------===//
+#include "fsdp/Runtime/Rendezvous.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include <unistd.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+std::string variable(const char *name) {
+  const char *value = std::getenv(name);
+  if (!value)
+    throw InputError(std::string("RANK is set but ") + name +
+                     " is not; start with torchrun, or use --nproc");
+  return value;
+}
+
+int64_t number(const char *name) {
+  std::string text = variable(name);
+  int64_t value = 0;
+  auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    throw InputError(std::string(name) + ": expected a number, got \"" + text +
+                     "\"");
+  return value;
+}
+
+/// A key that no earlier exchange and no earlier attempt of the job has used.
+std::string nextKey() {
+  static int64_t exchanges = 0;
+  const char *restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return "fsdp-run/" + std::string(restarts ? restarts : "0") + "/" +
+         std::to_string(exchanges++) + "/";
+}
+
+/// An error of a rank, as it travels among texts that are none.
+constexpr char kErrorMark = '!';
+
+} // namespace
+
+struct Rendezvous::Store {
+  c10::intrusive_ptr<c10d::Store> tcp;
+};
+
+std::optional<TorchrunEnvironment> torchrunEnvironment() {
+  if (!std::getenv("RANK"))
+    return std::nullopt;
+  TorchrunEnvironment environment;
+  environment.rank = number("RANK");
+  environment.worldSize = number("WORLD_SIZE");
+  if (int64_t local = number("LOCAL_WORLD_SIZE");
+      local != environment.worldSize)
+    throw InputError("expected all ranks on one host, got WORLD_SIZE=" +
+                     std::to_string(environment.worldSize) +
+                     " and LOCAL_WORLD_SIZE=" + std::to_string(local));
+  environment.masterAddress = variable("MASTER_ADDR");
+  environment.masterPort = int(number("MASTER_PORT"));
+  return environment;
+}
+
+Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment) {
+  if (!environment)
+    return;
+  ownRank = environment->rank;
+  ranks = environment->worldSize;
+  c10d::TCPStoreOptions options;
+  options.port = uint16_t(environment->masterPort);
+  const char *shared = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  bool agentServes = shared && std::strcmp(shared, "True") == 0;
+  options.isServer = ownRank == 0 && !agentServes;
+  options.waitWorkers = false;
+  // torch.distributed may serve the same port in this process.
+  options.multiTenant = true;
+  options.timeout = std::chrono::seconds(300);
+  store = std::make_unique<Store>();
+  store->tcp =
+      c10::make_intrusive<c10d::TCPStore>(environment->masterAddress, options);
+}
+
+Rendezvous::~Rendezvous() = default;
+
+std::vector<std::string> Rendezvous::exchange(const std::string &own,
+                                              std::chrono::seconds timeout) {
+  if (!store)
+    return {own};
+  std::string key = nextKey();
+  std::vector<std::string> texts;
+  try {
+    store->tcp->setTimeout(timeout);
+    store->tcp->set(key + std::to_string(ownRank), own);
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      texts.push_back(store->tcp->get_to_str(key + std::to_string(rank)));
+    // Rank 0 may serve the store: it stays until everybody has read.
+    if (store->tcp->add(key + "read", 1) == ranks)
+      store->tcp->set(key + "done", "1");
+    if (ownRank == 0)
+      store->tcp->wait({key + "done"}, timeout);
+  } catch (const c10::Error &error) {
+    throw RunError("the ranks did not find each other: " +
+                   std::string(error.what_without_backtrace()));
+  }
+  return texts;
+}
+
+std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
+                                         Rendezvous &rendezvous) {
+  std::unique_ptr<ShmSegment> segment;
+  auto agree = [&](auto make) {
+    std::string own;
+    try {
+      own = make();
+    } catch (const std::exception &error) {
+      own = kErrorMark + std::string(error.what());
+    }
+    std::vector<std::string> texts = rendezvous.exchange(own);
+    for (size_t rank = 0; rank < texts.size(); ++rank)
+      if (texts[rank].starts_with(kErrorMark))
+        throw RunError("rank " + std::to_string(rank) + ": " +
+                       texts[rank].substr(1));
+    return texts[0];
+  };
+  std::string path = agree([&]() -> std::string {
+    if (rendezvous.rank() != 0)
+      return "";
+    segment = std::make_unique<ShmSegment>(plan);
+    return "/proc/" + std::to_string(getpid()) + "/fd/" +
+           std::to_string(segment->fd());
+  });
+  // The others reach the segment through rank 0's process: it waits for them.
+  agree([&]() -> std::string {
+    if (rendezvous.rank() != 0)
+      segment = std::make_unique<ShmSegment>(plan, path);
+    return "";
+  });
+  return segment;
+}
+
+} // namespace fsdp::runtime
