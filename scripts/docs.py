@@ -288,6 +288,27 @@ def with_outputs(opt: Path, text: str) -> str:
     return result + text[end:]
 
 
+def with_diffs(text: str) -> str:
+    """Fills in each block after `<!-- diff A B -->`: the difference of the two files."""
+
+    def block(match: re.Match[str]) -> str:
+        old, new = (ROOT / name for name in (match[2], match[3]))
+        lines = difflib.unified_diff(
+            old.read_text().splitlines(),
+            new.read_text().splitlines(),
+            match[2],
+            match[3],
+            "",
+            "",
+            n=2,
+            lineterm="",
+        )
+        return f"{match[1]}```diff\n" + "\n".join(lines) + "\n```"
+
+    pattern = r"(<!-- diff (\S+) (\S+) -->\n\n)```diff\n.*?^```"
+    return re.sub(pattern, block, text, flags=re.DOTALL | re.MULTILINE)
+
+
 def spec_doc(opt: Path, found: dict[str, Invariant]) -> str:
     text = with_outputs(opt, (DOCS / "spec.md").read_text())
     if text.count(BEGIN) != 1 or text.count(END) != 1:
@@ -373,6 +394,7 @@ def main() -> int:
             DOCS / "dialect.md": dialect_doc(),
             DOCS / "passes.md": passes_doc(opt),
             DOCS / "spec.md": spec_doc(opt, found),
+            DOCS / "frontdoor.md": with_diffs((DOCS / "frontdoor.md").read_text()),
         }
     except DocsError as error:
         print(f"docs: error: {error}", file=sys.stderr)

@@ -33,6 +33,15 @@ import sys, ensurepip, venv
 sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
+# Those of the Python that .venv is, or will be, made of.
+python_headers() {
+  local python=.venv/bin/python
+  [ -x "$python" ] || python=python3
+  "$python" -c '
+import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
+}
+
 as_root() {
   if [ "$(id -u)" = 0 ]; then
     "$@"
@@ -72,6 +81,9 @@ elif [ $# != 0 ]; then
 fi
 if [ ! -x .venv/bin/python ] && ! usable_python; then
   packages+=(python3 python3-venv)
+fi
+if [ "${1:-}" != --python ] && ! python_headers; then
+  packages+=(python3-dev)
 fi
 if [ ${#packages[@]} != 0 ]; then
   command -v dpkg-query >/dev/null ||

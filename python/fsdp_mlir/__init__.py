@@ -1,10 +1,30 @@
-"""fsdp-mlir: captures a PyTorch training step for `fsdp-opt`.
+"""fsdp-mlir: FSDP2 training, compiled.
 
-`capture` is the Python interface; `python -m fsdp_mlir.capture` is the same on the command line.
+`fully_shard` records the policy as FSDP2's does, `compile` makes a training step of it that runs in
+this process. `capture` writes the captured step for `fsdp-opt`; `python -m fsdp_mlir.capture` is
+the same on the command line.
 """
 
-from fsdp_mlir.errors import CaptureError
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+from fsdp_mlir.compiled import Step, compile
+from fsdp_mlir.errors import CaptureError, CompileError
+from fsdp_mlir.sharding import fully_shard
 from fsdp_mlir.step import CaptureSummary, capture
 from fsdp_mlir.version import __version__
 
-__all__ = ["CaptureError", "CaptureSummary", "__version__", "capture"]
+__all__ = [
+    "CPUOffloadPolicy",
+    "CaptureError",
+    "CaptureSummary",
+    "CompileError",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "Step",
+    "__version__",
+    "capture",
+    "compile",
+    "fully_shard",
+    "init_device_mesh",
+]

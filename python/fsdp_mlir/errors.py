@@ -1,4 +1,4 @@
-"""The error of capture, and where in the model's source it arose."""
+"""The errors of the package, and where in the model's source it arose."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ Location = tuple[str, int]
 
 class CaptureError(RuntimeError):
     """A model, or what it was called with, that cannot be captured. The message is one line."""
+
+
+class CompileError(RuntimeError):
+    """What `compile` was given cannot become a step. The message is one line."""
 
 
 class SourceMap:

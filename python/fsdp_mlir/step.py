@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ FORMAT = 1
 # Config keys that change which operators run; the others are fsdp-opt's alone.
 _CAPTURE_KEYS = ("mixed_precision",)
 
-Loss = Callable[[Any], Tensor]
+Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,22 @@ def capture(
     evaluation: bool = False,
     config: str | Path | None = None,
     path: str | Path = "model.pt",
+    save_weights: bool = True,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
     The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
     dim 0 is the batch of one rank. Those of `kwargs` name the graph's inputs, those of `args` are
-    arg0, arg1, …. `loss` maps the model's output to a scalar; without it the output itself, or its
-    `.loss`, is the scalar. Train or eval mode is captured as it is. Nothing is computed, so a model
-    on `meta` works at any size. The graph is that of CPU tensors.
+    arg0, arg1, …. `loss` maps the model's output to a scalar; inputs that are named like further
+    parameters of it go to it and not to the model. Without it the output itself, or its `.loss`,
+    is the scalar. Train or eval mode is captured as it is. Nothing is computed, so a model on
+    `meta` works at any size. The graph is that of CPU tensors.
 
     Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
     model, `init()` builds the same model as one would on one device: what it does to initialise
     itself is captured too, on fake tensors, and fsdp-run does it at its own seed. A seed that
-    `init` sets is not part of that.
+    `init` sets is not part of that. Without `save_weights` the file has only the tensors that are
+    the graph's own, if there are any.
 
     `evaluation` captures the loss in eval mode too, on the same inputs and without gradients, for
     evaluations between steps; the model's own mode stays as it is.
@@ -96,6 +100,7 @@ def capture(
         )
     inputs = _inputs(model, args, kwargs or {})
     names, examples = list(inputs), list(inputs.values())
+    of_loss = _loss_inputs(loss, kwargs or {})
 
     # One fake mode, always on CPU: on meta, attention would take another path than on CPU tensors.
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -116,26 +121,27 @@ def capture(
                     to.bind(tensor, f"{letter}{index}")
 
         bind_inputs(recorder)
-        state = dict(zip((param.name for param in params), fake_params, strict=True))
-        state |= dict(zip((buffer.name for buffer in buffers), fake_buffers, strict=True))
-        before = dict(state)
+        fakes = dict(zip((param.name for param in params), fake_params, strict=True))
+        fakes |= dict(zip((buffer.name for buffer in buffers), fake_buffers, strict=True))
+        slots = weights.slots(model, (*params, *buffers))
+        before = {slot: fakes[name] for slot, name in slots.items()}
+        state = dict(before)
         trainable = [index for index, param in enumerate(fake_params) if param.requires_grad]
 
         def forward() -> Tensor:
+            keywords = dict(zip(names[len(args) :], fake_inputs[len(args) :], strict=True))
+            beside = {name: keywords.pop(name) for name in of_loss}
             output = torch.func.functional_call(
-                model,
-                state,
-                tuple(fake_inputs[: len(args)]),
-                dict(zip(names[len(args) :], fake_inputs[len(args) :], strict=True)),
+                model, state, tuple(fake_inputs[: len(args)]), keywords, tie_weights=False
             )
             for name, tensor in before.items():
                 if state[name] is not tensor:
                     raise located(
                         source_of(model),
-                        f"'{name}' was assigned in forward, and the new value would be lost; "
-                        "change it in place, as with .copy_()",
+                        f"'{slots[name]}' was assigned in forward, and the new value would be "
+                        "lost; change it in place, as with .copy_()",
                     )
-            return _scalar_loss(model, output, loss)
+            return _scalar_loss(model, output, loss, beside)
 
         def differentiate(value: Tensor) -> Sequence[Tensor | None]:
             return torch.autograd.grad(
@@ -186,12 +192,15 @@ def capture(
         record["evaluation"] = {"nodes": _node_records(eval_trace.nodes, files)}
     record["files"] = [short_path(file) for file in files]
 
-    data = {state.name: state.tensor for state in (*params, *buffers)}
-    data |= {f"(constant).{i}": tensor for i, tensor in enumerate(trace.constants)}
+    data = {f"(constant).{i}": tensor for i, tensor in enumerate(trace.constants)}
+    if save_weights:
+        data = {state.name: state.tensor for state in (*params, *buffers)} | data
     weights_path = None
-    if not any(tensor.is_meta for tensor in data.values()):
+    if data and not any(tensor.is_meta for tensor in data.values()):
         weights_path = path.with_suffix(".safetensors")
-        record["weights"] = {"path": weights_path.name, "hash": save_tensors(weights_path, data)}
+        file_hash = save_tensors(weights_path, data)
+        if save_weights:
+            record["weights"] = {"path": weights_path.name, "hash": file_hash}
     torchscript.save_archive(path, graph, len(trace.nodes), irs, record)
     return CaptureSummary(
         path=path,
@@ -266,10 +275,23 @@ def _fake(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def _scalar_loss(model: nn.Module, output: Any, loss: Loss | None) -> Tensor:
+def _loss_inputs(loss: Loss | None, kwargs: dict[str, Tensor]) -> list[str]:
+    """The inputs that `loss` names beside the output."""
+    if loss is None:
+        return []
+    try:
+        named = list(inspect.signature(loss).parameters)[1:]
+    except ValueError:  # a builtin without a signature
+        return []
+    return [name for name in named if name in kwargs]
+
+
+def _scalar_loss(
+    model: nn.Module, output: Any, loss: Loss | None, beside: dict[str, Tensor]
+) -> Tensor:
     where = source_of(model if loss is None else loss)
     if loss is not None:
-        value = loss(output)
+        value = loss(output, **beside)
         what = "the loss function's result"
     else:
         value = output

@@ -22,6 +22,17 @@ class State:
     persistent: bool = True
 
 
+def slots(model: nn.Module, states: Iterable[State]) -> dict[str, str]:
+    """A name for each attribute of a module that holds one of `states`, and the state's first
+    name. A module that is in the model under several paths has its attributes once."""
+    found: dict[tuple[int, str], tuple[str, str]] = {}
+    for state in states:
+        for name in (state.name, *state.aliases):
+            path, _, attribute = name.rpartition(".")
+            found.setdefault((id(model.get_submodule(path)), attribute), (name, state.name))
+    return dict(found.values())
+
+
 Members = Callable[[nn.Module], Iterable[tuple[str, Tensor | None]]]
 
 

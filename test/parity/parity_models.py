@@ -53,6 +53,27 @@ class OwnParameters(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class Stateful(OwnParameters):
+    """With dropout, a mutated buffer and a frozen, tied parameter besides."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab=256, dim=20, layers=2)
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+        self.base = nn.Linear(20, 20)
+        self.base.weight.requires_grad_(False)
+        self.again = self.base
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        self.seen.add_(tokens.shape[0])
+        x = self.dropout(self.embedding(tokens)) * self.scratch.sum()
+        for layer in self.layers:
+            x = x + self.again(layer(x))
+        logits = self.output(x) + self.shift
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def own_parameters(vocab: int = 256, dim: int = 20, layers: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return OwnParameters(vocab, dim, layers)

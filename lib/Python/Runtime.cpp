@@ -1,0 +1,207 @@
+//===- Runtime.cpp - the runtime as a module of Python --------------------===//
+//
+// Sessions of a plan in this process, with tensors of the process's own torch.
+// python/fsdp_mlir/compiled.py is its only user and says what things mean; here
+// are types, threads and errors. Calls that may wait release the interpreter's
+// lock.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Rendezvous.h"
+#include "fsdp/Runtime/Session.h"
+#include "fsdp/Runtime/SteeredAllocator.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+
+#include <filesystem>
+
+namespace py = pybind11;
+using namespace fsdp;
+using namespace fsdp::runtime;
+
+namespace {
+
+/// A session with all that it borrows. Tensors that are handed out keep the
+/// segment alive.
+class OpenPlan {
+public:
+  OpenPlan(const std::string &path, Rendezvous &rendezvous)
+      : plan(plan::readPlan(path)), rank(rendezvous.rank()) {
+    if (rendezvous.worldSize() != plan.worldSize)
+      throw InputError(path + ": the plan is for world size " +
+                       std::to_string(plan.worldSize) + ", got " +
+                       std::to_string(rendezvous.worldSize()) + " ranks");
+    segment = shareSegment(plan, rendezvous);
+    installSteeredAllocator();
+    c10::InferenceMode guard;
+    session.emplace(plan, *segment, rank,
+                    std::filesystem::path(path).parent_path().string());
+  }
+
+  /// `run`, with a failure told to the other ranks, and theirs to this one.
+  template <typename F> auto guarded(F run) {
+    try {
+      c10::InferenceMode guard;
+      // Also where this rank failed itself: what it has is not to be used.
+      if (segment->header().aborted.load())
+        throw AbortedError("the session has failed");
+      return run();
+    } catch (const AbortedError &error) {
+      int32_t failed = segment->header().failedRank.load();
+      if (failed < 0)
+        throw;
+      throw RunError("rank " + std::to_string(failed) + ": " +
+                     segment->state(failed).failure);
+    } catch (const std::exception &error) {
+      segment->fail(rank, error.what());
+      throw RunError("rank " + std::to_string(rank) + ": " + error.what());
+    }
+  }
+
+  /// The same memory as a tensor that autograd may meet.
+  at::Tensor handOut(const at::Tensor &tensor) const {
+    auto keep = segment;
+    return at::from_blob(
+        tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(),
+        [keep, tensor](void *) {}, tensor.options());
+  }
+
+  plan::Plan plan;
+  int64_t rank;
+  std::shared_ptr<ShmSegment> segment;
+  std::optional<Session> session;
+};
+
+py::dict describeSpec(const std::string &name, const plan::TensorSpec &spec) {
+  py::dict entry;
+  entry["name"] = name;
+  entry["shape"] = spec.shape;
+  entry["dtype"] = std::string(plan::dtypeName(spec.dtype));
+  return entry;
+}
+
+py::list params(const OpenPlan &self) {
+  py::list list;
+  for (const plan::Param &param : self.plan.params) {
+    py::dict entry = describeSpec(param.name, param.spec);
+    entry["aliases"] = param.aliases;
+    entry["ignored"] = param.unit == -1;
+    list.append(entry);
+  }
+  return list;
+}
+
+py::list buffers(const OpenPlan &self) {
+  py::list list;
+  for (const plan::Buffer &buffer : self.plan.buffers)
+    list.append(describeSpec(buffer.name, buffer.spec));
+  return list;
+}
+
+py::list inputs(const OpenPlan &self) {
+  py::list list;
+  for (const plan::Input &input : self.plan.inputs)
+    list.append(describeSpec(input.name, input.spec));
+  return list;
+}
+
+} // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "The runtime of fsdp-mlir: executes plans in this process.";
+  using Release = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<Rendezvous>(m, "Rendezvous")
+      .def(py::init([] {
+             return std::make_unique<Rendezvous>(torchrunEnvironment());
+           }),
+           Release())
+      .def_property_readonly("rank", &Rendezvous::rank)
+      .def_property_readonly("world_size", &Rendezvous::worldSize)
+      .def(
+          "exchange",
+          [](Rendezvous &self, const std::string &text, int64_t seconds) {
+            return self.exchange(text, std::chrono::seconds(seconds));
+          },
+          py::arg("text"), py::arg("seconds"), Release());
+
+  py::class_<StepResult>(m, "StepResult")
+      .def_readonly("loss", &StepResult::loss)
+      .def_readonly("learning_rate", &StepResult::learningRate)
+      .def_readonly("grad_norm", &StepResult::gradNorm);
+
+  py::class_<OpenPlan>(m, "Session")
+      .def(py::init<const std::string &, Rendezvous &>(), Release())
+      .def_property_readonly("params", &params)
+      .def_property_readonly("buffers", &buffers)
+      .def_property_readonly("inputs", &inputs)
+      .def_property_readonly(
+          "microbatches",
+          [](const OpenPlan &self) { return self.plan.accumulationSteps; })
+      .def_property_readonly("loss_dtype",
+                             [](const OpenPlan &self) {
+                               return std::string(plan::dtypeName(
+                                   self.plan.values[self.plan.loss].dtype));
+                             })
+      .def(
+          "initialise",
+          [](OpenPlan &self, uint64_t seed) {
+            self.guarded([&] { self.session->initialise(seed); });
+          },
+          Release())
+      .def(
+          "set_param",
+          [](OpenPlan &self, int32_t param, const at::Tensor &whole) {
+            self.session->setParam(param, whole.detach());
+          },
+          Release())
+      .def(
+          "start",
+          [](OpenPlan &self) { self.guarded([&] { self.session->start(); }); },
+          Release())
+      .def("set_learning_rates",
+           [](OpenPlan &self, const std::vector<double> &rates) {
+             self.session->executor().setLearningRates(rates);
+           })
+      .def(
+          "step",
+          [](OpenPlan &self,
+             const std::vector<std::vector<at::Tensor>> &microbatches) {
+            return self.guarded([&] {
+              return self.session->step([&](int64_t microbatch) {
+                return microbatches.at(size_t(microbatch));
+              });
+            });
+          },
+          Release())
+      .def("shard",
+           [](OpenPlan &self, int32_t param) {
+             return self.handOut(self.session->comm().shard(param));
+           })
+      .def("buffer",
+           [](OpenPlan &self, int32_t buffer) {
+             return self.handOut(self.session->buffers().at(size_t(buffer)));
+           })
+      .def(
+          "full_param",
+          [](OpenPlan &self, int32_t param) {
+            return self.handOut(
+                self.guarded([&] { return self.session->fullParam(param); }));
+          },
+          Release())
+      .def(
+          "quiesce",
+          [](OpenPlan &self) {
+            self.guarded([&] { self.session->quiesce(); });
+          },
+          Release())
+      .def(
+          "publish",
+          [](OpenPlan &self) {
+            self.guarded([&] { self.session->publish(); });
+          },
+          Release());
+}

@@ -1,0 +1,368 @@
+"""`compile`: a model, its policy and an optimizer into a training step of this process.
+
+    fully_shard(block); fully_shard(model)
+    step = fsdp_mlir.compile(model, optimizer=optimizer, example=batch)
+    for batch in loader:
+        loss = step(batch)
+
+Rank 0 captures the model and runs fsdp-opt; every rank executes the plan. The ranks are those of
+torchrun, or this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from fsdp_mlir import build, optimizers, sharding, weights
+from fsdp_mlir.errors import CompileError
+from fsdp_mlir.init import Factory
+from fsdp_mlir.step import Loss, capture
+
+# Rank 0 compiles meanwhile.
+_COMPILE_SECONDS = 3600
+_EXCHANGE_SECONDS = 300
+
+Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+def compile(
+    model: nn.Module,
+    *,
+    loss: Loss | None = None,
+    optimizer: optimizers.OptimizerSpec,
+    example: Example,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    init: Factory | None = None,
+    init_seed: int | None = None,
+    path: str | Path | None = None,
+    **options: Any,
+) -> Step:
+    """Compiles forward, loss, backward and update of `model` under what fully_shard recorded.
+
+    `example` is one rank's batch: a tensor, a sequence of them, or a mapping by the names of the
+    model's arguments. `loss(output)` gives the scalar; further parameters of it, as in
+    `loss(output, labels)`, name inputs that it takes instead of the model. Without it the output
+    or its `.loss` is the scalar.
+
+    `optimizer` is an optimizer of torch.optim on model.parameters() (its learning rates are read
+    at each step, so a scheduler of torch works on it), or a class, or `(class, arguments)`, or the
+    mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
+    by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
+    `gradient_accumulation_steps`, `reduce_each_microbatch`, `activation_checkpoint`, `lr_schedule`.
+
+    Every rank's part of the parameters is taken from its own `model`, which stays as it is and
+    does not follow the training. A model on `meta` is initialised by `init`, the function that
+    builds it, as on one device at `init_seed` (default: that of rank 0's torch.manual_seed).
+
+    The files lie in `path`, by default in a temporary folder until the step is open. A collective:
+    an error of one rank is raised on all of them, as what it is there, elsewhere as CompileError.
+    """
+    runtime = build.runtime()
+    rendezvous = runtime.Rendezvous()
+
+    def prepare() -> tuple[str, torch.optim.Optimizer | None]:
+        if not isinstance(model, nn.Module):
+            raise CompileError(f"expected a torch.nn.Module, got '{type(model).__name__}'")
+        config = sharding.config_of(model, rendezvous.world_size)
+        given = optimizers.instance_of(optimizer, model)
+        params = weights.parameters(model)
+        config["optimizer"] = optimizers.config_of(given, params) if given else dict(optimizer)
+        if max_norm is not None:
+            config["clip_grad_norm"] = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
+        clashes = sorted(set(options) & {*config, "units", "mesh", "ignore"})
+        if clashes:
+            raise CompileError(f"option '{clashes[0]}' follows from the other arguments")
+        config |= options
+        if _on_meta(model) and init is None:
+            raise CompileError(
+                "the model is on 'meta': expected init=, the function that builds it, or values"
+            )
+        return yaml.dump(config, Dumper=_PlainDumper, sort_keys=False), given
+
+    (text, given), texts = _together(rendezvous, prepare, lambda made: made[0])
+    for rank, other in enumerate(texts):
+        if other != texts[0]:
+            raise CompileError(f"the policy of rank {rank} is not that of rank 0")
+
+    with tempfile.TemporaryDirectory(prefix="fsdp-mlir-") as temporary:
+        folder = Path(path) if path is not None else Path(temporary)
+
+        def build_plan() -> str:
+            if rendezvous.rank != 0:
+                return ""
+            _build_plan(model, example, loss, init, text, rendezvous.world_size, folder)
+            return str(folder.resolve())
+
+        _, folders = _together(rendezvous, build_plan, str, _COMPILE_SECONDS)
+        session = runtime.Session(str(Path(folders[0]) / "plan.json"), rendezvous)
+
+        _, seeds = _together(rendezvous, torch.initial_seed, str)
+        seed = int(seeds[0]) if init_seed is None else init_seed
+
+        def fill() -> str:
+            _fill(session, model, Path(folders[0]), seed)
+            session.start()
+            return ""
+
+        _together(rendezvous, fill, str)
+    return Step(session, model, given, _mesh(model, rendezvous.world_size), rendezvous.rank)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _together(
+    rendezvous: Any,
+    make: Callable[[], Any],
+    text: Callable[[Any], str],
+    seconds: int = _EXCHANGE_SECONDS,
+) -> tuple[Any, list[str]]:
+    """make() on every rank, and its text of all ranks. If one raises, all do."""
+    made, error = None, None
+    try:
+        made = make()
+        own = "=" + text(made)
+    except Exception as raised:
+        error, own = raised, f"!{raised}"
+    texts = rendezvous.exchange(own, seconds)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(texts):
+        if other.startswith("!"):
+            raise CompileError(f"rank {rank}: {other[1:]}")
+    return made, [other[1:] for other in texts]
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _build_plan(
+    model: nn.Module,
+    example: Example,
+    loss: Loss | None,
+    init: Factory | None,
+    config: str,
+    world_size: int,
+    folder: Path,
+) -> None:
+    """Writes policy.yaml, model.pt (with constants in model.safetensors) and plan.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy, archive, plan = (folder / name for name in ("policy.yaml", "model.pt", "plan.json"))
+    policy.write_text(config)
+    named = example if isinstance(example, Mapping) else {}
+    listed = [example] if isinstance(example, Tensor) else [] if named else list(example)
+    capture(
+        model,
+        listed,
+        dict(named),
+        loss=loss,
+        init=init if _on_meta(model) else None,
+        config=policy,
+        path=archive,
+        save_weights=False,
+    )
+    command = [build.built("bin/fsdp-opt"), archive, "--config", policy]
+    command += ["--world-size", str(world_size), "--emit", "plan", "-o", plan]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in done.stderr.splitlines():
+        if done.returncode == 0 and ": warning: " in line:
+            warnings.warn(line.partition(": warning: ")[2], stacklevel=3)
+    if done.returncode != 0:
+        found = [line for line in done.stderr.splitlines() if "error: " in line]
+        raise CompileError((found or [f"fsdp-opt ended with status {done.returncode}"])[0])
+
+
+def _fill(session: Any, model: nn.Module, folder: Path, seed: int) -> None:
+    """Every rank's rows of the parameters, and its buffers."""
+    if _on_meta(model):
+        with torch.random.fork_rng(devices=[]):
+            session.initialise(seed)
+        return
+    params = {state.name: state.tensor for state in weights.parameters(model)}
+    buffers = {state.name: state.tensor for state in weights.buffers(model)}
+    constants = folder / "model.safetensors"
+    if constants.exists():
+        buffers |= load_file(constants)
+    for index, param in enumerate(session.params):
+        session.set_param(index, params[param["name"]])
+    for index, buffer in enumerate(session.buffers):
+        session.buffer(index).copy_(buffers[buffer["name"]])
+
+
+def _mesh(model: nn.Module, world_size: int) -> DeviceMesh | None:
+    """The recorded mesh, or that of all ranks; None where there is no process group to be had."""
+    mesh = sharding.mesh_of(model)
+    if mesh is not None:
+        return mesh
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            return None
+        dist.init_process_group("gloo")
+    return init_device_mesh("cpu", (world_size,))
+
+
+class Step:
+    """A compiled training step and the parameters that it trains, this rank's part of them.
+
+    Calls are collective: all ranks make them in the same order. A step that failed, here or on
+    another rank, raises RuntimeError on every rank, and the object cannot be used any more.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        mesh: DeviceMesh | None,
+        rank: int,
+    ) -> None:
+        self._session = session
+        self._optimizer = optimizer
+        self._mesh = mesh
+        self._rank = rank
+        self._microbatches: int = session.microbatches
+        self._loss_dtype = getattr(torch, session.loss_dtype)
+        self._inputs = {entry["name"]: entry for entry in session.inputs}
+        self._params: list[dict[str, Any]] = session.params
+        self._entries = _state_entries(model, session)
+        self._result: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Tensor) -> Tensor:
+        """Trains on this rank's batch and returns its loss, a scalar.
+
+        The batch is the captured inputs in their order, or by name, or one sequence or mapping of
+        them. With n `gradient_accumulation_steps` it has n times the samples of the example: n
+        microbatches in a row, whose mean loss is returned.
+        """
+        microbatches = self._split(args, kwargs)
+        if self._optimizer is not None:
+            self._session.set_learning_rates(optimizers.learning_rates(self._optimizer))
+            # As its own step does, for the schedulers' check of the order of calls.
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._result = self._session.step(microbatches)
+        return torch.tensor(self._result.loss, dtype=self._loss_dtype)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Total norm of the last step's gradients before clipping; None without clipping."""
+        return self._result.grad_norm if self._result else None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The keys of model.state_dict(). Parameters are DTensors of this rank's rows, as FSDP2's
+        (plain tensors where there is no process group), and the memory that the step trains;
+        buffers and ignored parameters are this rank's own. No communication."""
+        state = {}
+        for key, kind, index in self._entries:
+            if kind == "buffer":
+                state[key] = self._session.buffer(index)
+            else:
+                state[key] = self._sharded(index)
+        return state
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole copies on rank 0, made one tensor at a time; an empty dict on the others."""
+        state: dict[str, Tensor] = {}
+        for key, kind, index in self._entries:
+            if kind == "buffer":
+                value = self._session.buffer(index)
+            else:
+                value = self._session.full_param(index)
+            if self._rank == 0:
+                state[key] = value.clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes a state dict of either form, with exactly the keys of the model's."""
+        keys = {key for key, _, _ in self._entries}
+        for name, differing in (
+            ("missing", keys - set(state)),
+            ("unexpected", set(state) - keys),
+        ):
+            if differing:
+                listed = ", ".join(f"'{key}'" for key in sorted(differing)[:4])
+                raise ValueError(f"{len(differing)} {name} keys in the state dict: {listed}")
+        own = self.state_dict()
+        for key, tensor in state.items():
+            if tensor.shape != own[key].shape:
+                raise ValueError(
+                    f"'{key}': expected shape {list(own[key].shape)}, got {list(tensor.shape)}"
+                )
+        self._session.quiesce()
+        with torch.no_grad():
+            for key, kind, index in self._entries:
+                source, target = state[key].detach(), own[key]
+                if not isinstance(target, DTensor) or kind == "buffer":
+                    target.copy_(source.full_tensor() if isinstance(source, DTensor) else source)
+                elif not isinstance(source, DTensor):
+                    self._session.set_param(index, source)
+                elif source.placements == target.placements:
+                    target.to_local().copy_(source.to_local())
+                else:
+                    self._session.set_param(index, source.full_tensor())
+        self._session.publish()
+
+    def _sharded(self, index: int) -> Tensor:
+        param, local = self._params[index], self._session.shard(index)
+        if self._mesh is None or param["ignored"]:
+            return local
+        placements: list[Placement] = [Replicate()] * (self._mesh.ndim - 1) + [Shard(0)]
+        shape = torch.Size(param["shape"])
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(
+            local, self._mesh, placements, run_check=False, shape=shape, stride=stride
+        )
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Tensor]) -> list[list[Tensor]]:
+        names = list(self._inputs)
+        if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
+            args, kwargs = ((), args[0]) if isinstance(args[0], Mapping) else (tuple(args[0]), {})
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if set(given) != set(names) or len(args) + len(kwargs) != len(names):
+            expected = ", ".join(f"'{name}'" for name in names)
+            got = ", ".join([f"'{key}'" for key in kwargs] + [f"{len(args)} by position"])
+            raise TypeError(f"expected the inputs {expected}, got {got}")
+        batches: list[list[Tensor]] = [[] for _ in range(self._microbatches)]
+        for name, entry in self._inputs.items():
+            value = given[name]
+            shape = [entry["shape"][0] * self._microbatches, *entry["shape"][1:]]
+            got = type(value).__name__
+            if isinstance(value, Tensor):
+                got = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            if got != f"{entry['dtype']}{shape}":
+                raise ValueError(f"input '{name}': expected {entry['dtype']}{shape}, got {got}")
+            pieces = value.detach().cpu().contiguous().split(entry["shape"][0])
+            for batch, piece in zip(batches, pieces, strict=True):
+                batch.append(piece)
+        return batches
+
+
+def _state_entries(model: nn.Module, session: Any) -> list[tuple[str, str, int]]:
+    """(key, "param" or "buffer", index into the plan's) in the order of model.state_dict()."""
+    index_of: dict[str, tuple[str, int]] = {}
+    for kind, states, listed in (
+        ("param", weights.parameters(model), session.params),
+        ("buffer", weights.buffers(model), session.buffers),
+    ):
+        position = {entry["name"]: index for index, entry in enumerate(listed)}
+        for state in states:
+            for name in (state.name, *state.aliases):
+                index_of[name] = (kind, position[state.name])
+    return [(key, *index_of[key]) for key in model.state_dict() if key in index_of]

@@ -1,0 +1,258 @@
+"""`fully_shard`, as FSDP2's: it records the policy on the modules, and `compile` reads it.
+
+Arguments, defaults and errors are those of torch.distributed.fsdp.fully_shard. What the compiler
+cannot do yet is a NotImplementedError that names the argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable import contract
+from torch.distributed._composable_state import _State
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_init import (
+    _get_managed_modules,
+    _get_managed_states,
+    _validate_mesh,
+    _validate_module,
+)
+from torch.distributed.tensor import Shard
+from torch.distributed.utils import _get_root_modules
+
+from fsdp_mlir import weights
+from fsdp_mlir.errors import CompileError
+
+_logger = logging.getLogger(__name__)
+
+
+class ShardPolicy(_State):
+    """What one call of fully_shard says, shared by the modules that it was called on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: tuple[nn.Module, ...] = ()
+        self.params: list[nn.Parameter] = []  # those it manages: no inner call's, none ignored
+        self.mesh: DeviceMesh | None = None  # None: all ranks
+        self.reshard_after_forward: bool | None = None
+
+
+@contract(state_cls=ShardPolicy)  # type: ignore[misc]
+def fully_shard(
+    module: Any,
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  # as in torch
+    offload_policy: OffloadPolicy = OffloadPolicy(),  # noqa: B008
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: Any = None,
+) -> Any:
+    """Records that the parameters of `module` (of all modules of a list) are one FSDP unit.
+
+    As FSDP2's, it is called bottom-up and on the whole model last, and returns its argument. The
+    module stays as it is: `compile` shards it.
+    """
+    _validate_module(module, "fully_shard")
+    if dp_mesh_dims is not None:
+        raise NotImplementedError("fully_shard: 'dp_mesh_dims' is not supported")
+    if mesh is not None:
+        _validate_mesh(mesh)
+        if mesh.device_type != "cpu":
+            raise NotImplementedError(
+                f"fully_shard: 'mesh' is not supported on '{mesh.device_type}', only on 'cpu'"
+            )
+    reshard = _checked_reshard(reshard_after_forward, _shard_size(mesh))
+    _check_precision(mp_policy)
+    _check_offload(offload_policy)
+
+    modules = (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(module))
+    managed = _get_managed_modules(modules, ignored_params, None, policy_of)
+    params, _ = _get_managed_states(managed, ignored_params)
+    for param in params:
+        if not param.is_contiguous():
+            raise NotImplementedError(
+                f"FSDP does not support non-contiguous parameters yet: {param.shape=} "
+                f"{param.stride()=}"
+            )
+        if shard_placement_fn is not None:
+            _check_placement(shard_placement_fn(param))
+
+    policy = fully_shard.state(modules[0])
+    policy.modules, policy.params = modules, params
+    policy.mesh, policy.reshard_after_forward = mesh, reshard
+    return module
+
+
+def policy_of(module: nn.Module) -> ShardPolicy | None:
+    """What fully_shard recorded on a module."""
+    return fully_shard.state(module)
+
+
+def _shard_size(mesh: DeviceMesh | None) -> int:
+    if mesh is not None:
+        return mesh.size(mesh.ndim - 1)
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _checked_reshard(value: bool | int | None, size: int) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, int):
+        raise ValueError(
+            "reshard_after_forward should be a bool or an int representing the "
+            f"group size to reshard to, not {value}"
+        )
+    if value < 1 or value > size or size % value != 0:
+        raise ValueError(
+            "If passing reshard_after_forward as an int, it should be a "
+            f"factor of {size}, not {value}"
+        )
+    if value == 1:
+        _logger.warning(
+            "reshard_after_forward=1 (int) means resharding parameters to world size 1, "
+            "instead of reshard_after_forward=True (bool)"
+        )
+        return False
+    if value != size:
+        raise NotImplementedError(
+            f"fully_shard: 'reshard_after_forward' as an int other than 1 and the number of "
+            f"shards {size} is not supported yet, got {value}"
+        )
+    return True
+
+
+def _check_precision(policy: MixedPrecisionPolicy) -> None:
+    if not isinstance(policy, MixedPrecisionPolicy):
+        raise TypeError(
+            f"fully_shard: expected a MixedPrecisionPolicy for 'mp_policy', got {policy!r}"
+        )
+    for name in ("param_dtype", "reduce_dtype", "output_dtype", "param_dtype_override_fn"):
+        if getattr(policy, name) is not None:
+            raise NotImplementedError(f"fully_shard: '{name}' of 'mp_policy' is not supported yet")
+
+
+def _check_offload(policy: OffloadPolicy) -> None:
+    if not isinstance(policy, OffloadPolicy):
+        raise TypeError(
+            f"fully_shard: expected an OffloadPolicy for 'offload_policy', got {policy!r}"
+        )
+    if isinstance(policy, CPUOffloadPolicy):
+        raise NotImplementedError(
+            "fully_shard: a CPUOffloadPolicy as 'offload_policy' is not supported yet"
+        )
+
+
+def _check_placement(placement: Any) -> None:
+    if placement is None:
+        return
+    if not isinstance(placement, Shard):
+        raise ValueError(f"Invalid shard_placement_fn result: {placement}")
+    if placement.dim != 0:
+        raise NotImplementedError(
+            f"fully_shard: 'shard_placement_fn' with another result than Shard(0) is not "
+            f"supported yet, got {placement}"
+        )
+
+
+# ---------------------------------------------------------------------------
+# For compile
+# ---------------------------------------------------------------------------
+
+
+def mesh_of(model: nn.Module) -> DeviceMesh | None:
+    """The mesh that all calls were given; None for the default, all ranks on one axis."""
+    meshes = [policy.mesh for policy in _policies(model).values()]
+    for mesh in meshes:
+        if mesh != meshes[0]:
+            raise CompileError(
+                f"expected one mesh in all calls of fully_shard, got {meshes[0]} and {mesh}"
+            )
+    return meshes[0]
+
+
+def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
+    """The recorded policy as keys of fsdp-opt's config, with modules by exact names."""
+    policies = _policies(model)
+    config: dict[str, Any] = {}
+    mesh = mesh_of(model)
+    if mesh is not None:
+        if mesh.mesh.flatten().tolist() != list(range(world_size)):
+            raise NotImplementedError(
+                f"fully_shard: expected a 'mesh' of all {world_size} ranks in order, got {mesh}"
+            )
+        if mesh.ndim == 2:
+            config["mesh"] = {"replicate": mesh.size(0), "shard": mesh.size(1)}
+
+    units: dict[int, dict[str, Any]] = {}
+    for name, policy in policies.items():
+        if not policy.params:
+            continue  # FSDP2 makes no group either
+        if name == "":
+            if policy.reshard_after_forward:
+                raise NotImplementedError(
+                    "fully_shard: 'reshard_after_forward' of the root module is not supported "
+                    "yet, expected None or False"
+                )
+            continue
+        unit = units.setdefault(id(policy), {"match": name})
+        if unit["match"] != name:
+            patterns = unit["match"] if isinstance(unit["match"], list) else [unit["match"]]
+            unit["match"] = [*patterns, name]
+        if policy.reshard_after_forward is not None:
+            unit["reshard_after_forward"] = policy.reshard_after_forward
+    if units:
+        config["units"] = list(units.values())
+    ignored = [escaped(name) for name in _ignored(model, policies)]
+    if ignored:
+        config["ignore"] = ignored
+    return config
+
+
+def escaped(name: str) -> str:
+    """A pattern that matches exactly `name`."""
+    if "*" in name or "?" in name:
+        raise CompileError(f"'{name}': a name with '*' or '?' cannot be told from a pattern")
+    return name
+
+
+def _policies(model: nn.Module) -> dict[str, ShardPolicy]:
+    """By module name, in the order of the model; that of the root is ''."""
+    found = {
+        escaped(name): policy
+        for name, module in model.named_modules()
+        if (policy := policy_of(module)) is not None and module in policy.modules
+    }
+    if "" not in found:
+        raise CompileError("expected a call of fully_shard on the model itself, found none")
+    return found
+
+
+def _ignored(model: nn.Module, policies: dict[str, ShardPolicy]) -> list[str]:
+    """The parameters that no call manages. The others belong to the innermost module that
+    fully_shard was called on, as with the compiler, provided that the calls were bottom-up."""
+    owners: dict[int, list[ShardPolicy]] = {}
+    for policy in dict.fromkeys(policies.values()):
+        for param in policy.params:
+            owners.setdefault(id(param), []).append(policy)
+    ignored = []
+    for param in weights.parameters(model):
+        owner = owners.get(id(param.tensor), [])
+        if not owner:
+            ignored.append(param.name)
+        # Units that share a tied parameter become one.
+        if len(owner) > 1 and not param.aliases:
+            raise CompileError(
+                f"parameter '{param.name}': fully_shard was called on a module before it was "
+                "called on one inside it, expected calls bottom-up"
+            )
+    return ignored

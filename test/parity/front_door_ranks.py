@@ -1,0 +1,193 @@
+"""One rank of a comparison in one process: the same script for FSDP2 and for fsdp_mlir.
+
+    front_door_ranks.py CASE.json OUT
+
+Trains a model with torch.distributed.fsdp, and its twin with the front door, from the same weights
+and batches, and writes to OUT.<rank> what differs (JSON, empty if all bits are equal).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsdp_mlir
+import parity_models
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+STEPS = 4
+
+
+def policy(shard: Any, model: nn.Module, case: dict[str, Any], mesh: Any) -> None:
+    """The calls that a user writes, with either fully_shard."""
+    named = dict(model.named_parameters())
+    common: dict[str, Any] = {} if mesh is None else {"mesh": mesh}
+    if "ignored" in case:
+        common["ignored_params"] = {named[name] for name in case["ignored"]}
+    for call in case["calls"]:
+        arguments = {key: value for key, value in call.items() if key != "modules"}
+        modules = [model.get_submodule(name) for name in call["modules"]]
+        result = modules if call.get("list", len(modules) > 1) else modules[0]
+        arguments.pop("list", None)
+        assert shard(result, **common, **arguments) is result
+    shard(model, **common)
+
+
+def make_optimizer(model: nn.Module, case: dict[str, Any]) -> torch.optim.Optimizer:
+    settings = dict(case["optimizer"])
+    kind = getattr(torch.optim, settings.pop("name"))
+    if not case.get("groups"):
+        return kind(model.parameters(), **settings)
+    biases = [p for n, p in model.named_parameters() if p.dim() == 1]
+    others = [p for n, p in model.named_parameters() if p.dim() != 1]
+    return kind([{"params": others}, {"params": biases, **case["groups"]}], **settings)
+
+
+def batches(case: dict[str, Any], rank: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    n = case.get("accumulation", 1)
+    return [
+        {
+            "tokens": torch.randint(256, (2 * n, 8), generator=generator),
+            "targets": torch.randint(256, (2 * n, 8), generator=generator),
+        }
+        for _ in range(STEPS)
+    ]
+
+
+def train_fsdp2(
+    model: nn.Module, optimizer: torch.optim.Optimizer, case: dict[str, Any], rank: int
+) -> list[float]:
+    losses = []
+    n = case.get("accumulation", 1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for batch in batches(case, rank):
+        total = 0.0
+        for m in range(n):
+            part = {name: tensor[2 * m : 2 * m + 2] for name, tensor in batch.items()}
+            loss = model(**part)
+            (loss / n if n > 1 else loss).backward()
+            total += loss.item()
+        losses.append(total / n)
+        if "max_norm" in case:
+            nn.utils.clip_grad_norm_(model.parameters(), case["max_norm"])
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    return losses
+
+
+def train_ours(
+    model: nn.Module, optimizer: torch.optim.Optimizer, case: dict[str, Any], rank: int
+) -> tuple[fsdp_mlir.Step, list[float]]:
+    options: dict[str, Any] = {}
+    if "accumulation" in case:
+        options["gradient_accumulation_steps"] = case["accumulation"]
+    example = {name: tensor[:2] for name, tensor in batches(case, rank)[0].items()}
+    step = fsdp_mlir.compile(
+        model, optimizer=optimizer, example=example, max_norm=case.get("max_norm"), **options
+    )
+    losses = []
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for batch in batches(case, rank):
+        losses.append(step(batch).item())
+        scheduler.step()
+    return step, losses
+
+
+def differences(case: dict[str, Any], rank: int, world: int) -> list[str]:
+    torch.manual_seed(0)
+    theirs = getattr(parity_models, case.get("model", "own_parameters"))()
+    ours = copy.deepcopy(theirs)
+    shape = case.get("mesh")
+    mesh = shape and init_device_mesh(
+        "cpu", tuple(shape), mesh_dim_names=("replicate", "shard")[-len(shape) :]
+    )
+    policy(fully_shard, theirs, case, mesh)
+    policy(fsdp_mlir.fully_shard, ours, case, mesh)
+    torch.manual_seed(rank)
+    expected = train_fsdp2(theirs, make_optimizer(theirs, case), case, rank)
+    torch.manual_seed(rank)
+    step, got = train_ours(ours, make_optimizer(ours, case), case, rank)
+
+    found = []
+    if not equal(torch.tensor(got), torch.tensor(expected), case):
+        found.append(f"losses: {got}, FSDP2's: {expected}")
+    want, state = theirs.state_dict(), step.state_dict()
+    if list(want) != list(state):
+        found.append(f"keys: {list(state)}, FSDP2's: {list(want)}")
+    for name, tensor in want.items():
+        found += different(name, state[name], tensor, case)
+    full = step.full_state_dict()
+    if rank != 0 and full:
+        found.append("full_state_dict is not empty")
+    for name, tensor in want.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if rank == 0 and not equal(full[name], whole, case):
+            found.append(f"{name}: full tensors differ")
+
+    # Any form of state can be loaded back.
+    saved = {name: tensor.clone() for name, tensor in state.items()}
+    step(batches(case, rank)[0])
+    if torch.equal(local(next(iter(saved.values()))), local(next(iter(state.values())))):
+        found.append("a step changes nothing")
+    step.load_state_dict(saved)
+    objects = [full]
+    dist.broadcast_object_list(objects)
+    for name, tensor in step.state_dict().items():
+        found += different(f"loaded {name}", tensor, saved[name], {})
+    step(batches(case, rank)[0])
+    step.load_state_dict(objects[0])
+    again = step.full_state_dict()
+    found += [f"{n}: loaded from a full one" for n in again if not torch.equal(again[n], full[n])]
+    return found
+
+
+def equal(got: Tensor, want: Tensor, case: dict[str, Any]) -> bool:
+    """Equal bits, or close where the case says that sums are in another order."""
+    if case.get("tolerance"):
+        return torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+    return torch.equal(got, want)
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def different(name: str, got: Tensor, want: Tensor, case: dict[str, Any]) -> list[str]:
+    if isinstance(got, DTensor) != isinstance(want, DTensor):
+        return [f"{name}: {type(got)}, FSDP2's: {type(want)}"]
+    if isinstance(got, DTensor) and (
+        got.placements != want.placements
+        or got.shape != want.shape
+        or got.stride() != want.stride()
+        or got.device_mesh != want.device_mesh
+    ):
+        return [f"{name}: {got.placements}{got.shape}, FSDP2's: {want.placements}{want.shape}"]
+    if not equal(local(got), local(want), case):
+        return [f"{name}: the shards differ"]
+    return []
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    case = json.loads(Path(sys.argv[1]).read_text())
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = differences(case, rank, world)
+    Path(f"{sys.argv[2]}.{rank}").write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(0)  # Gloo's threads now and then abort at the end
+
+
+if __name__ == "__main__":
+    main()

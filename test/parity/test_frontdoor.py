@@ -1,0 +1,146 @@
+"""The Python front door against FSDP2: the same script with either, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import HERE, ROOT, execute, free_port, run_ranks
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+EXAMPLES = ROOT / "examples" / "frontdoor"
+
+ADAMW = {"name": "AdamW", "lr": 1e-2, "weight_decay": 0.1, "fused": True}
+SGD = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
+LAYERS = [{"modules": ["layers.0"]}, {"modules": ["layers.1"]}]
+
+FAILING = """
+import os, signal
+import fsdp_mlir, parity_models, torch
+
+model = parity_models.own_parameters()
+fsdp_mlir.fully_shard(model)
+batch = {name: torch.ones(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
+step = fsdp_mlir.compile(model, optimizer=(torch.optim.SGD, {"lr": 0.1}), example=batch)
+for number in range(5):
+    if number == 2 and os.environ["RANK"] == "1":
+        FAIL
+    step(batch)
+"""
+
+CASES: dict[str, dict[str, Any]] = {
+    "layers": {"calls": LAYERS, "optimizer": ADAMW},
+    "root_only": {"calls": [], "optimizer": {**SGD, "nesterov": True}},
+    "mesh": {"calls": LAYERS, "optimizer": {"name": "Adam", "lr": 1e-2}, "mesh": [2]},
+    "list": {
+        "calls": [{"modules": ["layers.0", "output"], "reshard_after_forward": False}],
+        "optimizer": SGD,
+    },
+    "nested": {
+        "calls": [{"modules": ["layers.1.inner"]}, *LAYERS],
+        "optimizer": {**ADAMW, "fused": False, "foreach": True, "amsgrad": True},
+    },
+    "ignored": {
+        "calls": LAYERS,
+        "optimizer": {**SGD, "weight_decay": 0.1},
+        "ignored": ["shift", "layers.0.scale"],
+    },
+    "groups": {
+        "calls": LAYERS,
+        "optimizer": {**ADAMW, "fused": False},
+        "groups": {"weight_decay": 0.0, "lr": 1e-3},
+    },
+    "clipping": {"calls": LAYERS, "optimizer": ADAMW, "max_norm": 0.1},
+    "accumulation": {"calls": LAYERS, "optimizer": ADAMW, "accumulation": 2},
+    "stateful": {"model": "Stateful", "calls": LAYERS, "optimizer": ADAMW},
+}
+
+
+def torchrun(script: Path, world: int, *args: Any) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(sys.path)
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return execute([*command, "--nproc-per-node", world, script, *args], env=environment)
+
+
+def assert_same(case: dict[str, Any], world: int, directory: Path) -> None:
+    path = directory / "case.json"
+    path.write_text(json.dumps(case))
+    run_ranks([sys.executable, HERE / "front_door_ranks.py", path, directory / "found"], world)
+    found = [json.loads((directory / f"found.{rank}").read_text()) for rank in range(world)]
+    assert found == [[]] * world
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks(name: str, tmp_path: Path) -> None:
+    assert_same(CASES[name], 2, tmp_path)
+
+
+def test_one_rank(tmp_path: Path) -> None:
+    assert_same(CASES["layers"] | {"max_norm": 0.1, "accumulation": 2}, 1, tmp_path)
+
+
+@pytest.mark.parametrize("mesh", [[2, 2], [1, 4], [2, 1], [1, 2]], ids=str)
+def test_replicas(mesh: list[int], tmp_path: Path) -> None:
+    """Where FSDP2's own sums are of two ranks; with four shards its order differs."""
+    case = CASES["ignored"] | {"mesh": mesh, "tolerance": mesh[1] > 2}
+    assert_same(case, mesh[0] * mesh[1], tmp_path)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_examples(world: int, tmp_path: Path) -> None:
+    """Both scripts print the same losses and write the same checkpoints."""
+    printed, states = [], []
+    for script in ("train_fsdp2.py", "train_fsdp_mlir.py"):
+        done = torchrun(EXAMPLES / script, world, tmp_path / script)
+        # Two ranks may share a line.
+        printed.append(sorted(re.findall(r"rank (\d): loss ([\d.]+)", done.stdout)))
+        dcp_to_torch_save(tmp_path / script, tmp_path / f"{script}.pt")
+        states.append(torch.load(tmp_path / f"{script}.pt"))
+    assert len(printed[0]) == 20 * world and printed[0] == printed[1]
+    assert list(states[0]) == list(states[1]) != []
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    losses = [float(loss) for _, loss in printed[0]]
+    assert min(losses) < max(losses) - 0.5
+
+
+FAILURES = {
+    "error": "raise ValueError('no more data')",
+    "death": "os.kill(os.getpid(), signal.SIGKILL)",
+    "bad_batch": "batch['targets'] += 1000",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
+    """Rank 1 fails before its third step; rank 0, which waits for it, says so at once."""
+    script = tmp_path / "script.py"
+    script.write_text(FAILING.replace("FAIL", FAILURES[failure]))
+    port, ranks = str(free_port()), []
+    for rank in range(2):
+        environment = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
+        ranks.append(
+            subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.PIPE)
+        )
+    try:
+        errors = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode != 0 for rank in ranks)
+    last = [text.strip().splitlines()[-1].partition("]: ")[2] for text in errors if text]
+    if failure == "bad_batch":
+        assert last[0].startswith("RuntimeError: rank 1: step 3: aten::nll_loss_forward")
+        assert last[0] == last[1]
+    else:
+        assert last[0].startswith("RuntimeError: rank 0: rank 1 (pid ")
+        assert last[0].endswith(" at step 3")

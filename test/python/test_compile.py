@@ -1,0 +1,232 @@
+"""`fsdp_mlir.compile` in this process alone: the step's interface, its state, and misuse."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsdp_mlir
+import pytest
+import torch
+from fsdp_mlir import CaptureError, CompileError
+from torch import Tensor, nn
+
+SGD = (torch.optim.SGD, {"lr": 0.1})
+BATCH = {"x": torch.linspace(-1, 1, 12).reshape(3, 4), "y": torch.tensor([0, 1, 1])}
+
+
+class Model(nn.Module):
+    """Two layers; the second has its weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 2)
+        self.same = self.second
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("scale", torch.full((2,), 2.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        table = torch.tensor([0.5, 2.0])
+        return self.second(torch.tanh(self.first(x))) * self.scale * table
+
+
+def loss_fn(output: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, y)
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    fsdp_mlir.fully_shard(model)
+    return model
+
+
+def compiled(**options: Any) -> fsdp_mlir.Step:
+    options = {"loss": loss_fn, "optimizer": SGD, "example": BATCH, **options}
+    return fsdp_mlir.compile(sharded(Model()), **options)
+
+
+def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict) -> Tensor:
+    loss = loss_fn(model(batch["x"]), batch["y"])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def assert_same_state(step: fsdp_mlir.Step, model: nn.Module) -> None:
+    want = model.state_dict()
+    for got in (step.state_dict(), step.full_state_dict()):
+        assert list(got) == list(want)
+        for name, tensor in want.items():
+            assert torch.equal(got[name], tensor), name
+
+
+def test_steps_are_eager_steps() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = compiled()
+    assert_same_state(step, model)
+    for call in (
+        lambda: step(**BATCH),
+        lambda: step(BATCH),
+        lambda: step(BATCH["x"], BATCH["y"]),
+        lambda: step(list(BATCH.values())),
+        lambda: step(BATCH["x"], y=BATCH["y"]),
+    ):
+        loss = call()
+        assert loss.shape == () and loss.dtype == torch.float32 and not loss.is_inference()
+        assert torch.equal(loss, eager_step(model, optimizer, BATCH))
+    assert_same_state(step, model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+        lambda model: torch.optim.Adam,
+        lambda model: partial(torch.optim.AdamW, lr=0.01, fused=True),
+        lambda model: (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    ],
+)
+def test_optimizers(make: Callable[[nn.Module], Any]) -> None:
+    model = Model()
+    ours = sharded(copy.deepcopy(model))
+    optimizer = fsdp_mlir.optimizers.instance_of(make(model), model)
+    assert optimizer is not None
+    step = fsdp_mlir.compile(ours, loss=loss_fn, optimizer=make(ours), example=BATCH)
+    for _ in range(3):
+        assert torch.equal(step(BATCH), eager_step(model, optimizer, BATCH))
+    assert_same_state(step, model)
+
+
+def test_the_configs_optimizer() -> None:
+    model = Model()
+    step = compiled(optimizer={"name": "sgd", "lr": 0.1})
+    eager_step(model, torch.optim.SGD(model.parameters(), lr=0.1), BATCH)
+    step(BATCH)
+    assert_same_state(step, model)
+
+
+def test_clipping_shows_the_norm() -> None:
+    model = Model()
+    step = compiled(max_norm=0.01)
+    assert step.grad_norm is None
+    loss_fn(model(BATCH["x"]), BATCH["y"]).backward()
+    step(BATCH)
+    assert step.grad_norm == nn.utils.clip_grad_norm_(model.parameters(), 0.01).item()
+
+
+def test_positional_inputs_and_model_loss() -> None:
+    class WithLoss(Model):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return loss_fn(super().forward(x), y)
+
+    step = fsdp_mlir.compile(sharded(WithLoss()), optimizer=SGD, example=(BATCH["x"], BATCH["y"]))
+    model = Model()
+    want = eager_step(model, torch.optim.SGD(model.parameters(), lr=0.1), BATCH)
+    assert torch.equal(step(BATCH["x"], BATCH["y"]), want)
+
+
+def test_a_model_on_meta() -> None:
+    with torch.device("meta"):
+        meta = Model()
+    sharded(meta)
+    with pytest.raises(CompileError, match="expected init="):
+        fsdp_mlir.compile(meta, loss=loss_fn, optimizer=SGD, example=BATCH)
+    before = torch.get_rng_state()
+    step = fsdp_mlir.compile(
+        meta, loss=loss_fn, optimizer=SGD, example=BATCH, init=Model, init_seed=0
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_same_state(step, Model())
+
+
+def test_files_in_a_folder(tmp_path: Path) -> None:
+    compiled(path=tmp_path / "step")
+    names = {path.name for path in (tmp_path / "step").iterdir()}
+    assert names == {"policy.yaml", "model.pt", "model.safetensors", "plan.json"}
+
+
+def test_state_outlives_the_step() -> None:
+    step = compiled()
+    state = step.state_dict()
+    copies = {name: tensor.clone() for name, tensor in state.items()}
+    del step
+    assert all(torch.equal(state[name], tensor) for name, tensor in copies.items())
+
+
+def test_load_state_dict() -> None:
+    step = compiled()
+    saved = step.full_state_dict()
+    first = step(BATCH)
+    assert not torch.equal(step(BATCH), first)
+    step.load_state_dict(saved)
+    assert torch.equal(step(BATCH), first)
+    with pytest.raises(ValueError, match="1 missing keys in the state dict: 'calls'"):
+        step.load_state_dict({name: x for name, x in saved.items() if name != "calls"})
+    with pytest.raises(ValueError, match="1 unexpected keys in the state dict: 'more'"):
+        step.load_state_dict({**saved, "more": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"'first.bias': expected shape \[4\], got \[1\]"):
+        step.load_state_dict({**saved, "first.bias": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "kind", "message"),
+    [
+        ((), {}, TypeError, "expected the inputs 'x', 'y', got 0 by position"),
+        ((BATCH["x"],), {}, TypeError, "got 1 by position"),
+        ((), {**BATCH, "z": BATCH["x"]}, TypeError, "got 'x', 'y', 'z'"),
+        ((BATCH["x"],), BATCH, TypeError, "got 'x', 'y', 1 by position"),
+        ((BATCH["x"], BATCH["y"], BATCH["y"]), {}, TypeError, "got 3 by position"),
+        ((BATCH["x"], 3), {}, ValueError, r"input 'y': expected int64\[3\], got int"),
+        ((BATCH["x"][:2], BATCH["y"]), {}, ValueError, r"'x': expected float32\[3, 4\], got "),
+        ((BATCH["x"].double(), BATCH["y"]), {}, ValueError, r"got float64\[3, 4\]"),
+    ],
+)
+def test_bad_batches(args: Any, kwargs: Any, kind: type[Exception], message: str) -> None:
+    step = compiled()
+    with pytest.raises(kind, match=message):
+        step(*args, **kwargs)
+    step(BATCH)  # nothing has begun
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"loss": None, "example": BATCH["x"]}, CaptureError, "is no loss"),
+        ({"optimizer": None}, CompileError, "expected an optimizer"),
+        ({"optimizer": {"name": "adagrad"}}, CompileError, 'policy.yaml:.*got: "adagrad"'),
+        ({"max_norm": -1.0}, CompileError, "expected a positive max_norm"),
+        ({"units": []}, CompileError, "'units' follows from the other arguments"),
+        ({"no_such_option": 1}, CompileError, 'unknown key "no_such_option"'),
+        ({"example": {"x": 3}}, CaptureError, "'x': expected a tensor"),
+    ],
+)
+def test_bad_arguments(options: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        compiled(**options)
+
+
+def test_a_model_without_policy() -> None:
+    with pytest.raises(CompileError, match="a call of fully_shard on the model itself"):
+        fsdp_mlir.compile(Model(), loss=loss_fn, optimizer=SGD, example=BATCH)
+
+
+def test_build_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FSDP_MLIR_BUILD", str(tmp_path))
+    with pytest.raises(CompileError, match="run make build"):
+        compiled()
+
+
+def test_an_operator_that_fails() -> None:
+    """An index that is out of range is an error of the step, and the last."""
+    step = compiled()
+    with pytest.raises(RuntimeError, match="rank 0: step 1: aten::nll_loss_forward"):
+        step(BATCH["x"], torch.tensor([0, 1, 7]))
+    with pytest.raises(RuntimeError, match="rank 0: step 1: aten::nll_loss_forward"):
+        step(BATCH)
