@@ -177,6 +177,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             });
           },
           Release())
+      .def_property_readonly(
+          "evaluates",
+          [](const OpenPlan &self) { return !self.plan.evaluation.empty(); })
+      .def(
+          "evaluate",
+          [](OpenPlan &self, const std::vector<at::Tensor> &batch) {
+            return self.guarded(
+                [&] { return self.session->executor().evaluate(batch); });
+          },
+          Release())
       .def("shard",
            [](OpenPlan &self, int32_t param) {
              return self.handOut(self.session->comm().shard(param));

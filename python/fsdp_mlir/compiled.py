@@ -49,6 +49,7 @@ def compile(
     norm_type: float = 2.0,
     init: Factory | None = None,
     init_seed: int | None = None,
+    evaluation: bool = False,
     path: str | Path | None = None,
     **options: Any,
 ) -> Step:
@@ -64,6 +65,8 @@ def compile(
     mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
     by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
     `gradient_accumulation_steps`, `reduce_each_microbatch`, `activation_checkpoint`, `lr_schedule`.
+
+    With `evaluation` the loss in eval mode is captured too, for `Step.evaluate`.
 
     Every rank's part of the parameters is taken from its own `model`, which stays as it is and
     does not follow the training. A model on `meta` is initialised by `init`, the function that
@@ -105,7 +108,9 @@ def compile(
         def build_plan() -> str:
             if rendezvous.rank != 0:
                 return ""
-            _build_plan(model, example, loss, init, text, rendezvous.world_size, folder)
+            made = {"loss": loss, "init": init if _on_meta(model) else None}
+            made["evaluation"] = evaluation
+            _build_plan(model, example, made, text, rendezvous.world_size, folder)
             return str(folder.resolve())
 
         _, folders = _together(rendezvous, build_plan, str, _COMPILE_SECONDS)
@@ -157,13 +162,14 @@ def _on_meta(model: nn.Module) -> bool:
 def _build_plan(
     model: nn.Module,
     example: Example,
-    loss: Loss | None,
-    init: Factory | None,
+    captured: dict[str, Any],
     config: str,
     world_size: int,
     folder: Path,
 ) -> None:
-    """Writes policy.yaml, model.pt (with constants in model.safetensors) and plan.json."""
+    """Writes policy.yaml, model.pt (with constants in model.safetensors) and plan.json.
+
+    `captured` are further arguments of capture."""
     folder.mkdir(parents=True, exist_ok=True)
     policy, archive, plan = (folder / name for name in ("policy.yaml", "model.pt", "plan.json"))
     policy.write_text(config)
@@ -173,11 +179,10 @@ def _build_plan(
         model,
         listed,
         dict(named),
-        loss=loss,
-        init=init if _on_meta(model) else None,
         config=policy,
         path=archive,
         save_weights=False,
+        **captured,
     )
     command = [build.built("bin/fsdp-opt"), archive, "--config", policy]
     command += ["--world-size", str(world_size), "--emit", "plan", "-o", plan]
@@ -252,13 +257,21 @@ class Step:
         them. With n `gradient_accumulation_steps` it has n times the samples of the example: n
         microbatches in a row, whose mean loss is returned.
         """
-        microbatches = self._split(args, kwargs)
+        microbatches = self._split(args, kwargs, self._microbatches)
         if self._optimizer is not None:
             self._session.set_learning_rates(optimizers.learning_rates(self._optimizer))
             # As its own step does, for the schedulers' check of the order of calls.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._result = self._session.step(microbatches)
         return torch.tensor(self._result.loss, dtype=self._loss_dtype)
+
+    def evaluate(self, *args: Any, **kwargs: Tensor) -> Tensor:
+        """The loss of this rank's batch in eval mode, without training; for a step that was
+        compiled with `evaluation`. The batch has the example's number of samples."""
+        if not self._session.evaluates:
+            raise TypeError("expected evaluation=True in compile, for evaluate")
+        (batch,) = self._split(args, kwargs, 1)
+        return torch.tensor(self._session.evaluate(batch), dtype=self._loss_dtype)
 
     @property
     def grad_norm(self) -> float | None:
@@ -330,7 +343,9 @@ class Step:
             local, self._mesh, placements, run_check=False, shape=shape, stride=stride
         )
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Tensor]) -> list[list[Tensor]]:
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Tensor], count: int
+    ) -> list[list[Tensor]]:
         names = list(self._inputs)
         if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
             args, kwargs = ((), args[0]) if isinstance(args[0], Mapping) else (tuple(args[0]), {})
@@ -339,10 +354,10 @@ class Step:
             expected = ", ".join(f"'{name}'" for name in names)
             got = ", ".join([f"'{key}'" for key in kwargs] + [f"{len(args)} by position"])
             raise TypeError(f"expected the inputs {expected}, got {got}")
-        batches: list[list[Tensor]] = [[] for _ in range(self._microbatches)]
+        batches: list[list[Tensor]] = [[] for _ in range(count)]
         for name, entry in self._inputs.items():
             value = given[name]
-            shape = [entry["shape"][0] * self._microbatches, *entry["shape"][1:]]
+            shape = [entry["shape"][0] * count, *entry["shape"][1:]]
             got = type(value).__name__
             if isinstance(value, Tensor):
                 got = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

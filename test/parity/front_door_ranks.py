@@ -94,7 +94,12 @@ def train_ours(
         options["gradient_accumulation_steps"] = case["accumulation"]
     example = {name: tensor[:2] for name, tensor in batches(case, rank)[0].items()}
     step = fsdp_mlir.compile(
-        model, optimizer=optimizer, example=example, max_norm=case.get("max_norm"), **options
+        model,
+        optimizer=optimizer,
+        example=example,
+        max_norm=case.get("max_norm"),
+        evaluation=True,
+        **options,
     )
     losses = []
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -134,6 +139,11 @@ def differences(case: dict[str, Any], rank: int, world: int) -> list[str]:
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if rank == 0 and not equal(full[name], whole, case):
             found.append(f"{name}: full tensors differ")
+
+    theirs.eval()
+    held_out = {name: tensor[:2] for name, tensor in batches(case, rank + world)[0].items()}
+    if not equal(step.evaluate(held_out), theirs(**held_out).detach(), case):
+        found.append("the losses in eval mode differ")
 
     # Any form of state can be loaded back.
     saved = {name: tensor.clone() for name, tensor in state.items()}

@@ -310,3 +310,22 @@ def test_capture_twice_is_the_same_file(tmp_path: Path) -> None:
     second = capture(model, tmp_path, kwargs=inputs)
     assert first.text == second.text
     assert first.record == second.record
+
+
+def test_a_module_under_two_names(tmp_path: Path) -> None:
+    """The model is as it was after the capture, with each of its attributes restored once."""
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(4, 4)
+            self.second = self.first
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)).sum()
+
+    model, inputs = Shared(), {"x": torch.ones(2, 4)}
+    before = dict(model.named_parameters())
+    captured = capture(model, tmp_path, kwargs=inputs)
+    assert all(param is before[name] for name, param in model.named_parameters())
+    assert_same_step(model, captured, inputs)

@@ -121,6 +121,15 @@ def test_clipping_shows_the_norm() -> None:
     assert step.grad_norm == nn.utils.clip_grad_norm_(model.parameters(), 0.01).item()
 
 
+def test_evaluation() -> None:
+    step = compiled(evaluation=True, gradient_accumulation_steps=2)
+    model = Model().eval()
+    assert torch.equal(step.evaluate(BATCH), loss_fn(model(BATCH["x"]), BATCH["y"]))
+    assert torch.equal(step.state_dict()["first.weight"], model.first.weight)
+    with pytest.raises(TypeError, match="expected evaluation=True"):
+        compiled().evaluate(BATCH)
+
+
 def test_positional_inputs_and_model_loss() -> None:
     class WithLoss(Model):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
