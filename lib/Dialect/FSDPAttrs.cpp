@@ -22,7 +22,13 @@ static ParseResult parseDimAxes(AsmParser &parser, ArrayAttr &dims) {
           std::string axis;
           if (parser.parseString(&axis))
             return failure();
-          axes.push_back(StringAttr::get(context, axis));
+          int64_t size;
+          if (failed(parser.parseOptionalColon()))
+            axes.push_back(StringAttr::get(context, axis));
+          else if (parser.parseInteger(size))
+            return failure();
+          else
+            axes.push_back(MeshAxisAttr::get(context, axis, size));
           return success();
         }))
       return failure();
@@ -39,7 +45,11 @@ static void printDimAxes(AsmPrinter &printer, ArrayAttr dims) {
   printer << '[';
   llvm::interleaveComma(dims, printer, [&](Attribute axes) {
     printer << '{';
-    llvm::interleaveComma(cast<ArrayAttr>(axes), printer);
+    llvm::interleaveComma(cast<ArrayAttr>(axes), printer, [&](Attribute axis) {
+      printer << '"' << getAxisName(axis) << '"';
+      if (auto part = dyn_cast<MeshAxisAttr>(axis))
+        printer << ':' << part.getSize();
+    });
     printer << '}';
   });
   printer << ']';
@@ -111,11 +121,28 @@ LogicalResult ShardingAttr::verify(function_ref<InFlightDiagnostic()> emitError,
   llvm::StringSet<> used;
   for (Attribute axes : dims)
     for (Attribute axis : cast<ArrayAttr>(axes))
-      if (StringRef name = cast<StringAttr>(axis); !used.insert(name).second)
+      if (StringRef name = getAxisName(axis); !used.insert(name).second)
         return emitError() << "Sharding-1: expected each axis at most once, "
                               "got \""
                            << name << "\" twice";
   return success();
+}
+
+StringRef mlir::fsdp::getAxisName(Attribute axis) {
+  if (auto part = dyn_cast<MeshAxisAttr>(axis))
+    return part.getName();
+  return cast<StringAttr>(axis);
+}
+
+ShardingAttr ShardingAttr::getSubAxis(int64_t size) const {
+  SmallVector<Attribute> dims;
+  for (Attribute axes : getDims()) {
+    SmallVector<Attribute> parts;
+    for (Attribute axis : cast<ArrayAttr>(axes))
+      parts.push_back(MeshAxisAttr::get(getContext(), getAxisName(axis), size));
+    dims.push_back(ArrayAttr::get(getContext(), parts));
+  }
+  return get(getContext(), getMesh(), ArrayAttr::get(getContext(), dims));
 }
 
 int64_t ShardingAttr::getShardedDim() const {

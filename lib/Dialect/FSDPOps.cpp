@@ -185,6 +185,18 @@ LogicalResult UnitPatternOp::verify() {
     return emitOpError("UnitPattern-1: expected one pattern of class names, "
                        "got: ")
            << getPatterns().size();
+  if (getReshardAfterForward() && getPostForwardSize())
+    return emitOpError("UnitPattern-2: expected reshard_after_forward or "
+                       "post_forward_size, got both");
+  return success();
+}
+
+LogicalResult UnitOp::verify() {
+  std::optional<int64_t> size = getPostForwardSize();
+  if (size && (*size < 2 || !getReshardAfterForward()))
+    return emitOpError("Unit-1: expected a post_forward_size of at least 2, of "
+                       "a unit that is resharded after forward, got: ")
+           << *size;
   return success();
 }
 
@@ -222,7 +234,8 @@ LogicalResult ParamOp::verifySymbolUses(SymbolTableCollection &symbols) {
     return failure();
   for (Attribute axes : sharding.getDims())
     for (Attribute axis : cast<ArrayAttr>(axes))
-      if (!mesh.getMesh().getAxisSize(cast<StringAttr>(axis)))
+      if (!isa<StringAttr>(axis) ||
+          !mesh.getMesh().getAxisSize(getAxisName(axis)))
         return emitOpError("Param-2: expected axis ")
                << axis << " in mesh " << sharding.getMesh()
                << ", which has: " << mesh.getMesh();
@@ -351,6 +364,15 @@ LogicalResult AllGatherOp::verify() {
 LogicalResult AllGatherOp::verifySymbolUses(SymbolTableCollection &symbols) {
   if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "AllGather-1"))
     return failure();
+  if (!getShards().empty())
+    if (auto kept = getShards().front().getDefiningOp<ReshardOp>()) {
+      if (kept.getUnitAttr() == getUnitAttr() &&
+          llvm::equal(kept.getKept(), getShards()))
+        return success();
+      return emitOpError("AllGather-1: expected all results of one "
+                         "fsdp.reshard of unit ")
+             << getUnitAttr() << ", in order";
+    }
   SmallVector<StringRef> read;
   for (Value shard : getShards()) {
     auto op = shard.getDefiningOp<ReadOp>();
@@ -390,6 +412,47 @@ LogicalResult ReshardOp::verify() {
     return emitOpError("Reshard-1: expected unit ")
            << gather.getUnitAttr()
            << " as its gather has, got: " << getUnitAttr();
+  return success();
+}
+
+LogicalResult ReshardOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  auto unit = lookup<UnitOp>(symbols, *this, getUnitAttr(), "Reshard-1");
+  if (!unit)
+    return failure();
+  if (getKept().empty())
+    return success();
+  std::optional<int64_t> size = unit.getPostForwardSize();
+  size_t expected = size ? getParams().size() : 0;
+  if (getKept().size() != expected)
+    return emitOpError("Reshard-2: expected ")
+           << expected << " results, got: " << getKept().size();
+  auto module = (*this)->getParentOfType<ModuleOp>();
+  auto members =
+      llvm::make_filter_range(module.getOps<ParamOp>(), [&](ParamOp param) {
+        return param.getUnitAttr() == getUnitAttr();
+      });
+  for (auto [param, value, kept] : llvm::zip(members, getParams(), getKept())) {
+    ShardingAttr sharding = param.getShardingAttr();
+    if (!sharding)
+      return emitOpError("Reshard-2: expected @")
+             << param.getSymName() << " to have a sharding, it has none";
+    auto type =
+        ShardedType::get(getContext(), cast<RankedTensorType>(value.getType()),
+                         sharding.getSubAxis(*size));
+    if (kept.getType() != type)
+      return emitOpError("Reshard-2: expected ")
+             << type << " for @" << param.getSymName()
+             << ", got: " << kept.getType();
+    auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");
+    if (!mesh)
+      return failure();
+    int64_t ranks = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
+    if (*size >= ranks || ranks % *size != 0)
+      return emitOpError("Reshard-2: expected a post_forward_size that divides "
+                         "the ")
+             << ranks << " ranks of axis \"" << shardAxisName
+             << "\" and is less, got: " << *size;
+  }
   return success();
 }
 

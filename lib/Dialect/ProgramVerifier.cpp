@@ -38,7 +38,7 @@ public:
     for (Operation &op : program.getBody().front())
       if (failed(visit(&op)))
         return failure();
-    return success();
+    return verifyMicrobatches();
   }
 
 private:
@@ -63,6 +63,35 @@ private:
     if (isa<PhaseOp, ReduceScatterOp, AllReduceOp, WriteGradOp,
             OptimizerStepOp>(op))
       return op->emitOpError("Program-8: expected no such op in an evaluation");
+    auto gather = dyn_cast<AllGatherOp>(op);
+    auto reshard = dyn_cast<ReshardOp>(op);
+    if ((gather && gather.getFirstMicrobatch()) ||
+        (reshard && (reshard.getLastMicrobatch() || reshard->getNumResults())))
+      return op->emitOpError("Program-8: expected nothing to be kept in an "
+                             "evaluation");
+    return success();
+  }
+
+  /// Program-9: what stays gathered to the next microbatch is found there.
+  LogicalResult verifyMicrobatches() {
+    for (auto &[unit, ops] : lives) {
+      auto first = cast<AllGatherOp>(ops.front());
+      auto last = dyn_cast<ReshardOp>(ops.back());
+      for (Operation *op : ops) {
+        auto gather = dyn_cast<AllGatherOp>(op);
+        auto reshard = dyn_cast<ReshardOp>(op);
+        if (gather ? gather.getFirstMicrobatch() && gather != first
+                   : reshard.getLastMicrobatch() && reshard != last)
+          return op->emitOpError("Program-9: expected ")
+                 << (gather ? "first_microbatch on the first gather"
+                            : "last_microbatch on the last reshard")
+                 << " of unit @" << unit.getValue() << " only";
+      }
+      if (first.getFirstMicrobatch() != (last && last.getLastMicrobatch()))
+        return first.emitOpError("Program-9: expected first_microbatch and "
+                                 "last_microbatch of unit @")
+               << unit.getValue() << " to go together, got one";
+    }
     return success();
   }
 
@@ -146,6 +175,7 @@ private:
               << gather.getUnitAttr() << ", which is gathered already")
                  .attachNote(it->second->getLoc())
              << "gathered here";
+    lives[gather.getUnitAttr().getAttr()].push_back(gather);
     return success();
   }
 
@@ -155,6 +185,7 @@ private:
     auto gather = reshard.getParams().front().getDefiningOp<AllGatherOp>();
     liveGathers.erase(gather.getUnitAttr().getAttr());
     resharded[gather] = reshard;
+    lives[gather.getUnitAttr().getAttr()].push_back(reshard);
     return success();
   }
 
@@ -191,6 +222,8 @@ private:
   llvm::DenseSet<StringAttr> frozen;
   std::optional<Phase> currentPhase;
   llvm::MapVector<StringAttr, AllGatherOp> liveGathers;
+  /// Per unit: its gathers and reshards, in order.
+  llvm::MapVector<StringAttr, SmallVector<Operation *>> lives;
   llvm::DenseMap<Operation *, Operation *> resharded;
   llvm::DenseMap<StringAttr, Operation *> reduced, allReduced, written,
       initialised;

@@ -125,6 +125,7 @@ private:
       bool byClass = false;
       Location matchLoc = unit.loc;
       BoolAttr reshard;
+      IntegerAttr postForwardSize;
       if (failed(forEachEntry(
               unit, "\"units\"", {"match", "class", "reshard_after_forward"},
               [&](StringRef key, const Node &value) -> LogicalResult {
@@ -143,10 +144,10 @@ private:
                   return getPatterns(key, value, patterns);
                 }
                 int64_t group;
-                if (!StringRef(value.scalar).getAsInteger(10, group))
-                  return emitError(value.loc)
-                         << "an integer \"reshard_after_forward\" is not "
-                            "supported yet";
+                if (!StringRef(value.scalar).getAsInteger(10, group)) {
+                  postForwardSize = builder.getI64IntegerAttr(group);
+                  return success();
+                }
                 bool flag;
                 if (failed(getBool(key, value, flag)))
                   return failure();
@@ -159,8 +160,8 @@ private:
         return emitError(unit.loc)
                << "expected a key \"match\" or \"class\" in a unit";
       UnitPatternOp::create(builder, matchLoc,
-                            builder.getStrArrayAttr(patterns), reshard,
-                            byClass);
+                            builder.getStrArrayAttr(patterns), reshard, byClass,
+                            postForwardSize);
     }
     return success();
   }

@@ -13,9 +13,12 @@ static constexpr StringRef hyperparameterKeys[] = {
     "nesterov", "amsgrad", "maximize", "fused",        "foreach",  "options"};
 
 ArrayRef<StringRef> TrainingConfig::getKeys() {
-  static constexpr StringRef keys[] = {
-      "optimizer", "lr_schedule", "clip_grad_norm",
-      "gradient_accumulation_steps", "reduce_each_microbatch"};
+  static constexpr StringRef keys[] = {"optimizer",
+                                       "lr_schedule",
+                                       "clip_grad_norm",
+                                       "gradient_accumulation_steps",
+                                       "reduce_each_microbatch",
+                                       "reshard_after_backward"};
   return keys;
 }
 
@@ -25,7 +28,8 @@ bool TrainingConfig::take(StringRef key, const Node &value) {
                        : key == "clip_grad_norm" ? clipping
                        : key == "gradient_accumulation_steps"
                            ? accumulationSteps
-                           : reduceEach;
+                       : key == "reduce_each_microbatch" ? reduceEach
+                                                         : reshardAfterBackward;
   if (!llvm::is_contained(getKeys(), key))
     return false;
   place = &value;
@@ -230,21 +234,27 @@ LogicalResult TrainingConfig::applyClipping(OpBuilder &builder,
 }
 
 LogicalResult TrainingConfig::applyAccumulation(OpBuilder &builder) {
-  if (!accumulationSteps && reduceEach)
-    return emitError(reduceEach->loc)
-           << "expected \"gradient_accumulation_steps\" with "
-              "\"reduce_each_microbatch\", got none";
+  std::pair<StringRef, const Node *> flags[] = {
+      {"reduce_each_microbatch", reduceEach},
+      {"reshard_after_backward", reshardAfterBackward}};
+  for (auto [key, node] : flags)
+    if (!accumulationSteps && node)
+      return emitError(node->loc)
+             << "expected \"gradient_accumulation_steps\" with \"" << key
+             << "\", got none";
   if (!accumulationSteps)
     return success();
   int64_t steps = 0;
-  bool reduce = true;
+  bool reduce = true, reshard = true;
   if (failed(getInteger("gradient_accumulation_steps", *accumulationSteps,
                         steps)) ||
       (reduceEach &&
-       failed(getBool("reduce_each_microbatch", *reduceEach, reduce))))
+       failed(getBool("reduce_each_microbatch", *reduceEach, reduce))) ||
+      (reshardAfterBackward && failed(getBool("reshard_after_backward",
+                                              *reshardAfterBackward, reshard))))
     return failure();
-  auto op =
-      AccumulationOp::create(builder, accumulationSteps->loc, steps, reduce);
+  auto op = AccumulationOp::create(builder, accumulationSteps->loc, steps,
+                                   reduce, reshard);
   return op.verify();
 }
 

@@ -34,7 +34,8 @@ private:
                                    SmallVectorImpl<NamedAttribute> &result);
 
   const Node *optimizer = nullptr, *schedule = nullptr, *clipping = nullptr,
-             *accumulationSteps = nullptr, *reduceEach = nullptr;
+             *accumulationSteps = nullptr, *reduceEach = nullptr,
+             *reshardAfterBackward = nullptr;
 };
 
 /// AdamW with its defaults.

@@ -180,10 +180,22 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.number(g.unit);
       p.key("outs");
       p.numbers(g.outs);
+      if (g.group > 0) {
+        p.key("group");
+        p.number(g.group);
+      }
+      if (g.firstMicrobatch)
+        p.raw(", \"first_microbatch\": true");
     }
     void operator()(const Reshard &r) {
       p.open("reshard");
       p.number(r.unit);
+      if (r.keep > 0) {
+        p.key("keep");
+        p.number(r.keep);
+      }
+      if (r.lastMicrobatch)
+        p.raw(", \"last_microbatch\": true");
     }
     void operator()(const ReduceScatter &r) {
       p.open("reduce_scatter");

@@ -354,12 +354,19 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     instruction.kind =
         Constant{decodeHex(c.at("constant")), c.at("out").index()};
   } else if (c.has("all_gather")) {
-    c.keys({"all_gather", "outs"}, {"phase", "module", "frees"});
-    instruction.kind =
-        AllGather{c.at("all_gather").index(), c.at("outs").indices()};
+    c.keys({"all_gather", "outs"},
+           {"group", "first_microbatch", "phase", "module", "frees"});
+    instruction.kind = AllGather{
+        c.at("all_gather").index(), c.at("outs").indices(),
+        c.has("group") ? c.at("group").integer(1, 1 << 20) : 0,
+        c.has("first_microbatch") && c.at("first_microbatch").boolean()};
   } else if (c.has("reshard")) {
-    c.keys({"reshard"}, {"phase", "module", "frees"});
-    instruction.kind = Reshard{c.at("reshard").index()};
+    c.keys({"reshard"},
+           {"keep", "last_microbatch", "phase", "module", "frees"});
+    instruction.kind =
+        Reshard{c.at("reshard").index(),
+                c.has("keep") ? c.at("keep").integer(1, 1 << 20) : 0,
+                c.has("last_microbatch") && c.at("last_microbatch").boolean()};
   } else if (c.has("reduce_scatter")) {
     c.keys({"reduce_scatter", "params", "ins", "outs"},
            {"last_microbatch", "phase", "module", "frees"});

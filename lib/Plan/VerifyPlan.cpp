@@ -90,6 +90,7 @@ private:
   void visit(const Constant &constant);
   void visit(const AllGather &gather);
   void visit(const Reshard &reshard);
+  void verifyMicrobatches() const;
   void visit(const ReduceScatter &reduce);
   void visit(const Accumulate &accumulate);
   void visit(const ClipGradNorm &clip);
@@ -113,8 +114,16 @@ private:
   std::vector<ValueState> states;
   /// Position of the instruction being verified.
   int64_t position = -1;
+  const Instruction *current = nullptr;
   /// Per unit: position of the all_gather not yet resharded, or -1.
   std::vector<int64_t> liveGather;
+  /// Per unit: what its groups keep (Reshard::keep), 0 for nothing.
+  std::vector<int64_t> kept = std::vector<int64_t>(plan.units.size());
+  /// Per unit: the ranks of the groups that keep it, 0 before the first.
+  std::vector<int64_t> keepSize = std::vector<int64_t>(plan.units.size());
+  /// Per unit: its gathers and reshards, in order.
+  std::vector<std::vector<const Instruction *>> lives =
+      std::vector<std::vector<const Instruction *>>(plan.units.size());
   /// Value that holds the parameter's reduced gradient, or -1.
   std::vector<ValueId> reductionOf;
   std::vector<bool> allReduced, stepped;
@@ -317,6 +326,14 @@ void Verifier::visit(const AllGather &gather) {
                    "began to write parameters");
   checkSize(gather.outs.size(), unit.params.size(), "results");
   liveGather[gather.unit] = position;
+  lives[gather.unit].push_back(current);
+  if (gather.group != 0 && kept[gather.unit] != gather.group)
+    fail("P18", "unit " + quoted(unit.name) + " is gathered from groups of " +
+                    std::to_string(gather.group) + " ranks, which keep " +
+                    (kept[gather.unit] == 0
+                         ? "nothing"
+                         : "parts for " + std::to_string(kept[gather.unit])));
+  kept[gather.unit] = 0;
   for (size_t i = 0; i < gather.outs.size(); ++i) {
     ValueId out = gather.outs[i];
     if (out == -1)
@@ -335,6 +352,43 @@ void Verifier::visit(const Reshard &reshard) {
     fail("P6", "unit " + quoted(plan.units[reshard.unit].name) +
                    " is resharded but not gathered");
   liveGather[reshard.unit] = -1;
+  lives[reshard.unit].push_back(current);
+  if (reshard.keep != 0 && (reshard.keep < 2 || reshard.keep >= plan.shards() ||
+                            plan.shards() % reshard.keep != 0))
+    fail("P18", "expected groups that divide the " +
+                    std::to_string(plan.shards()) +
+                    " ranks of a replica, got groups of " +
+                    std::to_string(reshard.keep));
+  if (reshard.keep != 0 && reshard.lastMicrobatch)
+    fail("P18", "expected a reshard that keeps parts in every microbatch");
+  kept[reshard.unit] = reshard.keep;
+  if (reshard.keep == 0)
+    return;
+  if (keepSize[reshard.unit] == 0)
+    keepSize[reshard.unit] = reshard.keep;
+  if (keepSize[reshard.unit] != reshard.keep)
+    fail("P18", "expected unit " + quoted(plan.units[reshard.unit].name) +
+                    " to be kept in groups of one size, got " +
+                    std::to_string(keepSize[reshard.unit]) + " and " +
+                    std::to_string(reshard.keep));
+}
+
+void Verifier::verifyMicrobatches() const {
+  for (size_t u = 0; u < lives.size(); ++u)
+    for (const Instruction *instruction : lives[u]) {
+      const auto *gather = std::get_if<AllGather>(&instruction->kind);
+      const auto *reshard = std::get_if<Reshard>(&instruction->kind);
+      const auto *last = std::get_if<Reshard>(&lives[u].back()->kind);
+      bool first = instruction == lives[u].front();
+      // Whether it is marked, and whether the unit stays gathered so that it
+      // must be.
+      bool marked = gather ? gather->firstMicrobatch : reshard->lastMicrobatch;
+      bool stays = last && last->lastMicrobatch && (first || reshard == last);
+      if (marked != stays)
+        fail("P19", "expected unit " + quoted(plan.units[u].name) +
+                        " to be gathered first with first_microbatch and "
+                        "resharded last with last_microbatch, or neither");
+    }
 }
 
 void Verifier::visit(const ReduceScatter &reduce) {
@@ -561,12 +615,15 @@ void Verifier::verifyEvaluation() {
     bool allowed = (call && call->reduceInputOf == -1) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
                    std::holds_alternative<ReadBuffer>(instruction.kind) ||
-                   std::holds_alternative<ReadParam>(instruction.kind) ||
-                   std::holds_alternative<AllGather>(instruction.kind) ||
-                   std::holds_alternative<Reshard>(instruction.kind);
+                   std::holds_alternative<ReadParam>(instruction.kind);
+    if (const auto *gather = std::get_if<AllGather>(&instruction.kind))
+      allowed = gather->group == 0 && !gather->firstMicrobatch;
+    else if (const auto *reshard = std::get_if<Reshard>(&instruction.kind))
+      allowed = reshard->keep == 0 && !reshard->lastMicrobatch;
     if (!allowed)
       fail("P17", "expected a call, constant, read, all_gather or reshard in "
-                  "the evaluation");
+                  "the evaluation, for the whole axis and every microbatch");
+    current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
     verifyFrees(instruction, plan.evaluationLoss);
   }
@@ -577,6 +634,8 @@ void Verifier::verifyEvaluation() {
                       " is still gathered at the end of the evaluation");
   verifyLoss(plan.evaluationLoss);
   where.clear();
+  for (auto &ops : lives)
+    ops.clear();
   for (ValueState &state : states)
     state.freed = state.defined;
   // The step begins with new values for its inputs.
@@ -616,6 +675,7 @@ void Verifier::verify() {
     if (isWrite(instruction))
       fail("P13", "expected writes of parameters and buffers in the "
                   "initialisation only");
+    current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
     if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
       if (std::exchange(sawOptimizer, true))
@@ -626,6 +686,7 @@ void Verifier::verify() {
     verifyFrees(instruction, plan.loss);
   }
   where.clear();
+  verifyMicrobatches();
   for (int32_t param : steered)
     if (reductionOf[param] == -1)
       fail("P10", "the reduce-scatter input of " +

@@ -18,7 +18,8 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
                    std::vector<at::Tensor> buffers, const std::string &folder)
     : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
       values(plan.values.size()), training(plan, plan.instructions),
-      evaluation(plan, plan.evaluation), sums(plan.params.size()) {
+      evaluation(plan, plan.evaluation), gathered(plan.units.size()),
+      sums(plan.params.size()) {
   c10::InferenceMode guard;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const plan::Instruction &instruction = plan.instructions[i];
@@ -67,10 +68,19 @@ void Executor::run(CallTable &calls, const plan::Call &call, size_t index) {
 }
 
 void Executor::run(const plan::AllGather &gather) {
-  std::vector<at::Tensor> full = comm.allGather(gather.unit);
+  std::vector<at::Tensor> &full = gathered[gather.unit];
+  if (!gather.firstMicrobatch || microbatch == 0)
+    full = comm.allGather(gather.unit, gather.group);
   for (size_t i = 0; i < full.size(); ++i)
     if (gather.outs[i] >= 0)
-      values[gather.outs[i]] = std::move(full[i]);
+      values[gather.outs[i]] = full[i];
+}
+
+void Executor::run(const plan::Reshard &reshard) {
+  if (reshard.lastMicrobatch && !isLastMicrobatch())
+    return;
+  gathered[reshard.unit].clear();
+  comm.reshard(reshard.unit, reshard.keep);
 }
 
 void Executor::run(const plan::ReduceScatter &reduce) {
@@ -142,9 +152,7 @@ void Executor::execute(Program &program, size_t index) {
       e.values[constant.out] = calls.constant(index);
     }
     void operator()(const plan::AllGather &gather) { e.run(gather); }
-    void operator()(const plan::Reshard &reshard) {
-      e.comm.reshard(reshard.unit);
-    }
+    void operator()(const plan::Reshard &reshard) { e.run(reshard); }
     void operator()(const plan::ReduceScatter &reduce) { e.run(reduce); }
     void operator()(const plan::Accumulate &accumulate) { e.run(accumulate); }
     void operator()(const plan::ClipGradNorm &clip) { e.run(clip); }

@@ -61,7 +61,7 @@ int64_t rowBytes(const plan::TensorSpec &spec) {
 
 ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
     : plan(plan), segment(segment), ownRank(rank),
-      pidfds(size_t(plan.worldSize), -1) {
+      pidfds(size_t(plan.worldSize), -1), keptParts(plan.units.size()) {
   for (int64_t r = 0; r < worldSize(); ++r) {
     everybody.push_back(r);
     if (r / plan.shards() == ownRank / plan.shards())
@@ -120,7 +120,9 @@ void ShmComm::beginMicrobatch() {
   acquired = 0;
 }
 
-std::vector<at::Tensor> ShmComm::allGather(int32_t unit) {
+std::vector<at::Tensor> ShmComm::allGather(int32_t unit, int64_t group) {
+  if (group > 0)
+    return gatherParts(unit, group);
   waitAll(shardGroup, &RankState::published, versions, {"all_gather", unit});
   std::vector<at::Tensor> result;
   for (int32_t param : plan.units[unit].params)
@@ -130,7 +132,10 @@ std::vector<at::Tensor> ShmComm::allGather(int32_t unit) {
 
 // Peers write parameters only after this rank's beginUpdate, so the end of a
 // unit's use before it needs no message.
-void ShmComm::reshard(int32_t) {}
+void ShmComm::reshard(int32_t unit, int64_t keep) {
+  if (keep > 0)
+    keepPart(unit, keep);
+}
 
 void ShmComm::acquire(int32_t ordinal) {
   if (ordinal < acquired)

@@ -57,7 +57,8 @@ bool Counter::waitSlice(uint32_t target) {
 SegmentLayout::SegmentLayout(const plan::Plan &plan)
     : worldSize(plan.worldSize), params(plan.params.size()),
       grads(plan.params.size()), shardGrads(plan.params.size()),
-      reductionOf(plan.params.size(), -1), dedicated(plan.params.size()) {
+      reductionOf(plan.params.size(), -1), dedicated(plan.params.size()),
+      kept(plan.params.size()) {
   paramsBegin = alignTo(alignTo(sizeof(SegmentHeader), kTensorAlign) +
                             size_t(worldSize) * sizeof(RankState),
                         kPage);
@@ -71,7 +72,7 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
     }
   }
   replicaBytes = alignTo(end, kPage);
-  end = paramsBegin + size_t(plan.replicas) * replicaBytes;
+  end = placeKept(plan, paramsBegin + size_t(plan.replicas) * replicaBytes);
   bool clips = std::any_of(
       plan.instructions.begin(), plan.instructions.end(), [](const auto &i) {
         return std::holds_alternative<plan::ClipGradNorm>(i.kind);
@@ -142,6 +143,24 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
       }
   areaBytes = alignTo(areaBytes, kPage);
   totalBytes = areasBegin + size_t(worldSize) * areaBytes;
+}
+
+size_t SegmentLayout::placeKept(const plan::Plan &plan, size_t end) {
+  for (const plan::Instruction &instruction : plan.instructions) {
+    const auto *reshard = std::get_if<plan::Reshard>(&instruction.kind);
+    if (!reshard || reshard->keep == 0)
+      continue;
+    for (int32_t param : plan.units[reshard->unit].params) {
+      if (kept[param].group != 0)
+        continue;
+      end = alignTo(end, kTensorAlign);
+      kept[param] = {
+          reshard->keep, end,
+          alignTo(size_t(plan.params[param].spec.numBytes()), kTensorAlign)};
+      end += size_t(worldSize / reshard->keep) * kept[param].stride;
+    }
+  }
+  return end;
 }
 
 ShmSegment::ShmSegment(const plan::Plan &plan) : offsets(plan) {

@@ -12,6 +12,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
   pm.addPass(createPlaceParams());          // parameters -> shards on dim 0
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit
   pm.addPass(createInsertReshards());       // free after forward, gather again
+  pm.addPass(createDeferReshards());        // keep for the next microbatch
   pm.addPass(createInsertReduceScatters()); // whole gradients -> shards
   pm.addPass(createInsertAllReduces());     // shards' averages over replicas
   pm.addPass(createInsertAccumulation());   // microbatches' gradients -> sums

@@ -205,3 +205,79 @@ fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   %t = fsdp.all_reduce @u avg over "replicate" [@a] %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u {post_forward_size = 2}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %b = fsdp.read @b : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w:2 = fsdp.all_gather @u %a, %b : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (tensor<4xf32>, tensor<4xf32>)
+  %k:2 = fsdp.reshard @u %w#0, %w#1 : tensor<4xf32>, tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
+  // expected-error @below {{AllGather-1: expected all results of one fsdp.reshard of unit @u, in order}}
+  %v:2 = fsdp.all_gather @u %k#1, %k#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> (tensor<4xf32>, tensor<4xf32>)
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u {post_forward_size = 2}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %b = fsdp.read @b : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w:2 = fsdp.all_gather @u %a, %b : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (tensor<4xf32>, tensor<4xf32>)
+  // expected-error @below {{Reshard-2: expected 2 results, got: 1}}
+  %k = fsdp.reshard @u %w#0, %w#1 : tensor<4xf32>, tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u {post_forward_size = 2}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %b = fsdp.read @b : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w:2 = fsdp.all_gather @u %a, %b : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (tensor<4xf32>, tensor<4xf32>)
+  // expected-error @below {{Reshard-2: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>' for @b, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>'}}
+  %k:2 = fsdp.reshard @u %w#0, %w#1 : tensor<4xf32>, tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u {post_forward_size = 3}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %b = fsdp.read @b : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w:2 = fsdp.all_gather @u %a, %b : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (tensor<4xf32>, tensor<4xf32>)
+  // expected-error @below {{Reshard-2: expected a post_forward_size that divides the 4 ranks of axis "shard" and is less, got: 3}}
+  %k:2 = fsdp.reshard @u %w#0, %w#1 : tensor<4xf32>, tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":3}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":3}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %b = fsdp.read @b : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w:2 = fsdp.all_gather @u %a, %b : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (tensor<4xf32>, tensor<4xf32>)
+  // expected-error @below {{Reshard-2: expected 0 results, got: 2}}
+  %k:2 = fsdp.reshard @u %w#0, %w#1 : tensor<4xf32>, tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
+  fsdp.return %x : tensor<f32>
+}

@@ -79,3 +79,26 @@ fsdp.unit_pattern "Norm", "Linear" {by_class}
 
 // expected-error @below {{UnitPattern-1: expected at least one pattern, got none}}
 "fsdp.unit_pattern"() {patterns = []} : () -> ()
+
+// -----
+
+// expected-error @below {{UnitPattern-2: expected reshard_after_forward or post_forward_size, got both}}
+fsdp.unit_pattern "layers.*" {post_forward_size = 2, reshard_after_forward = true}
+
+// -----
+
+// expected-error @below {{Unit-1: expected a post_forward_size of at least 2, of a unit that is resharded after forward, got: 1}}
+fsdp.unit @u {post_forward_size = 1}
+
+// -----
+
+// expected-error @below {{Unit-1: expected a post_forward_size of at least 2, of a unit that is resharded after forward, got: 2}}
+fsdp.unit @u {post_forward_size = 2, reshard_after_forward = false}
+
+// -----
+
+// A parameter lies over a whole axis.
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u
+// expected-error @below {{Param-2: expected axis}}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard":2}]>

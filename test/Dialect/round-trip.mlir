@@ -16,8 +16,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.gradient_clipping {max_norm = 0.5, norm_type = 0x7FF0000000000000 : f64}
   // CHECK: fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 1.000000e-01 : f64, total_steps = 9 : i64, warmup_steps = 2 : i64}
   fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 0.1, total_steps = 9, warmup_steps = 2}
-  // CHECK: fsdp.accumulation {reduce_each_microbatch = false, steps = 4 : i64}
-  fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
+  // CHECK: fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
+  fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4}
   // CHECK: fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   // CHECK: fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm"]}
@@ -30,6 +30,12 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.unit_pattern "norm", "output" {reshard_after_forward = false}
   // CHECK: fsdp.unit_pattern "Block" {by_class}
   fsdp.unit_pattern "Block" {by_class}
+  // CHECK: fsdp.unit_pattern "experts.*" {post_forward_size = 2 : i64}
+  fsdp.unit_pattern "experts.*" {post_forward_size = 2}
+  // CHECK: fsdp.unit @experts {post_forward_size = 2 : i64}
+  fsdp.unit @experts {post_forward_size = 2}
+  // CHECK: fsdp.param @e : tensor<4xf32> unit @experts
+  fsdp.param @e : tensor<4xf32> unit @experts sharding <@world, [{"shard"}]>
   // CHECK: fsdp.ignore "**.router"
   fsdp.ignore "**.router"
   // CHECK: fsdp.param @scale : tensor<f32> {ignored}
@@ -50,6 +56,17 @@ module attributes {fsdp.model = "Tiny"} {
     %s = fsdp.read @w : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: %[[W:.*]] = fsdp.all_gather @"(root)" %[[S]] : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> tensor<4x2xf32>
     %w = fsdp.all_gather @"(root)" %s : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> tensor<4x2xf32>
+    // Parts of parameters over a sub-axis, and what only some microbatches do.
+    // CHECK: %[[E:.*]] = fsdp.read @e
+    %e = fsdp.read @e : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    // CHECK: %[[EW:.*]] = fsdp.all_gather @experts %[[E]] {first_microbatch} : (
+    %ew = fsdp.all_gather @experts %e {first_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+    // CHECK: %[[K:.*]] = fsdp.reshard @experts %[[EW]] : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
+    %k = fsdp.reshard @experts %ew : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
+    // CHECK: %[[KW:.*]] = fsdp.all_gather @experts %[[K]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> tensor<4xf32>
+    %kw = fsdp.all_gather @experts %k : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> tensor<4xf32>
+    // CHECK: fsdp.reshard @experts %[[KW]] {last_microbatch} : tensor<4xf32>{{$}}
+    fsdp.reshard @experts %kw {last_microbatch} : tensor<4xf32>
     // Lists of operands, absent optionals, numbers that decimals cannot hold.
     // CHECK: aten.call "aten::cat"([%[[X]], %[[W]]], 0)
     %c = aten.call "aten::cat"([%x, %w], 0) : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<8x2xf32>

@@ -104,7 +104,7 @@
 // TRAINING-NEXT: fsdp.param_group "**.weight" {beta1 = 8.000000e-01 : f64, beta2 = 9.000000e-01 : f64, weight_decay = 0.000000e+00 : f64}
 // TRAINING-NEXT: fsdp.lr_schedule {decay = "linear", min_lr_ratio = 2.500000e-01 : f64, total_steps = 10 : i64, warmup_steps = 2 : i64}
 // TRAINING-NEXT: fsdp.gradient_clipping {max_norm = 5.000000e-01 : f64, norm_type = 0x7FF0000000000000 : f64}
-// TRAINING-NEXT: fsdp.accumulation {reduce_each_microbatch = false, steps = 4 : i64}
+// TRAINING-NEXT: fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
 
 // RUN: fsdp-opt %t/model.mlir --config %t/plugin.yaml --level captured | FileCheck %s --check-prefix=PLUGIN
 // PLUGIN:      fsdp.optimizer "plugin" {beta1 = 9.000000e-01 : f64, library = "lib/liblion.so", lr = 1.000000e-01 : f64}
@@ -145,6 +145,15 @@
 // MICROBATCHES: microbatches.yaml:1:30: error: 'fsdp.accumulation' op Accumulation-1: expected positive steps, got: 0
 // RUN: not fsdp-opt %t/model.mlir --config %t/each.yaml 2>&1 | FileCheck %s --check-prefix=EACH
 // EACH: each.yaml:1:25: error: expected "gradient_accumulation_steps" with "reduce_each_microbatch", got none
+// RUN: not fsdp-opt %t/model.mlir --config %t/after-backward.yaml 2>&1 | FileCheck %s --check-prefix=AFTER-BACKWARD
+// AFTER-BACKWARD: after-backward.yaml:1:25: error: expected "gradient_accumulation_steps" with "reshard_after_backward", got none
+// RUN: not fsdp-opt %t/model.mlir --config %t/stay.yaml 2>&1 | FileCheck %s --check-prefix=STAY
+// STAY: stay.yaml:2:25: error: expected true or false for "reshard_after_backward", got: "sometimes"
+
+// RUN: fsdp-opt %t/model.mlir --config %t/post-forward.yaml --world-size 4 --level captured | FileCheck %s --check-prefix=POST-FORWARD
+// POST-FORWARD: fsdp.unit_pattern "layers.*" {post_forward_size = 2 : i64}
+// RUN: not fsdp-opt %t/model.mlir --config %t/post-forward.yaml --world-size 3 --emit plan 2>&1 | FileCheck %s --check-prefix=FACTOR
+// FACTOR: post-forward.yaml:1:17: error: expected an integer "reshard_after_forward" that is a factor of the 3 ranks of axis "shard", got: 2
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/missing.yaml 2>&1 | FileCheck %s --check-prefix=MISSING
 // MISSING: missing.yaml:1:1: error: cannot read the config: No such file or directory
@@ -283,6 +292,7 @@ lr_schedule: {warmup_steps: 2, decay: linear, total_steps: 10, min_lr_ratio: 0.2
 clip_grad_norm: {max_norm: 0.5, norm_type: inf}
 gradient_accumulation_steps: 4
 reduce_each_microbatch: false
+reshard_after_backward: false
 
 //--- plugin.yaml
 optimizer: {name: plugin, library: lib/liblion.so, lr: 0.1, options: {beta1: 0.9}}
@@ -339,5 +349,15 @@ gradient_accumulation_steps: 0
 
 //--- each.yaml
 reduce_each_microbatch: true
+
+//--- after-backward.yaml
+reshard_after_backward: false
+
+//--- stay.yaml
+gradient_accumulation_steps: 2
+reshard_after_backward: sometimes
+
+//--- post-forward.yaml
+units: [{match: "layers.*", reshard_after_forward: 2}]
 
 //--- end

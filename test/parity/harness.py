@@ -68,7 +68,7 @@ class Case:
     optimizer: dict[str, Any]
     world: int = 2
     steps: int = 20
-    reshard: str = "default"  # or "true", "false"
+    reshard: str = "default"  # or "true", "false", "2"
     seed: int = 0
     training: dict[str, Any] = field(default_factory=dict)  # further keys of the config
     checkpoint: dict[str, Any] | None = None  # the config's "activation_checkpoint"
@@ -170,7 +170,7 @@ def unit_entries(case: Case) -> Any:
         return list(case.model.units)
     unit: dict[str, Any] = {"match": case.model.units}
     if case.reshard != "default":
-        unit["reshard_after_forward"] = case.reshard == "true"
+        unit["reshard_after_forward"] = json.loads(case.reshard)
     return [unit]
 
 

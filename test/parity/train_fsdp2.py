@@ -28,7 +28,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -79,8 +79,8 @@ def parse_args() -> argparse.Namespace:
         "--training",
         type=json.loads,
         default={},
-        help="the config's clip_grad_norm, lr_schedule, gradient_accumulation_steps and "
-        "reduce_each_microbatch, as JSON",
+        help="the config's clip_grad_norm, lr_schedule, gradient_accumulation_steps, "
+        "reduce_each_microbatch and reshard_after_backward, as JSON",
     )
     parser.add_argument("--eval-data", help="as --data, for --eval-every")
     parser.add_argument("--eval-every", type=int, default=0, help="steps; 0: no evaluation")
@@ -266,6 +266,9 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     optimizer = make_optimizer(model, args.optimizer)
     schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
     microbatches = args.training.get("gradient_accumulation_steps", 1)
+    reshards = args.training.get("reshard_after_backward", True)
+    if not reshards and isinstance(model, FSDPModule):
+        model.set_reshard_after_backward(False)
     data = load_file(args.data)
     tokens = (
         microbatches
@@ -293,6 +296,10 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
             losses.append(loss.item())
         if "clip_grad_norm" in args.training:
             record["grad_norm"] = clip(model, args.training["clip_grad_norm"])
+        if not reshards:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

@@ -44,9 +44,9 @@ static std::string formatBytes(int64_t bytes) {
 namespace {
 struct Traffic {
   int64_t count = 0, bytes = 0;
-  void add(int64_t more) {
-    ++count;
-    bytes += more;
+  void add(int64_t more, int64_t times = 1) {
+    count += times;
+    bytes += times * more;
   }
 };
 } // namespace
@@ -89,6 +89,10 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
       bytes += getNumBytes(param.getTensorType());
     }
 
+  // What a microbatch does, and what a step does once.
+  int64_t microbatches = 1;
+  for (auto op : module.getOps<AccumulationOp>())
+    microbatches = op.getSteps();
   Traffic gathers, reduces, allReduces;
   int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
   auto onWire = [&](int64_t padded) { return padded / ranks * (ranks - 1); };
@@ -97,12 +101,20 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
     return;
   program.walk([&](Operation *op) {
     if (auto gather = dyn_cast<AllGatherOp>(op)) {
-      gathers.add(onWire(unitPaddedBytes[gather.getUnit()]));
+      int64_t bytes = onWire(unitPaddedBytes[gather.getUnit()]);
+      if (!gather.getShards().empty() &&
+          gather.getShards().front().getDefiningOp<ReshardOp>()) {
+        auto unit = module.lookupSymbol<UnitOp>(gather.getUnit());
+        int64_t group = *unit.getPostForwardSize();
+        bytes = unitPaddedBytes[gather.getUnit()] / group * (group - 1);
+      }
+      gathers.add(bytes, gather.getFirstMicrobatch() ? 1 : microbatches);
     } else if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
       int64_t padded = 0;
       for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
         padded += paddedBytes[name.getValue()];
-      reduces.add(onWire(padded));
+      reduces.add(onWire(padded),
+                  reduce.getLastMicrobatch() ? 1 : microbatches);
     } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
       int64_t padded = 0;
       for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
@@ -112,8 +124,8 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
     } else if (auto call = dyn_cast<aten::CallOp>(op)) {
       ++calls;
       inPlaceGrads += call.getReduceInputOf().has_value();
-    } else if (isa<ReshardOp>(op)) {
-      ++reshards;
+    } else if (auto reshard = dyn_cast<ReshardOp>(op)) {
+      reshards += reshard.getLastMicrobatch() ? 1 : microbatches;
     }
   });
 

@@ -355,6 +355,9 @@ const std::vector<Mutation> kEvaluationMutations = {
      }},
     {"Steered", "P17",
      [](Plan &p) { firstOfEvaluation<Call>(p).reduceInputOf = 0; }},
+    {"Keeps", "P17", [](Plan &p) { firstOfEvaluation<Reshard>(p).keep = 2; }},
+    {"GathersOnce", "P17",
+     [](Plan &p) { firstOfEvaluation<AllGather>(p).firstMicrobatch = true; }},
     {"NoLoss", "P1", [](Plan &p) { p.evaluationLoss = -1; }},
     {"LossOfStep", "P3", [](Plan &p) { p.evaluationLoss = p.loss; }},
     {"LossIsFreed", "P12",
@@ -433,6 +436,70 @@ TEST(VerifyOneReplica, IsNotAllReduced) {
     EXPECT_THAT(error.what(), testing::EndsWith("one replica (P16)"));
   }
 }
+
+/// Four ranks: groups of two keep unit 0 after forward, and what backward
+/// gathers stays for the next microbatch.
+Plan keptPlan() {
+  Plan plan = samplePlan(4);
+  first<Reshard>(plan).keep = 2;
+  first<AllGather>(plan, 2).group = 2;
+  for (int gather : {0, 1})
+    first<AllGather>(plan, gather).firstMicrobatch = true;
+  for (int reshard : {1, 2})
+    first<Reshard>(plan, reshard).lastMicrobatch = true;
+  return plan;
+}
+
+const std::vector<Mutation> kKeptMutations = {
+    {"KeepsNothing", "P18", [](Plan &p) { first<Reshard>(p).keep = 0; }},
+    {"OtherGroups", "P18", [](Plan &p) { first<AllGather>(p, 2).group = 4; }},
+    {"GroupsOfOne", "P18",
+     [](Plan &p) {
+       first<Reshard>(p).keep = first<AllGather>(p, 2).group = 1;
+     }},
+    {"GroupsOfAll", "P18",
+     [](Plan &p) {
+       first<Reshard>(p).keep = first<AllGather>(p, 2).group = 4;
+     }},
+    {"GroupsDoNotDivide", "P18",
+     [](Plan &p) {
+       first<Reshard>(p).keep = first<AllGather>(p, 2).group = 3;
+     }},
+    {"GroupsOfTwoSizes", "P18",
+     [](Plan &p) {
+       p.worldSize = 8;
+       first<Reshard>(p, 1) = {0, 4};
+     }},
+    {"KeepsInTheLastMicrobatch", "P18",
+     [](Plan &p) { first<Reshard>(p).lastMicrobatch = true; }},
+    {"GathersInTheFirstOnly", "P19",
+     [](Plan &p) { first<Reshard>(p, 1).lastMicrobatch = false; }},
+    {"ReshardsInTheLastOnly", "P19",
+     [](Plan &p) { first<AllGather>(p, 1).firstMicrobatch = false; }},
+    {"SecondGatherInTheFirst", "P19",
+     [](Plan &p) { first<AllGather>(p, 2).firstMicrobatch = true; }},
+};
+
+class VerifyKept : public testing::TestWithParam<Mutation> {};
+
+TEST_P(VerifyKept, CatchesMutation) {
+  Plan plan = keptPlan();
+  ASSERT_NO_THROW(verifyPlan(plan, "p.json"));
+  std::string text = printPlan(plan);
+  EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+  GetParam().apply(plan);
+  EXPECT_NE(printPlan(plan), text);
+  try {
+    verifyPlan(plan, "p.json");
+    FAIL() << "not caught";
+  } catch (const PlanError &error) {
+    EXPECT_THAT(error.what(),
+                testing::EndsWith(std::string(" (") + GetParam().label + ")"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VerifyKept, testing::ValuesIn(kKeptMutations),
+                         [](const auto &info) { return info.param.name; });
 
 class VerifyPlan : public testing::TestWithParam<Mutation> {};
 

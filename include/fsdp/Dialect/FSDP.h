@@ -72,6 +72,10 @@ ProgramOp getEvaluationProgram(ModuleOp module);
 llvm::MapVector<StringAttr, llvm::SmallVector<ParamOp>>
 getUnitParams(ModuleOp module);
 
+/// The mesh axis that an element of a ShardingAttr's dimension names: a string,
+/// or a MeshAxisAttr for a sub-axis of that size.
+llvm::StringRef getAxisName(Attribute axis);
+
 /// Which value's storage a value shares: follows the `views` of aten.call up
 /// to the value that owns the storage.
 Value getStorageOwner(Value value);

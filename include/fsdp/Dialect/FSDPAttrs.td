@@ -44,6 +44,10 @@ def FSDP_ShardingAttr : FSDP_Attr<"Sharding", "sharding"> {
     `torch.chunk` does, ceil(n / ranks) rows a rank with trailing ranks short
     or empty; dimension 1 is whole. Axes not named replicate the tensor.
 
+    `{"shard":2}` is a sub-axis: groups of 2 neighbours on `shard` that hold the
+    tensor between them. The i-th of a group has what the i-th equal share of
+    all the axis's ranks have on the whole axis (FSDP2's post-forward mesh).
+
     **Sharding-1**: an axis is used at most once.
   }];
   let parameters = (ins "FlatSymbolRefAttr":$mesh, "ArrayAttr":$dims);
@@ -52,6 +56,8 @@ def FSDP_ShardingAttr : FSDP_Attr<"Sharding", "sharding"> {
   let extraClassDeclaration = [{
     /// The sharded dimension, or -1 where no dimension names an axis.
     int64_t getShardedDim() const;
+    /// The same over groups of `size` neighbours on the axis.
+    ShardingAttr getSubAxis(int64_t size) const;
   }];
 }
 

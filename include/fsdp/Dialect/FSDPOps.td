@@ -42,6 +42,9 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
     `fully_shard(module)` call would. `*` stays within one segment of the name,
     `**` crosses segments. `fsdp-assign-units` replaces it by `fsdp.unit` ops.
     Without `reshard_after_forward` the unit follows FSDP2's default.
+    `post_forward_size` is FSDP2's integer `reshard_after_forward`: it divides
+    the ranks of axis `shard`; 1 means `reshard_after_forward = false`, all
+    ranks mean `true`.
 
     Several patterns form one unit of all modules that they match, as
     `fully_shard([norm, output])` would. With `by_class` the patterns are those
@@ -52,13 +55,16 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
     fsdp.unit_pattern "layers.*" {reshard_after_forward = true}
     fsdp.unit_pattern "norm", "output"
     fsdp.unit_pattern "LlamaBlock" {by_class}
+    fsdp.unit_pattern "experts.*" {post_forward_size = 4 : i64}
     ```
 
     **UnitPattern-1**: there is at least one pattern, and one alone `by_class`.
+    **UnitPattern-2**: not both `reshard_after_forward` and `post_forward_size`.
   }];
   let arguments = (ins StrArrayAttr:$patterns,
                        OptionalAttr<BoolAttr>:$reshard_after_forward,
-                       UnitAttr:$by_class);
+                       UnitAttr:$by_class,
+                       OptionalAttr<I64Attr>:$post_forward_size);
   let assemblyFormat = "custom<Patterns>($patterns) attr-dict";
   let hasVerifier = 1;
 }
@@ -107,11 +113,20 @@ def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
 
     ```mlir
     fsdp.unit @layers.0 {reshard_after_forward = true}
+    fsdp.unit @layers.1 {post_forward_size = 2 : i64}
     ```
+
+    With `post_forward_size = k` each rank keeps 1/k of the parameters after
+    forward, and backward gathers them from k neighbours.
+
+    **Unit-1**: `post_forward_size` is at least 2, and the unit is resharded
+    after forward.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
-                       DefaultValuedAttr<BoolAttr, "true">:$reshard_after_forward);
+                       DefaultValuedAttr<BoolAttr, "true">:$reshard_after_forward,
+                       OptionalAttr<I64Attr>:$post_forward_size);
   let assemblyFormat = "$sym_name attr-dict";
+  let hasVerifier = 1;
 }
 
 def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
@@ -228,6 +243,8 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-3**: a unit is not gathered while it already is, a gather is
       resharded at most once, and no unit is gathered when the optimizer phase
       begins;
+    - **Program-9**: `first_microbatch` stands on a unit's first gather and
+      `last_microbatch` on its last reshard, both or neither;
     - **Program-4**: the gradient of a parameter is reduced at most once,
       all-reduced at most once, and written at most once;
     - **Program-5**: no value is used after `fsdp.free`, or freed twice;
@@ -236,7 +253,8 @@ def FSDP_ProgramOp : FSDP_Op<"program",
       buffers, each at most once; it has no arguments, and of other ops only
       `aten.call` and `fsdp.free`;
     - **Program-8**: an evaluation has a result, no phases, gradients or
-      optimizer step, and the training step's argument types.
+      optimizer step, keeps no parameters in part or to a next microbatch, and
+      has the training step's argument types.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<FunctionType>:$function_type,
@@ -347,25 +365,47 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,
     %w0, %w1 = fsdp.all_gather @layers.0 %s0, %s1 : (…) -> (…)
     ```
 
+    From the results of an `fsdp.reshard` it gathers over their sub-axis. With
+    `first_microbatch` it gathers in the first microbatch of a step only; in
+    later ones the results are the parameters that the last gather left.
+
     **AllGather-1**: operands are the shards of all parameters of the unit, in
-    unit order. **AllGather-2**: each result is the operand's global tensor
-    type (the placement is recomputed and compared).
+    unit order: all read, or all results of one `fsdp.reshard`.
+    **AllGather-2**: each result is the operand's global tensor type (the
+    placement is recomputed and compared).
   }];
-  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards);
+  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
+                       UnitAttr:$first_microbatch);
   let results = (outs Variadic<AnyRankedTensor>:$params);
   let assemblyFormat = "$unit $shards attr-dict `:` functional-type($shards, $params)";
   let hasVerifier = 1;
 }
 
 def FSDP_ReshardOp : FSDP_Op<"reshard", [HasParent<"ProgramOp">,
-    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Ends the life of gathered parameters";
   let description = [{
+    With results, this rank keeps a part of them, from which an
+    `fsdp.all_gather` restores them within a group. With `last_microbatch` they
+    end in the last microbatch of a step only.
+
+    ```mlir
+    fsdp.reshard @layers.0 %w : tensor<64x64xf32>
+    %k = fsdp.reshard @layers.1 %v : tensor<64x64xf32> to !fsdp.sharded<tensor<64x64xf32>, <@world, [{"shard":2}, {} ]>>
+    ```
+
     **Reshard-1**: operands are all results of one `fsdp.all_gather` of the
-    same unit, in order.
+    same unit, in order. **Reshard-2**: there are results only for a unit with
+    `post_forward_size`, which divides the ranks of the axis and is less; each
+    has its operand's type and its parameter's sharding over that sub-axis.
   }];
-  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<AnyRankedTensor>:$params);
-  let assemblyFormat = "$unit $params attr-dict `:` type($params)";
+  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<AnyRankedTensor>:$params,
+                       UnitAttr:$last_microbatch);
+  let results = (outs Variadic<FSDP_ShardedType>:$kept);
+  let assemblyFormat = [{
+    $unit $params attr-dict `:` type($params) (`to` type($kept)^)?
+  }];
   let hasVerifier = 1;
 }
 

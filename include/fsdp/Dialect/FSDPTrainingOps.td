@@ -85,7 +85,9 @@ def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
     backward begins with 1 / `steps`. With `reduce_each_microbatch` every
     backward reduces and adds the shards, as FSDP2 does by default. Without,
     whole gradients are added on each rank and reduced in the last microbatch,
-    as after `set_requires_gradient_sync(False)`.
+    as after `set_requires_gradient_sync(False)`. With `reshard_after_backward
+    = false` parameters that backward gathered stay so for the next microbatch,
+    as after `set_reshard_after_backward(False)`.
 
     ```mlir
     fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
@@ -94,7 +96,8 @@ def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
     **Accumulation-1**: `steps` is positive. **Accumulation-2**: a module has
     at most one.
   }];
-  let arguments = (ins I64Attr:$steps, BoolAttr:$reduce_each_microbatch);
+  let arguments = (ins I64Attr:$steps, BoolAttr:$reduce_each_microbatch,
+                       DefaultValuedAttr<BoolAttr, "true">:$reshard_after_backward);
   let assemblyFormat = "attr-dict";
   let hasVerifier = 1;
 }

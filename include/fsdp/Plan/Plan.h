@@ -175,11 +175,22 @@ struct Constant {
 struct AllGather {
   int32_t unit = -1;
   std::vector<ValueId> outs;
+  /// > 0: from what a group of this many neighbours kept at the last Reshard.
+  int64_t group = 0;
+  /// Gathers in the first microbatch of a step only; in later ones `outs` are
+  /// what the unit's last AllGather gathered.
+  bool firstMicrobatch = false;
 };
 
 /// Ends the life of a unit's gathered parameters.
 struct Reshard {
   int32_t unit = -1;
+  /// > 0: the ranks of each group of this many neighbours in a replica keep the
+  /// parameters between them; the i-th keeps what the i-th equal share of the
+  /// replica's ranks own.
+  int64_t keep = 0;
+  /// In the last microbatch of a step only.
+  bool lastMicrobatch = false;
 };
 
 /// Reduces gradients over the ranks of a replica and keeps this rank's rows.

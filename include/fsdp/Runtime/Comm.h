@@ -63,9 +63,14 @@ public:
   /// Begins the next microbatch of the step; beginStep begins the first.
   virtual void beginMicrobatch() = 0;
   /// The full parameters of a unit, in the unit's order, valid until
-  /// reshard(unit). Waits until every rank has published.
-  virtual std::vector<at::Tensor> allGather(int32_t unit) = 0;
-  virtual void reshard(int32_t unit) = 0;
+  /// reshard(unit). Waits until every rank has published; with `group` > 0
+  /// only until the ranks of this rank's group keep their parts (see
+  /// plan::Reshard::keep).
+  virtual std::vector<at::Tensor> allGather(int32_t unit,
+                                            int64_t group = 0) = 0;
+  /// With `keep` > 0 this rank keeps its part of the unit's parameters, which
+  /// are gathered, for the next allGather in groups of as many.
+  virtual void reshard(int32_t unit, int64_t keep = 0) = 0;
 
   /// Where the gradient of `param` should be written (full size, row-major)
   /// so that reduceScatter need not copy it; null if there is no such place.

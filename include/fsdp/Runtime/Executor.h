@@ -82,6 +82,7 @@ private:
 
   void run(CallTable &calls, const plan::Call &call, size_t index);
   void run(const plan::AllGather &gather);
+  void run(const plan::Reshard &reshard);
   void run(const plan::ReduceScatter &reduce);
   void run(const plan::Accumulate &accumulate);
   void run(const plan::ClipGradNorm &clip);
@@ -107,6 +108,8 @@ private:
   std::unique_ptr<ShardedOptimizer> optimizer;
   /// The first instruction of the optimizer phase.
   size_t optimizerBegin = 0;
+  /// Per unit: its parameters while they are gathered.
+  std::vector<std::vector<at::Tensor>> gathered;
   /// Per parameter: the sum over the step's microbatches so far.
   std::vector<at::Tensor> sums;
   int64_t step = 0;

@@ -2,7 +2,9 @@
 //
 // Nothing is copied to gather: every rank's optimizer writes its rows of the
 // one full parameter that all ranks map, so an all-gather waits for the peers'
-// counters and hands out views. A reduce-scatter reads the peers' gradients
+// counters and hands out views. What the ranks of a post-forward group keep
+// lies in one place of the group: to keep is to copy, to gather from it is not.
+// A reduce-scatter reads the peers' gradients
 // where they lie. Reading may happen later than the call: up to the moment the
 // inputs' place is needed again or the step's update begins, so that a rank
 // does not wait for a slower one at every unit.
@@ -34,8 +36,8 @@ public:
   void publish() override;
   void beginStep(int64_t step) override;
   void beginMicrobatch() override;
-  std::vector<at::Tensor> allGather(int32_t unit) override;
-  void reshard(int32_t unit) override;
+  std::vector<at::Tensor> allGather(int32_t unit, int64_t group = 0) override;
+  void reshard(int32_t unit, int64_t keep = 0) override;
   void *reduceInput(int32_t param) override;
   std::vector<at::Tensor>
   reduceScatter(const plan::ReduceScatter &reduce,
@@ -78,6 +80,11 @@ private:
   /// it, or where there are none, to memory of its own.
   at::Tensor shardGrad(int32_t param) const;
   bool peerDied(int64_t peer);
+  /// Copies this rank's part of a unit's parameters to its group's place,
+  /// unless what lies there is of the same version.
+  void keepPart(int32_t unit, int64_t groupSize);
+  /// Waits for the parts of this rank's group; views of the group's place.
+  std::vector<at::Tensor> gatherParts(int32_t unit, int64_t groupSize);
   /// Makes the place of the step's `ordinal`-th reduction writable.
   void acquire(int32_t ordinal);
   /// Finishes the pending reductions below `index`.
@@ -102,6 +109,14 @@ private:
   int64_t step = 0;
   uint32_t versions = 0;
   uint32_t barriers = 0;
+  /// Parts kept, over all steps, and per unit the number and the parameters'
+  /// version of the last.
+  uint32_t partsKept = 0;
+  struct KeptPart {
+    uint32_t number = 0;
+    uint32_t version = 0;
+  };
+  std::vector<KeptPart> keptParts;
   /// Reductions of all microbatches before this one.
   uint32_t stepBase = 0;
   uint32_t allReduces = 0;

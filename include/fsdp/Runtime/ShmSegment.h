@@ -6,6 +6,8 @@
 //   SegmentHeader                          launch-wide state
 //   RankState[worldSize]                   counters, position, failure text
 //   parameters [replicas]                  full, row-major, once a replica
+//   kept parameters [worldSize / k]        once a group that keeps them after
+//                                          forward, for each parameter of it
 //   vectors to all-reduce [worldSize][2]   where the plan clips gradients
 //   per rank: reduce-scatter inputs        its gradients
 //             all-reduce inputs            its gradients' shards
@@ -59,6 +61,8 @@ struct RankState {
   Position position;
   /// Parameter versions published: 1 after the load, +1 a step.
   Counter published;
+  /// Parts of units this rank has put in its group's place, over all steps.
+  Counter partsKept;
   /// Steps whose parameters this rank reads no more.
   Counter released;
   /// Reductions whose inputs this rank has put in place, over all steps.
@@ -117,9 +121,21 @@ struct SegmentLayout {
   size_t paramsBegin = 0;
   /// Bytes of one replica's parameters.
   size_t replicaBytes = 0;
+  /// Where groups of ranks keep a parameter after forward: the first group at
+  /// `begin` in the segment, the others behind it.
+  struct KeptPlace {
+    int64_t group = 0; ///< ranks; 0: not kept
+    size_t begin = 0;
+    size_t stride = 0;
+  };
+  std::vector<KeptPlace> kept;
   size_t areasBegin = 0;
   size_t areaBytes = 0;
   size_t totalBytes = 0;
+
+private:
+  /// Lays out what groups keep, from `end` on; returns its end.
+  size_t placeKept(const plan::Plan &plan, size_t end);
 };
 
 /// The mapping. Whoever creates it may fork; the children share it.
@@ -141,6 +157,11 @@ public:
   std::byte *param(int64_t replica, int32_t param) const {
     return base + offsets.paramsBegin + size_t(replica) * offsets.replicaBytes +
            offsets.params[param];
+  }
+  /// What the group of `rank` keeps of a parameter between its ranks.
+  std::byte *kept(int64_t rank, int32_t param) const {
+    const SegmentLayout::KeptPlace &place = offsets.kept[param];
+    return base + place.begin + size_t(rank / place.group) * place.stride;
   }
   /// A rank's copy of a parameter's gradient.
   std::byte *grad(int64_t rank, int32_t param) const {

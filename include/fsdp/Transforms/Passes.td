@@ -29,7 +29,9 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
     Parameters that an `fsdp.ignore` matches get no unit and are marked
     `ignored`.
 
-    `reshard_after_forward` defaults to true, for the root unit to false.
+    `reshard_after_forward` defaults to true, for the root unit to false. A
+    `post_forward_size` of 1 becomes `reshard_after_forward = false`, with
+    FSDP2's warning; one of all ranks `true`.
 
     Before: captured level. After: every `fsdp.param` names a unit.
   }];
@@ -95,7 +97,22 @@ def InsertReshards : Pass<"fsdp-insert-reshards", "::mlir::ModuleOp"> {
     A unit whose parameters backward does not use (an embedding, say) is not
     gathered again.
 
+    A unit with `post_forward_size = k` is resharded to 1/k of its parameters
+    after forward, and gathered again from the parts that k neighbours kept.
+
     Before: one gather a unit. After: Program-3 holds.
+  }];
+}
+
+def DeferReshards : Pass<"fsdp-defer-reshards", "::mlir::ModuleOp"> {
+  let summary = "Keep what backward gathered for the next microbatch";
+  let description = [{
+    Without an `fsdp.accumulation` of more than one step and with
+    `reshard_after_backward = false`, changes nothing. Else the last reshard of
+    a unit that is gathered in backward moves to the end of backward and is
+    marked `last_microbatch`, the unit's first gather `first_microbatch`.
+
+    Before: every gather has its reshard. After: Program-9 holds.
   }];
 }
 

@@ -298,7 +298,11 @@ private:
         })
         .Case<AllGatherOp>([&](auto gather) { return emitGather(gather); })
         .Case<ReshardOp>([&](auto reshard) {
-          append(op, plan::Reshard{getUnit(reshard.getUnitAttr())});
+          append(op, plan::Reshard{getUnit(reshard.getUnitAttr()),
+                                   reshard.getKept().empty()
+                                       ? 0
+                                       : getPostForwardSize(reshard),
+                                   reshard.getLastMicrobatch()});
           emitFrees(reshard.getParams());
           return success();
         })
@@ -359,6 +363,11 @@ private:
     return unitIndex.lookup(name.getAttr());
   }
 
+  int64_t getPostForwardSize(ReshardOp reshard) {
+    auto unit = module.lookupSymbol<UnitOp>(reshard.getUnitAttr());
+    return unit.getPostForwardSize().value_or(0);
+  }
+
   void emitFrees(ValueRange values) {
     for (Value value : values)
       instructions->back().frees.push_back(use(value));
@@ -381,6 +390,10 @@ private:
   LogicalResult emitGather(AllGatherOp gather) {
     plan::AllGather kind;
     kind.unit = getUnit(gather.getUnitAttr());
+    kind.firstMicrobatch = gather.getFirstMicrobatch();
+    if (!gather.getShards().empty())
+      if (auto kept = gather.getShards().front().getDefiningOp<ReshardOp>())
+        kind.group = getPostForwardSize(kept);
     for (Value param : gather.getParams())
       if (failed(define(param, kind.outs.emplace_back())))
         return failure();

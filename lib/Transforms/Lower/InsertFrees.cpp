@@ -45,6 +45,8 @@ private:
     for (Operation &op : body) {
       if (isa<AllGatherOp>(op)) // ended by its reshard
         continue;
+      if (isa<ReshardOp>(op)) // parts end with the gather from them
+        continue;
       if (isa<ReadOp>(op)) // names a shard, owns nothing
         continue;
       for (Value result : op.getResults())

@@ -187,9 +187,13 @@ private:
     OpBuilder builder(param);
     std::optional<size_t> pattern = claims[claim].pattern;
     if (!pattern)
-      return UnitOp::create(builder, param.getLoc(), name, false);
+      return UnitOp::create(builder, param.getLoc(), name,
+                            /*reshard_after_forward=*/false, IntegerAttr());
     const UnitPolicy &policy = policies[*pattern];
-    return UnitOp::create(builder, policy.loc, name, policy.reshard);
+    IntegerAttr size;
+    if (policy.postForwardSize)
+      size = builder.getI64IntegerAttr(*policy.postForwardSize);
+    return UnitOp::create(builder, policy.loc, name, policy.reshard, size);
   }
 
   /// Erases the patterns; one that matched nothing is an error.
@@ -201,8 +205,11 @@ private:
           return op.emitError(op.getByClass() ? "class \"" : "pattern \"")
                  << pattern << "\" matches no module with parameters"
                  << nearestModules(module, op.getByClass());
-      policies.push_back(
-          {op.getLoc(), op.getReshardAfterForward().value_or(true)});
+      UnitPolicy policy{op.getLoc(), op.getReshardAfterForward().value_or(true),
+                        op.getPostForwardSize()};
+      if (failed(normalizePostForwardSize(module, op, policy)))
+        return failure();
+      policies.push_back(policy);
       op.erase();
     }
     return success();
@@ -242,7 +249,34 @@ private:
   struct UnitPolicy {
     Location loc;
     bool reshard;
+    std::optional<int64_t> postForwardSize;
   };
+
+  /// FSDP2's rules for an integer reshard_after_forward, its errors and its
+  /// warning.
+  static LogicalResult normalizePostForwardSize(ModuleOp module,
+                                                UnitPatternOp op,
+                                                UnitPolicy &policy) {
+    if (!policy.postForwardSize)
+      return success();
+    int64_t size = *policy.postForwardSize, ranks = 1;
+    for (auto mesh : module.getOps<MeshOp>())
+      ranks = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
+    if (size < 1 || size > ranks || ranks % size != 0)
+      return op.emitError("expected an integer \"reshard_after_forward\" that "
+                          "is a factor of the ")
+             << ranks << " ranks of axis \"" << shardAxisName
+             << "\", got: " << size;
+    if (size == 1)
+      op.emitWarning("an integer \"reshard_after_forward\" of 1 keeps the "
+                     "parameters whole after forward, as false does; true "
+                     "reshards them");
+    if (size == 1 || size == ranks) {
+      policy.reshard = size != 1;
+      policy.postForwardSize.reset();
+    }
+    return success();
+  }
 
   SmallVector<UnitPatternOp> patterns;
   /// What outlives the patterns.

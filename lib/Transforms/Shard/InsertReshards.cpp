@@ -63,7 +63,7 @@ struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
       UnitOp unit = units[gather.getUnitAttr().getAttr()];
       if (backward && unit.getReshardAfterForward() &&
           gather->isBeforeInBlock(backward))
-        gatherAgain(gather, backward);
+        gatherAgain(gather, backward, unit.getPostForwardSize());
       reshardAfterLastUse(gather);
     }
     if (ProgramOp evaluation = getEvaluationProgram(module))
@@ -72,8 +72,10 @@ struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
   }
 
 private:
-  /// Moves the uses in backward onto a second gather.
-  static void gatherAgain(AllGatherOp gather, PhaseOp backward) {
+  /// Moves the uses in backward onto a second gather, from the whole axis or
+  /// from the parts that neighbours keep.
+  static void gatherAgain(AllGatherOp gather, PhaseOp backward,
+                          std::optional<int64_t> postForwardSize) {
     GatheredStorage storage(gather);
     SmallVector<OpOperand *> uses;
     Operation *firstUse = nullptr;
@@ -96,8 +98,11 @@ private:
     OpBuilder builder(firstUse);
     IRMapping again;
     SmallVector<Value> shards;
-    for (Value shard : gather.getShards())
-      shards.push_back(builder.clone(*shard.getDefiningOp())->getResult(0));
+    if (postForwardSize)
+      shards = keepParts(gather, backward, *postForwardSize);
+    else
+      for (Value shard : gather.getShards())
+        shards.push_back(builder.clone(*shard.getDefiningOp())->getResult(0));
     auto second = AllGatherOp::create(builder, firstUse->getLoc(),
                                       gather.getParams().getTypes(),
                                       gather.getUnitAttr(), shards);
@@ -106,6 +111,29 @@ private:
     // Views taken in forward, rebuilt only where backward needs them.
     for (OpOperand *use : uses)
       use->set(rebuild(use->get(), again, builder));
+  }
+
+  /// Reshards after the last use in forward to parts over a sub-axis.
+  static SmallVector<Value> keepParts(AllGatherOp gather, PhaseOp backward,
+                                      int64_t size) {
+    Operation *lastUse = gather;
+    for (Value value : GatheredStorage(gather).values)
+      for (Operation *user : value.getUsers())
+        if (user->isBeforeInBlock(backward) && lastUse->isBeforeInBlock(user))
+          lastUse = user;
+    SmallVector<Type> types;
+    for (auto [shard, param] :
+         llvm::zip(gather.getShards(), gather.getParams())) {
+      ShardingAttr sharding = cast<ShardedType>(shard.getType()).getSharding();
+      types.push_back(ShardedType::get(gather.getContext(),
+                                       cast<RankedTensorType>(param.getType()),
+                                       sharding.getSubAxis(size)));
+    }
+    OpBuilder builder(gather.getContext());
+    builder.setInsertionPointAfter(lastUse);
+    auto reshard = ReshardOp::create(builder, lastUse->getLoc(), types,
+                                     gather.getUnitAttr(), gather.getParams());
+    return llvm::to_vector_of<Value>(reshard.getKept());
   }
 
   static Value rebuild(Value value, IRMapping &again, OpBuilder &builder) {
@@ -127,6 +155,8 @@ private:
       if (other != first && other.getUnitAttr() == first.getUnitAttr())
         gathers.push_back(other);
     for (AllGatherOp gather : gathers) {
+      if (llvm::any_of(gather->getUsers(), llvm::IsaPred<ReshardOp>))
+        continue; // it keeps parts
       GatheredStorage storage(gather);
       Operation *lastUse = gather;
       for (Value value : storage.values)
@@ -135,8 +165,8 @@ private:
             lastUse = user;
       OpBuilder builder(lastUse->getContext());
       builder.setInsertionPointAfter(lastUse);
-      ReshardOp::create(builder, lastUse->getLoc(), gather.getUnitAttr(),
-                        gather.getParams());
+      ReshardOp::create(builder, lastUse->getLoc(), TypeRange(),
+                        gather.getUnitAttr(), gather.getParams());
     }
   }
 };

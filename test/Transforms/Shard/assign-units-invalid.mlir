@@ -39,3 +39,27 @@ fsdp.param @norm.weight : tensor<4xf32>
 // expected-error @below {{pattern "**.router" matches no parameter}}
 fsdp.ignore "**.router"
 fsdp.param @norm.weight : tensor<4xf32>
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+// expected-warning @below {{an integer "reshard_after_forward" of 1 keeps the parameters whole after forward, as false does; true reshards them}}
+fsdp.unit_pattern "a" {post_forward_size = 1}
+// expected-error @below {{expected an integer "reshard_after_forward" that is a factor of the 4 ranks of axis "shard", got: 3}}
+fsdp.unit_pattern "b" {post_forward_size = 3}
+fsdp.param @a.weight : tensor<4xf32>
+fsdp.param @b.weight : tensor<4xf32>
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+// expected-error @below {{expected an integer "reshard_after_forward" that is a factor of the 4 ranks of axis "shard", got: 8}}
+fsdp.unit_pattern "a" {post_forward_size = 8}
+fsdp.param @a.weight : tensor<4xf32>
+
+// -----
+
+fsdp.mesh @world <["shard"=4]>
+// expected-error @below {{expected an integer "reshard_after_forward" that is a factor of the 4 ranks of axis "shard", got: 0}}
+fsdp.unit_pattern "a" {post_forward_size = 0}
+fsdp.param @a.weight : tensor<4xf32>

@@ -89,3 +89,18 @@ fsdp.unit_pattern "h.*"
 fsdp.ignore "**.router"
 fsdp.param @h.0.router : tensor<4xf32>
 fsdp.param @h.0.up : tensor<4xf32>
+
+// -----
+
+// An integer reshard_after_forward is one of groups, or what it amounts to.
+
+// CHECK:       fsdp.unit @a {post_forward_size = 2 : i64}
+// CHECK:       fsdp.unit @b{{$}}
+// CHECK:       fsdp.unit @c {reshard_after_forward = false}
+fsdp.mesh @world <["replicate"=2, "shard"=4]>
+fsdp.unit_pattern "a" {post_forward_size = 2}
+fsdp.unit_pattern "b" {post_forward_size = 4}
+fsdp.unit_pattern "c" {post_forward_size = 1}
+fsdp.param @a.weight : tensor<4xf32>
+fsdp.param @b.weight : tensor<4xf32>
+fsdp.param @c.weight : tensor<4xf32>

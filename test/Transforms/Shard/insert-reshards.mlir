@@ -108,3 +108,51 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.write_grad @w, %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// With post_forward_size the first reshard keeps parts, over groups of 2
+// neighbours, and backward gathers those.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[W:.*]] = fsdp.all_gather @u
+// CHECK-NEXT:    aten.call "aten::dot"(%{{.*}}, %[[W]])
+// CHECK-NEXT:    %[[K:.*]] = fsdp.reshard @u %[[W]] : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
+// CHECK-NEXT:    fsdp.phase backward
+// CHECK-NOT:     fsdp.read
+// CHECK:         %[[W2:.*]] = fsdp.all_gather @u %[[K]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> tensor<4xf32>
+// CHECK-NEXT:    aten.call "aten::mul.Tensor"(%{{.*}}, %[[W2]])
+// CHECK-NEXT:    fsdp.reshard @u %[[W2]] : tensor<4xf32>{{$}}
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u {post_forward_size = 2}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mul.Tensor"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// Nothing is kept where backward does not gather.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[W:.*]] = fsdp.all_gather @u
+// CHECK-NEXT:    aten.call "aten::dot"
+// CHECK-NEXT:    fsdp.reshard @u %[[W]] : tensor<4xf32>{{$}}
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u {post_forward_size = 2}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  fsdp.return %loss : tensor<f32>
+}
