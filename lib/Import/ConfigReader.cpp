@@ -118,8 +118,14 @@ private:
   LogicalResult applyUnits(const Node *node) {
     if (!node)
       return success();
+    if (node->kind == Node::Kind::Scalar && node->scalar == "auto") {
+      AutoUnitsOp::create(builder, node->loc);
+      return success();
+    }
     if (node->kind != Node::Kind::Sequence)
-      return emitError(node->loc) << "expected a sequence for \"units\"";
+      return emitError(node->loc)
+             << "expected a sequence or auto for \"units\", got: "
+             << describe(*node);
     for (const Node &unit : node->elements) {
       SmallVector<StringRef> patterns;
       bool byClass = false;

@@ -7,6 +7,7 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
+  pm.addPass(createDetectUnits());          // repeated modules -> patterns
   pm.addPass(createAssignUnits());          // patterns -> units
   pm.addPass(createRecomputeActivations()); // checkpoints -> calls in backward
   pm.addPass(createPlaceParams());          // parameters -> shards on dim 0

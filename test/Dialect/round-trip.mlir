@@ -36,6 +36,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.unit @experts {post_forward_size = 2}
   // CHECK: fsdp.param @e : tensor<4xf32> unit @experts
   fsdp.param @e : tensor<4xf32> unit @experts sharding <@world, [{"shard"}]>
+  // CHECK: fsdp.auto_units
+  fsdp.auto_units
   // CHECK: fsdp.ignore "**.router"
   fsdp.ignore "**.router"
   // CHECK: fsdp.param @scale : tensor<f32> {ignored}

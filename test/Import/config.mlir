@@ -150,6 +150,11 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/stay.yaml 2>&1 | FileCheck %s --check-prefix=STAY
 // STAY: stay.yaml:2:25: error: expected true or false for "reshard_after_backward", got: "sometimes"
 
+// RUN: fsdp-opt %t/model.mlir --config %t/auto.yaml --level captured | FileCheck %s --check-prefix=AUTO
+// AUTO: fsdp.auto_units
+// RUN: not fsdp-opt %t/model.mlir --config %t/manual.yaml 2>&1 | FileCheck %s --check-prefix=MANUAL
+// MANUAL: manual.yaml:1:8: error: expected a sequence or auto for "units", got: "manual"
+
 // RUN: fsdp-opt %t/model.mlir --config %t/post-forward.yaml --world-size 4 --level captured | FileCheck %s --check-prefix=POST-FORWARD
 // POST-FORWARD: fsdp.unit_pattern "layers.*" {post_forward_size = 2 : i64}
 // RUN: not fsdp-opt %t/model.mlir --config %t/post-forward.yaml --world-size 3 --emit plan 2>&1 | FileCheck %s --check-prefix=FACTOR
@@ -356,6 +361,12 @@ reshard_after_backward: false
 //--- stay.yaml
 gradient_accumulation_steps: 2
 reshard_after_backward: sometimes
+
+//--- auto.yaml
+units: auto
+
+//--- manual.yaml
+units: manual
 
 //--- post-forward.yaml
 units: [{match: "layers.*", reshard_after_forward: 2}]

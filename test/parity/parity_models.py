@@ -96,6 +96,12 @@ def resnet18() -> nn.Module:
     return Classifier(resnet.resnet18(num_classes=10))
 
 
+def resnet50() -> nn.Module:
+    """Bottlenecks, the first of each row with a downsampling branch."""
+    torch.manual_seed(0)
+    return Classifier(resnet.resnet50(num_classes=10))
+
+
 class PartlyUsed(nn.Module):
     """Two blocks, of which forward uses one, and a parameter that nothing uses."""
 

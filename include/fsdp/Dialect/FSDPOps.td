@@ -69,6 +69,19 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
   let hasVerifier = 1;
 }
 
+def FSDP_AutoUnitsOp : FSDP_Op<"auto_units"> {
+  let summary = "Policy: the repeated modules are the units";
+  let description = [{
+    `fsdp-detect-units` replaces it by an `fsdp.unit_pattern` for each module
+    that it finds to be a block of the model.
+
+    ```mlir
+    fsdp.auto_units
+    ```
+  }];
+  let assemblyFormat = "attr-dict";
+}
+
 def FSDP_IgnoreOp : FSDP_Op<"ignore"> {
   let summary = "Policy: parameters that FSDP leaves alone";
   let description = [{

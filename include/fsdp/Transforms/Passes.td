@@ -13,6 +13,25 @@ include "mlir/Pass/PassBase.td"
 // Shard: captured level -> sharded level
 //===----------------------------------------------------------------------===//
 
+def DetectUnits : Pass<"fsdp-detect-units", "::mlir::ModuleOp"> {
+  let summary = "Find the model's blocks: modules that are repeated";
+  let description = [{
+    Where the module has an `fsdp.auto_units`, replaces it by one
+    `fsdp.unit_pattern` for each block. Modules whose names are equal up to the
+    numbers in them are a family: `layers.0` and `layers.1`, `layer1.0` and
+    `layer2.1`. It is repeated if two of them call the same operators in
+    forward in the same order, up to some that one of them calls in between (a
+    downsampling branch); layers, which have no modules in them, do not count.
+    The members of repeated families are the blocks, outermost first; but a
+    module all of whose children are alike blocks is a row of them, and they
+    are the units.
+
+    A remark says what was chosen, a warning that nothing was.
+
+    Before: captured level. After: there is no `fsdp.auto_units`.
+  }];
+}
+
 def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
   let summary = "Group parameters into FSDP units by the module's patterns";
   let description = [{
