@@ -35,6 +35,34 @@ for number in range(5):
     step(batch)
 """
 
+MISUSES = """
+import os, sys
+import fsdp_mlir, parity_models, torch
+
+rank = int(os.environ["RANK"])
+model = parity_models.own_parameters()
+for layer in model.layers:
+    fsdp_mlir.fully_shard(layer, reshard_after_forward=rank == 0)
+batch = {name: torch.ones(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
+sgd = (torch.optim.SGD, {"lr": 0.1})
+
+def attempt(**options):
+    try:
+        return fsdp_mlir.compile(model, example=batch, **options)
+    except Exception as error:
+        print(type(error).__name__, error, sep=": ", file=sys.stderr)
+
+attempt(optimizer=sgd)
+fsdp_mlir.fully_shard(model)
+attempt(optimizer=sgd)
+for layer in model.layers:
+    fsdp_mlir.sharding.policy_of(layer).reshard_after_forward = True
+attempt(optimizer=sgd if rank == 0 else 3)
+attempt(optimizer=sgd, loss=lambda output: output[None])
+attempt(optimizer=sgd)(batch)
+os._exit(0)
+"""
+
 CASES: dict[str, dict[str, Any]] = {
     "layers": {"calls": LAYERS, "optimizer": ADAMW},
     "root_only": {"calls": [], "optimizer": {**SGD, "nesterov": True}},
@@ -118,11 +146,8 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
-    """Rank 1 fails before its third step; rank 0, which waits for it, says so at once."""
-    script = tmp_path / "script.py"
-    script.write_text(FAILING.replace("FAIL", FAILURES[failure]))
+def run_script(script: Path) -> tuple[list[int], list[str]]:
+    """Two ranks to their own ends; their exit statuses and what they wrote to stderr."""
     port, ranks = str(free_port()), []
     for rank in range(2):
         environment = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
@@ -132,11 +157,20 @@ def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
             subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.PIPE)
         )
     try:
-        errors = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
+        errors = [rank.communicate(timeout=200)[1].decode() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert all(rank.returncode != 0 for rank in ranks)
+    return [rank.returncode for rank in ranks], errors
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
+    """Rank 1 fails before its third step; rank 0, which waits for it, says so at once."""
+    script = tmp_path / "script.py"
+    script.write_text(FAILING.replace("FAIL", FAILURES[failure]))
+    statuses, errors = run_script(script)
+    assert all(statuses)
     last = [text.strip().splitlines()[-1].partition("]: ")[2] for text in errors if text]
     if failure == "bad_batch":
         assert last[0].startswith("RuntimeError: rank 1: step 3: aten::nll_loss_forward")
@@ -144,3 +178,20 @@ def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
     else:
         assert last[0].startswith("RuntimeError: rank 0: rank 1 (pid ")
         assert last[0].endswith(" at step 3")
+
+
+def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path) -> None:
+    """And what comes after it finds the ranks together again."""
+    script = tmp_path / "script.py"
+    script.write_text(MISUSES)
+    statuses, errors = run_script(script)
+    lines = [[line for line in text.splitlines() if "Error: " in line] for text in errors]
+    assert statuses == [0, 0], errors
+    no_root = "CompileError: expected a call of fully_shard on the model itself, found none"
+    differs = "CompileError: the policy of rank 1 is not that of rank 0"
+    assert lines[0][:2] == lines[1][:2] == [no_root, differs]
+    bad = "expected an optimizer of torch.optim on model.parameters(), a class, or a class and"
+    assert lines[0][2].startswith(f"CompileError: rank 1: {bad}")
+    assert lines[1][2].startswith(f"CompileError: {bad}")
+    assert lines[0][3].startswith("CaptureError: ") and "expected a floating scalar" in lines[0][3]
+    assert lines[1][3] == "CompileError: rank 0: " + lines[0][3].removeprefix("CaptureError: ")

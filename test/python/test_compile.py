@@ -13,6 +13,7 @@ import pytest
 import torch
 from fsdp_mlir import CaptureError, CompileError
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
 BATCH = {"x": torch.linspace(-1, 1, 12).reshape(3, 4), "y": torch.tensor([0, 1, 1])}
@@ -82,6 +83,20 @@ def test_steps_are_eager_steps() -> None:
         assert loss.shape == () and loss.dtype == torch.float32 and not loss.is_inference()
         assert torch.equal(loss, eager_step(model, optimizer, BATCH))
     assert_same_state(step, model)
+
+
+def test_a_data_loader_with_workers() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = compiled()
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(
+        torch.randn(12, 4, generator=generator), torch.randint(2, (12,), generator=generator)
+    )
+    losses = [step(batch) for batch in DataLoader(data, batch_size=3, num_workers=2)]
+    assert len(losses) == 4
+    for loss, (x, y) in zip(losses, DataLoader(data, batch_size=3), strict=True):
+        assert torch.equal(loss, eager_step(model, optimizer, {"x": x, "y": y}))
 
 
 @pytest.mark.parametrize(
