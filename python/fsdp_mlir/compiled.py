@@ -64,7 +64,8 @@ def compile(
     at each step, so a scheduler of torch works on it), or a class, or `(class, arguments)`, or the
     mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
     by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
-    `gradient_accumulation_steps`, `reduce_each_microbatch`, `activation_checkpoint`, `lr_schedule`.
+    `gradient_accumulation_steps`, `reduce_each_microbatch`, `reshard_after_backward`,
+    `activation_checkpoint`, `lr_schedule`.
 
     With `evaluation` the loss in eval mode is captured too, for `Step.evaluate`.
 

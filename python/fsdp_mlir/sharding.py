@@ -40,7 +40,8 @@ class ShardPolicy(_State):
         self.modules: tuple[nn.Module, ...] = ()
         self.params: list[nn.Parameter] = []  # those it manages: no inner call's, none ignored
         self.mesh: DeviceMesh | None = None  # None: all ranks
-        self.reshard_after_forward: bool | None = None
+        # An integer is a number of ranks other than 1 and all.
+        self.reshard_after_forward: bool | int | None = None
 
 
 @contract(state_cls=ShardPolicy)  # type: ignore[misc]
@@ -104,7 +105,7 @@ def _shard_size(mesh: DeviceMesh | None) -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _checked_reshard(value: bool | int | None, size: int) -> bool | None:
+def _checked_reshard(value: bool | int | None, size: int) -> bool | int | None:
     if value is None or isinstance(value, bool):
         return value
     if not isinstance(value, int):
@@ -123,12 +124,7 @@ def _checked_reshard(value: bool | int | None, size: int) -> bool | None:
             "instead of reshard_after_forward=True (bool)"
         )
         return False
-    if value != size:
-        raise NotImplementedError(
-            f"fully_shard: 'reshard_after_forward' as an int other than 1 and the number of "
-            f"shards {size} is not supported yet, got {value}"
-        )
-    return True
+    return True if value == size else value
 
 
 def _check_precision(policy: MixedPrecisionPolicy) -> None:

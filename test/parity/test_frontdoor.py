@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import parity_models
 import pytest
 import torch
 from harness import HERE, ROOT, execute, free_port, run_ranks
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 EXAMPLES = ROOT / "examples" / "frontdoor"
@@ -87,6 +89,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "clipping": {"calls": LAYERS, "optimizer": ADAMW, "max_norm": 0.1},
     "accumulation": {"calls": LAYERS, "optimizer": ADAMW, "accumulation": 2},
+    "groups_of_one": {
+        "calls": [{"modules": ["layers.0"], "reshard_after_forward": 1}],
+        "optimizer": SGD,
+    },
     "stateful": {"model": "Stateful", "calls": LAYERS, "optimizer": ADAMW},
 }
 
@@ -120,6 +126,12 @@ def test_replicas(mesh: list[int], tmp_path: Path) -> None:
     """Where FSDP2's own sums are of two ranks; with four shards its order differs."""
     case = CASES["ignored"] | {"mesh": mesh, "tolerance": mesh[1] > 2}
     assert_same(case, mesh[0] * mesh[1], tmp_path)
+
+
+def test_smaller_groups(tmp_path: Path) -> None:
+    """Groups of two of four ranks; the sums are of four."""
+    calls = [{"modules": ["layers.0"], "reshard_after_forward": 2}, {"modules": ["layers.1"]}]
+    assert_same({"calls": calls, "optimizer": SGD, "tolerance": True}, 4, tmp_path)
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -195,3 +207,38 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     assert lines[1][2].startswith(f"CompileError: {bad}")
     assert lines[0][3].startswith("CaptureError: ") and "expected a floating scalar" in lines[0][3]
     assert lines[1][3] == "CompileError: rank 0: " + lines[0][3].removeprefix("CaptureError: ")
+
+
+META = """
+import os, sys
+import fsdp_mlir, parity_models, torch
+from safetensors.torch import save_file
+
+with torch.device("meta"):
+    model = parity_models.own_parameters()
+for layer in model.layers:
+    fsdp_mlir.fully_shard(layer)
+fsdp_mlir.fully_shard(model)
+batch = {name: torch.ones(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
+torch.manual_seed(int(os.environ["RANK"]))
+step = fsdp_mlir.compile(
+    model, optimizer=torch.optim.SGD, example=batch, init=parity_models.own_parameters
+)
+state = step.full_state_dict()
+if state:
+    save_file(state, FILE)
+os._exit(0)
+"""
+
+
+def test_a_model_on_meta(tmp_path: Path) -> None:
+    """Sharded over two ranks it starts from the weights of one device at rank 0's seed."""
+    script, file = tmp_path / "script.py", tmp_path / "state.safetensors"
+    script.write_text(META.replace("FILE", repr(str(file))))
+    statuses, errors = run_script(script)
+    assert statuses == [0, 0], errors
+    state = load_file(file)
+    torch.manual_seed(0)
+    want = parity_models.OwnParameters(256, 20, 2).state_dict()
+    assert list(state) == sorted(want)
+    assert all(torch.equal(state[name], tensor) for name, tensor in want.items())

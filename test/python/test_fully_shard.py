@@ -117,7 +117,6 @@ def test_signature_is_torchs() -> None:
     [
         ("mp_policy", MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
         ("offload_policy", CPUOffloadPolicy()),
-        ("reshard_after_forward", 2),
         ("shard_placement_fn", lambda param: Shard(param.dim() - 1)),
         ("dp_mesh_dims", torch.distributed.fsdp.DataParallelMeshDims(shard="shard")),
     ],
@@ -137,13 +136,13 @@ def test_modules_by_exact_names() -> None:
     model = Model()
     assert fsdp_mlir.fully_shard(model.layers[0], reshard_after_forward=4) is model.layers[0]
     pair = [model.layers[1], model.head]
-    assert fsdp_mlir.fully_shard(pair, reshard_after_forward=False) is pair
+    assert fsdp_mlir.fully_shard(pair, reshard_after_forward=2) is pair
     assert fsdp_mlir.fully_shard(model) is model
     assert type(model) is Model
     assert sharding.config_of(model, 4) == {
         "units": [
             {"match": "layers.0", "reshard_after_forward": True},
-            {"match": ["layers.1", "head"], "reshard_after_forward": False},
+            {"match": ["layers.1", "head"], "reshard_after_forward": 2},
         ]
     }
     assert sharding.mesh_of(model) is None
