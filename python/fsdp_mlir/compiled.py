@@ -82,6 +82,11 @@ def compile(
     def prepare() -> tuple[str, torch.optim.Optimizer | None]:
         if not isinstance(model, nn.Module):
             raise CompileError(f"expected a torch.nn.Module, got '{type(model).__name__}'")
+        if dist.is_initialized() and dist.get_world_size() != rendezvous.world_size:
+            raise CompileError(
+                f"torch.distributed has {dist.get_world_size()} ranks, the environment "
+                f"{rendezvous.world_size}: expected ranks that torchrun started"
+            )
         config = sharding.config_of(model, rendezvous.world_size)
         given = optimizers.instance_of(optimizer, model)
         params = weights.parameters(model)

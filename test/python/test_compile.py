@@ -11,6 +11,7 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
+import torch.distributed as dist
 from fsdp_mlir import CaptureError, CompileError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -239,6 +240,15 @@ def test_bad_arguments(options: Any, kind: type[Exception], message: str) -> Non
 def test_a_model_without_policy() -> None:
     with pytest.raises(CompileError, match="a call of fully_shard on the model itself"):
         fsdp_mlir.compile(Model(), loss=loss_fn, optimizer=SGD, example=BATCH)
+
+
+def test_ranks_that_torchrun_did_not_start() -> None:
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+    try:
+        with pytest.raises(CompileError, match="has 4 ranks, the environment 1: expected ranks"):
+            compiled()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_build_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
