@@ -65,7 +65,8 @@ def compile(
     mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
     by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
     `gradient_accumulation_steps`, `reduce_each_microbatch`, `reshard_after_backward`,
-    `activation_checkpoint`, `lr_schedule`.
+    `activation_checkpoint`, `lr_schedule`, and `units="auto"` where fully_shard was called on the
+    whole model only.
 
     With `evaluation` the loss in eval mode is captured too, for `Step.evaluate`.
 
@@ -93,7 +94,7 @@ def compile(
         config["optimizer"] = optimizers.config_of(given, params) if given else dict(optimizer)
         if max_norm is not None:
             config["clip_grad_norm"] = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
-        clashes = sorted(set(options) & {*config, "units", "mesh", "ignore"})
+        clashes = sorted(set(options) & {*config, "mesh", "ignore"})
         if clashes:
             raise CompileError(f"option '{clashes[0]}' follows from the other arguments")
         config |= options

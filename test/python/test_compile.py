@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsdp_mlir import CaptureError, CompileError
+from fsdp_mlir.models.llama import llama_debug
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -177,6 +179,19 @@ def test_files_in_a_folder(tmp_path: Path) -> None:
     assert names == {"policy.yaml", "model.pt", "model.safetensors", "plan.json"}
 
 
+def test_units_by_themselves(tmp_path: Path) -> None:
+    model = sharded(llama_debug())
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    options = {"example": {"tokens": tokens, "targets": tokens}, "optimizer": SGD}
+    fsdp_mlir.compile(model, units="auto", path=tmp_path, **options)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert {unit["name"] for unit in plan["units"]} == {"(root)", "layers.0", "layers.1"}
+    model = llama_debug()
+    fsdp_mlir.fully_shard(model.layers[0])
+    with pytest.raises(CompileError, match="'units' follows from the other arguments"):
+        fsdp_mlir.compile(sharded(model), units="auto", **options)
+
+
 def test_state_outlives_the_step() -> None:
     step = compiled()
     state = step.state_dict()
@@ -227,7 +242,7 @@ def test_bad_batches(args: Any, kwargs: Any, kind: type[Exception], message: str
         ({"optimizer": None}, CompileError, "expected an optimizer"),
         ({"optimizer": {"name": "adagrad"}}, CompileError, 'policy.yaml:.*got: "adagrad"'),
         ({"max_norm": -1.0}, CompileError, "expected a positive max_norm"),
-        ({"units": []}, CompileError, "'units' follows from the other arguments"),
+        ({"mesh": {}}, CompileError, "'mesh' follows from the other arguments"),
         ({"no_such_option": 1}, CompileError, 'unknown key "no_such_option"'),
         ({"example": {"x": 3}}, CaptureError, "'x': expected a tensor"),
     ],
