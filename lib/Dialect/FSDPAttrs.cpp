@@ -161,3 +161,24 @@ LogicalResult ShardedType::verify(function_ref<InFlightDiagnostic()> emitError,
                        << " dimensions, got: " << sharding.getDims().size();
   return success();
 }
+
+//===----------------------------------------------------------------------===//
+// MixedPrecisionAttr
+//===----------------------------------------------------------------------===//
+
+LogicalResult
+MixedPrecisionAttr::verify(function_ref<InFlightDiagnostic()> emitError,
+                           Type paramDtype, Type reduceDtype, Type outputDtype,
+                           bool castForwardInputs) {
+  for (Type dtype : {paramDtype, reduceDtype, outputDtype})
+    if (dtype &&
+        !isa<Float32Type, Float64Type, Float16Type, BFloat16Type>(dtype))
+      return emitError()
+             << "MixedPrecision-1: expected f32, f64, f16 or bf16, got: "
+             << dtype;
+  return success();
+}
+
+Type MixedPrecisionAttr::getComputeDtype(Type element) const {
+  return getParamDtype() && isa<FloatType>(element) ? getParamDtype() : element;
+}

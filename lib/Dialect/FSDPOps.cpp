@@ -87,17 +87,19 @@ static OpT lookup(SymbolTableCollection &symbols, Operation *user,
   return op;
 }
 
-/// Checks that `type` is the parameter's type or its sharded type.
+/// Checks that `type` is the parameter's type in the program, as `getWhole`
+/// gives it, or its sharded type.
 static LogicalResult verifyParamType(SymbolTableCollection &symbols,
                                      Operation *user, FlatSymbolRefAttr name,
-                                     Type type, StringRef label) {
+                                     Type type, StringRef label,
+                                     RankedTensorType (ParamOp::*getWhole)()) {
   auto param = lookup<ParamOp>(symbols, user, name, label);
   if (!param)
     return failure();
-  if (type == param.getTensorType() || type == param.getShardedType())
+  RankedTensorType whole = (param.*getWhole)();
+  if (type == whole || type == param.getShardedType())
     return success();
-  InFlightDiagnostic diag = user->emitOpError(label)
-                            << ": expected " << param.getTensorType();
+  InFlightDiagnostic diag = user->emitOpError(label) << ": expected " << whole;
   if (Type sharded = param.getShardedType())
     diag << " or " << sharded;
   return diag << " for " << name << ", got: " << type;
@@ -117,19 +119,24 @@ static LogicalResult verifyDeclaredType(SymbolTableCollection &symbols,
                                   << " for " << name << ", got: " << type;
 }
 
-/// Checks that `type` is the parameter's sharded type.
+/// Checks that `type` is the parameter's sharded type, in its own dtype or in
+/// `dtype` if that is given.
 static LogicalResult verifyShardType(SymbolTableCollection &symbols,
                                      Operation *user, FlatSymbolRefAttr name,
-                                     Type type, StringRef label) {
+                                     Type type, StringRef label,
+                                     Type dtype = {}) {
   auto param = lookup<ParamOp>(symbols, user, name, label);
   if (!param)
     return failure();
-  if (!param.getShardedType())
+  ShardedType expected = param.getShardedType();
+  if (!expected)
     return user->emitOpError(label)
            << ": expected " << name << " to have a sharding, it has none";
-  if (type != param.getShardedType())
-    return user->emitOpError(label) << ": expected " << param.getShardedType()
-                                    << " for " << name << ", got: " << type;
+  if (dtype)
+    expected = expected.clone(dtype);
+  if (type != expected)
+    return user->emitOpError(label)
+           << ": expected " << expected << " for " << name << ", got: " << type;
   return success();
 }
 
@@ -188,6 +195,11 @@ LogicalResult UnitPatternOp::verify() {
   if (getReshardAfterForward() && getPostForwardSize())
     return emitOpError("UnitPattern-2: expected reshard_after_forward or "
                        "post_forward_size, got both");
+  bool hasRoot = llvm::any_of(
+      getPatterns(), [](Attribute p) { return cast<StringAttr>(p).empty(); });
+  if (hasRoot && (getByClass() || getPatterns().size() != 1))
+    return emitOpError("UnitPattern-3: expected the pattern \"\" alone, not by "
+                       "class");
   return success();
 }
 
@@ -223,9 +235,17 @@ LogicalResult ParamOp::verify() {
 }
 
 LogicalResult ParamOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  if (FlatSymbolRefAttr unit = getUnitAttr();
-      unit && !lookup<UnitOp>(symbols, *this, unit, "Param-1"))
-    return failure();
+  if (FlatSymbolRefAttr name = getUnitAttr()) {
+    auto unit = lookup<UnitOp>(symbols, *this, name, "Param-1");
+    if (!unit)
+      return failure();
+    Type own = getTensorType().getElementType();
+    MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
+    Type expected = policy ? policy.getComputeDtype(own) : own;
+    if (Type dtype = getComputeType().getElementType(); dtype != expected)
+      return emitOpError("Param-5: expected to be computed with in ")
+             << expected << " as unit " << name << " says, got: " << dtype;
+  }
   ShardingAttr sharding = getShardingAttr();
   if (!sharding)
     return success();
@@ -285,7 +305,7 @@ LogicalResult ReturnOp::verify() {
 
 LogicalResult ReadOp::verifySymbolUses(SymbolTableCollection &symbols) {
   return verifyParamType(symbols, *this, getParamAttr(), getResult().getType(),
-                         "Read-1");
+                         "Read-1", &ParamOp::getComputeType);
 }
 
 LogicalResult ReadBufferOp::verifySymbolUses(SymbolTableCollection &symbols) {
@@ -305,7 +325,7 @@ LogicalResult WriteBufferOp::verifySymbolUses(SymbolTableCollection &symbols) {
 
 LogicalResult WriteGradOp::verifySymbolUses(SymbolTableCollection &symbols) {
   return verifyParamType(symbols, *this, getParamAttr(), getGrad().getType(),
-                         "WriteGrad-1");
+                         "WriteGrad-1", &ParamOp::getGradType);
 }
 
 LogicalResult
@@ -352,18 +372,23 @@ LogicalResult AllGatherOp::verify() {
   if (getShards().size() != getParams().size())
     return emitOpError("AllGather-2: expected ")
            << getShards().size() << " results, got: " << getParams().size();
-  for (auto [shard, param] : llvm::zip(getShards(), getParams())) {
-    Type expected = cast<ShardedType>(shard.getType()).getTensor();
-    if (param.getType() != expected)
-      return emitOpError("AllGather-2: expected a result of ")
-             << expected << ", got: " << param.getType();
-  }
   return success();
 }
 
 LogicalResult AllGatherOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "AllGather-1"))
+  auto unit = lookup<UnitOp>(symbols, *this, getUnitAttr(), "AllGather-1");
+  if (!unit)
     return failure();
+  MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
+  for (auto [shard, param] : llvm::zip(getShards(), getParams())) {
+    RankedTensorType expected = cast<ShardedType>(shard.getType()).getTensor();
+    if (policy)
+      expected =
+          expected.clone(policy.getComputeDtype(expected.getElementType()));
+    if (param.getType() != expected)
+      return emitOpError("AllGather-2: expected a result of ")
+             << expected << ", got: " << param.getType();
+  }
   if (!getShards().empty())
     if (auto kept = getShards().front().getDefiningOp<ReshardOp>()) {
       if (kept.getUnitAttr() == getUnitAttr() &&
@@ -456,9 +481,41 @@ LogicalResult ReshardOp::verifySymbolUses(SymbolTableCollection &symbols) {
   return success();
 }
 
+/// Checks that a divisor, if there is one, is positive and goes with `sum`.
+static LogicalResult verifyDivisor(Operation *op, ReduceKind kind,
+                                   FloatAttr divisor, StringRef label) {
+  if (!divisor)
+    return success();
+  double value = divisor.getValueAsDouble();
+  if (!std::isfinite(value) || value <= 0)
+    return op->emitOpError(label)
+           << ": expected a positive divisor, got: " << divisor;
+  if (kind != ReduceKind::Sum)
+    return op->emitOpError(label) << ": expected divisors with sum only, got: "
+                                  << stringifyReduceKind(kind);
+  return success();
+}
+
+/// Checks ReduceScatter-4.
+static LogicalResult verifyReduction(ReduceScatterOp reduce, UnitOp unit) {
+  if (MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
+      policy && policy.getReduceDtype() &&
+      policy.getReduceDtype() != reduce.getReduceDtype().value_or(Type()))
+    return reduce.emitOpError("ReduceScatter-4: expected reduce_dtype ")
+           << policy.getReduceDtype() << " as unit " << reduce.getUnitAttr()
+           << " says";
+  for (FloatAttr divisor :
+       {reduce.getPredivideAttr(), reduce.getPostdivideAttr()})
+    if (failed(verifyDivisor(reduce, reduce.getKind(), divisor,
+                             "ReduceScatter-4")))
+      return failure();
+  return success();
+}
+
 LogicalResult
 ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "ReduceScatter-1"))
+  auto unit = lookup<UnitOp>(symbols, *this, getUnitAttr(), "ReduceScatter-1");
+  if (!unit || failed(verifyReduction(*this, unit)))
     return failure();
   if (getParamNames().size() != getGrads().size() ||
       getParamNames().size() != getShards().size())
@@ -481,19 +538,27 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
                          "got ")
              << name << " too late";
     previous = param;
-    if (grad.getType() != param.getTensorType())
+    if (grad.getType() != param.getGradType())
       return emitOpError("ReduceScatter-2: expected ")
-             << param.getTensorType() << " for " << name
+             << param.getGradType() << " for " << name
              << ", got: " << grad.getType();
+    Type own = param.getTensorType().getElementType();
+    Type reduced =
+        getReduceDtype().value_or(param.getGradType().getElementType());
+    Type dtype =
+        cast<ShardedType>(shard.getType()).getTensor().getElementType();
     if (failed(verifyShardType(symbols, *this, name, shard.getType(),
-                               "ReduceScatter-3")))
+                               "ReduceScatter-3",
+                               dtype == reduced ? reduced : own)))
       return failure();
   }
   return success();
 }
 
 LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "AllReduce-1"))
+  if (!lookup<UnitOp>(symbols, *this, getUnitAttr(), "AllReduce-1") ||
+      failed(
+          verifyDivisor(*this, getKind(), getPostdivideAttr(), "AllReduce-4")))
     return failure();
   if (getParamNames().size() != getGrads().size() ||
       getParamNames().size() != getReduced().size())
@@ -516,9 +581,12 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
                          "got ")
              << name << " too late";
     previous = param;
-    for (Type type : {grad.getType(), reduced.getType()})
-      if (failed(verifyShardType(symbols, *this, name, type, "AllReduce-2")))
-        return failure();
+    if (failed(verifyShardType(symbols, *this, name, grad.getType(),
+                               "AllReduce-2",
+                               getReduceDtype().value_or(Type()))) ||
+        failed(verifyShardType(symbols, *this, name, reduced.getType(),
+                               "AllReduce-2")))
+      return failure();
     ShardingAttr sharding = param.getShardingAttr();
     auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");
     if (!mesh)

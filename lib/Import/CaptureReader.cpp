@@ -359,15 +359,34 @@ private:
   // capture.json
   //===--------------------------------------------------------------------===//
 
+  plan::DType readDType(const json &name) {
+    std::optional<plan::DType> dtype =
+        plan::parseDType(name.get<std::string>());
+    if (!dtype)
+      fail("capture.json: tensors of dtype " + name.dump() +
+           " are not supported");
+    return *dtype;
+  }
+
   plan::TensorSpec readSpec(const json &entry) {
     plan::TensorSpec spec;
     entry.at("shape").get_to(spec.shape);
-    auto name = entry.at("dtype").get<std::string>();
-    std::optional<plan::DType> dtype = plan::parseDType(name);
-    if (!dtype)
-      fail("capture.json: tensors of dtype \"" + name + "\" are not supported");
-    spec.dtype = *dtype;
+    spec.dtype = readDType(entry.at("dtype"));
     return spec;
+  }
+
+  void readPrecision(const json &policies) {
+    auto optional = [&](const json &name) -> std::optional<plan::DType> {
+      if (name.is_null())
+        return std::nullopt;
+      return readDType(name);
+    };
+    for (const json &entry : policies)
+      capture.precision.push_back({entry.at("module"),
+                                   optional(entry.at("param_dtype")),
+                                   optional(entry.at("reduce_dtype")),
+                                   optional(entry.at("output_dtype")),
+                                   entry.at("cast_forward_inputs")});
   }
 
   void readTables(const json &document) {
@@ -376,7 +395,9 @@ private:
       capture.weights = {weights.at("path"), weights.at("hash")};
     for (const json &entry : document.at("params"))
       capture.params.push_back({entry.at("name"), entry.at("aliases"),
-                                readSpec(entry), entry.at("requires_grad")});
+                                readSpec(entry), entry.at("requires_grad"),
+                                readDType(entry.at("compute_dtype"))});
+    readPrecision(document.at("mixed_precision"));
     for (const json &entry : document.at("buffers"))
       capture.buffers.push_back(
           {entry.at("name"), readSpec(entry), entry.at("persistent")});

@@ -10,6 +10,7 @@
 #include "fsdp/Import/Import.h"
 
 #include "mlir/IR/Builders.h"
+#include "llvm/ADT/StringSwitch.h"
 #include "llvm/Support/MemoryBuffer.h"
 
 using namespace mlir;
@@ -43,26 +44,42 @@ private:
 
   LogicalResult apply(const Node &root) {
     const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
-               *checkpoint = nullptr;
+               *checkpoint = nullptr, *precision = nullptr;
     TrainingConfig training(module, path);
     SmallVector<StringRef> keys = {"mesh", "units", "ignore",
-                                   "activation_checkpoint"};
+                                   "activation_checkpoint", "mixed_precision"};
     llvm::append_range(keys, TrainingConfig::getKeys());
     if (failed(forEachEntry(root, "the config", keys,
                             [&](StringRef key, const Node &value) {
                               if (!training.take(key, value))
-                                (key == "mesh"     ? mesh
-                                 : key == "units"  ? units
-                                 : key == "ignore" ? ignore
-                                                   : checkpoint) = &value;
+                                (key == "mesh"              ? mesh
+                                 : key == "units"           ? units
+                                 : key == "ignore"          ? ignore
+                                 : key == "mixed_precision" ? precision
+                                                            : checkpoint) =
+                                    &value;
                               return success();
                             },
-                            {"mixed_precision", "offload", "schedule"})))
+                            {"offload", "schedule"})))
       return failure();
-    return success(succeeded(applyMesh(mesh)) && succeeded(applyUnits(units)) &&
-                   succeeded(applyCheckpoint(checkpoint)) &&
-                   succeeded(applyIgnore(ignore)) &&
-                   succeeded(training.apply(builder)));
+    return success(
+        succeeded(applyMesh(mesh)) && succeeded(applyPrecision(precision)) &&
+        succeeded(applyUnits(units)) &&
+        succeeded(applyCheckpoint(checkpoint)) &&
+        succeeded(applyIgnore(ignore)) && succeeded(training.apply(builder)));
+  }
+
+  /// The policy of the root unit, and of every unit without one of its own.
+  LogicalResult applyPrecision(const Node *node) {
+    if (!node)
+      return success();
+    if (failed(readMixedPrecision(*node, globalPrecision)))
+      return failure();
+    if (globalPrecision)
+      UnitPatternOp::create(builder, node->loc, builder.getStrArrayAttr({""}),
+                            BoolAttr(), /*by_class=*/false, IntegerAttr(),
+                            globalPrecision);
+    return success();
   }
 
   LogicalResult applyMesh(const Node *node) {
@@ -115,6 +132,52 @@ private:
     return success();
   }
 
+  /// Null for `false`, which is no mixed precision.
+  LogicalResult readMixedPrecision(const Node &node,
+                                   MixedPrecisionAttr &result) {
+    result = {};
+    if (node.kind == Node::Kind::Null || node.scalar == "false")
+      return success();
+    Type param, reduce, output;
+    bool cast = true;
+    if (failed(forEachEntry(node, "\"mixed_precision\"",
+                            {"param_dtype", "reduce_dtype", "output_dtype",
+                             "cast_forward_inputs"},
+                            [&](StringRef key, const Node &value) {
+                              if (key == "cast_forward_inputs")
+                                return getBool(key, value, cast);
+                              return getFloatType(key, value,
+                                                  key == "param_dtype" ? param
+                                                  : key == "reduce_dtype"
+                                                      ? reduce
+                                                      : output);
+                            })))
+      return failure();
+    // Without dtypes nothing is cast.
+    if (param || reduce || output)
+      result = MixedPrecisionAttr::get(module.getContext(), param, reduce,
+                                       output, cast);
+    return success();
+  }
+
+  /// Null for `null`, no cast.
+  LogicalResult getFloatType(StringRef key, const Node &node, Type &result) {
+    if (node.kind == Node::Kind::Null ||
+        (node.kind == Node::Kind::Scalar && node.scalar == "null"))
+      return success();
+    result = llvm::StringSwitch<Type>(node.scalar)
+                 .Case("float32", builder.getF32Type())
+                 .Case("float64", builder.getF64Type())
+                 .Case("float16", builder.getF16Type())
+                 .Case("bfloat16", builder.getBF16Type())
+                 .Default(Type());
+    if (result && node.kind == Node::Kind::Scalar)
+      return success();
+    return emitError(node.loc)
+           << "expected float32, float64, float16 or bfloat16 for \"" << key
+           << "\", got: " << describe(node);
+  }
+
   LogicalResult applyUnits(const Node *node) {
     if (!node)
       return success();
@@ -132,8 +195,10 @@ private:
       Location matchLoc = unit.loc;
       BoolAttr reshard;
       IntegerAttr postForwardSize;
+      MixedPrecisionAttr precision = globalPrecision;
       if (failed(forEachEntry(
-              unit, "\"units\"", {"match", "class", "reshard_after_forward"},
+              unit, "\"units\"",
+              {"match", "class", "reshard_after_forward", "mixed_precision"},
               [&](StringRef key, const Node &value) -> LogicalResult {
                 if (key == "match" || key == "class") {
                   if (!patterns.empty())
@@ -149,6 +214,8 @@ private:
                            << describe(value);
                   return getPatterns(key, value, patterns);
                 }
+                if (key == "mixed_precision")
+                  return readMixedPrecision(value, precision);
                 int64_t group;
                 if (!StringRef(value.scalar).getAsInteger(10, group)) {
                   postForwardSize = builder.getI64IntegerAttr(group);
@@ -159,15 +226,14 @@ private:
                   return failure();
                 reshard = builder.getBoolAttr(flag);
                 return success();
-              },
-              {"mixed_precision"})))
+              })))
         return failure();
       if (patterns.empty())
         return emitError(unit.loc)
                << "expected a key \"match\" or \"class\" in a unit";
       UnitPatternOp::create(builder, matchLoc,
                             builder.getStrArrayAttr(patterns), reshard, byClass,
-                            postForwardSize);
+                            postForwardSize, precision);
     }
     return success();
   }
@@ -234,6 +300,7 @@ public:
 private:
   int64_t worldSize;
   OpBuilder builder;
+  MixedPrecisionAttr globalPrecision;
 };
 } // namespace
 

@@ -33,6 +33,8 @@ public:
             builder.getNamedAttr(name, builder.getStringAttr(className)));
     (*module)->setAttr(moduleClassesAttrName,
                        builder.getDictionaryAttr(classes));
+    if (!capture.precision.empty())
+      (*module)->setAttr(capturedPrecisionAttrName, getPrecision());
     builder.setInsertionPointToEnd(module->getBody());
     importDeclarations();
     importStep();
@@ -48,8 +50,40 @@ public:
   }
 
 private:
+  DictionaryAttr getPrecision() {
+    SmallVector<NamedAttribute> policies;
+    auto type = [&](std::optional<plan::DType> dtype) {
+      return dtype ? getElementType(*dtype) : Type();
+    };
+    for (const ::fsdp::CapturedPrecision &policy : capture.precision)
+      policies.push_back(builder.getNamedAttr(
+          policy.module.empty() ? StringRef(rootUnitName)
+                                : StringRef(policy.module),
+          MixedPrecisionAttr::get(builder.getContext(), type(policy.paramDtype),
+                                  type(policy.reduceDtype),
+                                  type(policy.outputDtype),
+                                  policy.castForwardInputs)));
+    return builder.getDictionaryAttr(policies);
+  }
+
+  /// The dtype of each gradient that does not come in the compute dtype.
+  llvm::DenseMap<size_t, TypeAttr> getGradDtypes() {
+    llvm::DenseMap<plan::ValueId, plan::DType> dtypes;
+    for (const ::fsdp::CapturedCall &call : capture.calls)
+      for (auto [value, spec] : llvm::zip(call.outValues, call.outs))
+        dtypes[value] = spec.dtype;
+    llvm::DenseMap<size_t, TypeAttr> result;
+    for (auto [param, grad] : capture.grads)
+      if (auto it = dtypes.find(grad);
+          it != dtypes.end() &&
+          it->second != capture.params[param].computeDtype)
+        result[param] = TypeAttr::get(getElementType(it->second));
+    return result;
+  }
+
   void importDeclarations() {
-    for (const ::fsdp::CapturedParam &param : capture.params) {
+    llvm::DenseMap<size_t, TypeAttr> gradDtypes = getGradDtypes();
+    for (auto [index, param] : llvm::enumerate(capture.params)) {
       ArrayAttr aliases;
       if (!param.aliases.empty()) {
         SmallVector<StringRef> names(param.aliases.begin(),
@@ -58,7 +92,11 @@ private:
       }
       ParamOp::create(builder, getLoc(param.name, "", -1), param.name,
                       getType(param.spec), FlatSymbolRefAttr(), ShardingAttr(),
-                      aliases, !param.requiresGrad);
+                      aliases, !param.requiresGrad, /*ignored=*/false,
+                      param.computeDtype == param.spec.dtype
+                          ? TypeAttr()
+                          : TypeAttr::get(getElementType(param.computeDtype)),
+                      gradDtypes.lookup(index));
     }
     for (const plan::Buffer &buffer : capture.buffers)
       BufferOp::create(builder, getLoc(buffer.name, "", -1), buffer.name,
@@ -184,7 +222,7 @@ private:
     for (const ::fsdp::CapturedParam &param : capture.params) {
       if (used.contains(next))
         values[next] = ReadOp::create(builder, getLoc(param.name, "", -1),
-                                      getType(param.spec), param.name);
+                                      getType(param.computeSpec()), param.name);
       ++next;
     }
     for (const plan::Buffer &buffer : capture.buffers) {

@@ -38,6 +38,11 @@ int64_t byteWidth(DType dtype) { return infoOf(dtype).width; }
 
 std::string_view dtypeName(DType dtype) { return infoOf(dtype).name; }
 
+bool isFloatingPoint(DType dtype) {
+  return dtype == DType::Float32 || dtype == DType::Float64 ||
+         dtype == DType::Float16 || dtype == DType::BFloat16;
+}
+
 std::optional<DType> parseDType(std::string_view name) {
   for (const DTypeInfo &info : kDTypes)
     if (info.name == name)
@@ -77,6 +82,14 @@ TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index) {
   if (plan.params[param].unit != -1)
     spec.shape[0] = shardRows(spec.shape[0], plan.shards(), index).size();
   return spec;
+}
+
+DType reducedDType(const Plan &plan, const ReduceScatter &reduce,
+                   size_t index) {
+  const Param &param = plan.params[reduce.params[index]];
+  if (plan.replicas == 1)
+    return param.spec.dtype;
+  return reduce.reduceDtype.value_or(param.gradSpec().dtype);
 }
 
 } // namespace fsdp::plan

@@ -208,6 +208,16 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.numbers(r.outs);
       if (r.lastMicrobatch)
         p.raw(", \"last_microbatch\": true");
+      if (r.reduceDtype) {
+        p.key("reduce_dtype");
+        p.string(dtypeName(*r.reduceDtype));
+      }
+      if (r.divisors) {
+        p.key("predivide");
+        p.real(r.divisors->predivide);
+        p.key("postdivide");
+        p.real(r.divisors->postdivide);
+      }
     }
     void operator()(const Accumulate &a) {
       p.open("accumulate");
@@ -244,6 +254,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.numbers(r.ins);
       p.key("outs");
       p.numbers(r.outs);
+      if (r.postdivide) {
+        p.key("postdivide");
+        p.real(*r.postdivide);
+      }
     }
     void operator()(const OptimizerStep &o) {
       p.open("optimizer_step");
@@ -378,6 +392,14 @@ std::string Printer::print(const Plan &plan) {
     number(p.unit);
     key("requires_grad");
     boolean(p.requiresGrad);
+    if (p.computeDtype) {
+      key("compute_dtype");
+      string(dtypeName(*p.computeDtype));
+    }
+    if (p.gradDtype) {
+      key("grad_dtype");
+      string(dtypeName(*p.gradDtype));
+    }
     raw("}");
   });
   table("buffers", plan.buffers, [&](const Buffer &b) {

@@ -241,6 +241,13 @@ private:
   size_t position = 0;
 };
 
+DType decodeDType(const Cursor &c) {
+  auto dtype = parseDType(c.string());
+  if (!dtype)
+    c.error("expected a dtype, got \"" + c.string() + "\"");
+  return *dtype;
+}
+
 TensorSpec decodeSpec(const Cursor &c) {
   TensorSpec spec;
   int64_t bytes = 1;
@@ -250,11 +257,7 @@ TensorSpec decodeSpec(const Cursor &c) {
       extent.error("tensor too large");
     return value;
   });
-  const std::string &name = c.at("dtype").string();
-  auto dtype = parseDType(name);
-  if (!dtype)
-    c.at("dtype").error("expected a dtype, got \"" + name + "\"");
-  spec.dtype = *dtype;
+  spec.dtype = decodeDType(c.at("dtype"));
   if (__builtin_mul_overflow(bytes, byteWidth(spec.dtype), &bytes))
     c.at("shape").error("tensor too large");
   return spec;
@@ -325,6 +328,18 @@ Call decodeCall(const Cursor &c) {
   return call;
 }
 
+ReduceScatter decodeReduceScatter(const Cursor &c) {
+  ReduceScatter reduce{c.at("reduce_scatter").index(), c.at("params").indices(),
+                       c.at("ins").indices(), c.at("outs").indices(),
+                       c.has("last_microbatch") &&
+                           c.at("last_microbatch").boolean()};
+  if (c.has("reduce_dtype"))
+    reduce.reduceDtype = decodeDType(c.at("reduce_dtype"));
+  if (c.has("predivide") || c.has("postdivide"))
+    reduce.divisors = {c.at("predivide").real(), c.at("postdivide").real()};
+  return reduce;
+}
+
 Phase decodePhase(const Cursor &c) {
   const std::string &phase = c.at("phase").string();
   if (phase == "forward")
@@ -369,11 +384,9 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
                 c.has("last_microbatch") && c.at("last_microbatch").boolean()};
   } else if (c.has("reduce_scatter")) {
     c.keys({"reduce_scatter", "params", "ins", "outs"},
-           {"last_microbatch", "phase", "module", "frees"});
-    instruction.kind = ReduceScatter{
-        c.at("reduce_scatter").index(), c.at("params").indices(),
-        c.at("ins").indices(), c.at("outs").indices(),
-        c.has("last_microbatch") && c.at("last_microbatch").boolean()};
+           {"last_microbatch", "reduce_dtype", "predivide", "postdivide",
+            "phase", "module", "frees"});
+    instruction.kind = decodeReduceScatter(c);
   } else if (c.has("accumulate")) {
     c.keys({"accumulate", "ins", "outs"}, {"phase", "module", "frees"});
     instruction.kind =
@@ -388,10 +401,12 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
                      c.at("norm_type").real()};
   } else if (c.has("all_reduce")) {
     c.keys({"all_reduce", "params", "ins", "outs"},
-           {"phase", "module", "frees"});
-    instruction.kind =
-        AllReduce{c.at("all_reduce").index(), c.at("params").indices(),
-                  c.at("ins").indices(), c.at("outs").indices()};
+           {"postdivide", "phase", "module", "frees"});
+    AllReduce reduce{c.at("all_reduce").index(), c.at("params").indices(),
+                     c.at("ins").indices(), c.at("outs").indices()};
+    if (c.has("postdivide"))
+      reduce.postdivide = c.at("postdivide").real();
+    instruction.kind = std::move(reduce);
   } else if (c.has("read_param")) {
     c.keys({"read_param", "out"}, {"phase", "module", "frees"});
     instruction.kind =
@@ -507,12 +522,18 @@ Plan decodePlan(const Cursor &c) {
     return decodeSpec(v);
   });
   plan.params = c.at("params").list([](const Cursor &p) {
-    p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"});
-    return Param{p.at("name").string(),
-                 p.at("aliases").list(
-                     [](const Cursor &a) -> std::string { return a.string(); }),
-                 decodeSpec(p), p.at("unit").index(),
-                 p.at("requires_grad").boolean()};
+    p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"},
+           {"compute_dtype", "grad_dtype"});
+    Param param{p.at("name").string(),
+                p.at("aliases").list(
+                    [](const Cursor &a) -> std::string { return a.string(); }),
+                decodeSpec(p), p.at("unit").index(),
+                p.at("requires_grad").boolean()};
+    if (p.has("compute_dtype"))
+      param.computeDtype = decodeDType(p.at("compute_dtype"));
+    if (p.has("grad_dtype"))
+      param.gradDtype = decodeDType(p.at("grad_dtype"));
+    return param;
   });
   plan.buffers = c.at("buffers").list([](const Cursor &b) {
     b.keys({"name", "shape", "dtype", "persistent"});

@@ -1,15 +1,11 @@
 //===- VerifyPlan.cpp - the invariants of docs/plan-format.md -------------===//
-#include "fsdp/Plan/Plan.h"
+#include "Verifier.h"
 
 #include <algorithm>
-#include <cmath>
-#include <set>
 #include <string>
 #include <utility>
 
 namespace fsdp::plan {
-
-namespace {
 
 std::string quoted(std::string_view text) {
   std::string result = "\"";
@@ -25,116 +21,14 @@ std::string describe(const TensorSpec &spec) {
   return text + "]";
 }
 
+namespace {
+
 bool isWrite(const Instruction &instruction) {
   return std::holds_alternative<WriteParam>(instruction.kind) ||
          std::holds_alternative<WriteBuffer>(instruction.kind);
 }
 
-class Verifier {
-public:
-  Verifier(const Plan &plan, const std::string &origin)
-      : plan(plan), origin(origin), states(plan.values.size()),
-        liveGather(plan.units.size(), -1), reductionOf(plan.params.size(), -1),
-        allReduced(plan.params.size()), stepped(plan.params.size()),
-        writtenParams(plan.params.size()), writtenBuffers(plan.buffers.size()) {
-  }
-
-  void verify();
-
-private:
-  struct ValueState {
-    bool defined = false;
-    bool freed = false;
-    /// Unit whose gathered parameter this is, or -1.
-    int32_t gatheredFrom = -1;
-    /// Position of that all_gather.
-    int64_t gather = -1;
-    /// Parameter whose reduced gradient shard this is, or -1.
-    int32_t shardOf = -1;
-    /// Of a shard: added, clipped or given to the optimizer.
-    bool consumed = false;
-  };
-
-  [[noreturn]] void fail(const char *label, const std::string &message) const {
-    throw PlanError(origin + ": " + where + message + " (" + label + ")");
-  }
-  template <typename Table>
-  void checkIndex(int64_t index, const Table &table, const char *what) const {
-    if (index < 0 || index >= int64_t(table.size()))
-      fail("P1", "expected " + std::string(what) + " below " +
-                     std::to_string(table.size()) + ", got " +
-                     std::to_string(index));
-  }
-  void checkSize(size_t got, size_t want, const char *what) const {
-    if (got != want)
-      fail("P1", "expected " + std::to_string(want) + " " + what + ", got " +
-                     std::to_string(got));
-  }
-  void checkSpec(ValueId value, const TensorSpec &want, const char *label,
-                 const std::string &what) const {
-    const TensorSpec &got = plan.values[value];
-    if (got != want)
-      fail(label, "expected value " + std::to_string(value) + " (" + what +
-                      ") to be " + describe(want) + ", got " + describe(got));
-  }
-
-  void verifyTables();
-  void verifyOptimizer();
-  void define(ValueId value);
-  void use(ValueId value);
-  void useOperand(ValueId value);
-  void useArgs(const ArgList &args);
-
-  void visit(const Call &call);
-  void visit(const ReadBuffer &read);
-  void visit(const Constant &constant);
-  void visit(const AllGather &gather);
-  void visit(const Reshard &reshard);
-  void verifyMicrobatches() const;
-  void visit(const ReduceScatter &reduce);
-  void visit(const Accumulate &accumulate);
-  void visit(const ClipGradNorm &clip);
-  void visit(const AllReduce &reduce);
-  void visit(const OptimizerStep &step);
-  void visit(const ReadParam &read);
-  void visit(const WriteParam &write);
-  void visit(const WriteBuffer &write);
-  void verifyInit();
-  void verifyEvaluation();
-  void verifyLoss(ValueId loss);
-  void verifyFrees(const Instruction &instruction, ValueId loss = -1);
-  /// A gradient shard of `param` that is used for the only time.
-  void useShard(ValueId value, int32_t param, const char *label);
-  void defineShard(ValueId value, int32_t param);
-
-  const Plan &plan;
-  const std::string &origin;
-  /// "instructions[3]: " while an instruction is verified.
-  std::string where;
-  std::vector<ValueState> states;
-  /// Position of the instruction being verified.
-  int64_t position = -1;
-  const Instruction *current = nullptr;
-  /// Per unit: position of the all_gather not yet resharded, or -1.
-  std::vector<int64_t> liveGather;
-  /// Per unit: what its groups keep (Reshard::keep), 0 for nothing.
-  std::vector<int64_t> kept = std::vector<int64_t>(plan.units.size());
-  /// Per unit: the ranks of the groups that keep it, 0 before the first.
-  std::vector<int64_t> keepSize = std::vector<int64_t>(plan.units.size());
-  /// Per unit: its gathers and reshards, in order.
-  std::vector<std::vector<const Instruction *>> lives =
-      std::vector<std::vector<const Instruction *>>(plan.units.size());
-  /// Value that holds the parameter's reduced gradient, or -1.
-  std::vector<ValueId> reductionOf;
-  std::vector<bool> allReduced, stepped;
-  /// Parameters some call writes the reduce-scatter input of.
-  std::set<int32_t> steered;
-  /// Parameters whose gradients are accumulated.
-  std::set<int32_t> accumulated;
-  bool optimizerBegun = false;
-  std::vector<bool> writtenParams, writtenBuffers;
-  bool sawClipping = false;
-};
+} // namespace
 
 void Verifier::verifyOptimizer() {
   const std::string &name = plan.optimizer.name;
@@ -189,6 +83,11 @@ void Verifier::verifyTables() {
     if (param.unit == -1)
       continue;
     checkIndex(param.unit, plan.units, "a unit");
+    for (std::optional<DType> cast : {param.computeDtype, param.gradDtype})
+      if (cast &&
+          !(isFloatingPoint(*cast) && isFloatingPoint(param.spec.dtype)))
+        fail("P20", "expected floating-point dtypes to cast parameter " +
+                        quoted(param.name) + " between");
     if (param.spec.shape.empty())
       fail("P2", "expected parameter " + quoted(param.name) +
                      " to have a dimension to shard, got a scalar");
@@ -276,7 +175,7 @@ void Verifier::visit(const Call &call) {
   checkIndex(call.reduceInputOf, plan.params, "a parameter");
   const Param &param = plan.params[call.reduceInputOf];
   if (call.outs.empty() || call.outs[0] == -1 ||
-      plan.values[call.outs[0]].numBytes() != param.spec.numBytes())
+      plan.values[call.outs[0]].numBytes() != param.gradSpec().numBytes())
     fail("P10", "expected result 0 to have the bytes of the gradient of " +
                     quoted(param.name));
   if (!steered.insert(call.reduceInputOf).second)
@@ -340,7 +239,8 @@ void Verifier::visit(const AllGather &gather) {
       continue;
     define(out);
     const Param &param = plan.params[unit.params[i]];
-    checkSpec(out, param.spec, "P5", "parameter " + quoted(param.name));
+    checkSpec(out, param.computeSpec(), "P5",
+              "parameter " + quoted(param.name));
     states[out].gatheredFrom = gather.unit;
     states[out].gather = position;
   }
@@ -389,147 +289,6 @@ void Verifier::verifyMicrobatches() const {
                         " to be gathered first with first_microbatch and "
                         "resharded last with last_microbatch, or neither");
     }
-}
-
-void Verifier::visit(const ReduceScatter &reduce) {
-  checkIndex(reduce.unit, plan.units, "a unit");
-  checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
-  checkSize(reduce.outs.size(), reduce.params.size(), "results");
-  for (size_t i = 0; i < reduce.params.size(); ++i) {
-    checkIndex(reduce.params[i], plan.params, "a parameter");
-    const Param &param = plan.params[reduce.params[i]];
-    if (param.unit != reduce.unit)
-      fail("P9", "parameter " + quoted(param.name) + " is not of unit " +
-                     quoted(plan.units[reduce.unit].name));
-    if (!param.requiresGrad)
-      fail("P9", "parameter " + quoted(param.name) +
-                     " is frozen but its gradient is reduced");
-    if (reductionOf[reduce.params[i]] != -1)
-      fail("P9", "the gradient of " + quoted(param.name) +
-                     " is reduced a second time");
-    useOperand(reduce.ins[i]);
-    checkSpec(reduce.ins[i], param.spec, "P5",
-              "the gradient of " + quoted(param.name));
-    defineShard(reduce.outs[i], reduce.params[i]);
-    reductionOf[reduce.params[i]] = reduce.outs[i];
-  }
-}
-
-void Verifier::defineShard(ValueId value, int32_t param) {
-  define(value);
-  checkSpec(value, shardSpec(plan, param, 0), "P5",
-            "the gradient shard of " + quoted(plan.params[param].name));
-  states[value].shardOf = param;
-}
-
-void Verifier::useShard(ValueId value, int32_t param, const char *label) {
-  use(value);
-  if (states[value].shardOf != param)
-    fail(label, "expected value " + std::to_string(value) +
-                    " to be the reduced gradient of " +
-                    quoted(plan.params[param].name));
-  if (std::exchange(states[value].consumed, true))
-    fail("P9", "value " + std::to_string(value) +
-                   " is a gradient shard and is used a second time");
-}
-
-void Verifier::visit(const Accumulate &accumulate) {
-  checkSize(accumulate.ins.size(), accumulate.params.size(), "gradients");
-  checkSize(accumulate.outs.size(), accumulate.params.size(), "results");
-  for (size_t i = 0; i < accumulate.params.size(); ++i) {
-    int32_t param = accumulate.params[i];
-    checkIndex(param, plan.params, "a parameter");
-    checkIndex(accumulate.ins[i], plan.values, "a value");
-    if (!accumulated.insert(param).second)
-      fail("P14", "the gradient of " + quoted(plan.params[param].name) +
-                      " is accumulated a second time");
-    if (states[accumulate.ins[i]].shardOf != -1) {
-      useShard(accumulate.ins[i], param, "P14");
-      defineShard(accumulate.outs[i], param);
-      continue;
-    }
-    use(accumulate.ins[i]);
-    define(accumulate.outs[i]);
-    for (ValueId value : {accumulate.ins[i], accumulate.outs[i]})
-      checkSpec(value, plan.params[param].spec, "P14",
-                "the gradient of " + quoted(plan.params[param].name));
-  }
-}
-
-void Verifier::visit(const ClipGradNorm &clip) {
-  checkSize(clip.ins.size(), clip.params.size(), "gradients");
-  checkSize(clip.outs.size(), clip.params.size(), "results");
-  if (!(clip.maxNorm > 0) || !std::isfinite(clip.maxNorm))
-    fail("P15",
-         "expected a positive max_norm, got " + std::to_string(clip.maxNorm));
-  if (clip.normType != 1 && clip.normType != 2 && clip.normType != INFINITY)
-    fail("P15", "expected a norm_type of 1, 2 or inf, got " +
-                    std::to_string(clip.normType));
-  if (plan.instructions[position].phase != Phase::Optimizer ||
-      std::exchange(sawClipping, true))
-    fail("P15", "expected one clip_grad_norm, in phase \"optimizer\"");
-  for (size_t i = 0; i < clip.params.size(); ++i) {
-    checkIndex(clip.params[i], plan.params, "a parameter");
-    useShard(clip.ins[i], clip.params[i], "P15");
-    defineShard(clip.outs[i], clip.params[i]);
-  }
-}
-
-void Verifier::visit(const AllReduce &reduce) {
-  checkIndex(reduce.unit, plan.units, "a unit");
-  checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
-  checkSize(reduce.outs.size(), reduce.params.size(), "results");
-  if (plan.replicas == 1)
-    fail("P16", "gradients are all-reduced but there is one replica");
-  for (size_t i = 0; i < reduce.params.size(); ++i) {
-    checkIndex(reduce.params[i], plan.params, "a parameter");
-    const std::string &name = plan.params[reduce.params[i]].name;
-    useShard(reduce.ins[i], reduce.params[i], "P16");
-    if (allReduced[reduce.params[i]])
-      fail("P16",
-           "the gradient of " + quoted(name) + " is all-reduced a second time");
-    allReduced[reduce.params[i]] = true;
-    defineShard(reduce.outs[i], reduce.params[i]);
-  }
-}
-
-void Verifier::visit(const OptimizerStep &step) {
-  checkSize(step.grads.size(), step.params.size(), "gradients");
-  if (!step.groups.empty())
-    checkSize(step.groups.size(), step.params.size(), "groups");
-  for (int32_t group : step.groups)
-    if (group < 0 || group > int32_t(plan.paramGroups.size()))
-      fail("P1", "expected a parameter group up to " +
-                     std::to_string(plan.paramGroups.size()) + ", got " +
-                     std::to_string(group));
-  optimizerBegun = true;
-  for (size_t u = 0; u < plan.units.size(); ++u)
-    if (liveGather[u] != -1)
-      fail("P8", "unit " + quoted(plan.units[u].name) +
-                     " is still gathered "
-                     "where the optimizer writes parameters");
-  for (size_t i = 0; i < step.params.size(); ++i) {
-    checkIndex(step.params[i], plan.params, "a parameter");
-    const Param &param = plan.params[step.params[i]];
-    const std::string &name = param.name;
-    if (stepped[step.params[i]])
-      fail("P8", "parameter " + quoted(name) + " is stepped twice");
-    if (param.unit == -1) {
-      use(step.grads[i]);
-      checkSpec(step.grads[i], param.spec, "P5",
-                "the gradient of " + quoted(name));
-      if (!param.requiresGrad)
-        fail("P8", "parameter " + quoted(name) + " is frozen but is stepped");
-    } else {
-      if (plan.replicas > 1 && !allReduced[step.params[i]])
-        fail("P16", "the gradient of " + quoted(name) +
-                        " is not all-reduced over the replicas");
-      useShard(step.grads[i], step.params[i], "P8");
-    }
-    if (stepped[step.params[i]])
-      fail("P8", "parameter " + quoted(name) + " is stepped twice");
-    stepped[step.params[i]] = true;
-  }
 }
 
 void Verifier::visit(const WriteParam &write) {
@@ -647,10 +406,7 @@ void Verifier::verifyLoss(ValueId value) {
   checkIndex(value, plan.values, "a value");
   use(value);
   const TensorSpec &loss = plan.values[value];
-  bool floating = loss.dtype == DType::Float32 ||
-                  loss.dtype == DType::Float64 ||
-                  loss.dtype == DType::Float16 || loss.dtype == DType::BFloat16;
-  if (!loss.shape.empty() || !floating)
+  if (!loss.shape.empty() || !isFloatingPoint(loss.dtype))
     fail("P12", "expected the loss to be a floating-point scalar, got " +
                     describe(loss));
 }
@@ -694,8 +450,6 @@ void Verifier::verify() {
                       " is written but never reduced");
   verifyLoss(plan.loss);
 }
-
-} // namespace
 
 void verifyPlan(const Plan &plan, const std::string &origin) {
   Verifier(plan, origin).verify();

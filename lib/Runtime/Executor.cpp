@@ -63,7 +63,7 @@ void Executor::run(CallTable &calls, const plan::Call &call, size_t index) {
     return;
   }
   SteerAllocation steer(
-      place, size_t(plan.params[call.reduceInputOf].spec.numBytes()));
+      place, size_t(plan.params[call.reduceInputOf].gradSpec().numBytes()));
   calls.run(index, call, values);
 }
 
@@ -91,10 +91,11 @@ void Executor::run(const plan::ReduceScatter &reduce) {
     const plan::Param &param = plan.params[reduce.params[i]];
     // The operators decide what comes out; peers would read past a tensor of
     // another size.
-    if (!grads[i].defined() || grads[i].sizes() != param.spec.shape ||
-        grads[i].scalar_type() != scalarType(param.spec.dtype))
+    plan::TensorSpec want = param.gradSpec();
+    if (!grads[i].defined() || grads[i].sizes() != want.shape ||
+        grads[i].scalar_type() != scalarType(want.dtype))
       throw RunError("the gradient of \"" + param.name +
-                     "\" does not have the parameter's shape and dtype");
+                     "\" does not have the shape and dtype that the plan says");
   }
   std::vector<at::Tensor> shards = comm.reduceScatter(reduce, grads);
   for (size_t i = 0; i < shards.size(); ++i)

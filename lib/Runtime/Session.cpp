@@ -72,7 +72,7 @@ at::Tensor Session::fullParam(int32_t param) {
     return communication.shard(param);
   const std::vector<int32_t> &members = plan.units[unit].params;
   auto index = std::find(members.begin(), members.end(), param);
-  return communication.allGather(unit)[size_t(index - members.begin())];
+  return communication.gatherMasters(unit)[size_t(index - members.begin())];
 }
 
 } // namespace fsdp::runtime

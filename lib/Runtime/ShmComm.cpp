@@ -1,10 +1,9 @@
 //===- ShmComm.cpp - collectives over shared memory -----------------------===//
 #include "fsdp/Runtime/ShmComm.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Reduce.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -28,31 +27,6 @@ void pauseCpu() {
 #endif
 }
 
-/// out[i] = (in[0][i] + in[1][i] + ...) / ranks, ranks in ascending order, in
-/// T. One pass over memory: blocks stay in the first-level cache.
-template <typename T>
-void average(T *out, const std::vector<const T *> &in, int64_t count) {
-  constexpr int64_t block = 2048;
-  const T ranks = T(in.size());
-  at::parallel_for(0, count, int64_t(1) << 16, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += block) {
-      int64_t size = std::min(block, end - at);
-      T *__restrict sum = out + at;
-      const T *__restrict first = in[0] + at;
-      const T *__restrict second = in[1] + at;
-      for (int64_t i = 0; i < size; ++i)
-        sum[i] = first[i] + second[i];
-      for (size_t r = 2; r < in.size(); ++r) {
-        const T *__restrict term = in[r] + at;
-        for (int64_t i = 0; i < size; ++i)
-          sum[i] += term[i];
-      }
-      for (int64_t i = 0; i < size; ++i)
-        sum[i] /= ranks;
-    }
-  });
-}
-
 int64_t rowBytes(const plan::TensorSpec &spec) {
   return spec.shape[0] == 0 ? 0 : spec.numBytes() / spec.shape[0];
 }
@@ -71,20 +45,25 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
   }
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
-    bool reduced = segment.layout().reductionOf[p] >= 0;
-    if (reduced && param.spec.dtype != plan::DType::Float32 &&
-        param.spec.dtype != plan::DType::Float64)
+    if (segment.layout().reductionOf[p] >= 0 &&
+        !(plan::isFloatingPoint(param.gradSpec().dtype) &&
+          plan::isFloatingPoint(param.spec.dtype)))
       throw InputError("parameter \"" + param.name +
-                       "\": expected a float32 or float64 gradient to "
-                       "reduce, got " +
-                       std::string(plan::dtypeName(param.spec.dtype)));
+                       "\": expected a floating-point gradient to reduce, "
+                       "got " +
+                       std::string(plan::dtypeName(param.gradSpec().dtype)));
     at::ScalarType dtype = scalarType(param.spec.dtype);
-    if (param.unit == -1)
-      fullParams.push_back(at::empty(param.spec.shape, dtype));
-    else
-      fullParams.push_back(
-          at::from_blob(segment.param(ownRank / plan.shards(), int32_t(p)),
-                        param.spec.shape, dtype));
+    if (param.unit == -1) {
+      masters.push_back(at::empty(param.spec.shape, dtype));
+      fullParams.push_back(masters.back());
+      continue;
+    }
+    int64_t replica = ownRank / plan.shards();
+    masters.push_back(at::from_blob(segment.master(replica, int32_t(p)),
+                                    param.spec.shape, dtype));
+    fullParams.push_back(at::from_blob(segment.param(replica, int32_t(p)),
+                                       param.spec.shape,
+                                       scalarType(param.computeSpec().dtype)));
   }
   own().pid.store(getpid());
 }
@@ -101,13 +80,24 @@ int64_t ShmComm::ownBytes() const {
 
 at::Tensor ShmComm::shard(int32_t param) {
   if (plan.params[param].unit == -1)
-    return fullParams[param];
+    return masters[param];
   plan::RowRange rows = plan::shardRows(plan.params[param].spec.shape[0],
                                         plan.shards(), shardIndex());
-  return fullParams[param].narrow(0, rows.begin, rows.size());
+  return masters[param].narrow(0, rows.begin, rows.size());
 }
 
-void ShmComm::publish() { own().published.publish(++versions); }
+void ShmComm::publish(bool frozen) {
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    if (!plan.params[p].computeDtype)
+      continue;
+    plan::RowRange rows = plan::shardRows(plan.params[p].spec.shape[0],
+                                          plan.shards(), shardIndex());
+    bool changed = versions == 0 || frozen || plan.params[p].requiresGrad;
+    if (changed && rows.size() > 0)
+      fullParams[p].narrow(0, rows.begin, rows.size()).copy_(shard(int32_t(p)));
+  }
+  own().published.publish(++versions);
+}
 
 void ShmComm::beginStep(int64_t newStep) {
   step = newStep;
@@ -127,6 +117,14 @@ std::vector<at::Tensor> ShmComm::allGather(int32_t unit, int64_t group) {
   std::vector<at::Tensor> result;
   for (int32_t param : plan.units[unit].params)
     result.push_back(fullParams[param]);
+  return result;
+}
+
+std::vector<at::Tensor> ShmComm::gatherMasters(int32_t unit) {
+  waitAll(shardGroup, &RankState::published, versions, {"all_gather", unit});
+  std::vector<at::Tensor> result;
+  for (int32_t param : plan.units[unit].params)
+    result.push_back(masters[param]);
   return result;
 }
 
@@ -167,17 +165,25 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
   int32_t ordinal = issued++;
   if (plan.shards() == 1) {
     std::vector<at::Tensor> outs;
-    for (size_t i = 0; i < grads.size(); ++i)
-      outs.push_back(plan.replicas == 1
-                         ? grads[i].contiguous()
-                         : shardGrad(reduce.params[i]).copy_(grads[i]));
+    for (size_t i = 0; i < grads.size(); ++i) {
+      GradReduction how = makeGradReduction(plan, reduce, i);
+      at::Tensor grad = grads[i].contiguous();
+      if (!how.isIdentity() || plan.replicas > 1) {
+        at::Tensor out = shardGrad(reduce, i);
+        reduceInOrder(how, out.mutable_data_ptr(),
+                      {static_cast<const std::byte *>(grad.const_data_ptr())},
+                      grad.numel());
+        grad = out;
+      }
+      outs.push_back(grad);
+    }
     return outs;
   }
   acquire(ordinal);
   Pending entry{stepBase + uint32_t(ordinal), &reduce, {}};
   for (size_t i = 0; i < grads.size(); ++i) {
     int32_t param = reduce.params[i];
-    const plan::TensorSpec &spec = plan.params[param].spec;
+    plan::TensorSpec spec = plan.params[param].gradSpec();
     std::byte *place = segment.grad(ownRank, param);
     if (grads[i].const_data_ptr() != place || !grads[i].is_contiguous()) {
       // A transposed view of the place itself cannot be copied in place.
@@ -186,7 +192,7 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
       at::from_blob(place, spec.shape, scalarType(spec.dtype))
           .copy_(aliases ? grads[i].clone() : grads[i]);
     }
-    entry.outs.push_back(shardGrad(param));
+    entry.outs.push_back(shardGrad(reduce, i));
   }
   std::vector<at::Tensor> outs = entry.outs;
   own().inputsReady.publish(entry.index + 1);
@@ -197,20 +203,24 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
   return outs;
 }
 
-at::Tensor ShmComm::shardGrad(int32_t param) const {
-  plan::TensorSpec spec = plan::shardSpec(plan, param, shardIndex());
-  at::ScalarType dtype = scalarType(spec.dtype);
+at::Tensor ShmComm::shardGrad(const plan::ReduceScatter &reduce,
+                              size_t index) const {
+  int32_t param = reduce.params[index];
+  std::vector<int64_t> shape = plan::shardSpec(plan, param, shardIndex()).shape;
+  at::ScalarType dtype = scalarType(plan::reducedDType(plan, reduce, index));
   if (plan.replicas == 1)
-    return at::empty(spec.shape, dtype);
-  return at::from_blob(segment.shardGrad(ownRank, param), spec.shape, dtype);
+    return at::empty(shape, dtype);
+  return at::from_blob(segment.shardGrad(ownRank, param), shape, dtype);
 }
 
 std::vector<at::Tensor>
 ShmComm::allReduce(const plan::AllReduce &reduce,
                    const std::vector<at::Tensor> &shards) {
   PendingAllReduce entry{&reduce, {}};
-  for (const at::Tensor &shard : shards)
-    entry.outs.push_back(at::empty_like(shard));
+  for (size_t i = 0; i < shards.size(); ++i)
+    entry.outs.push_back(
+        at::empty(shards[i].sizes(),
+                  scalarType(plan.params[reduce.params[i]].spec.dtype)));
   pendingAllReduces.push_back(entry);
   return entry.outs;
 }
@@ -224,10 +234,14 @@ void ShmComm::finishAllReduces() {
   for (PendingAllReduce &entry : pendingAllReduces) {
     waitAll(replicateGroup, &RankState::shardsReady, uint32_t(step) + 1,
             {"all_reduce", entry.reduce->unit});
-    for (size_t i = 0; i < entry.outs.size(); ++i)
-      averageInto(entry.outs[i], replicateGroup, [&](int64_t rank) {
-        return segment.shardGrad(rank, entry.reduce->params[i]);
-      });
+    for (size_t i = 0; i < entry.outs.size(); ++i) {
+      std::vector<const std::byte *> in;
+      for (int64_t rank : replicateGroup)
+        in.push_back(segment.shardGrad(rank, entry.reduce->params[i]));
+      reduceInOrder(makeGradReduction(plan, *entry.reduce, i),
+                    entry.outs[i].mutable_data_ptr(), in,
+                    entry.outs[i].numel());
+    }
   }
   pendingAllReduces.clear();
 }
@@ -237,21 +251,6 @@ void ShmComm::finish(uint32_t index) {
     finishFirst();
 }
 
-template <typename Place>
-void ShmComm::averageInto(at::Tensor &out, const std::vector<int64_t> &ranks,
-                          Place place) {
-  auto run = [&]<typename T>(T *data) {
-    std::vector<const T *> in;
-    for (int64_t rank : ranks)
-      in.push_back(reinterpret_cast<const T *>(place(rank)));
-    average(data, in, out.numel());
-  };
-  if (out.scalar_type() == at::kFloat)
-    run(out.mutable_data_ptr<float>());
-  else
-    run(out.mutable_data_ptr<double>());
-}
-
 void ShmComm::finishFirst() {
   Pending entry = std::move(pending.front());
   pending.pop_front();
@@ -259,13 +258,15 @@ void ShmComm::finishFirst() {
           {"reduce_scatter", entry.reduce->unit});
   for (size_t i = 0; i < entry.outs.size(); ++i) {
     int32_t param = entry.reduce->params[i];
-    const plan::TensorSpec &spec = plan.params[param].spec;
+    plan::TensorSpec spec = plan.params[param].gradSpec();
     int64_t offset =
         plan::shardRows(spec.shape[0], plan.shards(), shardIndex()).begin *
         rowBytes(spec);
-    averageInto(entry.outs[i], shardGroup, [&](int64_t rank) {
-      return segment.grad(rank, param) + offset;
-    });
+    std::vector<const std::byte *> in;
+    for (int64_t rank : shardGroup)
+      in.push_back(segment.grad(rank, param) + offset);
+    reduceInOrder(makeGradReduction(plan, *entry.reduce, i),
+                  entry.outs[i].mutable_data_ptr(), in, entry.outs[i].numel());
   }
   own().inputsRead.publish(entry.index + 1);
 }

@@ -56,9 +56,9 @@ bool Counter::waitSlice(uint32_t target) {
 
 SegmentLayout::SegmentLayout(const plan::Plan &plan)
     : worldSize(plan.worldSize), params(plan.params.size()),
-      grads(plan.params.size()), shardGrads(plan.params.size()),
-      reductionOf(plan.params.size(), -1), dedicated(plan.params.size()),
-      kept(plan.params.size()) {
+      masters(plan.params.size()), grads(plan.params.size()),
+      shardGrads(plan.params.size()), reductionOf(plan.params.size(), -1),
+      dedicated(plan.params.size()), kept(plan.params.size()) {
   paramsBegin = alignTo(alignTo(sizeof(SegmentHeader), kTensorAlign) +
                             size_t(worldSize) * sizeof(RankState),
                         kPage);
@@ -67,8 +67,13 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
     end = alignTo(end, kPage);
     for (int32_t param : unit.params) {
       end = alignTo(end, kTensorAlign);
-      params[param] = end;
+      masters[param] = params[param] = end;
       end += size_t(plan.params[param].spec.numBytes());
+      if (!plan.params[param].computeDtype)
+        continue;
+      end = alignTo(end, kTensorAlign);
+      params[param] = end;
+      end += size_t(plan.params[param].computeSpec().numBytes());
     }
   }
   replicaBytes = alignTo(end, kPage);
@@ -104,6 +109,9 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
             reductionOf[call->reduceInputOf] > issued + 1;
     }
 
+    auto gradBytes = [&](int32_t param) {
+      return size_t(plan.params[param].gradSpec().numBytes());
+    };
     std::vector<size_t> sizes;
     for (const plan::ReduceScatter *reduce : reductions) {
       size_t size = 0;
@@ -111,8 +119,7 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
         if (dedicated[param])
           continue;
         grads[param] = size;
-        size = alignTo(size + size_t(plan.params[param].spec.numBytes()),
-                       kTensorAlign);
+        size = alignTo(size + gradBytes(param), kTensorAlign);
       }
       sizes.push_back(size);
     }
@@ -124,9 +131,7 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
       for (int32_t param : reductions[j]->params) {
         if (dedicated[param]) {
           grads[param] = areaBytes;
-          areaBytes =
-              alignTo(areaBytes + size_t(plan.params[param].spec.numBytes()),
-                      kTensorAlign);
+          areaBytes = alignTo(areaBytes + gradBytes(param), kTensorAlign);
         } else if (j % 2) {
           grads[param] += shared - sizes[j];
         }
@@ -134,12 +139,13 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
   }
   for (const plan::Instruction &instruction : plan.instructions)
     if (const auto *reduce = std::get_if<plan::AllReduce>(&instruction.kind))
-      for (int32_t param : reduce->params) {
+      for (size_t i = 0; i < reduce->params.size(); ++i) {
+        int32_t param = reduce->params[i];
         shardGrads[param] = areaBytes;
         // Rank 0 has the largest shard.
-        areaBytes = alignTo(
-            areaBytes + size_t(plan::shardSpec(plan, param, 0).numBytes()),
-            kTensorAlign);
+        plan::TensorSpec spec = plan::shardSpec(plan, param, 0);
+        spec.dtype = plan.values[reduce->ins[i]].dtype;
+        areaBytes = alignTo(areaBytes + size_t(spec.numBytes()), kTensorAlign);
       }
   areaBytes = alignTo(areaBytes, kPage);
   totalBytes = areasBegin + size_t(worldSize) * areaBytes;
@@ -156,7 +162,8 @@ size_t SegmentLayout::placeKept(const plan::Plan &plan, size_t end) {
       end = alignTo(end, kTensorAlign);
       kept[param] = {
           reshard->keep, end,
-          alignTo(size_t(plan.params[param].spec.numBytes()), kTensorAlign)};
+          alignTo(size_t(plan.params[param].computeSpec().numBytes()),
+                  kTensorAlign)};
       end += size_t(worldSize / reshard->keep) * kept[param].stride;
     }
   }

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,13 +18,11 @@ from fsdp_mlir import torchscript, weights
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located, short_path, source_of
 from fsdp_mlir.files import save_tensors
 from fsdp_mlir.init import Factory, capture_init
+from fsdp_mlir.policy import Units, read_policy
 from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, evaluated, traced
 from fsdp_mlir.version import __version__
 
 FORMAT = 1
-
-# Config keys that change which operators run; the others are fsdp-opt's alone.
-_CAPTURE_KEYS = ("mixed_precision",)
 
 Loss = Callable[..., Tensor]
 
@@ -85,13 +82,13 @@ def capture(
     `evaluation` captures the loss in eval mode too, on the same inputs and without gradients, for
     evaluations between steps; the model's own mode stays as it is.
 
-    `config` is a policy file of fsdp-opt, read for the keys that change the capture. Raises
-    CaptureError, and then writes nothing.
+    `config` is a policy file of fsdp-opt, read for the units and their mixed precision: parameters
+    then have the dtype in which they are gathered, and the graph has the casts at unit boundaries.
+    Raises CaptureError, and then writes nothing.
     """
     start = time.perf_counter()
     path = Path(path)
-    if config is not None:
-        _check_config(Path(config))
+    units = Units(read_policy(Path(config) if config is not None else None), model)
     params = weights.parameters(model)
     buffers = weights.buffers(model)
     if not any(param.tensor.requires_grad for param in params):
@@ -105,14 +102,11 @@ def capture(
     # One fake mode, always on CPU: on meta, attention would take another path than on CPU tensors.
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode:
-        fake_params = [
-            nn.Parameter(_fake(param.tensor), requires_grad=param.tensor.requires_grad)
-            for param in params
-        ]
+        fake_params = [_fake_param(units, param) for param in params]
         fake_buffers = [_fake(buffer.tensor) for buffer in buffers]
         fake_inputs = [_fake(example) for example in examples]
     sources = SourceMap()
-    with ModuleStack(model) as modules:
+    with ModuleStack(model) as modules, units.hooked():
         recorder = Recorder(fake_mode, modules, sources, len(buffers))
 
         def bind_inputs(to: Recorder) -> None:
@@ -175,7 +169,7 @@ def capture(
 
     irs = {"graph.ir": text}
     files: dict[str, int] = {}
-    record = _record(model, params, buffers, inputs, trace, modules, files)
+    record = _record(model, units, params, buffers, inputs, trace, modules, files)
     record["grads"] = [index for index, _ in used]
     if init is not None:
         made = capture_init(init, model, params, buffers, trace.constants)
@@ -216,24 +210,6 @@ def capture(
     )
 
 
-def _check_config(path: Path) -> None:
-    try:
-        config = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise CaptureError(f"cannot read '{path}': {(error.strerror or '').lower()}") from error
-    except yaml.YAMLError as error:
-        raise CaptureError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from error
-    if config is None:
-        return
-    if not isinstance(config, dict):
-        raise CaptureError(f"expected a mapping in '{path}', got '{type(config).__name__}'")
-    units = config.get("units")
-    for scope in [config, *(units if isinstance(units, list) else [])]:
-        for key in _CAPTURE_KEYS:
-            if isinstance(scope, dict) and scope.get(key) not in (None, False):
-                raise CaptureError(f"not supported yet: key '{key}' in '{path}'")
-
-
 def _inputs(
     model: nn.Module, args: Sequence[Tensor], kwargs: dict[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -270,9 +246,26 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _fake(tensor: Tensor) -> Tensor:
+def _fake(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A CPU tensor of the same shape without data; call inside the fake mode."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
+
+
+def _computed(units: Units, param: weights.State) -> torch.dtype:
+    """The dtype in which the step sees a parameter."""
+    precision = units.precision_of(param)
+    return precision.computed(param.tensor.dtype) if precision else param.tensor.dtype
+
+
+def _fake_param(units: Units, param: weights.State) -> nn.Parameter:
+    """A parameter as the step sees it; call inside the fake mode."""
+    fake = nn.Parameter(
+        _fake(param.tensor, _computed(units, param)), requires_grad=param.tensor.requires_grad
+    )
+    precision = units.precision_of(param)
+    if precision and param.tensor.requires_grad:
+        fake.grad_dtype = precision.grad_dtype(param.tensor.dtype)
+    return fake
 
 
 def _loss_inputs(loss: Loss | None, kwargs: dict[str, Tensor]) -> list[str]:
@@ -353,6 +346,7 @@ def _node_records(nodes: Sequence[Node], files: dict[str, int]) -> list[dict[str
 
 def _record(
     model: nn.Module,
+    units: Units,
     params: list[weights.State],
     buffers: list[weights.State],
     inputs: dict[str, Tensor],
@@ -376,9 +370,20 @@ def _record(
                 "name": param.name,
                 "aliases": list(param.aliases),
                 **_typed(param.tensor),
+                "compute_dtype": _dtype(_computed(units, param)),
                 "requires_grad": param.tensor.requires_grad,
             }
             for param in params
+        ],
+        "mixed_precision": [
+            {
+                "module": name,
+                "param_dtype": unit.param_dtype and _dtype(unit.param_dtype),
+                "reduce_dtype": unit.reduce_dtype and _dtype(unit.reduce_dtype),
+                "output_dtype": unit.output_dtype and _dtype(unit.output_dtype),
+                "cast_forward_inputs": unit.cast_forward_inputs,
+            }
+            for name, unit in units.with_precision(params).items()
         ],
         "buffers": [
             {"name": buffer.name, **_typed(buffer.tensor), "persistent": buffer.persistent}

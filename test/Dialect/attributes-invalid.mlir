@@ -25,3 +25,8 @@ fsdp.program @p(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.mesh @world <["shard"=2]>
 // expected-error @below {{Sharded-1: expected a sharding of 2 dimensions, got: 1}}
 fsdp.param @w : tensor<4x4xf32> sharding <@world, [{"shard"}]>
+
+// -----
+
+// expected-error @below {{MixedPrecision-1: expected f32, f64, f16 or bf16, got: 'i32'}}
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = i32>}

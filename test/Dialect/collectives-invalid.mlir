@@ -281,3 +281,106 @@ fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
   %k:2 = fsdp.reshard @u %w#0, %w#1 : tensor<4xf32>, tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{AllGather-2: expected a result of 'tensor<4xbf16>', got: 'tensor<4xf32>'}}
+  %w = fsdp.all_gather @u %a : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{ReduceScatter-2: expected 'tensor<4xbf16>' for @a, got: 'tensor<4xf32>'}}
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = f32} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xbf16>) -> tensor<f32> {
+  // expected-error @below {{ReduceScatter-4: expected reduce_dtype 'f32' as unit @u says}}
+  %r = fsdp.reduce_scatter @u avg [@a] %g : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xbf16>) -> tensor<f32> {
+  // expected-error @below {{ReduceScatter-4: expected a positive divisor, got: 0.000000e+00 : f64}}
+  %r = fsdp.reduce_scatter @u sum [@a] %g {reduce_dtype = f32, predivide = 0.0} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xbf16>) -> tensor<f32> {
+  // expected-error @below {{ReduceScatter-4: expected divisors with sum only, got: avg}}
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = f32, postdivide = 2.0} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{ReduceScatter-3: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>'}}
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+  // expected-error @below {{AllReduce-2: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>'}}
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = bf16} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+  // expected-error @below {{AllReduce-2: expected '!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>'}}
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+  // expected-error @below {{AllReduce-4: expected divisors with sum only, got: avg}}
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = bf16, postdivide = 2.0} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}

@@ -102,3 +102,33 @@ fsdp.mesh @world <["shard"=4]>
 fsdp.unit @u
 // expected-error @below {{Param-2: expected axis}}
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard":2}]>
+
+// -----
+
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+// expected-error @below {{Param-5: expected to be computed with in 'bf16' as unit @u says, got: 'f32'}}
+fsdp.param @w : tensor<4xf32> unit @u
+
+// -----
+
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+// Integers are not cast.
+fsdp.param @codes : tensor<4xi8> unit @u {frozen}
+// expected-error @below {{Param-5: expected to be computed with in 'bf16' as unit @u says, got: 'f16'}}
+fsdp.param @w : tensor<4xf32> unit @u {compute_dtype = f16}
+
+// -----
+
+fsdp.unit @u
+// expected-error @below {{Param-5: expected to be computed with in 'f32' as unit @u says, got: 'bf16'}}
+fsdp.param @w : tensor<4xf32> unit @u {compute_dtype = bf16}
+
+// -----
+
+// expected-error @below {{UnitPattern-3: expected the pattern "" alone, not by class}}
+fsdp.unit_pattern "", "output"
+
+// -----
+
+// expected-error @below {{UnitPattern-3: expected the pattern "" alone, not by class}}
+fsdp.unit_pattern "" {by_class}

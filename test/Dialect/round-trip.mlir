@@ -22,6 +22,12 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   // CHECK: fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm"]}
   fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm"]}
+  // CHECK: fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<param_dtype = f16, output_dtype = f64, cast_forward_inputs = false>}
+  fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<param_dtype = f16, output_dtype = f64, cast_forward_inputs = false>}
+  // CHECK: fsdp.unit @mixed {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+  fsdp.unit @mixed {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+  // CHECK: fsdp.param @m : tensor<4xf32> unit @mixed sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+  fsdp.param @m : tensor<4xf32> unit @mixed sharding <@world, [{"shard"}]> {compute_dtype = bf16}
   // CHECK: fsdp.unit @"(root)" {reshard_after_forward = false}
   fsdp.unit @"(root)" {reshard_after_forward = false}
   // CHECK: fsdp.param @w : tensor<4x2xf32> unit @"(root)" sharding <@world, [{"shard"}, {}]> {aliases = ["head.w"]}
@@ -92,6 +98,13 @@ module attributes {fsdp.model = "Tiny"} {
     %sum = fsdp.accumulate [@w] %x : (tensor<4x2xf32>) -> tensor<4x2xf32>
     // CHECK: %[[D:.*]] = fsdp.reduce_scatter @"(root)" avg [@w] %[[SUM]] {last_microbatch}
     %d = fsdp.reduce_scatter @"(root)" avg [@w] %sum {last_microbatch} : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: fsdp.all_gather @mixed %{{.*}} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xbf16>
+    %ms = fsdp.read @m : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    %m = fsdp.all_gather @mixed %ms : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xbf16>
+    %mg = aten.call "aten::neg"(%m) : (tensor<4xbf16>) -> tensor<4xbf16>
+    fsdp.reshard @mixed %m : tensor<4xbf16>
+    // CHECK: fsdp.reduce_scatter @mixed sum [@m] %{{.*}} {postdivide = 2.000000e+00 : f64, predivide = 4.000000e+00 : f64, reduce_dtype = f32} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    %md = fsdp.reduce_scatter @mixed sum [@m] %mg {reduce_dtype = f32, predivide = 4.0, postdivide = 2.0} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     // CHECK: fsdp.write_grad @w, %{{.*}} : !fsdp.sharded<
     fsdp.write_grad @w, %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.phase optimizer

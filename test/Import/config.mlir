@@ -30,10 +30,32 @@
 // UNKNOWN: unknown.yaml:2:1: error: unknown key "optimiser" in the config, did you mean "optimizer"?
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/nested.yaml 2>&1 | FileCheck %s --check-prefix=NESTED
-// NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known keys are: match, class, reshard_after_forward
+// NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known keys are: match, class, reshard_after_forward, mixed_precision
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/later.yaml 2>&1 | FileCheck %s --check-prefix=LATER
-// LATER: later.yaml:1:1: error: key "mixed_precision" is not supported yet
+// LATER: later.yaml:1:1: error: key "offload" is not supported yet
+
+// The units inherit the global policy as a whole, or have one of their own.
+// RUN: fsdp-opt %t/model.mlir --config %t/mixed.yaml --level captured | FileCheck %s --check-prefix=MIXED
+// MIXED:      fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32, cast_forward_inputs = false>}
+// MIXED-NEXT: fsdp.unit_pattern "a" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32, cast_forward_inputs = false>}
+// MIXED-NEXT: fsdp.unit_pattern "b" {mixed_precision = #fsdp.mixed_precision<param_dtype = f16, output_dtype = f32>}
+// MIXED-NEXT: fsdp.unit_pattern "c"{{$}}
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/dtype.yaml 2>&1 | FileCheck %s --check-prefix=DTYPE
+// DTYPE: dtype.yaml:1:32: error: expected float32, float64, float16 or bfloat16 for "param_dtype", got: "bf16"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/dtypes.yaml 2>&1 | FileCheck %s --check-prefix=DTYPES
+// DTYPES: dtypes.yaml:3:38: error: expected float32, float64, float16 or bfloat16 for "reduce_dtype", got: a sequence
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/precision.yaml 2>&1 | FileCheck %s --check-prefix=PRECISION
+// PRECISION: precision.yaml:1:19: error: unknown key "buffer_dtype" in "mixed_precision"; known keys are: param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/scalar.yaml 2>&1 | FileCheck %s --check-prefix=SCALAR
+// SCALAR: scalar.yaml:1:18: error: expected a mapping for "mixed_precision"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/captured.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=CAPTURED
+// CAPTURED: captured.yaml:2:12: error: unit "layers.0" was captured with no mixed precision, the policy asks for #fsdp.mixed_precision<param_dtype = bf16>; capture the model with this config
 
 // RUN: fsdp-opt %t/model.mlir --config %t/checkpoint.yaml --level captured | FileCheck %s --check-prefix=CHECKPOINT
 // CHECKPOINT: fsdp.checkpoint_pattern "layers.0" {save = ["aten::mm", "aten::add.Tensor"]}
@@ -200,7 +222,33 @@ units:
     match: "layers.*"
 
 //--- later.yaml
-mixed_precision: {param_dtype: bfloat16}
+offload: {params: cpu}
+
+//--- mixed.yaml
+units:
+  - match: a
+  - {match: b, mixed_precision: {param_dtype: float16, reduce_dtype: null, output_dtype: float32}}
+  - {match: c, mixed_precision: false}
+mixed_precision: {param_dtype: bfloat16, reduce_dtype: float32, cast_forward_inputs: false}
+
+//--- dtype.yaml
+mixed_precision: {param_dtype: bf16}
+
+//--- dtypes.yaml
+units:
+  - match: a
+    mixed_precision: {reduce_dtype: [float32]}
+
+//--- precision.yaml
+mixed_precision: {buffer_dtype: float32}
+
+//--- scalar.yaml
+mixed_precision: bfloat16
+
+//--- captured.yaml
+units:
+  - match: "layers.*"
+    mixed_precision: {param_dtype: bfloat16}
 
 //--- checkpoint.yaml
 activation_checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from harness import Captured, Case, Model, Run, capture, run_reference
@@ -16,21 +17,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Model], Captured]:
-    """Captures a model at its first use."""
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Captured]:
+    """Captures a model, under a mixed precision, at its first use."""
     made: dict[str, Captured] = {}
 
-    def make(model: Model) -> Captured:
+    def make(model: Model, precision: dict[str, Any] | None = None) -> Captured:
         key = f"{model.factory}{model.kwargs}"
+        if precision:
+            key += f"{model.units}{precision}"
         if key not in made:
-            made[key] = capture(model, tmp_path_factory.mktemp("model"))
+            directory = tmp_path_factory.mktemp("model")
+            made[key] = capture(model, directory, precision=precision)
         return made[key]
 
     return make
 
 
 @pytest.fixture(scope="session")
-def reference(captured: Callable[[Model], Captured]) -> Callable[..., Run]:
+def reference(captured: Callable[..., Captured]) -> Callable[..., Run]:
     """Trains a case with FSDP2 (or mode "single") at its first use."""
     made: dict[str, Run] = {}
 
@@ -38,7 +42,7 @@ def reference(captured: Callable[[Model], Captured]) -> Callable[..., Run]:
         key = f"{case}{mode}"
         if key not in made:
             made[key] = run_reference(
-                captured(case.model), case, f"reference{len(made)}", mode=mode
+                captured(case.model, case.precision), case, f"reference{len(made)}", mode=mode
             )
         return made[key]
 

@@ -69,6 +69,8 @@ class Case:
     world: int = 2
     steps: int = 20
     reshard: str = "default"  # or "true", "false", "2"
+    # "mixed_precision" of units by pattern, formed before the model's; "" for all others.
+    precision: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     training: dict[str, Any] = field(default_factory=dict)  # further keys of the config
     checkpoint: dict[str, Any] | None = None  # the config's "activation_checkpoint"
@@ -144,7 +146,9 @@ def write_text_batches(model: Model, path: Path, samples: int) -> None:
     execute([*command, "--vocab", model.vocab, "--names", model.names, "-o", path])
 
 
-def capture(model: Model, directory: Path, *, samples: int = 50) -> Captured:
+def capture(
+    model: Model, directory: Path, *, samples: int = 50, precision: dict[str, Any] | None = None
+) -> Captured:
     """Captures a model on its first batch of text. `samples` need not be a multiple of anything:
     the data set wraps."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -152,26 +156,43 @@ def capture(model: Model, directory: Path, *, samples: int = 50) -> Captured:
     write = write_image_batches if model.pixels else write_text_batches
     write(model, captured.data, samples)
     batch = {name: x[: model.batch] for name, x in load_file(captured.data).items()}
-    fsdp_mlir.capture(model.build(), kwargs=batch, evaluation=True, path=str(captured.archive))
+    config = None
+    if precision:
+        config = directory / "capture.yaml"
+        write_config(Case(model, ADAMW, precision=precision), config)
+    fsdp_mlir.capture(
+        model.build(), kwargs=batch, evaluation=True, config=config, path=str(captured.archive)
+    )
     return captured
 
 
 def write_config(case: Case, path: Path) -> None:
-    units = unit_entries(case)
-    config: dict[str, Any] = {"units": units, "optimizer": case.optimizer, **case.training}
+    config: dict[str, Any] = {
+        "units": unit_entries(case),
+        "optimizer": case.optimizer,
+        **case.training,
+    }
     if case.checkpoint:
         config["activation_checkpoint"] = case.checkpoint
+    if "" in case.precision:
+        config["mixed_precision"] = case.precision[""]
     path.write_text(yaml.safe_dump(config))
 
 
 def unit_entries(case: Case) -> Any:
     """The config's "units"."""
+    units: list[dict[str, Any]] = [
+        {"match": pattern, "mixed_precision": policy}
+        for pattern, policy in case.precision.items()
+        if pattern
+    ]
     if not isinstance(case.model.units, str):
-        return list(case.model.units)
-    unit: dict[str, Any] = {"match": case.model.units}
+        return [*units, *case.model.units]
+    units.append({"match": case.model.units})
     if case.reshard != "default":
-        unit["reshard_after_forward"] = json.loads(case.reshard)
-    return [unit]
+        for unit in units:
+            unit["reshard_after_forward"] = json.loads(case.reshard)
+    return units
 
 
 def compile_plan(captured: Captured, case: Case, stem: str) -> Path:
@@ -232,6 +253,7 @@ def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
     command = [sys.executable, HERE / "train_fsdp2.py", "--mode", mode, "--model", model.factory]
     command += ["--kwargs", json.dumps(model.kwargs), "--seed", case.seed]
     command += ["--units", json.dumps(unit_entries(case))]
+    command += ["--precision", json.dumps(case.precision.get(""))]
     command += ["--optimizer", json.dumps(case.optimizer), "--steps", case.steps]
     command += ["--training", json.dumps(case.training)]
     command += ["--weights", captured.weights, "--data", captured.data]

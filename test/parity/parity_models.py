@@ -118,3 +118,25 @@ class PartlyUsed(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.used(self.embed(tokens)) * self.scale
         return F.cross_entropy(self.output(x).flatten(0, 1), targets.flatten())
+
+
+class Norms(nn.Module):
+    """Tokens through normalisations that have parameters and, but for one, no buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, 24)
+        self.layer_norm = nn.LayerNorm(24)
+        self.group_norm = nn.GroupNorm(4, 24)
+        self.batch_norm = nn.BatchNorm1d(24)
+        self.output = nn.Linear(24, 256)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.layer_norm(self.embed(tokens)).transpose(1, 2)
+        x = self.output(self.batch_norm(self.group_norm(x)).transpose(1, 2))
+        return F.cross_entropy(x.flatten(0, 1).float(), targets.flatten())
+
+
+def norms() -> nn.Module:
+    torch.manual_seed(0)
+    return Norms()

@@ -4,7 +4,7 @@ The reference is one copy of the model: it computes every rank's gradients one a
 them in rank order, divides by the number of ranks and steps torch.optim's optimizer on each rank's
 rows (a fused kernel's bits depend on where a tensor ends). A plan on N
 ranks must give the same losses and the same final weights, bit for bit, under every policy: units,
-resharding and checkpointing are choices of schedule.
+resharding and checkpointing are choices of schedule. Mixed precision is one for the whole model.
 
 `--random-cases N` and `--random-seed S` choose the cases. A case that fails is shrunk, and printed
 as JSON that `--random-case JSON` runs again.
@@ -26,13 +26,16 @@ import pytest
 import random_models
 import torch
 import yaml
+from fsdp_mlir.policy import MixedPrecision
 from harness import BIN, execute, read_run
 from safetensors.torch import load_file, save_file
+from torch import nn
 from train_fsdp2 import OPTIMIZERS
 
 SEQ, SAMPLES = 4, 17
 SHRINK_SECONDS = 60
 NORMS = ("layernorm", "rmsnorm", "batchnorm")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KINDS = ("mlp", "mlp", "attention", "attention", "conv", "scale", "dropout", *NORMS)
 Spec = dict[str, Any]
 
@@ -98,6 +101,14 @@ def random_optimizer(rng: random.Random) -> Spec:
     }
 
 
+def random_precision(rng: random.Random, layers: list[Spec]) -> Spec | None:
+    # BatchNorm's kernel on the CPU wants its parameters in fp32.
+    if rng.random() < 0.5 or any(layer["kind"] == "batchnorm" for layer in layers):
+        return None
+    reduce = rng.choice([{}, {"reduce_dtype": "float32"}, {"reduce_dtype": "bfloat16"}])
+    return {"param_dtype": rng.choice(["bfloat16", "bfloat16", "float16"]), **reduce}
+
+
 def random_case(seed: str) -> Spec:
     rng = random.Random(seed)
     layers = [random_layer(rng) for _ in range(rng.randint(1, 5))]
@@ -118,14 +129,15 @@ def random_case(seed: str) -> Spec:
         "seed": rng.randrange(1000),
         "optimizer": random_optimizer(rng),
         "policies": [random_policy(rng, layers, tie) for _ in range(3)],
+        "precision": random_precision(rng, layers),
     }
 
 
 # --- the two sides
 
 
-def capture(case: Spec, directory: Path) -> dict[str, torch.Tensor]:
-    """Writes model.pt, model.safetensors and batches.safetensors; returns the samples."""
+def make_data(case: Spec, directory: Path) -> dict[str, torch.Tensor]:
+    """Writes batches.safetensors."""
     generator = torch.Generator().manual_seed(case["seed"])
     shape = (SAMPLES, SEQ)
     data = {
@@ -133,16 +145,28 @@ def capture(case: Spec, directory: Path) -> dict[str, torch.Tensor]:
         for name in ("tokens", "targets")
     }
     save_file(data, directory / "batches.safetensors")
-    batch = {name: x[: case["batch"]] for name, x in data.items()}
-    model = random_models.build(case["model"])
-    fsdp_mlir.capture(model, kwargs=batch, path=str(directory / "model.pt"))
     return data
 
 
-def train_plan(case: Spec, policy: Spec, directory: Path) -> tuple[list[list[float]], Spec]:
-    config, plan = directory / "fsdp.yaml", directory / "plan.json"
-    metrics, weights = directory / "metrics.jsonl", directory / "trained.safetensors"
-    config.write_text(yaml.safe_dump({**policy, "optimizer": case["optimizer"]}))
+def write_config(case: Spec, policy: Spec, directory: Path) -> Path:
+    config: Spec = {**policy, "optimizer": case["optimizer"]}
+    if precision := case.get("precision"):
+        config["mixed_precision"] = precision
+    path = directory / "fsdp.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def capture(case: Spec, data: dict[str, torch.Tensor], config: Path, directory: Path) -> None:
+    """Writes model.pt and model.safetensors."""
+    batch = {name: x[: case["batch"]] for name, x in data.items()}
+    model = random_models.build(case["model"])
+    fsdp_mlir.capture(model, kwargs=batch, config=config, path=str(directory / "model.pt"))
+
+
+def train_plan(case: Spec, config: Path, directory: Path) -> tuple[list[list[float]], Spec]:
+    plan, metrics = directory / "plan.json", directory / "metrics.jsonl"
+    weights = directory / "trained.safetensors"
     command = [BIN / "fsdp-opt", directory / "model.pt", "--config", config]
     execute([*command, "--world-size", case["world"], "--emit", "plan", "-o", plan])
     command = [BIN / "fsdp-run", plan, "--steps", case["steps"], "--seed", case["seed"]]
@@ -152,12 +176,32 @@ def train_plan(case: Spec, policy: Spec, directory: Path) -> tuple[list[list[flo
     return run.rank_losses, run.weights
 
 
+def gradients(
+    model: nn.Module, batch: dict[str, torch.Tensor], precision: MixedPrecision
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """The loss of a batch, and the gradients in the dtype of the reduction."""
+    leaves = {
+        name: p.detach().to(precision.computed(p.dtype)).requires_grad_(p.requires_grad)
+        for name, p in model.named_parameters()
+    }
+    for leaf in leaves.values():
+        if leaf.requires_grad:
+            leaf.grad_dtype = precision.grad_dtype(torch.float32)
+    loss = torch.func.functional_call(model, leaves, kwargs=batch)
+    loss.backward()
+    reduced = precision.reduce_dtype or torch.float32
+    grads = [leaf.grad for leaf in leaves.values() if leaf.requires_grad]
+    return loss, [g if g is None else g.to(reduced) for g in grads]
+
+
 def train_eagerly(
     case: Spec, data: dict[str, torch.Tensor], directory: Path
 ) -> tuple[list[list[float]], Spec]:
     world, size = case["world"], case["batch"]
     model = random_models.build(case["model"])
     model.load_state_dict(load_file(directory / "model.safetensors"), strict=False)
+    dtypes = {k: DTYPES[v] for k, v in (case.get("precision") or {}).items()}
+    precision = MixedPrecision(**dtypes)
     settings = dict(case["optimizer"])
     trained = [p for p in model.parameters() if p.requires_grad]
     shards = [p.detach().chunk(world) for p in trained]  # the rows of each rank, in place
@@ -174,15 +218,16 @@ def train_eagerly(
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[rank][name])
             indices = torch.arange(size).add((step * world + rank) * size) % SAMPLES
-            loss = model(**{name: x[indices] for name, x in data.items()})
-            grads = torch.autograd.grad(loss, trained, allow_unused=True)
+            batch = {name: x[indices] for name, x in data.items()}
+            loss, grads = gradients(model, batch, precision)
             sums = [g if s is None else s + g for s, g in zip(sums, grads, strict=True)]
             losses[-1].append(float(f"{loss.item():.9g}"))
             buffers[rank] = copy.deepcopy(dict(model.named_buffers()))
             generators[rank] = torch.get_rng_state()
         for pieces, total in zip(shards, sums, strict=True):
             if total is not None:
-                for piece, grad in zip(pieces, (total / world).chunk(world), strict=True):
+                mean = (total / world).float()
+                for piece, grad in zip(pieces, mean.chunk(world), strict=True):
                     piece.grad = grad
         optimizer.step()
     for name, buffer in model.named_buffers():
@@ -193,11 +238,16 @@ def train_eagerly(
 def differences(case: Spec, directory: Path) -> Iterator[str]:
     """What differs from the reference, policy by policy."""
     directory.mkdir(parents=True, exist_ok=True)
-    data = capture(case, directory)
-    losses, weights = train_eagerly(case, data, directory)
+    data = make_data(case, directory)
+    reference: tuple[list[list[float]], Spec] | None = None
     for policy in case["policies"]:
+        config = write_config(case, policy, directory)
+        if reference is None or case.get("precision"):  # the capture has the units' casts
+            capture(case, data, config, directory)
+        reference = reference or train_eagerly(case, data, directory)
+        losses, weights = reference
         try:
-            our_losses, our_weights = train_plan(case, policy, directory)
+            our_losses, our_weights = train_plan(case, config, directory)
         except RuntimeError as error:
             yield f"{json.dumps(policy)}: {error}"
             continue
@@ -233,6 +283,8 @@ def smaller_cases(case: Spec) -> Iterator[Spec]:
     for key, simple in (("tie", False), ("unused", False), ("frozen", [])):
         if model[key]:
             yield {**case, "model": {**model, key: simple}}
+    if case.get("precision"):
+        yield {**case, "precision": None}
     plain = {"name": "sgd", "lr": 0.1}
     if case["optimizer"] != plain:
         yield {**case, "optimizer": plain}

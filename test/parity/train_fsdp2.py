@@ -28,7 +28,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -73,6 +73,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, required=True, help="samples a rank and step")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--units", type=json.loads, default=[], help="the config's, as JSON")
+    parser.add_argument("--precision", type=json.loads, help="mixed_precision, as JSON")
     parser.add_argument("--checkpoint", type=json.loads, help="match, and save: operators, as JSON")
     parser.add_argument("--optimizer", type=json.loads, required=True, help="name and arguments")
     parser.add_argument(
@@ -131,8 +132,19 @@ def matches(patterns: list[str], name: str) -> bool:
     return any(pattern_to_regex(pattern).fullmatch(name) for pattern in patterns)
 
 
-def shard_model(model: nn.Module, units: list[dict[str, Any]], policy: dict[str, Any]) -> None:
-    """One unit for each matching module (for all of a list), inner ones first, then the root."""
+def mixed_precision(given: dict[str, Any] | None) -> MixedPrecisionPolicy:
+    dtypes = {k: v and getattr(torch, v) for k, v in (given or {}).items() if k.endswith("_dtype")}
+    return MixedPrecisionPolicy(**{**(given or {}), **dtypes})
+
+
+def shard_model(
+    model: nn.Module,
+    units: list[dict[str, Any]],
+    policy: dict[str, Any],
+    precision: dict[str, Any] | None,
+) -> None:
+    """One unit for each matching module (for all of a list), inner ones first, then the root; a
+    module belongs to the first entry of `units` that matches it."""
     common: dict[str, Any] = {}
     if "mesh" in policy:
         sizes = {"replicate": 1, "shard": -1, **policy["mesh"]}
@@ -144,27 +156,31 @@ def shard_model(model: nn.Module, units: list[dict[str, Any]], policy: dict[str,
         common["ignored_params"] = {p for n, p in named if matches(policy["ignore"], n)}
 
     calls: list[tuple[str, Any, dict[str, Any]]] = []  # the outermost module's name first
+    claimed: set[str] = set()
     for unit in units:
-        options = {k: v for k, v in unit.items() if k not in ("match", "class")}
+        options = {k: v for k, v in unit.items() if k not in ("match", "class", "mixed_precision")}
+        options["mp_policy"] = mixed_precision(unit.get("mixed_precision", precision))
         patterns = unit.get("match", [])
         grouped = not isinstance(patterns, str)
         found = [
             (name, module)
             for name, module in model.named_modules()
             if name
+            and name not in claimed
             and (
                 type(module).__name__ == unit["class"]
                 if "class" in unit
                 else matches(patterns if grouped else [patterns], name)
             )
         ]
+        claimed.update(name for name, _ in found)
         if "match" in unit and grouped:
             calls.append((found[0][0], [module for _, module in found], options))
         else:
             calls += [(name, module, options) for name, module in found]
     for _, modules, options in sorted(calls, key=lambda call: call[0].count("."), reverse=True):
         fully_shard(modules, **common, **options)
-    fully_shard(model, **common)
+    fully_shard(model, mp_policy=mixed_precision(precision), **common)
 
 
 def take_batch(data: dict[str, Tensor], first: int, batch: int) -> dict[str, Tensor]:
@@ -262,7 +278,7 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     if args.checkpoint:
         checkpoint_modules(model, args.checkpoint)
     if args.mode == "fsdp2":
-        shard_model(model, args.units, args.training)
+        shard_model(model, args.units, args.training, args.precision)
     optimizer = make_optimizer(model, args.optimizer)
     schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
     microbatches = args.training.get("gradient_accumulation_steps", 1)

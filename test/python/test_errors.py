@@ -204,8 +204,20 @@ def test_an_unregistered_parameter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mixed_precision: {param_dtype: bfloat16}", "not supported yet: key 'mixed_precision' in"),
-        ("units: [{match: a, mixed_precision: {}}]", "not supported yet: key 'mixed_precision' in"),
+        ("mixed_precision: bfloat16", "expected a mapping for 'mixed_precision' in"),
+        (
+            "mixed_precision: {param_dtype: bf16}",
+            "expected one of float32, .* for 'param_dtype' in",
+        ),
+        ("mixed_precision: {dtype: float16}", "unknown key 'dtype' in 'mixed_precision' in"),
+        ("mixed_precision: {cast_forward_inputs: 1}", "expected true or false for 'cast_forw"),
+        ("units: [{match: a, mixed_precision: 1}]", "expected a mapping for 'mixed_precision' in"),
+        ("units: [{mixed_precision: {}}]", "expected 'match' or 'class' in each of 'units' in"),
+        ("units: [{match: a, class: B}]", "expected 'match' or 'class' in each of 'units' in"),
+        ("units: [{match: []}]", "expected a pattern for 'match' in"),
+        ("units: [{class: [A]}]", "expected a pattern for 'class' in"),
+        ("units: [layers]", "expected a mapping for each of 'units' in"),
+        ("ignore: [1]", "expected a pattern for 'ignore' in"),
         ("- a", "expected a mapping"),
         ("a: [", "is not YAML"),
     ],

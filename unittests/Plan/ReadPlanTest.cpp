@@ -107,7 +107,11 @@ TEST(LRSchedule, FollowsItsFormula) {
 }
 
 TEST(ReadPlan, RoundTripsReplicas) {
-  std::string text = printPlan(samplePlan(4, false, 2));
+  Plan plan = samplePlan(4, false, 2);
+  std::get<AllReduce>(plan.instructions[find<AllReduce>(plan)].kind)
+      .postdivide = 4;
+  std::string text = printPlan(plan);
+  EXPECT_THAT(text, HasSubstr("\"postdivide\": 4.0"));
   EXPECT_THAT(text, HasSubstr("\"replicas\": 2"));
   EXPECT_THAT(text, HasSubstr("{\"all_reduce\": 0"));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
@@ -126,6 +130,28 @@ TEST(ReadPlan, RoundTripsIgnoredParameters) {
   std::string text = printPlan(plan);
   EXPECT_THAT(text, HasSubstr("{\"read_param\": 3"));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+}
+
+TEST(ReadPlan, KeepsMixedPrecision) {
+  Plan plan = samplePlan(2);
+  auto &reduce = std::get<ReduceScatter>(
+      plan.instructions[find<ReduceScatter>(plan)].kind);
+  reduce.reduceDtype = DType::Float16;
+  reduce.divisors = {{2.0, 1.5}};
+  plan.params[3].computeDtype = DType::Float32;
+  std::string text = printPlan(plan);
+  Plan again = parsePlan(text, "p.json");
+  auto &read = std::get<ReduceScatter>(
+      again.instructions[find<ReduceScatter>(plan)].kind);
+  EXPECT_EQ(read.reduceDtype, DType::Float16);
+  EXPECT_EQ(read.divisors, (ReduceScatter::Divisors{2.0, 1.5}));
+  EXPECT_EQ(again.params[3].computeDtype, DType::Float32);
+  EXPECT_EQ(again.params[0].computeDtype, std::nullopt);
+  EXPECT_THAT(errorOf(with(text, R"("reduce_dtype": "float16")",
+                           R"("reduce_dtype": "half")")),
+              HasSubstr(R"(.reduce_dtype: expected a dtype, got "half")"));
+  EXPECT_THAT(errorOf(with(text, R"("predivide": 2.0, )", "")),
+              HasSubstr("predivide"));
 }
 
 TEST(ReadPlan, KeepsArgumentKinds) {

@@ -70,6 +70,14 @@ const std::vector<Mutation> kMutations = {
     {"TwoUnits", "P2", [](Plan &p) { p.units[0].params.push_back(1); }},
     {"TwiceInUnit", "P2",
      [](Plan &p) { p.units[0].params.push_back(p.units[0].params[0]); }},
+    {"IntegerReduceDtype", "P20",
+     [](Plan &p) { first<ReduceScatter>(p).reduceDtype = DType::Int32; }},
+    {"IntegerComputeDtype", "P20",
+     [](Plan &p) { p.params[0].computeDtype = DType::Int8; }},
+    {"ZeroDivisor", "P20",
+     [](Plan &p) { first<ReduceScatter>(p).divisors = {{0.0, 2.0}}; }},
+    {"GatheredInAnotherDtype", "P5",
+     [](Plan &p) { p.params[0].computeDtype = DType::BFloat16; }},
     {"ScalarParam", "P2", [](Plan &p) { p.params[3].spec.shape = {}; }},
     {"DefinedTwice", "P3",
      [](Plan &p) { first<Call>(p, 1).outs = first<Call>(p).outs; }},
@@ -331,6 +339,10 @@ const std::vector<Mutation> kReplicaMutations = {
     {"ShardShape", "P5",
      [](Plan &p) { p.values[first<AllReduce>(p).outs[0]].shape[0] += 1; }},
     {"ReduceCount", "P1", [](Plan &p) { first<AllReduce>(p).outs.clear(); }},
+    {"ZeroDivisor", "P20",
+     [](Plan &p) { first<AllReduce>(p).postdivide = 0.0; }},
+    {"ReducedInAnotherDtype", "P5",
+     [](Plan &p) { first<ReduceScatter>(p).reduceDtype = DType::BFloat16; }},
 };
 
 /// The first instruction of a kind in the evaluation.

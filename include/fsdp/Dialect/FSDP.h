@@ -48,6 +48,10 @@ inline constexpr llvm::StringLiteral weightsHashAttrName = "fsdp.weights_hash";
 /// fsdp-assign-units, which drops it.
 inline constexpr llvm::StringLiteral moduleClassesAttrName =
     "fsdp.module_classes";
+/// The mixed precision that the program's casts follow, by name of the unit;
+/// absent where it has none.
+inline constexpr llvm::StringLiteral capturedPrecisionAttrName =
+    "fsdp.captured_precision";
 /// Attributes of program arguments.
 inline constexpr llvm::StringLiteral inputNameAttrName = "fsdp.name";
 inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";

@@ -61,6 +61,30 @@ def FSDP_ShardingAttr : FSDP_Attr<"Sharding", "sharding"> {
   }];
 }
 
+def FSDP_MixedPrecisionAttr
+    : FSDP_Attr<"MixedPrecision", "mixed_precision"> {
+  let summary = "The dtypes of a unit, as FSDP2's MixedPrecisionPolicy";
+  let description = [{
+    `<param_dtype = bf16, reduce_dtype = f32>`: floating-point parameters are
+    gathered in `param_dtype`, gradients are reduced in `reduce_dtype` and cast
+    to the parameter's own dtype. A dtype that is absent is the parameter's own;
+    without `output_dtype` outputs are not cast. The casts of activations and of
+    gradients are calls in the captured program.
+
+    **MixedPrecision-1**: every dtype is one of f32, f64, f16, bf16.
+  }];
+  let parameters = (ins OptionalParameter<"::mlir::Type">:$param_dtype,
+                        OptionalParameter<"::mlir::Type">:$reduce_dtype,
+                        OptionalParameter<"::mlir::Type">:$output_dtype,
+                        DefaultValuedParameter<"bool", "true">:$cast_forward_inputs);
+  let assemblyFormat = "`<` struct(params) `>`";
+  let genVerifyDecl = 1;
+  let extraClassDeclaration = [{
+    /// The dtype a parameter of dtype `element` is gathered in.
+    ::mlir::Type getComputeDtype(::mlir::Type element) const;
+  }];
+}
+
 class FSDP_Type<string name, string typeMnemonic> : TypeDef<FSDP_Dialect, name> {
   let mnemonic = typeMnemonic;
 }
@@ -76,6 +100,12 @@ def FSDP_ShardedType : FSDP_Type<"Sharded", "sharded"> {
   let parameters = (ins "RankedTensorType":$tensor, "ShardingAttr":$sharding);
   let assemblyFormat = "`<` $tensor `,` $sharding `>`";
   let genVerifyDecl = 1;
+  let extraClassDeclaration = [{
+    /// The same part of the tensor in another dtype.
+    ShardedType clone(Type element) const {
+      return get(getContext(), getTensor().clone(element), getSharding());
+    }
+  }];
 }
 
 def FSDP_TensorOrSharded : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType]>;
@@ -88,7 +118,8 @@ def FSDP_PhaseAttr : I32EnumAttr<"Phase", "part of a training step", [
 }
 
 def FSDP_ReduceKindAttr : I32EnumAttr<"ReduceKind", "reduction of gradients", [
-  I32EnumAttrCase<"Avg", 0, "avg">]> {
+  I32EnumAttrCase<"Avg", 0, "avg">,
+  I32EnumAttrCase<"Sum", 1, "sum">]> {
   let cppNamespace = "::mlir::fsdp";
 }
 

@@ -44,7 +44,9 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
     Without `reshard_after_forward` the unit follows FSDP2's default.
     `post_forward_size` is FSDP2's integer `reshard_after_forward`: it divides
     the ranks of axis `shard`; 1 means `reshard_after_forward = false`, all
-    ranks mean `true`.
+    ranks mean `true`. The
+    pattern "" is the root module: its policy is that of the root unit, and is
+    not inherited by others.
 
     Several patterns form one unit of all modules that they match, as
     `fully_shard([norm, output])` would. With `by_class` the patterns are those
@@ -56,17 +58,27 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
     fsdp.unit_pattern "norm", "output"
     fsdp.unit_pattern "LlamaBlock" {by_class}
     fsdp.unit_pattern "experts.*" {post_forward_size = 4 : i64}
+    fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
     ```
 
     **UnitPattern-1**: there is at least one pattern, and one alone `by_class`.
     **UnitPattern-2**: not both `reshard_after_forward` and `post_forward_size`.
+    **UnitPattern-3**: the pattern "" is alone, and not `by_class`.
   }];
   let arguments = (ins StrArrayAttr:$patterns,
                        OptionalAttr<BoolAttr>:$reshard_after_forward,
                        UnitAttr:$by_class,
-                       OptionalAttr<I64Attr>:$post_forward_size);
+                       OptionalAttr<I64Attr>:$post_forward_size,
+                       OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision);
   let assemblyFormat = "custom<Patterns>($patterns) attr-dict";
   let hasVerifier = 1;
+  let extraClassDeclaration = [{
+    /// Whether the pattern is "", the root module.
+    bool isRoot() {
+      return getPatterns().size() == 1 &&
+             ::llvm::cast<::mlir::StringAttr>(getPatterns()[0]).empty();
+    }
+  }];
 }
 
 def FSDP_AutoUnitsOp : FSDP_Op<"auto_units"> {
@@ -137,7 +149,8 @@ def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        DefaultValuedAttr<BoolAttr, "true">:$reshard_after_forward,
-                       OptionalAttr<I64Attr>:$post_forward_size);
+                       OptionalAttr<I64Attr>:$post_forward_size,
+                       OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision);
   let assemblyFormat = "$sym_name attr-dict";
   let hasVerifier = 1;
 }
@@ -158,6 +171,10 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     `fsdp.mesh` and axes it has. **Param-3**: a parameter has at least one
     dimension and a static shape (FSDP2 rejects scalars). **Param-4**: an
     ignored parameter has no unit and no sharding, and may be a scalar.
+    **Param-5**: `compute_dtype`, the dtype in which the program reads the
+    parameter, is that of the unit's `mixed_precision`; where absent it is the
+    parameter's own. `grad_dtype` is that of its gradient; where absent it is
+    `compute_dtype`.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<AnyRankedTensor>:$type,
@@ -165,7 +182,9 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
                        OptionalAttr<FSDP_ShardingAttr>:$sharding,
                        OptionalAttr<StrArrayAttr>:$aliases,
                        UnitAttr:$frozen,
-                       UnitAttr:$ignored);
+                       UnitAttr:$ignored,
+                       OptionalAttr<TypeAttr>:$compute_dtype,
+                       OptionalAttr<TypeAttr>:$grad_dtype);
   let assemblyFormat = [{
     $sym_name `:` $type (`unit` $unit^)? (`sharding` $sharding^)? attr-dict
   }];
@@ -173,6 +192,16 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
   let extraClassDeclaration = [{
     ::mlir::RankedTensorType getTensorType() {
       return ::llvm::cast<::mlir::RankedTensorType>(getType());
+    }
+    /// The type of the whole parameter in the program.
+    ::mlir::RankedTensorType getComputeType() {
+      ::mlir::RankedTensorType type = getTensorType();
+      return type.clone(getComputeDtype().value_or(type.getElementType()));
+    }
+    /// The type of its gradient before the reduction.
+    ::mlir::RankedTensorType getGradType() {
+      ::mlir::RankedTensorType type = getComputeType();
+      return type.clone(getGradDtype().value_or(type.getElementType()));
     }
     /// The type of this rank's part; null before fsdp-place-params.
     ::mlir::fsdp::ShardedType getShardedType();
@@ -313,7 +342,8 @@ def FSDP_ReadOp : FSDP_Op<"read", [HasParent<"ProgramOp">,
     %s = fsdp.read @wq : !fsdp.sharded<tensor<64x64xf32>, <@world, [{"shard"}, {} ]>>
     ```
 
-    **Read-1**: the type is that of the parameter, or its sharded type.
+    **Read-1**: the type is that of the parameter in its compute dtype, or its
+    sharded type.
   }];
   let arguments = (ins FlatSymbolRefAttr:$param);
   let results = (outs FSDP_TensorOrSharded:$result);
@@ -337,7 +367,8 @@ def FSDP_WriteGradOp : FSDP_Op<"write_grad", [HasParent<"ProgramOp">,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "The gradient of a parameter: whole, or this rank's shard";
   let description = [{
-    **WriteGrad-1**: the type is that of the parameter, or its sharded type.
+    **WriteGrad-1**: the type is that of the parameter in its gradient's dtype,
+    or its sharded type.
   }];
   let arguments = (ins FlatSymbolRefAttr:$param, FSDP_TensorOrSharded:$grad);
   let assemblyFormat = "$param `,` $grad attr-dict `:` type($grad)";
@@ -384,8 +415,9 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,
 
     **AllGather-1**: operands are the shards of all parameters of the unit, in
     unit order: all read, or all results of one `fsdp.reshard`.
-    **AllGather-2**: each result is the operand's global tensor type (the
-    placement is recomputed and compared).
+    **AllGather-2**: each result is the operand's global tensor type, in the
+    dtype that the unit's `mixed_precision` gives it (placement and cast are
+    recomputed and compared).
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
                        UnitAttr:$first_microbatch);
@@ -431,17 +463,27 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
     %r0, %r1 = fsdp.reduce_scatter @layers.0 avg [@a, @b] %g0, %g1 : (…) -> (…)
     ```
 
-    `avg` over Gloo and shared memory is a sum in rank order and a division.
+    Gradients are cast to `reduce_dtype`, reduced in it, and cast to the dtype
+    of the parameter's shards; without the attribute they are reduced in their
+    own. `avg` over Gloo and shared memory is a sum in rank order and a
+    division. `sum` divides each gradient by `predivide` before and the sum by
+    `postdivide` after: so FSDP2 keeps an average in fp16 within its range.
     With `last_microbatch` it runs in the last microbatch of a step only.
 
     **ReduceScatter-1**: parameters belong to the unit, are in unit order and
     as many as operands and results. **ReduceScatter-2**: each operand has its
-    parameter's type. **ReduceScatter-3**: each result has its parameter's
-    sharded type.
+    parameter's type, in its gradient's dtype. **ReduceScatter-3**: each result has
+    its parameter's sharded type, in its own dtype or, for an all-reduce, in
+    that of the reduction. **ReduceScatter-4**: `reduce_dtype` is that of
+    the unit's `mixed_precision`, where it has one; divisors are positive and
+    go with `sum`.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
                        FlatSymbolRefArrayAttr:$param_names,
                        Variadic<AnyRankedTensor>:$grads,
+                       OptionalAttr<TypeAttr>:$reduce_dtype,
+                       OptionalAttr<F64Attr>:$predivide,
+                       OptionalAttr<F64Attr>:$postdivide,
                        UnitAttr:$last_microbatch);
   let results = (outs Variadic<FSDP_ShardedType>:$shards);
   let assemblyFormat = [{
@@ -460,16 +502,21 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
 
     The ranks with the same index on all other axes exchange their shards.
     `avg` is a sum in ascending order of the index on the axis, and a division
-    by its size.
+    by its size; `sum` divides by `postdivide` instead. Shards come, and are
+    reduced, in `reduce_dtype`, then cast to the dtype of the parameter's.
 
     **AllReduce-1**: parameters belong to the unit, are in unit order and as
-    many as operands and results. **AllReduce-2**: each operand and result has
-    its parameter's sharded type. **AllReduce-3**: the axis is one of the mesh
-    that the sharding does not name.
+    many as operands and results. **AllReduce-2**: each operand has its
+    parameter's sharded type, in `reduce_dtype` where that is given; each result
+    its parameter's. **AllReduce-3**: the axis is one of the mesh that the
+    sharding does not name. **AllReduce-4**: a divisor is positive and goes with
+    `sum`.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
                        StrAttr:$axis, FlatSymbolRefArrayAttr:$param_names,
-                       Variadic<FSDP_ShardedType>:$grads);
+                       Variadic<FSDP_ShardedType>:$grads,
+                       OptionalAttr<TypeAttr>:$reduce_dtype,
+                       OptionalAttr<F64Attr>:$postdivide);
   let results = (outs Variadic<FSDP_ShardedType>:$reduced);
   let assemblyFormat = [{
     $unit $kind `over` $axis $param_names $grads attr-dict `:`

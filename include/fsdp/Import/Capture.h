@@ -17,6 +17,19 @@ struct CapturedParam {
   std::vector<std::string> aliases;
   plan::TensorSpec spec;
   bool requiresGrad = true;
+  /// What the step computes with.
+  plan::DType computeDtype = plan::DType::Float32;
+
+  plan::TensorSpec computeSpec() const { return {spec.shape, computeDtype}; }
+};
+
+/// What one unit was captured with, as FSDP2's MixedPrecisionPolicy.
+struct CapturedPrecision {
+  std::string module; ///< qualified name, empty for the root
+  std::optional<plan::DType> paramDtype;
+  std::optional<plan::DType> reduceDtype;
+  std::optional<plan::DType> outputDtype;
+  bool castForwardInputs = true;
 };
 
 /// One ATen call. Values of a graph are numbered: its inputs first (for the
@@ -59,6 +72,7 @@ struct Capture {
   std::vector<std::pair<std::string, std::string>> modules;
   plan::Weights weights;
   std::vector<CapturedParam> params;
+  std::vector<CapturedPrecision> precision;
   std::vector<plan::Buffer> buffers;
   /// Input::value is the value number.
   std::vector<plan::Input> inputs;

@@ -47,6 +47,8 @@ enum class DType : uint8_t {
 int64_t byteWidth(DType dtype);
 /// "float32" and so on.
 std::string_view dtypeName(DType dtype);
+/// float32, float64, float16 or bfloat16.
+bool isFloatingPoint(DType dtype);
 /// The inverse of dtypeName; nullopt for an unknown name.
 std::optional<DType> parseDType(std::string_view name);
 
@@ -106,6 +108,19 @@ struct Param {
   /// every rank, each with a value of its own.
   int32_t unit = -1;
   bool requiresGrad = true;
+  /// The dtype in which it is gathered; nullopt for its own.
+  std::optional<DType> computeDtype = std::nullopt;
+  /// The dtype in which its gradient comes; nullopt for that of computing.
+  std::optional<DType> gradDtype = std::nullopt;
+
+  /// The gathered parameter.
+  TensorSpec computeSpec() const {
+    return {spec.shape, computeDtype.value_or(spec.dtype)};
+  }
+  /// The gradient before the reduction.
+  TensorSpec gradSpec() const {
+    return {spec.shape, gradDtype.value_or(computeSpec().dtype)};
+  }
 };
 
 /// A buffer (replicated on every rank; may be mutated by the program).
@@ -194,8 +209,12 @@ struct Reshard {
 };
 
 /// Reduces gradients over the ranks of a replica and keeps this rank's rows.
-/// ins[i] is the full gradient of params[i], outs[i] the shard. Average: sum in
-/// ascending rank order, then a division by Plan::shards() (FSDP2 over Gloo).
+/// ins[i] is the full gradient of params[i] in its gradDtype, outs[i] the shard
+/// in the parameter's own dtype, or with replicas in reduceDtype. Each gradient
+/// is cast to reduceDtype and divided by predivide; then a sum in ascending
+/// rank order and a division by postdivide, every result rounded to
+/// reduceDtype. An average (FSDP2 over Gloo) is a sum without predivide,
+/// divided by Plan::shards().
 struct ReduceScatter {
   int32_t unit = -1;
   std::vector<int32_t> params;
@@ -203,6 +222,15 @@ struct ReduceScatter {
   std::vector<ValueId> outs;
   /// Runs in the last microbatch of a step only.
   bool lastMicrobatch = false;
+  /// nullopt: that of the gradients.
+  std::optional<DType> reduceDtype = std::nullopt;
+  /// nullopt: an average.
+  struct Divisors {
+    double predivide = 1;
+    double postdivide = 1;
+    bool operator==(const Divisors &) const = default;
+  };
+  std::optional<Divisors> divisors = std::nullopt;
 };
 
 /// Adds ins[i], the whole gradient of params[i] or its shard, to the sum over
@@ -213,14 +241,17 @@ struct Accumulate {
   std::vector<ValueId> outs;
 };
 
-/// Averages gradient shards over the replicas: ins[i] and outs[i] are shards of
-/// the gradient of params[i]. Sum in ascending order of replicas, then a
-/// division by their number.
+/// Reduces gradient shards over the replicas: ins[i] and outs[i] are shards of
+/// the gradient of params[i], ins[i] as ReduceScatter leaves it. Sum in
+/// ascending order of replicas in the dtype of ins[i], then a division by their
+/// number, or by postdivide, and a cast to the parameter's own dtype.
 struct AllReduce {
   int32_t unit = -1;
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
+  /// nullopt: an average.
+  std::optional<double> postdivide = std::nullopt;
 };
 
 /// torch.nn.utils.clip_grad_norm_ over the gradient shards ins[i] of params[i],
@@ -351,6 +382,9 @@ struct Plan {
 /// The part of a parameter, and of its gradient, that the `index`-th rank of a
 /// replica owns; the whole of an ignored parameter.
 TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index);
+
+/// The dtype of outs[index] of a reduce-scatter.
+DType reducedDType(const Plan &plan, const ReduceScatter &reduce, size_t index);
 
 /// Any defect of a plan: the message names the file (or "plan"), the JSON path
 /// and what was expected and found.

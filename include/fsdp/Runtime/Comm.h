@@ -55,19 +55,23 @@ public:
   /// parameter's storage for the whole run: the optimizer writes it between
   /// beginUpdate and publish, the initial load before the first publish.
   virtual at::Tensor shard(int32_t param) = 0;
-  /// Makes this rank's rows of all parameters available to allGather.
-  virtual void publish() = 0;
+  /// Makes this rank's rows of all parameters available to allGather; those of
+  /// frozen ones, where they were written after the first publish, only with
+  /// `frozen`.
+  virtual void publish(bool frozen = false) = 0;
 
   /// Begins step `step`, counted from 0.
   virtual void beginStep(int64_t step) = 0;
   /// Begins the next microbatch of the step; beginStep begins the first.
   virtual void beginMicrobatch() = 0;
-  /// The full parameters of a unit, in the unit's order, valid until
-  /// reshard(unit). Waits until every rank has published; with `group` > 0
-  /// only until the ranks of this rank's group keep their parts (see
-  /// plan::Reshard::keep).
+  /// The full parameters of a unit in their compute dtypes, in the unit's
+  /// order, valid until reshard(unit). Waits until every rank has published;
+  /// with `group` > 0 only until the ranks of this rank's group keep their
+  /// parts (see plan::Reshard::keep).
   virtual std::vector<at::Tensor> allGather(int32_t unit,
                                             int64_t group = 0) = 0;
+  /// The same in the parameters' own dtypes, of all ranks' parts.
+  virtual std::vector<at::Tensor> gatherMasters(int32_t unit) = 0;
   /// With `keep` > 0 this rank keeps its part of the unit's parameters, which
   /// are gathered, for the next allGather in groups of as many.
   virtual void reshard(int32_t unit, int64_t keep = 0) = 0;
@@ -75,9 +79,9 @@ public:
   /// Where the gradient of `param` should be written (full size, row-major)
   /// so that reduceScatter need not copy it; null if there is no such place.
   virtual void *reduceInput(int32_t param) = 0;
-  /// Begins the average of `grads` (full gradients of reduce.params) over the
-  /// ranks of the replica, sum in ascending rank order then division by their
-  /// number. The results are this rank's rows; their contents are there after
+  /// Begins the reduction of `grads` (full gradients of reduce.params) over the
+  /// ranks of the replica, as plan::ReduceScatter says, in ascending rank
+  /// order. The results are this rank's rows; their contents are there after
   /// finishReductions, until when `reduce` must live.
   virtual std::vector<at::Tensor>
   reduceScatter(const plan::ReduceScatter &reduce,

@@ -56,7 +56,7 @@ public:
   /// publish, a rank may write its own rows. Collective.
   void quiesce();
   /// Makes what was written available. Collective.
-  void publish() { communication.publish(); }
+  void publish() { communication.publish(/*frozen=*/true); }
   /// The whole parameter, to be read until the next step or quiesce; that of an
   /// ignored parameter is this rank's. Collective.
   at::Tensor fullParam(int32_t param);

@@ -2,10 +2,11 @@
 //
 // Nothing is copied to gather: every rank's optimizer writes its rows of the
 // one full parameter that all ranks map, so an all-gather waits for the peers'
-// counters and hands out views. What the ranks of a post-forward group keep
-// lies in one place of the group: to keep is to copy, to gather from it is not.
-// A reduce-scatter reads the peers' gradients
-// where they lie. Reading may happen later than the call: up to the moment the
+// counters and hands out views. A parameter with a compute dtype is there
+// twice: a rank casts its rows when it publishes them. What the ranks of a
+// post-forward group keep lies in one place of the group: to keep is to copy,
+// to gather from it is not. A reduce-scatter reads the peers' gradients where
+// they lie. Reading may happen later than the call: up to the moment the
 // inputs' place is needed again or the step's update begins, so that a rank
 // does not wait for a slower one at every unit.
 //
@@ -24,7 +25,7 @@ namespace fsdp::runtime {
 class ShmComm : public Comm {
 public:
   /// Borrows plan and segment. Throws InputError if the plan reduces
-  /// gradients of a dtype other than float32 and float64.
+  /// gradients that are not floating-point.
   ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank);
   ~ShmComm() override;
 
@@ -33,10 +34,11 @@ public:
   int64_t shardIndex() const override { return ownRank % plan.shards(); }
   int64_t ownBytes() const override;
   at::Tensor shard(int32_t param) override;
-  void publish() override;
+  void publish(bool frozen = false) override;
   void beginStep(int64_t step) override;
   void beginMicrobatch() override;
   std::vector<at::Tensor> allGather(int32_t unit, int64_t group = 0) override;
+  std::vector<at::Tensor> gatherMasters(int32_t unit) override;
   void reshard(int32_t unit, int64_t keep = 0) override;
   void *reduceInput(int32_t param) override;
   std::vector<at::Tensor>
@@ -76,9 +78,9 @@ private:
                uint32_t target, Waiting waiting);
   /// Whether all ranks of the replica have reached `target`.
   bool allReached(Counter RankState::*counter, uint32_t target) const;
-  /// Where this rank's reduced gradient goes: to where the other replicas read
-  /// it, or where there are none, to memory of its own.
-  at::Tensor shardGrad(int32_t param) const;
+  /// Where this rank's result of a reduction goes: to where the other replicas
+  /// read it, or where there are none, to memory of its own.
+  at::Tensor shardGrad(const plan::ReduceScatter &reduce, size_t index) const;
   bool peerDied(int64_t peer);
   /// Copies this rank's part of a unit's parameters to its group's place,
   /// unless what lies there is of the same version.
@@ -91,10 +93,6 @@ private:
   void finish(uint32_t index);
   void finishFirst();
   void finishAllReduces();
-  /// Averages the shards of a gradient that `place` finds for each rank.
-  template <typename Place>
-  void averageInto(at::Tensor &out, const std::vector<int64_t> &ranks,
-                   Place place);
   RankState &own() { return segment.state(ownRank); }
 
   const plan::Plan &plan;
@@ -103,7 +101,9 @@ private:
   /// Everybody, the ranks of this replica, the ranks of all replicas that own
   /// the same rows; ascending, this rank included.
   std::vector<int64_t> everybody, shardGroup, replicateGroup;
-  /// Whole parameters; those that are not ignored in the segment.
+  /// Whole parameters in their own dtype, and in the one they are gathered in;
+  /// those that are not ignored in the segment.
+  std::vector<at::Tensor> masters;
   std::vector<at::Tensor> fullParams;
   std::vector<int> pidfds;
   int64_t step = 0;

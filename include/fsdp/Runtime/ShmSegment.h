@@ -5,7 +5,8 @@
 //
 //   SegmentHeader                          launch-wide state
 //   RankState[worldSize]                   counters, position, failure text
-//   parameters [replicas]                  full, row-major, once a replica
+//   parameters [replicas]                  full, row-major, once a replica;
+//                                          with a compute dtype once more in it
 //   kept parameters [worldSize / k]        once a group that keeps them after
 //                                          forward, for each parameter of it
 //   vectors to all-reduce [worldSize][2]   where the plan clips gradients
@@ -102,8 +103,10 @@ struct SegmentLayout {
   explicit SegmentLayout(const plan::Plan &plan);
 
   int64_t worldSize;
-  /// Per parameter: offset in its replica's parameters.
+  /// Per parameter: offset in its replica's parameters of what is gathered.
   std::vector<size_t> params;
+  /// Per parameter: offset in its own dtype; the same without a cast.
+  std::vector<size_t> masters;
   /// Per parameter: offset of its gradient in a rank's area; unused for one
   /// that is not reduced.
   std::vector<size_t> grads;
@@ -155,8 +158,10 @@ public:
   SegmentHeader &header() const;
   RankState &state(int64_t rank) const;
   std::byte *param(int64_t replica, int32_t param) const {
-    return base + offsets.paramsBegin + size_t(replica) * offsets.replicaBytes +
-           offsets.params[param];
+    return replicaBase(replica) + offsets.params[param];
+  }
+  std::byte *master(int64_t replica, int32_t param) const {
+    return replicaBase(replica) + offsets.masters[param];
   }
   /// What the group of `rank` keeps of a parameter between its ranks.
   std::byte *kept(int64_t rank, int32_t param) const {
@@ -185,6 +190,9 @@ public:
 
 private:
   void map();
+  std::byte *replicaBase(int64_t replica) const {
+    return base + offsets.paramsBegin + size_t(replica) * offsets.replicaBytes;
+  }
 
   SegmentLayout offsets;
   int memoryFd = -1;

@@ -51,6 +51,11 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
     `reshard_after_forward` defaults to true, for the root unit to false. A
     `post_forward_size` of 1 becomes `reshard_after_forward = false`, with
     FSDP2's warning; one of all ranks `true`.
+    The pattern `""` is the root unit's.
+
+    Mixed precision must be what the step was captured with, as
+    `fsdp.captured_precision` of the module says: the casts of activations and
+    gradients are in the program.
 
     Before: captured level. After: every `fsdp.param` names a unit.
   }];
@@ -141,6 +146,10 @@ def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp
     Replaces the `fsdp.write_grad` ops of a unit's whole gradients by one
     `fsdp.reduce_scatter` after the last of them, in unit order, and writes the
     shards. Parameters without a gradient take no part, as in FSDP2.
+
+    The reduction is in the unit's `reduce_dtype`, without one in the dtype of
+    the parameters (as FSDP2's since PyTorch 2.15). It is an average in fp32 and bf16; in other dtypes a sum, divided in
+    part before and in part after, by FSDP2's rule.
 
     Before: gradients are whole. After: gradients are shards.
   }];

@@ -109,6 +109,10 @@ private:
       entry.unit = unitIndex.lookup(param.getUnitAttr().getAttr());
       result.units[entry.unit].params.push_back(index);
     }
+    if (std::optional<Type> dtype = param.getComputeDtype())
+      entry.computeDtype = getDType(*dtype);
+    if (std::optional<Type> dtype = param.getGradDtype())
+      entry.gradDtype = getDType(*dtype);
     result.params.push_back(std::move(entry));
     return success();
   }
@@ -408,6 +412,12 @@ private:
       kind.params.push_back(paramIndex.lookup(name.getAttr()));
     for (Value grad : reduce.getGrads())
       kind.ins.push_back(use(grad));
+    if (std::optional<Type> dtype = reduce.getReduceDtype())
+      kind.reduceDtype = getDType(*dtype);
+    if (reduce.getKind() == ReduceKind::Sum)
+      kind.divisors = {
+          reduce.getPredivide().value_or(APFloat(1.0)).convertToDouble(),
+          reduce.getPostdivide().value_or(APFloat(1.0)).convertToDouble()};
     for (Value shard : reduce.getShards())
       if (failed(define(shard, kind.outs.emplace_back())))
         return failure();
@@ -445,6 +455,9 @@ private:
     for (Value reduced : reduce.getReduced())
       if (failed(define(reduced, kind.outs.emplace_back())))
         return failure();
+    if (reduce.getKind() == ReduceKind::Sum)
+      kind.postdivide =
+          reduce.getPostdivide().value_or(APFloat(1.0)).convertToDouble();
     append(reduce, std::move(kind));
     return success();
   }

@@ -33,10 +33,9 @@ struct Claim {
 struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
-    patterns = llvm::to_vector(module.getOps<UnitPatternOp>());
-    for (UnitPatternOp pattern : patterns)
-      matched.emplace_back(pattern.getPatterns().size(), false);
-    if (failed(readClasses(module)) || failed(ignore(module)))
+    rootPolicy = {module.getLoc(), false, {}};
+    if (failed(readPatterns(module)) || failed(readClasses(module)) ||
+        failed(ignore(module)))
       return signalPassFailure();
 
     SmallVector<ParamOp> params;
@@ -48,7 +47,7 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
         for (StringRef name : getNames(param))
           claimsOf.back().push_back(findClaim(name));
       }
-    if (failed(eraseMatched(module)))
+    if (failed(eraseMatched(module)) || failed(checkPrecision(module)))
       return signalPassFailure();
 
     llvm::IntEqClasses joined(claims.size());
@@ -57,9 +56,14 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
       for (auto [index, name] : llvm::drop_begin(llvm::zip(indices, names))) {
         if (joined.findLeader(index) != joined.findLeader(indices.front()))
           param.emitWarning("tied parameter has names in different units: \"")
-              << param.getSymName() << "\" in \"" << getName(indices.front())
-              << "\", \"" << name << "\" in \"" << getName(index)
-              << "\"; the units become one";
+              << param.getSymName() << "\" in \""
+              << getClaimName(indices.front()) << "\", \"" << name << "\" in \""
+              << getClaimName(index) << "\"; the units become one";
+        if (getPolicy(index).precision !=
+            getPolicy(indices.front()).precision) {
+          param.emitError("the mixed precision of its units differs");
+          return signalPassFailure();
+        }
         joined.join(index, indices.front());
       }
     }
@@ -71,9 +75,37 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
       param.setUnitAttr(FlatSymbolRefAttr::get(unit.getSymNameAttr()));
     }
     module->removeAttr(moduleClassesAttrName);
+    module->removeAttr(capturedPrecisionAttrName);
   }
 
 private:
+  struct UnitPolicy {
+    Location loc;
+    bool reshard;
+    MixedPrecisionAttr precision;
+    std::optional<int64_t> postForwardSize = std::nullopt;
+  };
+
+  /// Takes the pattern "", the others into `patterns`.
+  LogicalResult readPatterns(ModuleOp module) {
+    bool hasRoot = false;
+    for (auto op : llvm::make_early_inc_range(module.getOps<UnitPatternOp>())) {
+      if (!op.isRoot()) {
+        patterns.push_back(op);
+        matched.emplace_back(op.getPatterns().size(), false);
+        continue;
+      }
+      if (hasRoot)
+        return op.emitError("a second pattern \"\" for the root module");
+      hasRoot = true;
+      // FSDP2 keeps the root unit gathered.
+      rootPolicy = {op.getLoc(), op.getReshardAfterForward().value_or(false),
+                    op.getMixedPrecisionAttr()};
+      op.erase();
+    }
+    return success();
+  }
+
   static SmallVector<StringRef> getNames(ParamOp param) {
     SmallVector<StringRef> names{param.getSymName()};
     if (auto aliases = param.getAliases())
@@ -166,7 +198,7 @@ private:
     return claims.size() - 1;
   }
 
-  std::string getName(size_t claim) {
+  std::string getClaimName(size_t claim) {
     return llvm::join(claims[claim].modules, "+");
   }
 
@@ -178,22 +210,66 @@ private:
       if (joined.findLeader(index) != joined.findLeader(claim) ||
           claims[index].modules.empty())
         continue;
-      names.push_back(getName(index));
+      names.push_back(getClaimName(index));
       if (index == rootClaim)
         claim = index;
     }
     std::string name =
         claim == rootClaim ? rootUnitName.str() : llvm::join(names, "+");
     OpBuilder builder(param);
-    std::optional<size_t> pattern = claims[claim].pattern;
-    if (!pattern)
-      return UnitOp::create(builder, param.getLoc(), name,
-                            /*reshard_after_forward=*/false, IntegerAttr());
-    const UnitPolicy &policy = policies[*pattern];
+    const UnitPolicy &policy = getPolicy(claim);
     IntegerAttr size;
     if (policy.postForwardSize)
       size = builder.getI64IntegerAttr(*policy.postForwardSize);
-    return UnitOp::create(builder, policy.loc, name, policy.reshard, size);
+    return UnitOp::create(builder, policy.loc, name, policy.reshard, size,
+                          policy.precision);
+  }
+
+  const UnitPolicy &getPolicy(size_t claim) const {
+    std::optional<size_t> pattern = claims[claim].pattern;
+    return pattern ? policies[*pattern] : rootPolicy;
+  }
+
+  /// The casts of activations and gradients are in the captured program: they
+  /// must be those that the units' policies ask for now.
+  LogicalResult checkPrecision(ModuleOp module) {
+    auto captured =
+        module->getAttrOfType<DictionaryAttr>(capturedPrecisionAttrName);
+    llvm::StringSet<> seen;
+    auto check = [&](const UnitPolicy &policy,
+                     StringRef unit) -> LogicalResult {
+      seen.insert(unit);
+      MixedPrecisionAttr wanted = policy.precision;
+      auto found = captured ? captured.getAs<MixedPrecisionAttr>(unit)
+                            : MixedPrecisionAttr();
+      if (wanted == found)
+        return success();
+      auto describe = [](InFlightDiagnostic &diag, MixedPrecisionAttr policy) {
+        if (policy)
+          diag << policy;
+        else
+          diag << "no mixed precision";
+      };
+      InFlightDiagnostic diag = emitError(policy.loc)
+                                << "unit \"" << unit << "\" was captured with ";
+      describe(diag, found);
+      diag << ", the policy asks for ";
+      describe(diag, wanted);
+      return diag << "; capture the model with this config";
+    };
+    for (size_t claim = 0; claim < claims.size(); ++claim)
+      for (StringRef unit : claims[claim].modules)
+        if (failed(check(getPolicy(claim), unit)))
+          return failure();
+    // A root unit without parameters casts its inputs and output all the same.
+    if (!rootClaim && failed(check(rootPolicy, rootUnitName)))
+      return failure();
+    if (captured)
+      for (NamedAttribute entry : captured)
+        if (!seen.contains(entry.getName()) &&
+            failed(check({module.getLoc(), false, {}}, entry.getName())))
+          return failure();
+    return success();
   }
 
   /// Erases the patterns; one that matched nothing is an error.
@@ -206,7 +282,7 @@ private:
                  << pattern << "\" matches no module with parameters"
                  << nearestModules(module, op.getByClass());
       UnitPolicy policy{op.getLoc(), op.getReshardAfterForward().value_or(true),
-                        op.getPostForwardSize()};
+                        op.getMixedPrecisionAttr(), op.getPostForwardSize()};
       if (failed(normalizePostForwardSize(module, op, policy)))
         return failure();
       policies.push_back(policy);
@@ -246,12 +322,6 @@ private:
     return list;
   }
 
-  struct UnitPolicy {
-    Location loc;
-    bool reshard;
-    std::optional<int64_t> postForwardSize;
-  };
-
   /// FSDP2's rules for an integer reshard_after_forward, its errors and its
   /// warning.
   static LogicalResult normalizePostForwardSize(ModuleOp module,
@@ -278,9 +348,11 @@ private:
     return success();
   }
 
+  /// All but the root's.
   SmallVector<UnitPatternOp> patterns;
   /// What outlives the patterns.
   SmallVector<UnitPolicy> policies;
+  UnitPolicy rootPolicy{UnknownLoc(), false, {}};
   /// Per pattern op, per pattern in it.
   SmallVector<SmallVector<bool>> matched;
   DictionaryAttr classes;

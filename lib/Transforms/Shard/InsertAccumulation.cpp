@@ -23,10 +23,19 @@ struct InsertAccumulation
     ProgramOp program = getProgram(module);
     if (!program || failed(scaleLoss(program, policy.getSteps())))
       return signalPassFailure();
-    if (policy.getReduceEachMicrobatch())
+    if (policy.getReduceEachMicrobatch()) {
       accumulateShards(program);
-    else
-      accumulateWhole(program);
+      return;
+    }
+    // FSDP2 accumulates in the reduction's dtype, whatever the gradients' is.
+    for (auto param : module.getOps<ParamOp>())
+      if (param.getGradType() != param.getTensorType()) {
+        policy.emitError("reduce_each_microbatch = false with the mixed "
+                         "precision of unit ")
+            << param.getUnitAttr() << " is not supported yet";
+        return signalPassFailure();
+      }
+    accumulateWhole(program);
   }
 
 private:

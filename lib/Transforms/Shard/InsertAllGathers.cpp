@@ -71,7 +71,7 @@ private:
     for (ParamOp param : params) {
       shards.push_back(ReadOp::create(builder, loc, param.getShardedType(),
                                       param.getSymName()));
-      types.push_back(param.getTensorType());
+      types.push_back(param.getComputeType());
     }
     auto gathered = AllGatherOp::create(builder, loc, types,
                                         FlatSymbolRefAttr::get(unit), shards);

@@ -31,10 +31,21 @@ struct InsertAllReduces
     for (auto reduce : llvm::to_vector(program.getOps<ReduceScatterOp>())) {
       OpBuilder builder(module.getContext());
       builder.setInsertionPointAfter(reduce);
+      // The cast to the parameters' dtype, and the division after a sum, come
+      // after both reductions.
+      SmallVector<Type> types(reduce.getShards().getTypes());
+      for (auto [shard, grad] :
+           llvm::zip(reduce.getShards(), reduce.getGrads())) {
+        Type dtype = cast<RankedTensorType>(grad.getType()).getElementType();
+        shard.setType(cast<ShardedType>(shard.getType())
+                          .clone(reduce.getReduceDtype().value_or(dtype)));
+      }
       auto all = AllReduceOp::create(
-          builder, reduce.getLoc(), reduce.getShards().getTypes(),
-          reduce.getUnit(), reduce.getKind(), replicateAxisName,
-          reduce.getParamNamesAttr(), reduce.getShards());
+          builder, reduce.getLoc(), types, reduce.getUnitAttr(),
+          reduce.getKindAttr(), builder.getStringAttr(replicateAxisName),
+          reduce.getParamNamesAttr(), reduce.getShards(),
+          reduce.getReduceDtypeAttr(), reduce.getPostdivideAttr());
+      reduce.removePostdivideAttr();
       for (auto [shard, reduced] :
            llvm::zip(reduce.getShards(), all.getReduced()))
         shard.replaceAllUsesExcept(reduced, all);

@@ -12,6 +12,45 @@ namespace mlir::fsdp {
 using namespace mlir;
 using namespace mlir::fsdp;
 
+/// The dtype that holds every value of both floating-point dtypes.
+static Type promote(Type a, Type b) {
+  if (a == b)
+    return a;
+  if (a.isF64() || b.isF64())
+    return Float64Type::get(a.getContext());
+  return Float32Type::get(a.getContext());
+}
+
+/// The dtype of the reduction, FSDP2's since PyTorch 2.15: the unit's
+/// `reduce_dtype`, else that of the parameters themselves. And FSDP2's way to
+/// average in it (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+/// _get_gradient_divide_factors): fp32 and bf16 have the range for a plain
+/// average; other dtypes divide by about the root of `ranks` before the sum and
+/// by the rest after it.
+static void setReduction(ReduceScatterOp reduce, UnitOp unit, int64_t ranks) {
+  MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
+  Type dtype;
+  for (Value shard : reduce.getShards()) {
+    Type own = cast<ShardedType>(shard.getType()).getTensor().getElementType();
+    dtype = dtype ? promote(dtype, own) : own;
+  }
+  if (policy && policy.getReduceDtype())
+    dtype = policy.getReduceDtype();
+  bool casts = llvm::any_of(reduce.getGrads(), [&](Value grad) {
+    return cast<RankedTensorType>(grad.getType()).getElementType() != dtype;
+  });
+  if (casts || policy)
+    reduce.setReduceDtype(dtype);
+  if (isa<Float32Type, BFloat16Type>(dtype))
+    return;
+  int64_t before = 1;
+  while (ranks % before == 0 && ranks > before * before)
+    before *= 2;
+  reduce.setKind(ReduceKind::Sum);
+  reduce.setPredivide(APFloat(double(before)));
+  reduce.setPostdivide(APFloat(double(ranks) / double(before)));
+}
+
 namespace {
 struct InsertReduceScatters
     : mlir::fsdp::impl::InsertReduceScattersBase<InsertReduceScatters> {
@@ -20,6 +59,9 @@ struct InsertReduceScatters
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
+    int64_t ranks = 1;
+    for (auto mesh : module.getOps<MeshOp>())
+      ranks = mesh.getMesh().getNumRanks();
     llvm::DenseMap<StringAttr, WriteGradOp> writes;
     for (auto write : program.getOps<WriteGradOp>())
       if (isa<RankedTensorType>(write.getGrad().getType()))
@@ -50,9 +92,11 @@ struct InsertReduceScatters
         continue;
       OpBuilder builder(module.getContext());
       builder.setInsertionPointAfter(last);
-      auto reduce = ReduceScatterOp::create(builder, last->getLoc(), types,
-                                            unit.getValue(), ReduceKind::Avg,
-                                            builder.getArrayAttr(names), grads);
+      auto reduce = ReduceScatterOp::create(
+          builder, last->getLoc(), types, unit.getValue(), ReduceKind::Avg,
+          builder.getArrayAttr(names), grads, TypeAttr(), FloatAttr(),
+          FloatAttr(), /*last_microbatch=*/false);
+      setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks);
       for (auto [write, shard] : llvm::zip(replaced, reduce.getShards())) {
         WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
                             shard);

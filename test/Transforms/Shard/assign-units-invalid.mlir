@@ -63,3 +63,59 @@ fsdp.mesh @world <["shard"=4]>
 // expected-error @below {{expected an integer "reshard_after_forward" that is a factor of the 4 ranks of axis "shard", got: 0}}
 fsdp.unit_pattern "a" {post_forward_size = 0}
 fsdp.param @a.weight : tensor<4xf32>
+
+// -----
+
+// The step was not captured under the policy that is asked for.
+// expected-error @below {{unit "layers.0" was captured with no mixed precision, the policy asks for #fsdp.mixed_precision<param_dtype = bf16>; capture the model with this config}}
+fsdp.unit_pattern "layers.*" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+fsdp.param @layers.0.weight : tensor<4x4xf32>
+
+// -----
+
+// Whether inputs are cast, and which gradients are, is in the program.
+module attributes {fsdp.captured_precision = {
+    a = #fsdp.mixed_precision<param_dtype = bf16>, b = #fsdp.mixed_precision<param_dtype = bf16>}} {
+  fsdp.unit_pattern "a" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+  // expected-error @below {{unit "b" was captured with #fsdp.mixed_precision<param_dtype = bf16>, the policy asks for #fsdp.mixed_precision<param_dtype = bf16, cast_forward_inputs = false>; capture the model with this config}}
+  fsdp.unit_pattern "b" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, cast_forward_inputs = false>}
+  fsdp.param @a.weight : tensor<4x4xf32> {compute_dtype = bf16}
+  fsdp.param @b.weight : tensor<4x4xf32> {compute_dtype = bf16}
+}
+
+// -----
+
+// A unit at whose boundary the program casts is no unit any more.
+// expected-error @below {{unit "a" was captured with #fsdp.mixed_precision<param_dtype = bf16>, the policy asks for no mixed precision; capture the model with this config}}
+module attributes {fsdp.captured_precision = {
+    "(root)" = #fsdp.mixed_precision<param_dtype = bf16>,
+    a = #fsdp.mixed_precision<param_dtype = bf16>}} {
+  fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+  fsdp.param @a.weight : tensor<4x4xf32> {compute_dtype = bf16}
+}
+
+// -----
+
+// A root unit without parameters casts its output all the same.
+// expected-error @below {{unit "(root)" was captured with no mixed precision, the policy asks for #fsdp.mixed_precision<output_dtype = f32>}}
+fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<output_dtype = f32>}
+fsdp.unit_pattern "a"
+fsdp.param @a.weight : tensor<4x4xf32>
+
+// -----
+
+fsdp.unit_pattern "" {reshard_after_forward = true}
+// expected-error @below {{a second pattern "" for the root module}}
+fsdp.unit_pattern ""
+fsdp.param @a.weight : tensor<4x4xf32>
+
+// -----
+
+// What ties make one unit has one mixed precision.
+module attributes {fsdp.captured_precision = {a = #fsdp.mixed_precision<param_dtype = bf16>}} {
+  fsdp.unit_pattern "a" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+  fsdp.unit_pattern "b"
+  // expected-warning @below {{the units become one}}
+  // expected-error @below {{the mixed precision of its units differs}}
+  fsdp.param @a.weight : tensor<4x4xf32> {aliases = ["b.weight"], compute_dtype = bf16}
+}

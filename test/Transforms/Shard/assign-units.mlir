@@ -104,3 +104,33 @@ fsdp.unit_pattern "c" {post_forward_size = 1}
 fsdp.param @a.weight : tensor<4xf32>
 fsdp.param @b.weight : tensor<4xf32>
 fsdp.param @c.weight : tensor<4xf32>
+
+// -----
+
+// Each unit has the policy of its pattern, the root unit that of "".
+
+// CHECK-NOT: fsdp.unit_pattern
+// CHECK:     fsdp.unit @layers.0 {mixed_precision = #fsdp.mixed_precision<param_dtype = f16, reduce_dtype = f32>}
+// CHECK:     fsdp.unit @"(root)" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>, reshard_after_forward = false}
+module attributes {fsdp.captured_precision = {
+    "(root)" = #fsdp.mixed_precision<param_dtype = bf16>,
+    layers.0 = #fsdp.mixed_precision<param_dtype = f16, reduce_dtype = f32>}} {
+  fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+  fsdp.unit_pattern "layers.*" {mixed_precision = #fsdp.mixed_precision<param_dtype = f16, reduce_dtype = f32>}
+  fsdp.param @layers.0.weight : tensor<4x4xf32> {compute_dtype = f16}
+  fsdp.param @scale : tensor<4xf32> {compute_dtype = bf16}
+}
+
+// -----
+
+// What was captured is compared module by module, also of units of several.
+
+// CHECK-NOT: fsdp.captured_precision
+// CHECK:     fsdp.unit @"norm+output" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+module attributes {fsdp.captured_precision = {
+    norm = #fsdp.mixed_precision<param_dtype = bf16>,
+    output = #fsdp.mixed_precision<param_dtype = bf16>}} {
+  fsdp.unit_pattern "norm", "output" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+  fsdp.param @norm.weight : tensor<4xf32> {compute_dtype = bf16}
+  fsdp.param @output.weight : tensor<8x4xf32> {compute_dtype = bf16}
+}

@@ -49,3 +49,19 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// A unit's parameters come in the dtype of its policy.
+
+// CHECK: %[[S:.*]] = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+// CHECK: fsdp.all_gather @u %[[S]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xbf16>
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
+  %w = fsdp.read @w : tensor<4xbf16>
+  fsdp.phase forward
+  %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xbf16>, tensor<4xbf16>) -> tensor<bf16>
+  fsdp.return %loss : tensor<bf16>
+}

@@ -36,3 +36,24 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// Mixed precision: both reductions are in reduce_dtype; the division after a sum
+// and the cast to the parameter's dtype come last.
+
+// CHECK:      %[[R:.*]] = fsdp.reduce_scatter @u sum [@w] %{{.*}} {predivide = 2.000000e+00 : f64, reduce_dtype = f16} : (tensor<4x4xbf16>) -> !fsdp.sharded<tensor<4x4xf16>, <@world, [{"shard"}, {}]>>
+// CHECK-NEXT: %[[A:.*]] = fsdp.all_reduce @u sum over "replicate" [@w] %[[R]] {postdivide = 2.000000e+00 : f64, reduce_dtype = f16} : (!fsdp.sharded<tensor<4x4xf16>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+// CHECK-NEXT: fsdp.write_grad @w, %[[A]]
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f16>}
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]> {compute_dtype = bf16}
+fsdp.program @train_step(%x: tensor<4x4xbf16>) -> tensor<bf16> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xbf16>) -> tensor<bf16>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xbf16>, tensor<4x4xbf16>) -> tensor<4x4xbf16>
+  %r = fsdp.reduce_scatter @u sum [@w] %g {reduce_dtype = f16, predivide = 2.0, postdivide = 2.0} : (tensor<4x4xbf16>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+  fsdp.return %loss : tensor<bf16>
+}

@@ -25,3 +25,41 @@ fsdp.program @train_step(%x: tensor<4x4xf32>, %y: tensor<4xf32>) -> tensor<f32> 
   fsdp.write_grad @w, %gw : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// Twelve ranks average fp16 gradients by 4 before the sum and 3 after it, as
+// FSDP2 does; without a reduce_dtype a unit reduces in its parameters' own.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK: fsdp.reduce_scatter @half sum [@h] %{{.*}} {postdivide = 3.000000e+00 : f64, predivide = 4.000000e+00 : f64, reduce_dtype = f16}
+// CHECK: fsdp.reduce_scatter @mixed avg [@m] %{{.*}} {reduce_dtype = f32}
+fsdp.mesh @world <["shard"=12]>
+fsdp.unit @half {mixed_precision = #fsdp.mixed_precision<param_dtype = f16, reduce_dtype = f16>}
+fsdp.unit @mixed {mixed_precision = #fsdp.mixed_precision<param_dtype = f16>}
+fsdp.param @h : tensor<4xf32> unit @half sharding <@world, [{"shard"}]> {compute_dtype = f16}
+fsdp.param @m : tensor<4xf32> unit @mixed sharding <@world, [{"shard"}]> {compute_dtype = f16, grad_dtype = f32}
+fsdp.program @train_step(%x: tensor<4xf16>, %y: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, 6) : (tensor<4xf16>) -> tensor<f32>
+  fsdp.phase backward
+  fsdp.write_grad @h, %x : tensor<4xf16>
+  fsdp.write_grad @m, %y : tensor<4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// Parameters that are fp16 themselves are reduced in fp16 too.
+
+// CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {postdivide = 2.000000e+00 : f64, predivide = 4.000000e+00 : f64} : (tensor<4xf16>)
+fsdp.mesh @world <["shard"=8]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf16> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf16>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, 6) : (tensor<4xf16>) -> tensor<f32>
+  fsdp.phase backward
+  fsdp.write_grad @w, %x : tensor<4xf16>
+  fsdp.return %loss : tensor<f32>
+}

@@ -1,0 +1,139 @@
+//===- Verifier.h - one pass over a plan that checks its invariants -------===//
+//
+// Tables, values and the instructions that compute, gather or write are in
+// VerifyPlan.cpp; those that take gradients are in VerifyGradients.cpp.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_LIB_PLAN_VERIFIER_H
+#define FSDP_LIB_PLAN_VERIFIER_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::plan {
+
+/// The text in double quotes.
+std::string quoted(std::string_view text);
+/// "float32[2, 3]".
+std::string describe(const TensorSpec &spec);
+
+/// Checks the invariants of docs/plan-format.md; PlanError for the first that
+/// does not hold.
+class Verifier {
+public:
+  Verifier(const Plan &plan, const std::string &origin)
+      : plan(plan), origin(origin), states(plan.values.size()),
+        liveGather(plan.units.size(), -1), reductionOf(plan.params.size(), -1),
+        allReduced(plan.params.size()), stepped(plan.params.size()),
+        writtenParams(plan.params.size()), writtenBuffers(plan.buffers.size()) {
+  }
+
+  void verify();
+
+private:
+  struct ValueState {
+    bool defined = false;
+    bool freed = false;
+    /// Unit whose gathered parameter this is, or -1.
+    int32_t gatheredFrom = -1;
+    /// Position of that all_gather.
+    int64_t gather = -1;
+    /// Parameter whose reduced gradient shard this is, or -1.
+    int32_t shardOf = -1;
+    /// Of a shard: added, clipped or given to the optimizer.
+    bool consumed = false;
+  };
+
+  [[noreturn]] void fail(const char *label, const std::string &message) const {
+    throw PlanError(origin + ": " + where + message + " (" + label + ")");
+  }
+  template <typename Table>
+  void checkIndex(int64_t index, const Table &table, const char *what) const {
+    if (index < 0 || index >= int64_t(table.size()))
+      fail("P1", "expected " + std::string(what) + " below " +
+                     std::to_string(table.size()) + ", got " +
+                     std::to_string(index));
+  }
+  void checkSize(size_t got, size_t want, const char *what) const {
+    if (got != want)
+      fail("P1", "expected " + std::to_string(want) + " " + what + ", got " +
+                     std::to_string(got));
+  }
+  void checkSpec(ValueId value, const TensorSpec &want, const char *label,
+                 const std::string &what) const {
+    const TensorSpec &got = plan.values[value];
+    if (got != want)
+      fail(label, "expected value " + std::to_string(value) + " (" + what +
+                      ") to be " + describe(want) + ", got " + describe(got));
+  }
+
+  void verifyTables();
+  void verifyOptimizer();
+  void define(ValueId value);
+  void use(ValueId value);
+  void useOperand(ValueId value);
+  void useArgs(const ArgList &args);
+
+  void visit(const Call &call);
+  void visit(const ReadBuffer &read);
+  void visit(const Constant &constant);
+  void visit(const AllGather &gather);
+  void visit(const Reshard &reshard);
+  void verifyMicrobatches() const;
+  void visit(const ReduceScatter &reduce);
+  void visit(const Accumulate &accumulate);
+  void visit(const ClipGradNorm &clip);
+  void visit(const AllReduce &reduce);
+  void visit(const OptimizerStep &step);
+  void visit(const ReadParam &read);
+  void visit(const WriteParam &write);
+  void visit(const WriteBuffer &write);
+  void verifyInit();
+  void verifyEvaluation();
+  void verifyLoss(ValueId loss);
+  void verifyFrees(const Instruction &instruction, ValueId loss = -1);
+  /// A gradient shard of `param` that is used for the only time.
+  void useShard(ValueId value, int32_t param, const char *label);
+  /// `dtype`: where it is not the parameter's.
+  void defineShard(ValueId value, int32_t param,
+                   std::optional<DType> dtype = std::nullopt);
+  void verifyDivisor(double divisor);
+
+  const Plan &plan;
+  const std::string &origin;
+  /// "instructions[3]: " while an instruction is verified.
+  std::string where;
+  std::vector<ValueState> states;
+  /// Position of the instruction being verified.
+  int64_t position = -1;
+  const Instruction *current = nullptr;
+  /// Per unit: position of the all_gather not yet resharded, or -1.
+  std::vector<int64_t> liveGather;
+  /// Per unit: what its groups keep (Reshard::keep), 0 for nothing.
+  std::vector<int64_t> kept = std::vector<int64_t>(plan.units.size());
+  /// Per unit: the ranks of the groups that keep it, 0 before the first.
+  std::vector<int64_t> keepSize = std::vector<int64_t>(plan.units.size());
+  /// Per unit: its gathers and reshards, in order.
+  std::vector<std::vector<const Instruction *>> lives =
+      std::vector<std::vector<const Instruction *>>(plan.units.size());
+  /// Value that holds the parameter's reduced gradient, or -1.
+  std::vector<ValueId> reductionOf;
+  std::vector<bool> allReduced, stepped;
+  /// Parameters some call writes the reduce-scatter input of.
+  std::set<int32_t> steered;
+  /// Parameters whose gradients are accumulated.
+  std::set<int32_t> accumulated;
+  bool optimizerBegun = false;
+  std::vector<bool> writtenParams, writtenBuffers;
+  bool sawClipping = false;
+};
+
+} // namespace fsdp::plan
+
+#endif // FSDP_LIB_PLAN_VERIFIER_H
