@@ -182,6 +182,10 @@ private:
     if (!node)
       return success();
     if (node->kind == Node::Kind::Scalar && node->scalar == "auto") {
+      // The capture casts at the units' boundaries: it must know them.
+      if (globalPrecision)
+        return emitError(node->loc) << "expected units by name or class with "
+                                       "\"mixed_precision\", got: auto";
       AutoUnitsOp::create(builder, node->loc);
       return success();
     }

@@ -182,7 +182,16 @@ def read_policy(path: Path | None) -> Policy:
         raise CaptureError(f"expected a mapping in '{path}', got '{type(config).__name__}'")
     root = _mixed_precision(config.get("mixed_precision"), path)
     units: list[Entry] = []
-    for entry in config.get("units") or []:
+    entries = config.get("units") or []
+    if entries == "auto":
+        if root:
+            raise CaptureError(
+                f"'mixed_precision' in '{path}' needs units by name or class, got 'units: auto'"
+            )
+        entries = []
+    if not isinstance(entries, list):
+        raise CaptureError(f"expected a sequence or auto for 'units' in '{path}', got '{entries}'")
+    for entry in entries:
         if not isinstance(entry, dict):
             raise CaptureError(f"expected a mapping for each of 'units' in '{path}', got '{entry}'")
         by_class = "class" in entry

@@ -51,6 +51,9 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/precision.yaml 2>&1 | FileCheck %s --check-prefix=PRECISION
 // PRECISION: precision.yaml:1:19: error: unknown key "buffer_dtype" in "mixed_precision"; known keys are: param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
 
+// RUN: not fsdp-opt %t/model.mlir --config %t/auto-precision.yaml 2>&1 | FileCheck %s --check-prefix=AUTO-PRECISION
+// AUTO-PRECISION: auto-precision.yaml:1:8: error: expected units by name or class with "mixed_precision", got: auto
+
 // RUN: not fsdp-opt %t/model.mlir --config %t/scalar.yaml 2>&1 | FileCheck %s --check-prefix=SCALAR
 // SCALAR: scalar.yaml:1:18: error: expected a mapping for "mixed_precision"
 
@@ -241,6 +244,10 @@ units:
 
 //--- precision.yaml
 mixed_precision: {buffer_dtype: float32}
+
+//--- auto-precision.yaml
+units: auto
+mixed_precision: {param_dtype: bfloat16}
 
 //--- scalar.yaml
 mixed_precision: bfloat16

@@ -217,6 +217,11 @@ def test_an_unregistered_parameter(tmp_path: Path) -> None:
         ("units: [{match: []}]", "expected a pattern for 'match' in"),
         ("units: [{class: [A]}]", "expected a pattern for 'class' in"),
         ("units: [layers]", "expected a mapping for each of 'units' in"),
+        ("units: {match: a}", "expected a sequence or auto for 'units' in"),
+        (
+            "units: auto\nmixed_precision: {param_dtype: bfloat16}",
+            "'mixed_precision' in '.*' needs units by name or class",
+        ),
         ("ignore: [1]", "expected a pattern for 'ignore' in"),
         ("- a", "expected a mapping"),
         ("a: [", "is not YAML"),

@@ -68,9 +68,9 @@ struct DetectUnits : mlir::fsdp::impl::DetectUnitsBase<DetectUnits> {
     OpBuilder builder(policy);
     for (auto &[name, chosen] : units)
       for (StringRef unit : chosen)
-        UnitPatternOp::create(builder, policy.getLoc(),
-                              builder.getStrArrayAttr(unit), BoolAttr(),
-                              /*by_class=*/false, IntegerAttr());
+        UnitPatternOp::create(
+            builder, policy.getLoc(), builder.getStrArrayAttr(unit), BoolAttr(),
+            /*by_class=*/false, IntegerAttr(), MixedPrecisionAttr());
     report(policy);
     for (AutoUnitsOp op : policies)
       op.erase();
