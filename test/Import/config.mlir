@@ -54,6 +54,12 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/auto-precision.yaml 2>&1 | FileCheck %s --check-prefix=AUTO-PRECISION
 // AUTO-PRECISION: auto-precision.yaml:1:8: error: expected units by name or class with "mixed_precision", got: auto
 
+// RUN: fsdp-opt %t/model.mlir --config %t/division.yaml --level captured | FileCheck %s --check-prefix=DIVISION
+// DIVISION: fsdp.gradient_division {factor = 4.000000e+00 : f64, force_sum}
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/divisor.yaml 2>&1 | FileCheck %s --check-prefix=DIVISOR
+// DIVISOR: divisor.yaml:1:25: error: 'fsdp.gradient_division' op GradientDivision-1: expected a positive factor, got: -1.000000e+00
+
 // RUN: not fsdp-opt %t/model.mlir --config %t/scalar.yaml 2>&1 | FileCheck %s --check-prefix=SCALAR
 // SCALAR: scalar.yaml:1:18: error: expected a mapping for "mixed_precision"
 
@@ -248,6 +254,13 @@ mixed_precision: {buffer_dtype: float32}
 //--- auto-precision.yaml
 units: auto
 mixed_precision: {param_dtype: bfloat16}
+
+//--- division.yaml
+gradient_divide_factor: 4
+force_sum_reduction_for_comms: true
+
+//--- divisor.yaml
+gradient_divide_factor: -1
 
 //--- scalar.yaml
 mixed_precision: bfloat16

@@ -178,6 +178,29 @@ def test_evaluation(captured: Capture, reference: Reference) -> None:
     assert evaluations(ours) == evaluations(theirs)
 
 
+FORCED = {"force_sum_reduction_for_comms": True}
+HSDP = {"mesh": {"replicate": 2, "shard": 2}}
+DIVISIONS: dict[str, tuple[str | None, dict[str, Any], int]] = {
+    "forced": (None, FORCED, 2),
+    "factor": (None, {"gradient_divide_factor": 3.0, **FORCED}, 2),
+    "factor_of_the_shards": ("bf16", {"gradient_divide_factor": 2.0}, 2),
+    "one_rank": (None, {"gradient_divide_factor": 3.0}, 1),
+    "one_rank_forced": (None, {"gradient_divide_factor": 3.0, **FORCED}, 1),
+    "fp16": ("fp16", {"gradient_divide_factor": 8.0}, 2),
+    "replicas": ("bf16", {"gradient_divide_factor": 2.0, **HSDP}, 4),
+    "replicas_forced": ("bf16", {"gradient_divide_factor": 6.0, **FORCED, **HSDP}, 4),
+    "replicas_fp16": ("fp16", {"gradient_divide_factor": 8.0, **HSDP}, 4),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_division(captured: Capture, reference: Reference, name: str) -> None:
+    policy, training, world = DIVISIONS[name]
+    precision = POLICIES[policy] if policy else {}
+    case = Case(LLAMA, SGD, world, 4, precision=precision, training=training)
+    assert_equal_bits(*both(captured, reference, case, "division"))
+
+
 GROUPED: tuple[dict[str, Any], ...] = (
     {"match": ["norm", "output"], "mixed_precision": {**BF16_FP32, "output_dtype": "float32"}},
     {"class": "Block"},

@@ -181,6 +181,12 @@ def shard_model(
     for _, modules, options in sorted(calls, key=lambda call: call[0].count("."), reverse=True):
         fully_shard(modules, **common, **options)
     fully_shard(model, mp_policy=mixed_precision(precision), **common)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            if "gradient_divide_factor" in policy:
+                module.set_gradient_divide_factor(policy["gradient_divide_factor"])
+            if policy.get("force_sum_reduction_for_comms"):
+                module.set_force_sum_reduction_for_comms(True)
 
 
 def take_batch(data: dict[str, Tensor], first: int, batch: int) -> dict[str, Tensor]:

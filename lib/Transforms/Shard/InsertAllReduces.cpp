@@ -22,6 +22,12 @@ struct InsertAllReduces
     int64_t replicas = 1;
     for (auto mesh : module.getOps<MeshOp>())
       replicas = mesh.getMesh().getAxisSize(replicateAxisName).value_or(1);
+    bool divides = false;
+    for (auto op :
+         llvm::make_early_inc_range(module.getOps<GradientDivisionOp>())) {
+      divides = op.getFactor().has_value();
+      op.erase();
+    }
     if (replicas == 1)
       return;
     for (auto op : module.getOps<AccumulationOp>()) {
@@ -42,9 +48,11 @@ struct InsertAllReduces
       }
       auto all = AllReduceOp::create(
           builder, reduce.getLoc(), types, reduce.getUnitAttr(),
-          reduce.getKindAttr(), builder.getStringAttr(replicateAxisName),
-          reduce.getParamNamesAttr(), reduce.getShards(),
-          reduce.getReduceDtypeAttr(), reduce.getPostdivideAttr());
+          ReduceKindAttr::get(&getContext(),
+                              divides ? ReduceKind::Sum : reduce.getKind()),
+          builder.getStringAttr(replicateAxisName), reduce.getParamNamesAttr(),
+          reduce.getShards(), reduce.getReduceDtypeAttr(),
+          reduce.getPostdivideAttr());
       reduce.removePostdivideAttr();
       for (auto [shard, reduced] :
            llvm::zip(reduce.getShards(), all.getReduced()))

@@ -4,6 +4,8 @@
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/MapVector.h"
 
+#include <cmath>
+
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_INSERTREDUCESCATTERS
 #include "fsdp/Transforms/Passes.h.inc"
@@ -25,9 +27,11 @@ static Type promote(Type a, Type b) {
 /// `reduce_dtype`, else that of the parameters themselves. And FSDP2's way to
 /// average in it (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
 /// _get_gradient_divide_factors): fp32 and bf16 have the range for a plain
-/// average; other dtypes divide by about the root of `ranks` before the sum and
-/// by the rest after it.
-static void setReduction(ReduceScatterOp reduce, UnitOp unit, int64_t ranks) {
+/// average; other dtypes divide by about the root of the divisor before the sum
+/// and by the rest after it.
+static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
+                                  GradientDivisionOp division, int64_t ranks,
+                                  int64_t shards) {
   MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
   Type dtype;
   for (Value shard : reduce.getShards()) {
@@ -41,14 +45,41 @@ static void setReduction(ReduceScatterOp reduce, UnitOp unit, int64_t ranks) {
   });
   if (casts || policy)
     reduce.setReduceDtype(dtype);
-  if (isa<Float32Type, BFloat16Type>(dtype))
-    return;
-  int64_t before = 1;
-  while (ranks % before == 0 && ranks > before * before)
+  auto setSum = [&](double before, double after) {
+    reduce.setKind(ReduceKind::Sum);
+    reduce.setPredivide(APFloat(before));
+    reduce.setPostdivide(APFloat(after));
+    return success();
+  };
+  std::optional<double> factor;
+  if (division && division.getFactor())
+    factor = division.getFactor()->convertToDouble();
+  bool ranged = isa<Float32Type, BFloat16Type>(dtype);
+  if (ranged && !(division && division.getForceSum())) {
+    if (!factor || *factor == double(shards))
+      return success();
+    // FSDP2 does not reduce over one shard: it divides.
+    if (shards == 1)
+      return setSum(*factor, 1);
+    return division.emitError("expected a gradient_divide_factor of ")
+           << shards << ", the ranks that share a copy of the parameters, or "
+           << "force_sum_reduction_for_comms: Gloo has no other average, got: "
+           << *factor;
+  }
+  double divisor = factor.value_or(double(ranks)), before = 1;
+  while (!ranged && std::fmod(divisor, before) == 0 &&
+         divisor / before > before)
     before *= 2;
-  reduce.setKind(ReduceKind::Sum);
-  reduce.setPredivide(APFloat(double(before)));
-  reduce.setPostdivide(APFloat(double(ranks) / double(before)));
+  double after = divisor / before;
+  // Over one shard FSDP2 divides by a factor of the user's once more.
+  if (factor && shards == 1 && *factor != 1) {
+    if (before != 1)
+      return division.emitError("a gradient_divide_factor on one shard with "
+                                "the reduction's dtype ")
+             << dtype << " is not supported yet, got: " << *factor;
+    before = *factor;
+  }
+  return setSum(before, after);
 }
 
 namespace {
@@ -59,9 +90,14 @@ struct InsertReduceScatters
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    int64_t ranks = 1;
-    for (auto mesh : module.getOps<MeshOp>())
+    int64_t ranks = 1, shards = 1;
+    for (auto mesh : module.getOps<MeshOp>()) {
       ranks = mesh.getMesh().getNumRanks();
+      shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
+    }
+    GradientDivisionOp division;
+    for (auto op : module.getOps<GradientDivisionOp>())
+      division = op;
     llvm::DenseMap<StringAttr, WriteGradOp> writes;
     for (auto write : program.getOps<WriteGradOp>())
       if (isa<RankedTensorType>(write.getGrad().getType()))
@@ -96,7 +132,9 @@ struct InsertReduceScatters
           builder, last->getLoc(), types, unit.getValue(), ReduceKind::Avg,
           builder.getArrayAttr(names), grads, TypeAttr(), FloatAttr(),
           FloatAttr(), /*last_microbatch=*/false);
-      setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks);
+      if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit),
+                              division, ranks, shards)))
+        return signalPassFailure();
       for (auto [write, shard] : llvm::zip(replaced, reduce.getShards())) {
         WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
                             shard);

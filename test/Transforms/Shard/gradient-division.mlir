@@ -1,0 +1,76 @@
+// RUN: fsdp-opt --fsdp-insert-reduce-scatters --fsdp-insert-all-reduces --split-input-file --verify-diagnostics %s | FileCheck %s
+
+// FSDP2's set_gradient_divide_factor and set_force_sum_reduction_for_comms.
+
+// A sum, divided after.
+
+// CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {postdivide = 8.000000e+00 : f64, predivide = 1.000000e+00 : f64}
+fsdp.mesh @world <["shard"=2]>
+fsdp.gradient_division {factor = 8.0, force_sum}
+fsdp.unit @u
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// By all ranks, after both reductions.
+
+// CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {predivide = 1.000000e+00 : f64}
+// CHECK: fsdp.all_reduce @u sum over "replicate" [@w] %{{.*}} {postdivide = 4.000000e+00 : f64}
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.gradient_division {force_sum}
+fsdp.unit @u
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// By the shards alone: the sum over the replicas is not divided.
+
+// CHECK: fsdp.reduce_scatter @u avg [@w] %{{.*}} : (
+// CHECK: fsdp.all_reduce @u sum over "replicate" [@w] %{{.*}} : (
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.gradient_division {factor = 2.0}
+fsdp.unit @u
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// Gloo cannot do what NCCL does with another factor.
+
+
+fsdp.mesh @world <["shard"=2]>
+// expected-error @below {{expected a gradient_divide_factor of 2, the ranks that share a copy of the parameters, or force_sum_reduction_for_comms: Gloo has no other average, got: 8.000000e+00}}
+fsdp.gradient_division {factor = 8.0}
+fsdp.unit @u
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.return %loss : tensor<f32>
+}
