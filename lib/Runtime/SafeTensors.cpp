@@ -189,19 +189,6 @@ void SafeTensors::parse() {
   }
 }
 
-const SafeTensors::Entry &SafeTensors::require(const std::string &name,
-                                               const TensorSpec &spec,
-                                               const char *what) const {
-  auto it = table.find(name);
-  if (it == table.end())
-    throw InputError(filePath + ": no tensor for " + what + " \"" + name +
-                     "\"");
-  if (it->second.spec != spec)
-    throw InputError(filePath + ": " + what + " \"" + name + "\": expected " +
-                     describe(spec) + ", got " + describe(it->second.spec));
-  return it->second;
-}
-
 void SafeTensors::dropPages() const {
   madvise(const_cast<std::byte *>(bytes.data()), bytes.size(), MADV_DONTNEED);
 }

@@ -6,7 +6,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace fsdp::runtime {
 
@@ -19,29 +18,19 @@ Session::Session(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
         at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype)));
 }
 
-void Session::load(const SafeTensors &weights) {
+void Session::load(const WeightFiles &weights) {
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
-    const auto &entry = weights.require(param.name, param.spec, "parameter");
-    at::Tensor shard = communication.shard(int32_t(p));
-    if (shard.numel() == 0)
-      continue;
-    int64_t offset = 0;
+    int64_t begin = 0;
     if (param.unit != -1)
-      offset = plan::shardRows(param.spec.shape[0], plan.shards(),
-                               communication.shardIndex())
-                   .begin *
-               (param.spec.numBytes() / param.spec.shape[0]);
-    std::memcpy(shard.mutable_data_ptr(), entry.data.data() + offset,
-                shard.nbytes());
+      begin = plan::shardRows(param.spec.shape[0], plan.shards(),
+                              communication.shardIndex())
+                  .begin;
+    weights.read(param, begin, communication.shard(int32_t(p)));
   }
-  for (size_t b = 0; b < ownBuffers.size(); ++b) {
-    const plan::Buffer &buffer = plan.buffers[b];
-    const auto &entry = weights.require(buffer.name, buffer.spec, "buffer");
-    if (!entry.data.empty())
-      std::memcpy(ownBuffers[b].mutable_data_ptr(), entry.data.data(),
-                  entry.data.size());
-  }
+  for (size_t b = 0; b < ownBuffers.size(); ++b)
+    if (weights.has(plan.buffers[b]))
+      weights.read(plan.buffers[b], ownBuffers[b]);
 }
 
 void Session::initialise(uint64_t seed) {

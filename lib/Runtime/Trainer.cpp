@@ -21,31 +21,6 @@ namespace fsdp::runtime {
 
 namespace {
 
-std::optional<SafeTensors> openWeights(const RunOptions &options,
-                                       const plan::Plan &plan, bool checkHash) {
-  if (!options.weightsPath.empty())
-    return SafeTensors(options.weightsPath);
-  if (plan.weights.path.empty()) {
-    if (!plan.init.empty())
-      return std::nullopt;
-    throw InputError(options.planPath +
-                     ": the plan names no weights (the model was captured "
-                     "without any); give some with --weights");
-  }
-  std::filesystem::path folder =
-      std::filesystem::path(options.planPath).parent_path();
-  SafeTensors weights((folder / plan.weights.path).string());
-  if (checkHash && !plan.weights.hash.empty()) {
-    std::string got = weights.hash();
-    if (got != plan.weights.hash)
-      throw InputError(weights.path() + ": expected weights with hash " +
-                       plan.weights.hash + ", got " + got +
-                       "; the file changed since the model was captured "
-                       "(--weights accepts another file)");
-  }
-  return weights;
-}
-
 /// VmHWM of this process in bytes, 0 where the kernel does not say.
 int64_t peakResidentBytes() {
   std::ifstream status("/proc/self/status");
@@ -170,19 +145,56 @@ void saveWeights(const plan::Plan &plan, Session &session,
 } // namespace
 
 RunFiles::RunFiles(const RunOptions &options, bool checkHash)
-    : plan(plan::readPlan(options.planPath)),
-      weights(openWeights(options, plan, checkHash)) {
-  if (weights) {
-    for (const plan::Param &param : plan.params)
-      weights->require(param.name, param.spec, "parameter");
-    for (const plan::Buffer &buffer : plan.buffers)
-      weights->require(buffer.name, buffer.spec, "buffer");
-  }
+    : plan(plan::readPlan(options.planPath)) {
+  openWeights(options, checkHash);
   if (!options.dataPath.empty()) {
     data.emplace(options.dataPath);
     checkData(plan, *data);
   }
   openEvaluation(options);
+}
+
+void RunFiles::openWeights(const RunOptions &options, bool checkHash) {
+  std::string captured;
+  if (!plan.weights.path.empty())
+    captured = (std::filesystem::path(options.planPath).parent_path() /
+                plan.weights.path)
+                   .string();
+  if (!options.weightsPath.empty())
+    weights.emplace(options.weightsPath);
+  else if (!captured.empty())
+    weights.emplace(captured);
+  else if (plan.init.empty())
+    throw InputError(options.planPath +
+                     ": the plan names no weights (the model was captured "
+                     "without any); give some with --weights");
+  initialises = !weights;
+  if (!weights)
+    return;
+  weights->check(plan);
+  if (options.weightsPath.empty()) {
+    if (!checkHash || plan.weights.hash.empty())
+      return;
+    if (std::string got = weights->hash(); got != plan.weights.hash)
+      throw InputError(captured + ": expected weights with hash " +
+                       plan.weights.hash + ", got " + got +
+                       "; the file changed since the model was captured "
+                       "(--weights accepts another file)");
+    return;
+  }
+  for (const plan::Buffer &buffer : plan.buffers) {
+    if (weights->has(buffer) || initialises || capturedWeights)
+      continue;
+    if (!plan.init.empty()) {
+      initialises = true;
+    } else if (!captured.empty()) {
+      capturedWeights.emplace(captured);
+      capturedWeights->check(plan);
+    } else {
+      throw InputError(weights->path() + ": no tensor for buffer \"" +
+                       buffer.name + "\"");
+    }
+  }
 }
 
 void RunFiles::openEvaluation(const RunOptions &options) {
@@ -240,12 +252,13 @@ void runRank(const RunFiles &files, const RunOptions &options,
   std::optional<Reporter> reporter;
   if (rank == 0)
     reporter.emplace(plan, options.metricsPath);
-  if (files.weights) {
-    session.load(*files.weights);
-    files.weights->dropPages();
-  } else {
+  if (files.initialises)
     session.initialise(options.initSeed.value_or(options.seed));
-  }
+  for (const auto *weights : {&files.capturedWeights, &files.weights})
+    if (*weights) {
+      session.load(**weights);
+      (*weights)->dropPages();
+    }
   session.start();
   if (options.fault)
     session.executor().setFault(*options.fault);

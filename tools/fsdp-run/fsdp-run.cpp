@@ -60,7 +60,8 @@ int main(int argc, char **argv) {
   app.add_option("--metrics", options.metricsPath,
                  "write one JSON object a step to this file");
   app.add_option("--weights", options.weightsPath,
-                 "safetensors file of initial weights, instead of the plan's");
+                 "initial weights instead of the plan's: a safetensors "
+                 "file, or a Hugging Face index of several");
   app.add_option("--save-weights", options.outWeightsPath,
                  "write the final weights to this safetensors file");
   app.add_option("--threads", options.threads, "threads per rank")

@@ -107,28 +107,6 @@ TEST(SafeTensors, RefusesEveryTruncation) {
     EXPECT_NE(errorOf(text.substr(0, size)), "no error") << size;
 }
 
-TEST(SafeTensors, RequireNamesWhatDiffers) {
-  ScratchDir dir;
-  writeTensors(dir / "t", {{"a", at::zeros({3})}});
-  SafeTensors file(dir / "t");
-  auto error = [&](const std::string &name, plan::TensorSpec spec) {
-    try {
-      file.require(name, spec, "parameter");
-    } catch (const runtime::InputError &e) {
-      return std::string(e.what());
-    }
-    return std::string("no error");
-  };
-  EXPECT_EQ(error("a", {{3}, plan::DType::Float32}), "no error");
-  EXPECT_THAT(error("b", {{3}, plan::DType::Float32}),
-              HasSubstr("no tensor for parameter \"b\""));
-  EXPECT_THAT(
-      error("a", {{4}, plan::DType::Float32}),
-      HasSubstr("parameter \"a\": expected float32[4], got float32[3]"));
-  EXPECT_THAT(error("a", {{3}, plan::DType::Float64}),
-              HasSubstr("expected float64[3], got float32[3]"));
-}
-
 TEST(SafeTensors, RefusesUnwritableFolder) {
   EXPECT_THROW(runtime::writeSafeTensors("/nonexistent/f", {}),
                runtime::RunError);

@@ -37,10 +37,6 @@ public:
 
   const std::string &path() const { return filePath; }
   const std::map<std::string, Entry> &entries() const { return table; }
-  /// The tensor of that name; throws InputError if there is none or if its
-  /// shape or dtype is not `spec`. `what` is "parameter", "buffer", ...
-  const Entry &require(const std::string &name, const plan::TensorSpec &spec,
-                       const char *what) const;
   /// Gives this process's pages of the file back; reading maps them again.
   void dropPages() const;
   /// "xxh3:" and the 32 hex digits of XXH3-128 over the file.

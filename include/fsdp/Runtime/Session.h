@@ -14,8 +14,8 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Executor.h"
-#include "fsdp/Runtime/SafeTensors.h"
 #include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/WeightFiles.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -39,9 +39,9 @@ public:
   /// This rank's, in the plan's order.
   const std::vector<at::Tensor> &buffers() const { return ownBuffers; }
 
-  /// Takes this rank's rows of every parameter, and the buffers, from a file.
+  /// Takes this rank's rows of every parameter, and the buffers that are there.
   /// Throws InputError for a tensor that is missing or other than the plan's.
-  void load(const SafeTensors &weights);
+  void load(const WeightFiles &weights);
   /// Runs the model's own initialisation.
   void initialise(uint64_t seed);
   /// Takes this rank's rows of a whole value of the parameter's shape.

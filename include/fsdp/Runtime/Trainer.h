@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/Executor.h"
 #include "fsdp/Runtime/SafeTensors.h"
 #include "fsdp/Runtime/ShmSegment.h"
+#include "fsdp/Runtime/WeightFiles.h"
 
 #include <cstdint>
 #include <optional>
@@ -40,12 +41,17 @@ struct RunFiles {
   plan::Plan plan;
   /// Empty where neither plan nor options name a file: the plan has an
   /// initialisation then.
-  std::optional<SafeTensors> weights;
+  std::optional<WeightFiles> weights;
+  /// The plan's own, where `weights` are others that lack some buffer.
+  std::optional<WeightFiles> capturedWeights;
+  /// Whether to run the plan's initialisation, before any weights are read.
+  bool initialises = false;
   std::optional<SafeTensors> data, evalData;
   /// Batches that each rank evaluates at a time.
   int64_t evalBatches = 1;
 
 private:
+  void openWeights(const RunOptions &options, bool checkHash);
   void openEvaluation(const RunOptions &options);
 };
 
