@@ -4,8 +4,9 @@
                                      table of invariants and the output of its examples
     python scripts/docs.py --check   writes nothing; fails with a diff where one of them is stale,
                                      an invariant is not stated, checked and tested, an IR example
-                                     is refused by fsdp-opt, a link leads nowhere, or a line of
-                                     prose is too long
+                                     is refused by fsdp-opt, a link leads nowhere, a line of prose
+                                     is too long, or docs/fsdp2-coverage.md names a test that is not
+                                     there
 
 Needs a built fsdp-opt and mlir-tblgen 22.
 """
@@ -357,6 +358,25 @@ def check_links(path: Path) -> Iterator[str]:
                 yield f"{relative(path)}:{number}: the link to '{target}' leads nowhere"
 
 
+def check_coverage(path: Path) -> Iterator[str]:
+    """Every test that the table names is there, and the counts are those of its rows."""
+    name, text = relative(path), path.read_text()
+    rows = re.findall(r"^\| `test_\w+` \| (yes|part|no) \| (.*) \|$", text, re.MULTILINE)
+    counts = [len(rows), *(sum(row[0] == kind for row in rows) for kind in ("yes", "part", "no"))]
+    stated = re.search(r"^Of (\d+) cases (\d+) are .*, (\d+) in part .* and (\d+) not", text, re.M)
+    if not stated or [int(n) for n in stated.groups()] != counts:
+        yield f"{name}: expected the counts of its rows: 'Of {counts[0]} cases …' {counts[1:]}"
+    for covered, how in rows:
+        tests = re.findall(r"\]\(([^)]+)\)((?:(?:, )?`::\w+`)*)", how)
+        if (covered == "no") == bool(tests):
+            yield f"{name}: expected a test for '{covered}', and none for 'no': {how}"
+        for target, cases in tests:
+            file = path.parent / target
+            for case in re.findall(r"::(\w+)", cases):
+                if file.exists() and case not in file.read_text():
+                    yield f"{name}: '{target}' has no '{case}'"
+
+
 def check(opt: Path, generated: dict[Path, str]) -> list[str]:
     errors = []
     for path, text in generated.items():
@@ -370,6 +390,8 @@ def check(opt: Path, generated: dict[Path, str]) -> list[str]:
             errors.append(f"{name} is stale: run make docs")
     for path in sorted(DOCS.glob("*.md")):
         errors += check_links(path)
+        if path.name == "fsdp2-coverage.md":
+            errors += check_coverage(path)
         if NOTE.split("{")[0] not in path.read_text():
             errors += check_examples(opt, path)
             errors += check_prose(path)

@@ -83,6 +83,25 @@ class Preference(nn.Module):
         return -F.logsigmoid(self.score(tokens) - self.score(targets)).mean()
 
 
+class Shared(nn.Module):
+    """One block under two names, one weight in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.blocks.append(self.blocks[0])
+        self.output = nn.Linear(DIM, VOCAB, bias=False)
+        self.output.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return next_token_loss(self.output(x), targets)
+
+
 class EmbeddingHeavy(nn.Module):
     """Nearly all parameters are tables of the root unit."""
 

@@ -24,6 +24,7 @@ MODELS = {
     "reused": text_model("Reused", "blocks.*"),
     "reused_frozen": text_model("Reused", "blocks.*", frozen=[1]),
     "reused_all_frozen": text_model("Reused", "blocks.*", frozen=[0, 1, 2]),
+    "shared": text_model("Shared", "blocks.*"),
     "two_forwards": text_model("Preference", "blocks.*"),
     "float64": replace(LLAMA, factory="corner_models:llama_float64"),
     "grouped_with_unused": Model(
@@ -39,6 +40,21 @@ def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model, res
     ours = run_plan(captured(model), case, f"corner_{reshard}")
     assert len(set(ours.column("loss"))) == case.steps  # every step changes the parameters
     assert_equal_bits(ours, reference(case))
+
+
+def test_shared_modules_have_one_set_of_parameters(captured: Capture) -> None:
+    model = MODELS["shared"]
+    case = Case(model, SGD)
+    plan = json.loads(compile_plan(captured(model), case, "shared").read_text())
+    aliases = {param["name"]: param["aliases"] for param in plan["params"]}
+    assert aliases.pop("embed.weight") == ["output.weight"]
+    first = [f"norm.{k}" for k in ("weight", "bias")]
+    first += [f"{layer}.{k}" for layer in ("up", "down") for k in ("weight", "bias")]
+    assert aliases == {
+        **{f"blocks.0.{name}": [f"blocks.2.{name}"] for name in first},
+        **{f"blocks.1.{name}": [] for name in first},
+    }
+    assert [unit["name"] for unit in plan["units"]] == ["(root)", "blocks.0", "blocks.1"]
 
 
 @pytest.mark.parametrize("model", ["reused", "two_forwards"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from zipfile import ZipFile
 
 import fsdp_mlir
 import pytest
@@ -118,14 +119,6 @@ class Toy(nn.Module):
         x = self.twice(F.relu(self.first(x))) * self.scale
         x = self.twice(self.frozen(x)) + self.offset
         return x.square().mean()
-
-
-def test_bytes_are_deterministic(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, inputs = Toy(), {"x": torch.randn(5, 7)}
-    for name in ("a", "b"):
-        fsdp_mlir.capture(model, kwargs=inputs, path=tmp_path / name / "model.pt")
-    assert (tmp_path / "a/model.pt").read_bytes() == (tmp_path / "b/model.pt").read_bytes()
 
 
 def test_frozen_unused_and_uneven(tmp_path: Path) -> None:
@@ -310,6 +303,10 @@ def test_capture_twice_is_the_same_file(tmp_path: Path) -> None:
     second = capture(model, tmp_path, kwargs=inputs)
     assert first.text == second.text
     assert first.record == second.record
+    # The folder's name is not that of a temporary file, so that the bytes do not depend on the run.
+    assert {name.partition("/")[0] for name in ZipFile(tmp_path / "model.pt").namelist()} == {
+        "archive"
+    }
 
 
 def test_a_module_under_two_names(tmp_path: Path) -> None:
