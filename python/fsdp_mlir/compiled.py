@@ -36,6 +36,9 @@ from fsdp_mlir.step import Loss, capture
 _COMPILE_SECONDS = 3600
 _EXCHANGE_SECONDS = 300
 
+# Keys of the config that fully_shard alone makes.
+_OF_FULLY_SHARD = ("mesh", "ignore", "shard_placement")
+
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
@@ -94,7 +97,7 @@ def compile(
         config["optimizer"] = optimizers.config_of(given, params) if given else dict(optimizer)
         if max_norm is not None:
             config["clip_grad_norm"] = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
-        clashes = sorted(set(options) & {*config, "mesh", "ignore"})
+        clashes = sorted(set(options) & {*config, *_OF_FULLY_SHARD})
         if clashes:
             raise CompileError(f"option '{clashes[0]}' follows from the other arguments")
         config |= options

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable import contract
@@ -29,6 +30,9 @@ from torch.distributed.utils import _get_root_modules
 from fsdp_mlir import weights
 from fsdp_mlir.errors import CompileError
 
+_DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
 _logger = logging.getLogger(__name__)
 
 
@@ -42,6 +46,8 @@ class ShardPolicy(_State):
         self.mesh: DeviceMesh | None = None  # None: all ranks
         # An integer is a number of ranks other than 1 and all.
         self.reshard_after_forward: bool | int | None = None
+        self.precision = MixedPrecisionPolicy()
+        self.offload = False
 
 
 @contract(state_cls=ShardPolicy)  # type: ignore[misc]
@@ -89,6 +95,8 @@ def fully_shard(
     policy = fully_shard.state(modules[0])
     policy.modules, policy.params = modules, params
     policy.mesh, policy.reshard_after_forward = mesh, reshard
+    policy.precision = mp_policy
+    policy.offload = isinstance(offload_policy, CPUOffloadPolicy)
     return module
 
 
@@ -132,19 +140,23 @@ def _check_precision(policy: MixedPrecisionPolicy) -> None:
         raise TypeError(
             f"fully_shard: expected a MixedPrecisionPolicy for 'mp_policy', got {policy!r}"
         )
-    for name in ("param_dtype", "reduce_dtype", "output_dtype", "param_dtype_override_fn"):
-        if getattr(policy, name) is not None:
-            raise NotImplementedError(f"fully_shard: '{name}' of 'mp_policy' is not supported yet")
+    if policy.param_dtype_override_fn is not None:
+        raise NotImplementedError(
+            "fully_shard: 'param_dtype_override_fn' of 'mp_policy' is not supported yet"
+        )
+    for name in _DTYPES:
+        dtype = getattr(policy, name)
+        if dtype is not None and dtype not in _FLOATS:
+            raise NotImplementedError(
+                f"fully_shard: '{name}' of 'mp_policy' is one of {', '.join(map(str, _FLOATS))}, "
+                f"got {dtype}"
+            )
 
 
 def _check_offload(policy: OffloadPolicy) -> None:
     if not isinstance(policy, OffloadPolicy):
         raise TypeError(
             f"fully_shard: expected an OffloadPolicy for 'offload_policy', got {policy!r}"
-        )
-    if isinstance(policy, CPUOffloadPolicy):
-        raise NotImplementedError(
-            "fully_shard: a CPUOffloadPolicy as 'offload_policy' is not supported yet"
         )
 
 
@@ -189,18 +201,29 @@ def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
         if mesh.ndim == 2:
             config["mesh"] = {"replicate": mesh.size(0), "shard": mesh.size(1)}
 
+    root = policies.pop("")
+    if mixed := _precision_config(root.precision):
+        config["mixed_precision"] = mixed
+    if root.offload:
+        config["cpu_offload"] = True
+    if root.reshard_after_forward is not None:
+        config["reshard_after_forward"] = root.reshard_after_forward
+
     units: dict[int, dict[str, Any]] = {}
     for name, policy in policies.items():
-        if not policy.params:
-            continue  # FSDP2 makes no group either
-        if name == "":
-            if policy.reshard_after_forward:
+        precision = _precision_config(policy.precision)
+        if not policy.params:  # no group for FSDP2 either, but it casts
+            if precision:
                 raise NotImplementedError(
-                    "fully_shard: 'reshard_after_forward' of the root module is not supported "
-                    "yet, expected None or False"
+                    f"fully_shard: 'mp_policy' of '{name}', which manages no parameters, is not "
+                    "supported yet"
                 )
             continue
         unit = units.setdefault(id(policy), {"match": name})
+        if precision or mixed:
+            unit["mixed_precision"] = precision or False
+        if policy.offload or root.offload:
+            unit["cpu_offload"] = policy.offload
         if unit["match"] != name:
             patterns = unit["match"] if isinstance(unit["match"], list) else [unit["match"]]
             unit["match"] = [*patterns, name]
@@ -208,10 +231,19 @@ def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
             unit["reshard_after_forward"] = policy.reshard_after_forward
     if units:
         config["units"] = list(units.values())
-    ignored = [escaped(name) for name in _ignored(model, policies)]
+    ignored = [escaped(name) for name in _ignored(model, [root, *policies.values()])]
     if ignored:
         config["ignore"] = ignored
     return config
+
+
+def _precision_config(policy: MixedPrecisionPolicy) -> dict[str, Any]:
+    """Empty where nothing is cast."""
+    dtypes = {name: getattr(policy, name) for name in _DTYPES}
+    given = {name: str(x).removeprefix("torch.") for name, x in dtypes.items() if x is not None}
+    if not given:
+        return {}
+    return {**given, "cast_forward_inputs": policy.cast_forward_inputs}
 
 
 def escaped(name: str) -> str:
@@ -233,11 +265,11 @@ def _policies(model: nn.Module) -> dict[str, ShardPolicy]:
     return found
 
 
-def _ignored(model: nn.Module, policies: dict[str, ShardPolicy]) -> list[str]:
+def _ignored(model: nn.Module, policies: list[ShardPolicy]) -> list[str]:
     """The parameters that no call manages. The others belong to the innermost module that
     fully_shard was called on, as with the compiler, provided that the calls were bottom-up."""
     owners: dict[int, list[ShardPolicy]] = {}
-    for policy in dict.fromkeys(policies.values()):
+    for policy in dict.fromkeys(policies):
         for param in policy.params:
             owners.setdefault(id(param), []).append(policy)
     ignored = []

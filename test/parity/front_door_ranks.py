@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 STEPS = 4
@@ -34,12 +34,24 @@ def policy(shard: Any, model: nn.Module, case: dict[str, Any], mesh: Any) -> Non
     if "ignored" in case:
         common["ignored_params"] = {named[name] for name in case["ignored"]}
     for call in case["calls"]:
-        arguments = {key: value for key, value in call.items() if key != "modules"}
+        arguments = converted({key: x for key, x in call.items() if key != "modules"})
         modules = [model.get_submodule(name) for name in call["modules"]]
         result = modules if call.get("list", len(modules) > 1) else modules[0]
         arguments.pop("list", None)
         assert shard(result, **common, **arguments) is result
-    shard(model, **common)
+    shard(model, **common, **converted(case.get("root", {})))
+
+
+def converted(arguments: dict[str, Any]) -> dict[str, Any]:
+    """With policies in place of what JSON can say of them."""
+    if arguments.get("offload"):
+        others = {key: x for key, x in arguments.items() if key != "offload"}
+        return {**converted(others), "offload_policy": CPUOffloadPolicy(pin_memory=False)}
+    policy = dict(arguments.get("mp_policy", {}))
+    if not policy:
+        return arguments
+    dtypes = {key: getattr(torch, x) for key, x in policy.items() if key.endswith("_dtype")}
+    return {**arguments, "mp_policy": MixedPrecisionPolicy(**{**policy, **dtypes})}
 
 
 def make_optimizer(model: nn.Module, case: dict[str, Any]) -> torch.optim.Optimizer:

@@ -93,6 +93,23 @@ CASES: dict[str, dict[str, Any]] = {
         "calls": [{"modules": ["layers.0"], "reshard_after_forward": 1}],
         "optimizer": SGD,
     },
+    "root_resharded": {"calls": LAYERS, "optimizer": SGD, "root": {"reshard_after_forward": True}},
+    "mixed": {
+        "calls": [
+            {"modules": ["layers.0"], "mp_policy": {"param_dtype": "bfloat16"}},
+            {
+                "modules": ["layers.1"],
+                "mp_policy": {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
+            },
+        ],
+        "optimizer": ADAMW,
+        "root": {"mp_policy": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}},
+    },
+    "offloaded": {
+        "calls": [{"modules": ["layers.0"], "offload": True}, {"modules": ["layers.1"]}],
+        "optimizer": ADAMW,
+    },
+    "offloaded_root": {"calls": LAYERS, "optimizer": SGD, "root": {"offload": True}},
     "stateful": {"model": "Stateful", "calls": LAYERS, "optimizer": ADAMW},
 }
 
@@ -131,7 +148,8 @@ def test_replicas(mesh: list[int], tmp_path: Path) -> None:
 def test_smaller_groups(tmp_path: Path) -> None:
     """Groups of two of four ranks; the sums are of four."""
     calls = [{"modules": ["layers.0"], "reshard_after_forward": 2}, {"modules": ["layers.1"]}]
-    assert_same({"calls": calls, "optimizer": SGD, "tolerance": True}, 4, tmp_path)
+    case = {"calls": calls, "optimizer": SGD, "root": {"reshard_after_forward": 2}}
+    assert_same({**case, "tolerance": True}, 4, tmp_path)
 
 
 @pytest.mark.parametrize("world", [1, 2])

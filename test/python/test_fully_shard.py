@@ -115,8 +115,8 @@ def test_signature_is_torchs() -> None:
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("mp_policy", MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
-        ("offload_policy", CPUOffloadPolicy()),
+        ("mp_policy", MixedPrecisionPolicy(param_dtype_override_fn=lambda param: None)),
+        ("mp_policy", MixedPrecisionPolicy(param_dtype=torch.int64)),
         ("shard_placement_fn", lambda param: Shard(param.dim() - 1)),
         ("dp_mesh_dims", torch.distributed.fsdp.DataParallelMeshDims(shard="shard")),
     ],
@@ -146,6 +146,52 @@ def test_modules_by_exact_names() -> None:
         ]
     }
     assert sharding.mesh_of(model) is None
+
+
+def test_offload_of_each_call() -> None:
+    model = Model()
+    fsdp_mlir.fully_shard(model.head, offload_policy=CPUOffloadPolicy())
+    fsdp_mlir.fully_shard(model.layers[0])
+    fsdp_mlir.fully_shard(model)
+    assert sharding.config_of(model, 4)["units"] == [
+        {"match": "layers.0"},
+        {"match": "head", "cpu_offload": True},
+    ]
+    model = Model()
+    fsdp_mlir.fully_shard(model.head)
+    fsdp_mlir.fully_shard(model, offload_policy=CPUOffloadPolicy())
+    assert sharding.config_of(model, 4) == {
+        "cpu_offload": True,
+        "units": [{"match": "head", "cpu_offload": False}],
+    }
+
+
+def test_precision_of_each_call() -> None:
+    model = Model()
+    low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fsdp_mlir.fully_shard(model.layers[0])
+    fsdp_mlir.fully_shard(
+        model.layers[1], mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False)
+    )
+    fsdp_mlir.fully_shard(model.head, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float16))
+    fsdp_mlir.fully_shard(model, mp_policy=low, reshard_after_forward=True)
+    none = {"mixed_precision": False}
+    assert sharding.config_of(model, 4) == {
+        "mixed_precision": {
+            "param_dtype": "bfloat16",
+            "reduce_dtype": "float32",
+            "cast_forward_inputs": True,
+        },
+        "reshard_after_forward": True,
+        "units": [
+            {"match": "layers.0", **none},
+            {"match": "layers.1", **none},
+            {
+                "match": "head",
+                "mixed_precision": {"output_dtype": "float16", "cast_forward_inputs": True},
+            },
+        ],
+    }
 
 
 def test_reshard_to_one_is_false(caplog: pytest.LogCaptureFixture) -> None:
