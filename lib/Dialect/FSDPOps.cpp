@@ -400,10 +400,12 @@ LogicalResult AllGatherOp::verifySymbolUses(SymbolTableCollection &symbols) {
     }
   SmallVector<StringRef> read;
   for (Value shard : getShards()) {
+    if (auto copy = shard.getDefiningOp<CopyToDeviceOp>())
+      shard = copy.getShards()[cast<OpResult>(shard).getResultNumber()];
     auto op = shard.getDefiningOp<ReadOp>();
     if (!op)
       return emitOpError("AllGather-1: expected operands that are fsdp.read, "
-                         "got: ")
+                         "or copies of it, got: ")
              << shard;
     read.push_back(op.getParam());
   }

@@ -44,10 +44,16 @@ private:
 
   LogicalResult apply(const Node &root) {
     const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
-               *checkpoint = nullptr, *precision = nullptr;
+               *checkpoint = nullptr, *precision = nullptr, *offload = nullptr,
+               *reshard = nullptr;
     TrainingConfig training(module, path);
-    SmallVector<StringRef> keys = {"mesh", "units", "ignore",
-                                   "activation_checkpoint", "mixed_precision"};
+    SmallVector<StringRef> keys = {"mesh",
+                                   "units",
+                                   "ignore",
+                                   "activation_checkpoint",
+                                   "mixed_precision",
+                                   "cpu_offload",
+                                   "reshard_after_forward"};
     llvm::append_range(keys, TrainingConfig::getKeys());
     if (failed(forEachEntry(root, "the config", keys,
                             [&](StringRef key, const Node &value) {
@@ -56,29 +62,58 @@ private:
                                  : key == "units"           ? units
                                  : key == "ignore"          ? ignore
                                  : key == "mixed_precision" ? precision
-                                                            : checkpoint) =
-                                    &value;
+                                 : key == "cpu_offload"     ? offload
+                                 : key == "reshard_after_forward"
+                                     ? reshard
+                                     : checkpoint) = &value;
                               return success();
                             },
-                            {"offload", "schedule"})))
+                            {"schedule"})))
       return failure();
-    return success(
-        succeeded(applyMesh(mesh)) && succeeded(applyPrecision(precision)) &&
-        succeeded(applyUnits(units)) &&
-        succeeded(applyCheckpoint(checkpoint)) &&
-        succeeded(applyIgnore(ignore)) && succeeded(training.apply(builder)));
+    return success(succeeded(applyMesh(mesh)) &&
+                   succeeded(applyRoot(precision, offload, reshard)) &&
+                   succeeded(applyUnits(units)) &&
+                   succeeded(applyCheckpoint(checkpoint)) &&
+                   succeeded(applyIgnore(ignore)) &&
+                   succeeded(training.apply(builder)));
   }
 
-  /// The policy of the root unit, and of every unit without one of its own.
-  LogicalResult applyPrecision(const Node *node) {
-    if (!node)
+  /// A bool, or the number of ranks in a group.
+  LogicalResult readReshardAfterForward(const Node &node, BoolAttr &reshard,
+                                        IntegerAttr &postForwardSize) {
+    int64_t group;
+    if (!StringRef(node.scalar).getAsInteger(10, group)) {
+      postForwardSize = builder.getI64IntegerAttr(group);
       return success();
-    if (failed(readMixedPrecision(*node, globalPrecision)))
+    }
+    bool flag;
+    if (failed(getBool("reshard_after_forward", node, flag)))
       return failure();
-    if (globalPrecision)
-      UnitPatternOp::create(builder, node->loc, builder.getStrArrayAttr({""}),
-                            BoolAttr(), /*by_class=*/false, IntegerAttr(),
-                            globalPrecision);
+    reshard = builder.getBoolAttr(flag);
+    return success();
+  }
+
+  /// The policy of the root unit; precision and offload are also those of every
+  /// unit without its own.
+  LogicalResult applyRoot(const Node *precision, const Node *offload,
+                          const Node *reshard) {
+    if (precision && failed(readMixedPrecision(*precision, globalPrecision)))
+      return failure();
+    if (offload && failed(getBool("cpu_offload", *offload, globalOffload)))
+      return failure();
+    BoolAttr reshards;
+    IntegerAttr postForwardSize;
+    if (reshard &&
+        failed(readReshardAfterForward(*reshard, reshards, postForwardSize)))
+      return failure();
+    if (!globalPrecision && !globalOffload && !reshard)
+      return success();
+    const Node *place = globalPrecision ? precision
+                        : globalOffload ? offload
+                                        : reshard;
+    UnitPatternOp::create(builder, place->loc, builder.getStrArrayAttr({""}),
+                          reshards, /*by_class=*/false, postForwardSize,
+                          globalPrecision, globalOffload);
     return success();
   }
 
@@ -200,9 +235,11 @@ private:
       BoolAttr reshard;
       IntegerAttr postForwardSize;
       MixedPrecisionAttr precision = globalPrecision;
+      bool offload = globalOffload;
       if (failed(forEachEntry(
               unit, "\"units\"",
-              {"match", "class", "reshard_after_forward", "mixed_precision"},
+              {"match", "class", "reshard_after_forward", "mixed_precision",
+               "cpu_offload"},
               [&](StringRef key, const Node &value) -> LogicalResult {
                 if (key == "match" || key == "class") {
                   if (!patterns.empty())
@@ -220,16 +257,9 @@ private:
                 }
                 if (key == "mixed_precision")
                   return readMixedPrecision(value, precision);
-                int64_t group;
-                if (!StringRef(value.scalar).getAsInteger(10, group)) {
-                  postForwardSize = builder.getI64IntegerAttr(group);
-                  return success();
-                }
-                bool flag;
-                if (failed(getBool(key, value, flag)))
-                  return failure();
-                reshard = builder.getBoolAttr(flag);
-                return success();
+                if (key == "cpu_offload")
+                  return getBool(key, value, offload);
+                return readReshardAfterForward(value, reshard, postForwardSize);
               })))
         return failure();
       if (patterns.empty())
@@ -237,7 +267,7 @@ private:
                << "expected a key \"match\" or \"class\" in a unit";
       UnitPatternOp::create(builder, matchLoc,
                             builder.getStrArrayAttr(patterns), reshard, byClass,
-                            postForwardSize, precision);
+                            postForwardSize, precision, offload);
     }
     return success();
   }
@@ -305,6 +335,7 @@ private:
   int64_t worldSize;
   OpBuilder builder;
   MixedPrecisionAttr globalPrecision;
+  bool globalOffload = false;
 };
 } // namespace
 

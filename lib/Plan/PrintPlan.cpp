@@ -259,6 +259,24 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
         p.real(*r.postdivide);
       }
     }
+    void operator()(const CopyToDevice &c) {
+      p.open("copy_to_device");
+      p.number(c.unit);
+    }
+    void operator()(const CopyToHost &c) {
+      p.open("copy_to_host");
+      p.number(c.unit);
+      p.key("params");
+      p.numbers(c.params);
+      p.key("ins");
+      p.numbers(c.ins);
+      p.key("outs");
+      p.numbers(c.outs);
+      if (c.lastMicrobatch) {
+        p.key("last_microbatch");
+        p.boolean(true);
+      }
+    }
     void operator()(const OptimizerStep &o) {
       p.open("optimizer_step");
       p.numbers(o.params);
@@ -431,6 +449,8 @@ std::string Printer::print(const Plan &plan) {
     numbers(u.params);
     key("reshard_after_forward");
     boolean(u.reshardAfterForward);
+    key("cpu_offload");
+    boolean(u.cpuOffload);
     raw("}");
   });
   table("init", plan.init,

@@ -407,6 +407,16 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     if (c.has("postdivide"))
       reduce.postdivide = c.at("postdivide").real();
     instruction.kind = std::move(reduce);
+  } else if (c.has("copy_to_device")) {
+    c.keys({"copy_to_device"}, {"phase", "module", "frees"});
+    instruction.kind = CopyToDevice{c.at("copy_to_device").index()};
+  } else if (c.has("copy_to_host")) {
+    c.keys({"copy_to_host", "params", "ins", "outs"},
+           {"last_microbatch", "phase", "module", "frees"});
+    instruction.kind = CopyToHost{
+        c.at("copy_to_host").index(), c.at("params").indices(),
+        c.at("ins").indices(), c.at("outs").indices(),
+        c.has("last_microbatch") && c.at("last_microbatch").boolean()};
   } else if (c.has("read_param")) {
     c.keys({"read_param", "out"}, {"phase", "module", "frees"});
     instruction.kind =
@@ -426,8 +436,9 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
         WriteBuffer{c.at("write_buffer").index(), c.at("value").index()};
   } else {
     c.error("expected an instruction (call, read_buffer, read_param, constant, "
-            "all_gather, reshard, reduce_scatter, all_reduce, accumulate, "
-            "clip_grad_norm, optimizer_step, write_param or write_buffer)");
+            "all_gather, reshard, reduce_scatter, all_reduce, copy_to_device, "
+            "copy_to_host, accumulate, clip_grad_norm, optimizer_step, "
+            "write_param or write_buffer)");
   }
   if (hasPhase)
     instruction.phase = decodePhase(c);
@@ -546,9 +557,10 @@ Plan decodePlan(const Cursor &c) {
                  i.at("low").integer(), i.at("high").integer()};
   });
   plan.units = c.at("units").list([](const Cursor &u) {
-    u.keys({"name", "params", "reshard_after_forward"});
+    u.keys({"name", "params", "reshard_after_forward", "cpu_offload"});
     return Unit{u.at("name").string(), u.at("params").indices(),
-                u.at("reshard_after_forward").boolean()};
+                u.at("reshard_after_forward").boolean(),
+                u.at("cpu_offload").boolean()};
   });
   plan.init = c.at("init").list(
       [](const Cursor &i) { return decodeInstruction(i, /*hasPhase=*/false); });

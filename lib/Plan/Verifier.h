@@ -30,9 +30,9 @@ public:
   Verifier(const Plan &plan, const std::string &origin)
       : plan(plan), origin(origin), states(plan.values.size()),
         liveGather(plan.units.size(), -1), reductionOf(plan.params.size(), -1),
-        allReduced(plan.params.size()), stepped(plan.params.size()),
-        writtenParams(plan.params.size()), writtenBuffers(plan.buffers.size()) {
-  }
+        copiedToDevice(plan.units.size()), allReduced(plan.params.size()),
+        stepped(plan.params.size()), writtenParams(plan.params.size()),
+        writtenBuffers(plan.buffers.size()) {}
 
   void verify();
 
@@ -46,6 +46,8 @@ private:
     int64_t gather = -1;
     /// Parameter whose reduced gradient shard this is, or -1.
     int32_t shardOf = -1;
+    /// Of a shard: on the host.
+    bool onHost = false;
     /// Of a shard: added, clipped or given to the optimizer.
     bool consumed = false;
   };
@@ -90,6 +92,8 @@ private:
   void visit(const Accumulate &accumulate);
   void visit(const ClipGradNorm &clip);
   void visit(const AllReduce &reduce);
+  void visit(const CopyToDevice &copy);
+  void visit(const CopyToHost &copy);
   void visit(const OptimizerStep &step);
   void visit(const ReadParam &read);
   void visit(const WriteParam &write);
@@ -100,6 +104,8 @@ private:
   void verifyFrees(const Instruction &instruction, ValueId loss = -1);
   /// A gradient shard of `param` that is used for the only time.
   void useShard(ValueId value, int32_t param, const char *label);
+  /// The same where it has to be on the host if the parameter is.
+  void useHostShard(ValueId value, int32_t param, const char *label);
   /// `dtype`: where it is not the parameter's.
   void defineShard(ValueId value, int32_t param,
                    std::optional<DType> dtype = std::nullopt);
@@ -124,6 +130,8 @@ private:
       std::vector<std::vector<const Instruction *>>(plan.units.size());
   /// Value that holds the parameter's reduced gradient, or -1.
   std::vector<ValueId> reductionOf;
+  /// Per unit: copied to the device for the all_gather to come.
+  std::vector<bool> copiedToDevice;
   std::vector<bool> allReduced, stepped;
   /// Parameters some call writes the reduce-scatter input of.
   std::set<int32_t> steered;

@@ -76,8 +76,9 @@ void Verifier::visit(const Accumulate &accumulate) {
       fail("P14", "the gradient of " + quoted(plan.params[param].name) +
                       " is accumulated a second time");
     if (states[accumulate.ins[i]].shardOf != -1) {
-      useShard(accumulate.ins[i], param, "P14");
+      useHostShard(accumulate.ins[i], param, "P14");
       defineShard(accumulate.outs[i], param);
+      states[accumulate.outs[i]].onHost = true;
       continue;
     }
     use(accumulate.ins[i]);
@@ -102,8 +103,9 @@ void Verifier::visit(const ClipGradNorm &clip) {
     fail("P15", "expected one clip_grad_norm, in phase \"optimizer\"");
   for (size_t i = 0; i < clip.params.size(); ++i) {
     checkIndex(clip.params[i], plan.params, "a parameter");
-    useShard(clip.ins[i], clip.params[i], "P15");
+    useHostShard(clip.ins[i], clip.params[i], "P15");
     defineShard(clip.outs[i], clip.params[i]);
+    states[clip.outs[i]].onHost = true;
   }
 }
 
@@ -158,7 +160,7 @@ void Verifier::visit(const OptimizerStep &step) {
       if (plan.replicas > 1 && !allReduced[step.params[i]])
         fail("P16", "the gradient of " + quoted(name) +
                         " is not all-reduced over the replicas");
-      useShard(step.grads[i], step.params[i], "P8");
+      useHostShard(step.grads[i], step.params[i], "P8");
     }
     if (stepped[step.params[i]])
       fail("P8", "parameter " + quoted(name) + " is stepped twice");

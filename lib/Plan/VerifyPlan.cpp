@@ -223,6 +223,10 @@ void Verifier::visit(const AllGather &gather) {
     fail("P8", "unit " + quoted(unit.name) +
                    " is gathered after the optimizer "
                    "began to write parameters");
+  if (unit.cpuOffload && gather.group == 0 && !copiedToDevice[gather.unit])
+    fail("P21", "unit " + quoted(unit.name) +
+                    " is gathered without a copy_to_device before");
+  copiedToDevice[gather.unit] = false;
   checkSize(gather.outs.size(), unit.params.size(), "results");
   liveGather[gather.unit] = position;
   lives[gather.unit].push_back(current);
@@ -374,7 +378,8 @@ void Verifier::verifyEvaluation() {
     bool allowed = (call && call->reduceInputOf == -1) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
                    std::holds_alternative<ReadBuffer>(instruction.kind) ||
-                   std::holds_alternative<ReadParam>(instruction.kind);
+                   std::holds_alternative<ReadParam>(instruction.kind) ||
+                   std::holds_alternative<CopyToDevice>(instruction.kind);
     if (const auto *gather = std::get_if<AllGather>(&instruction.kind))
       allowed = gather->group == 0 && !gather->firstMicrobatch;
     else if (const auto *reshard = std::get_if<Reshard>(&instruction.kind))

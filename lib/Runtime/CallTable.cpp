@@ -93,6 +93,12 @@ std::string describeInstruction(const plan::Plan &plan,
     std::string operator()(const plan::AllReduce &reduce) {
       return unit("all_reduce", reduce.unit);
     }
+    std::string operator()(const plan::CopyToDevice &copy) {
+      return unit("copy_to_device", copy.unit);
+    }
+    std::string operator()(const plan::CopyToHost &copy) {
+      return unit("copy_to_host", copy.unit);
+    }
     std::string operator()(const plan::WriteParam &write) {
       return "write_param \"" + plan.params[write.param].name + "\"";
     }

@@ -133,6 +133,14 @@ void Executor::run(const plan::AllReduce &reduce) {
     values[reduce.outs[i]] = std::move(reduced[i]);
 }
 
+void Executor::run(const plan::CopyToHost &copy) {
+  if (copy.lastMicrobatch && !isLastMicrobatch())
+    return;
+  comm.finishReductions();
+  for (size_t i = 0; i < copy.ins.size(); ++i)
+    values[copy.outs[i]] = values[copy.ins[i]].clone();
+}
+
 void Executor::run(const plan::OptimizerStep &step) {
   comm.beginUpdate();
   optimizer->step(take(step.grads), lrFactor);
@@ -165,6 +173,10 @@ void Executor::execute(Program &program, size_t index) {
       e.values[read.out] = e.comm.shard(read.param);
     }
     void operator()(const plan::AllReduce &reduce) { e.run(reduce); }
+    void operator()(const plan::CopyToDevice &copy) {
+      e.comm.copyToDevice(copy.unit);
+    }
+    void operator()(const plan::CopyToHost &copy) { e.run(copy); }
   };
   std::visit(Visitor{*this, program.calls, index}, instruction.kind);
   for (plan::ValueId value : instruction.frees)

@@ -88,15 +88,28 @@ at::Tensor ShmComm::shard(int32_t param) {
 
 void ShmComm::publish(bool frozen) {
   for (size_t p = 0; p < plan.params.size(); ++p) {
-    if (!plan.params[p].computeDtype)
-      continue;
-    plan::RowRange rows = plan::shardRows(plan.params[p].spec.shape[0],
-                                          plan.shards(), shardIndex());
-    bool changed = versions == 0 || frozen || plan.params[p].requiresGrad;
-    if (changed && rows.size() > 0)
-      fullParams[p].narrow(0, rows.begin, rows.size()).copy_(shard(int32_t(p)));
+    const plan::Param &param = plan.params[p];
+    bool offloaded = param.unit != -1 && plan.units[param.unit].cpuOffload;
+    bool changed = versions == 0 || frozen || param.requiresGrad;
+    if (param.computeDtype && changed && !offloaded)
+      copyOwnRows(int32_t(p));
   }
   own().published.publish(++versions);
+}
+
+void ShmComm::copyOwnRows(int32_t param) {
+  plan::RowRange rows = plan::shardRows(plan.params[param].spec.shape[0],
+                                        plan.shards(), shardIndex());
+  if (rows.size() > 0)
+    fullParams[param].narrow(0, rows.begin, rows.size()).copy_(shard(param));
+}
+
+// Peers may still read what the unit's last gather gave: within a step the same
+// bytes are written again, and between steps comes beginUpdate.
+void ShmComm::copyToDevice(int32_t unit) {
+  for (int32_t param : plan.units[unit].params)
+    copyOwnRows(param);
+  own().copied.publish(++copies);
 }
 
 void ShmComm::beginStep(int64_t newStep) {
@@ -113,7 +126,10 @@ void ShmComm::beginMicrobatch() {
 std::vector<at::Tensor> ShmComm::allGather(int32_t unit, int64_t group) {
   if (group > 0)
     return gatherParts(unit, group);
-  waitAll(shardGroup, &RankState::published, versions, {"all_gather", unit});
+  if (plan.units[unit].cpuOffload)
+    waitAll(shardGroup, &RankState::copied, copies, {"all_gather", unit});
+  else
+    waitAll(shardGroup, &RankState::published, versions, {"all_gather", unit});
   std::vector<at::Tensor> result;
   for (int32_t param : plan.units[unit].params)
     result.push_back(fullParams[param]);

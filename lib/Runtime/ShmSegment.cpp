@@ -69,7 +69,7 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
       end = alignTo(end, kTensorAlign);
       masters[param] = params[param] = end;
       end += size_t(plan.params[param].spec.numBytes());
-      if (!plan.params[param].computeDtype)
+      if (!plan.params[param].computeDtype && !unit.cpuOffload)
         continue;
       end = alignTo(end, kTensorAlign);
       params[param] = end;

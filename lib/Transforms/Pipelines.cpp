@@ -16,6 +16,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
   pm.addPass(createDeferReshards());        // keep for the next microbatch
   pm.addPass(createInsertReduceScatters()); // whole gradients -> shards
   pm.addPass(createInsertAllReduces());     // shards' averages over replicas
+  pm.addPass(createInsertOffloadCopies());  // host's shards <-> device's
   pm.addPass(createInsertAccumulation());   // microbatches' gradients -> sums
   pm.addPass(createInsertClipping());       // gradients' shards -> clipped
   pm.addPass(createInsertOptimizer());      // gradients' shards -> update

@@ -33,7 +33,7 @@
 // NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known keys are: match, class, reshard_after_forward, mixed_precision
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/later.yaml 2>&1 | FileCheck %s --check-prefix=LATER
-// LATER: later.yaml:1:1: error: key "offload" is not supported yet
+// LATER: later.yaml:1:1: error: key "schedule" is not supported yet
 
 // The units inherit the global policy as a whole, or have one of their own.
 // RUN: fsdp-opt %t/model.mlir --config %t/mixed.yaml --level captured | FileCheck %s --check-prefix=MIXED
@@ -47,6 +47,12 @@
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/dtypes.yaml 2>&1 | FileCheck %s --check-prefix=DTYPES
 // DTYPES: dtypes.yaml:3:38: error: expected float32, float64, float16 or bfloat16 for "reduce_dtype", got: a sequence
+
+// RUN: fsdp-opt %t/model.mlir --config %t/root.yaml --level captured | FileCheck %s --check-prefix=ROOT
+// ROOT: fsdp.unit_pattern "" {post_forward_size = 2 : i64}
+// ROOT-NEXT: fsdp.unit_pattern "layers.*"{{$}}
+// RUN: not fsdp-opt %t/model.mlir --config %t/root-word.yaml 2>&1 | FileCheck %s --check-prefix=ROOT-WORD
+// ROOT-WORD: root-word.yaml:1:24: error: expected true or false for "reshard_after_forward", got: "no"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/precision.yaml 2>&1 | FileCheck %s --check-prefix=PRECISION
 // PRECISION: precision.yaml:1:19: error: unknown key "buffer_dtype" in "mixed_precision"; known keys are: param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
@@ -231,7 +237,14 @@ units:
     match: "layers.*"
 
 //--- later.yaml
-offload: {params: cpu}
+schedule: {prefetch: 1}
+
+//--- root.yaml
+reshard_after_forward: 2
+units: [{match: "layers.*"}]
+
+//--- root-word.yaml
+reshard_after_forward: no
 
 //--- mixed.yaml
 units:

@@ -28,7 +28,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -137,6 +143,10 @@ def mixed_precision(given: dict[str, Any] | None) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(**{**(given or {}), **dtypes})
 
 
+def offload(given: bool | None) -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=False) if given else OffloadPolicy()
+
+
 def shard_model(
     model: nn.Module,
     units: list[dict[str, Any]],
@@ -158,7 +168,9 @@ def shard_model(
     calls: list[tuple[str, Any, dict[str, Any]]] = []  # the outermost module's name first
     claimed: set[str] = set()
     for unit in units:
-        options = {k: v for k, v in unit.items() if k not in ("match", "class", "mixed_precision")}
+        keys = ("match", "class", "mixed_precision", "cpu_offload")
+        options = {key: value for key, value in unit.items() if key not in keys}
+        options["offload_policy"] = offload(unit.get("cpu_offload", policy.get("cpu_offload")))
         options["mp_policy"] = mixed_precision(unit.get("mixed_precision", precision))
         patterns = unit.get("match", [])
         grouped = not isinstance(patterns, str)
@@ -180,6 +192,7 @@ def shard_model(
             calls += [(name, module, options) for name, module in found]
     for _, modules, options in sorted(calls, key=lambda call: call[0].count("."), reverse=True):
         fully_shard(modules, **common, **options)
+    common["offload_policy"] = offload(policy.get("cpu_offload"))
     fully_shard(model, mp_policy=mixed_precision(precision), **common)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -228,8 +228,9 @@ TEST(ReadPlan, NamesThePathOfADefect) {
   EXPECT_EQ(errorOf(with(text, "{\"all_gather\"", "{\"all_gether\"")),
             "p.json: instructions[0]: expected an instruction (call, "
             "read_buffer, read_param, constant, all_gather, reshard, "
-            "reduce_scatter, all_reduce, accumulate, clip_grad_norm, "
-            "optimizer_step, write_param or write_buffer)");
+            "reduce_scatter, all_reduce, copy_to_device, copy_to_host, "
+            "accumulate, clip_grad_norm, optimizer_step, write_param or "
+            "write_buffer)");
   EXPECT_EQ(errorOf("[]"), "p.json: expected an object, got array");
 }
 

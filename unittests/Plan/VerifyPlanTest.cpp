@@ -398,6 +398,68 @@ const std::vector<Mutation> kEvaluationMutations = {
      }},
 };
 
+const std::vector<Mutation> kOffloadMutations = {
+    {"NotCopiedToDevice", "P21",
+     [](Plan &p) { take(p, find<CopyToDevice>(p)); }},
+    {"CopiedToDeviceTwice", "P21",
+     [](Plan &p) {
+       size_t at = find<CopyToDevice>(p);
+       p.instructions.insert(p.instructions.begin() + long(at),
+                             Instruction(p.instructions[at]));
+     }},
+    {"CopyOfAnotherUnit", "P21",
+     [](Plan &p) { first<CopyToDevice>(p).unit = 1; }},
+    {"UnitOutOfRange", "P1", [](Plan &p) { first<CopyToDevice>(p).unit = 7; }},
+    {"NotCopiedToHost", "P21",
+     [](Plan &p) {
+       Instruction copy = take(p, find<CopyToHost>(p));
+       first<OptimizerStep>(p).grads[0] =
+           std::get<CopyToHost>(copy.kind).ins[0];
+     }},
+    {"CopiedToHostTwice", "P21",
+     [](Plan &p) {
+       CopyToHost again = first<CopyToHost>(p);
+       again.ins = again.outs;
+       p.values.push_back(TensorSpec(p.values[size_t(again.ins[0])]));
+       again.outs = {ValueId(p.values.size()) - 1};
+       first<OptimizerStep>(p).grads[0] = again.outs[0];
+       p.instructions.insert(p.instructions.begin() +
+                                 long(find<CopyToHost>(p)) + 1,
+                             {again, Phase::Backward, -1, {}});
+     }},
+    {"GradientOfAnotherUnit", "P21",
+     [](Plan &p) { first<CopyToHost>(p).params[0] = 1; }},
+    {"GradientCount", "P1", [](Plan &p) { first<CopyToHost>(p).outs.clear(); }},
+    {"EvaluationWithoutCopy", "P21",
+     [](Plan &p) {
+       std::erase_if(p.evaluation, [](const Instruction &instruction) {
+         return std::holds_alternative<CopyToDevice>(instruction.kind);
+       });
+     }},
+};
+
+class VerifyOffload : public testing::TestWithParam<Mutation> {};
+
+TEST_P(VerifyOffload, CatchesMutation) {
+  Plan plan = samplePlan(2);
+  offload(plan);
+  addEvaluation(plan);
+  ASSERT_NO_THROW(verifyPlan(plan, "p.json"));
+  EXPECT_EQ(printPlan(parsePlan(printPlan(plan), "p.json")), printPlan(plan));
+  GetParam().apply(plan);
+  try {
+    verifyPlan(plan, "p.json");
+    FAIL() << "not caught";
+  } catch (const PlanError &error) {
+    EXPECT_THAT(error.what(),
+                testing::EndsWith(std::string(" (") + GetParam().label + ")"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VerifyOffload,
+                         testing::ValuesIn(kOffloadMutations),
+                         [](const auto &info) { return info.param.name; });
+
 class VerifyEvaluation : public testing::TestWithParam<Mutation> {};
 
 TEST_P(VerifyEvaluation, CatchesMutation) {

@@ -187,6 +187,23 @@ TEST(Trainer, AddsTheGradientsOfMicrobatches) {
   }
 }
 
+TEST(Trainer, OffloadedUnitsTrainAlike) {
+  for (int64_t worldSize : {1, 3}) {
+    plan::Plan plan = samplePlan(worldSize);
+    offload(plan);
+    ScratchDir dir;
+    writeSample(dir, plan, 22);
+    ToolResult result =
+        runTool({dir / "plan.json", "--steps", "4", "--data",
+                 dir / "data.safetensors", "--save-weights", dir / "out"});
+    ASSERT_EQ(result.status, 0) << result.err;
+    Reference reference = trainSerially(worldSize, 4, 22);
+    Tensors out = readTensors(dir / "out");
+    for (const char *name : {"layer.w1", "w2", "b"})
+      EXPECT_TRUE(out.at(name).equal(reference.weights.at(name))) << name;
+  }
+}
+
 TEST(Trainer, RepeatsBitForBit) {
   ScratchDir dir;
   writeSample(dir, samplePlan(3));

@@ -195,6 +195,25 @@ void addInit(Plan &plan) {
   plan.weights = {};
 }
 
+void offload(Plan &plan) {
+  plan.units[0].cpuOffload = true;
+  std::vector<Instruction> instructions;
+  for (Instruction &instruction : plan.instructions) {
+    if (auto *gather = std::get_if<AllGather>(&instruction.kind);
+        gather && gather->unit == 0)
+      instructions.push_back({CopyToDevice{0}, instruction.phase, -1, {}});
+    if (auto *step = std::get_if<OptimizerStep>(&instruction.kind)) {
+      CopyToHost copy{0, {step->params[0]}, {step->grads[0]}, {}};
+      plan.values.push_back(TensorSpec(plan.values[size_t(step->grads[0])]));
+      step->grads[0] = ValueId(plan.values.size()) - 1;
+      copy.outs = {step->grads[0]};
+      instructions.push_back({copy, Phase::Backward, -1, copy.ins});
+    }
+    instructions.push_back(std::move(instruction));
+  }
+  plan.instructions = std::move(instructions);
+}
+
 void addEvaluation(Plan &plan) {
   std::map<ValueId, ValueId> copies;
   for (const Input &input : plan.inputs)

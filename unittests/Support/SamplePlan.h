@@ -32,6 +32,10 @@ void addInit(plan::Plan &plan);
 /// Adds an evaluation: the forward of the step, with a reshard of every unit.
 void addEvaluation(plan::Plan &plan);
 
+/// Puts unit "layer" on the host: copies before its gathers and of its
+/// gradient. Call it before addEvaluation.
+void offload(plan::Plan &plan);
+
 /// Position of the first instruction of a kind.
 template <typename Kind> size_t find(const plan::Plan &plan, int skip = 0) {
   for (size_t i = 0; i < plan.instructions.size(); ++i)

@@ -69,7 +69,8 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
                        OptionalAttr<BoolAttr>:$reshard_after_forward,
                        UnitAttr:$by_class,
                        OptionalAttr<I64Attr>:$post_forward_size,
-                       OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision);
+                       OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision,
+                       UnitAttr:$cpu_offload);
   let assemblyFormat = "custom<Patterns>($patterns) attr-dict";
   let hasVerifier = 1;
   let extraClassDeclaration = [{
@@ -134,7 +135,9 @@ def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
   let summary = "Parameters that are gathered and reduced together";
   let description = [{
     One `fully_shard` call. The parameters that name it belong to it, in their
-    order in the module, which is FSDP2's buffer order.
+    order in the module, which is FSDP2's buffer order. With `cpu_offload`
+    (FSDP2's `CPUOffloadPolicy`) their shards, the gradients of these and the
+    optimizer's state lie on the host.
 
     ```mlir
     fsdp.unit @layers.0 {reshard_after_forward = true}
@@ -150,7 +153,8 @@ def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
   let arguments = (ins SymbolNameAttr:$sym_name,
                        DefaultValuedAttr<BoolAttr, "true">:$reshard_after_forward,
                        OptionalAttr<I64Attr>:$post_forward_size,
-                       OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision);
+                       OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision,
+                       UnitAttr:$cpu_offload);
   let assemblyFormat = "$sym_name attr-dict";
   let hasVerifier = 1;
 }
@@ -414,7 +418,8 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,
     later ones the results are the parameters that the last gather left.
 
     **AllGather-1**: operands are the shards of all parameters of the unit, in
-    unit order: all read, or all results of one `fsdp.reshard`.
+    unit order: all read, all copies by one `fsdp.copy_to_device`, or all results
+    of one `fsdp.reshard`.
     **AllGather-2**: each result is the operand's global tensor type, in the
     dtype that the unit's `mixed_precision` gives it (placement and cast are
     recomputed and compared).
@@ -552,6 +557,7 @@ def FSDP_FreeOp : FSDP_Op<"free", [HasParent<"ProgramOp">,
   let assemblyFormat = "$values attr-dict `:` type($values)";
 }
 
+include "fsdp/Dialect/FSDPOffloadOps.td"
 include "fsdp/Dialect/FSDPTrainingOps.td"
 
 #endif

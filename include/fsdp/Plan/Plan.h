@@ -149,6 +149,8 @@ struct Unit {
   std::string name;
   std::vector<int32_t> params;
   bool reshardAfterForward = true;
+  /// Shards, their gradients and the optimizer's state lie on the host.
+  bool cpuOffload = false;
 };
 
 enum class Phase : uint8_t { Forward, Backward, Optimizer };
@@ -254,6 +256,23 @@ struct AllReduce {
   std::optional<double> postdivide = std::nullopt;
 };
 
+/// Copies this rank's shards of an offloaded unit to the device, for the
+/// all-gather that follows; they end with its Reshard.
+struct CopyToDevice {
+  int32_t unit = -1;
+};
+
+/// Copies gradient shards of an offloaded unit to the host: ins[i] and outs[i]
+/// are shards of the gradient of params[i].
+struct CopyToHost {
+  int32_t unit = -1;
+  std::vector<int32_t> params;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+  /// Runs in the last microbatch of a step only.
+  bool lastMicrobatch = false;
+};
+
 /// torch.nn.utils.clip_grad_norm_ over the gradient shards ins[i] of params[i],
 /// which are in the order of model.parameters(). Consumes ins.
 struct ClipGradNorm {
@@ -289,7 +308,7 @@ struct WriteBuffer {
 struct Instruction {
   std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
                Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer,
-               ReadParam, AllReduce>
+               ReadParam, AllReduce, CopyToDevice, CopyToHost>
       kind;
   /// Of the step; without meaning in Plan::init and evaluation.
   Phase phase = Phase::Forward;

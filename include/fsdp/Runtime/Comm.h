@@ -64,6 +64,9 @@ public:
   virtual void beginStep(int64_t step) = 0;
   /// Begins the next microbatch of the step; beginStep begins the first.
   virtual void beginMicrobatch() = 0;
+  /// Copies this rank's shards of an offloaded unit to the device, for the
+  /// next allGather of the unit.
+  virtual void copyToDevice(int32_t unit) = 0;
   /// The full parameters of a unit in their compute dtypes, in the unit's
   /// order, valid until reshard(unit). Waits until every rank has published;
   /// with `group` > 0 only until the ranks of this rank's group keep their

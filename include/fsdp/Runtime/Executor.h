@@ -87,6 +87,7 @@ private:
   void run(const plan::Accumulate &accumulate);
   void run(const plan::ClipGradNorm &clip);
   void run(const plan::AllReduce &reduce);
+  void run(const plan::CopyToHost &copy);
   void run(const plan::OptimizerStep &step);
   void createOptimizer(const plan::OptimizerStep &step,
                        const std::string &folder);

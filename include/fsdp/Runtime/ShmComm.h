@@ -37,6 +37,7 @@ public:
   void publish(bool frozen = false) override;
   void beginStep(int64_t step) override;
   void beginMicrobatch() override;
+  void copyToDevice(int32_t unit) override;
   std::vector<at::Tensor> allGather(int32_t unit, int64_t group = 0) override;
   std::vector<at::Tensor> gatherMasters(int32_t unit) override;
   void reshard(int32_t unit, int64_t keep = 0) override;
@@ -54,6 +55,8 @@ public:
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
 
 private:
+  /// Casts this rank's rows into the place that peers gather from.
+  void copyOwnRows(int32_t param);
   /// A reduction whose inputs are in place and whose result is not yet.
   struct Pending {
     uint32_t index;
@@ -108,6 +111,7 @@ private:
   std::vector<int> pidfds;
   int64_t step = 0;
   uint32_t versions = 0;
+  uint32_t copies = 0;
   uint32_t barriers = 0;
   /// Parts kept, over all steps, and per unit the number and the parameters'
   /// version of the last.

@@ -64,6 +64,8 @@ struct RankState {
   Counter published;
   /// Parts of units this rank has put in its group's place, over all steps.
   Counter partsKept;
+  /// Units copied to the device, over all steps.
+  Counter copied;
   /// Steps whose parameters this rank reads no more.
   Counter released;
   /// Reductions whose inputs this rank has put in place, over all steps.

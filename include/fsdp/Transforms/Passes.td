@@ -169,6 +169,38 @@ def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
   }];
 }
 
+def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp"> {
+  let summary = "Copy shards of offloaded units to the device and gradients back";
+  let description = [{
+    The shards of a unit with `cpu_offload` lie on the host. Puts one
+    `fsdp.copy_to_device` before each gather of such a unit, in the evaluation
+    too, and at the end of backward one `fsdp.copy_to_host` of the unit's
+    gradients' shards, which are written in their place. So accumulation,
+    clipping and the optimizer work on the host, as FSDP2's `CPUOffloadPolicy`
+    has it. Run it after `fsdp-insert-reduce-scatters` and
+    `fsdp-insert-all-reduces`.
+
+    Before:
+
+    ```mlir
+    fsdp.unit @u {cpu_offload}
+    %w = fsdp.all_gather @u %s : (…) -> tensor<4x4xf32>
+    %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4x4xf32>) -> !fsdp.sharded<…>
+    fsdp.write_grad @w, %r : !fsdp.sharded<…>
+    ```
+
+    After:
+
+    ```mlir
+    %d = fsdp.copy_to_device @u %s : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
+    %w = fsdp.all_gather @u %d : (…) -> tensor<4x4xf32>
+    %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4x4xf32>) -> !fsdp.sharded<…>
+    %h = fsdp.copy_to_host @u [@w] %r : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
+    fsdp.write_grad @w, %h : !fsdp.sharded<…>
+    ```
+  }];
+}
+
 def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
   let summary = "Add the gradients of a step's microbatches";
   let description = [{

@@ -71,8 +71,10 @@ private:
 
     for (auto unit : module.getOps<UnitOp>()) {
       unitIndex[unit.getSymNameAttr()] = result.units.size();
-      result.units.push_back(
-          {unit.getSymName().str(), {}, unit.getReshardAfterForward()});
+      result.units.push_back({unit.getSymName().str(),
+                              {},
+                              unit.getReshardAfterForward(),
+                              unit.getCpuOffload()});
     }
     for (auto param : module.getOps<ParamOp>())
       if (failed(emitParam(param)))
@@ -321,6 +323,16 @@ private:
           return emitGrads(op, op.getClipped(), std::move(kind));
         })
         .Case<AllReduceOp>([&](auto reduce) { return emitAllReduce(reduce); })
+        .Case<CopyToDeviceOp>([&](auto copy) {
+          append(op, plan::CopyToDevice{getUnit(copy.getUnitAttr())});
+          return success();
+        })
+        .Case<CopyToHostOp>([&](auto copy) {
+          plan::CopyToHost kind;
+          kind.unit = getUnit(copy.getUnitAttr());
+          kind.lastMicrobatch = copy.getLastMicrobatch();
+          return emitGrads(copy, copy.getCopies(), std::move(kind));
+        })
         .Case<OptimizerStepOp>([&](auto step) {
           plan::OptimizerStep kind;
           if (auto groups = step.getGroups())

@@ -47,7 +47,7 @@ private:
         continue;
       if (isa<ReshardOp>(op)) // parts end with the gather from them
         continue;
-      if (isa<ReadOp>(op)) // names a shard, owns nothing
+      if (isa<ReadOp, CopyToDeviceOp>(op)) // shards that a gather owns
         continue;
       for (Value result : op.getResults())
         end(result, &op);

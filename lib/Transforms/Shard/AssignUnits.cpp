@@ -64,6 +64,10 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
           param.emitError("the mixed precision of its units differs");
           return signalPassFailure();
         }
+        if (getPolicy(index).offload != getPolicy(indices.front()).offload) {
+          param.emitError("one of its units is offloaded, another is not");
+          return signalPassFailure();
+        }
         joined.join(index, indices.front());
       }
     }
@@ -84,6 +88,7 @@ private:
     bool reshard;
     MixedPrecisionAttr precision;
     std::optional<int64_t> postForwardSize = std::nullopt;
+    bool offload = false;
   };
 
   /// Takes the pattern "", the others into `patterns`.
@@ -99,8 +104,13 @@ private:
         return op.emitError("a second pattern \"\" for the root module");
       hasRoot = true;
       // FSDP2 keeps the root unit gathered.
-      rootPolicy = {op.getLoc(), op.getReshardAfterForward().value_or(false),
-                    op.getMixedPrecisionAttr()};
+      rootPolicy = {op.getLoc(),
+                    op.getReshardAfterForward().value_or(
+                        op.getPostForwardSize().has_value()),
+                    op.getMixedPrecisionAttr(), op.getPostForwardSize(),
+                    op.getCpuOffload()};
+      if (failed(normalizePostForwardSize(module, op, rootPolicy)))
+        return failure();
       op.erase();
     }
     return success();
@@ -222,7 +232,7 @@ private:
     if (policy.postForwardSize)
       size = builder.getI64IntegerAttr(*policy.postForwardSize);
     return UnitOp::create(builder, policy.loc, name, policy.reshard, size,
-                          policy.precision);
+                          policy.precision, policy.offload);
   }
 
   const UnitPolicy &getPolicy(size_t claim) const {
@@ -282,7 +292,8 @@ private:
                  << pattern << "\" matches no module with parameters"
                  << nearestModules(module, op.getByClass());
       UnitPolicy policy{op.getLoc(), op.getReshardAfterForward().value_or(true),
-                        op.getMixedPrecisionAttr(), op.getPostForwardSize()};
+                        op.getMixedPrecisionAttr(), op.getPostForwardSize(),
+                        op.getCpuOffload()};
       if (failed(normalizePostForwardSize(module, op, policy)))
         return failure();
       policies.push_back(policy);

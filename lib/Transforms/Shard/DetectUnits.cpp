@@ -66,11 +66,15 @@ struct DetectUnits : mlir::fsdp::impl::DetectUnitsBase<DetectUnits> {
 
     AutoUnitsOp policy = policies.front();
     OpBuilder builder(policy);
+    bool offload =
+        llvm::any_of(module.getOps<UnitPatternOp>(), [](UnitPatternOp op) {
+          return op.isRoot() && op.getCpuOffload();
+        });
     for (auto &[name, chosen] : units)
       for (StringRef unit : chosen)
         UnitPatternOp::create(
             builder, policy.getLoc(), builder.getStrArrayAttr(unit), BoolAttr(),
-            /*by_class=*/false, IntegerAttr(), MixedPrecisionAttr());
+            /*by_class=*/false, IntegerAttr(), MixedPrecisionAttr(), offload);
     report(policy);
     for (AutoUnitsOp op : policies)
       op.erase();

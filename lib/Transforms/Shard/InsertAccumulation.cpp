@@ -105,6 +105,8 @@ private:
       reduce.getGradsMutable().assign(sums.getSums());
       reduce.setLastMicrobatch(true);
     }
+    for (auto copy : program.getOps<CopyToHostOp>())
+      copy.setLastMicrobatch(true);
   }
 
   static AccumulateOp create(OpBuilder &builder, Location loc,

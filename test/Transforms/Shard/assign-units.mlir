@@ -92,18 +92,31 @@ fsdp.param @h.0.up : tensor<4xf32>
 
 // -----
 
-// An integer reshard_after_forward is one of groups, or what it amounts to.
+// An integer reshard_after_forward is one of groups, or what it amounts to;
+// that of the root unit too.
 
 // CHECK:       fsdp.unit @a {post_forward_size = 2 : i64}
 // CHECK:       fsdp.unit @b{{$}}
 // CHECK:       fsdp.unit @c {reshard_after_forward = false}
+// CHECK:       fsdp.unit @"(root)" {post_forward_size = 2 : i64}
 fsdp.mesh @world <["replicate"=2, "shard"=4]>
 fsdp.unit_pattern "a" {post_forward_size = 2}
 fsdp.unit_pattern "b" {post_forward_size = 4}
 fsdp.unit_pattern "c" {post_forward_size = 1}
+fsdp.unit_pattern "" {post_forward_size = 2}
 fsdp.param @a.weight : tensor<4xf32>
 fsdp.param @b.weight : tensor<4xf32>
 fsdp.param @c.weight : tensor<4xf32>
+fsdp.param @weight : tensor<4xf32>
+
+// -----
+
+// The root unit is gathered until backward unless the policy says otherwise.
+
+// CHECK: fsdp.unit @"(root)"{{$}}
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit_pattern "" {reshard_after_forward = true}
+fsdp.param @weight : tensor<4xf32>
 
 // -----
 
@@ -134,3 +147,17 @@ module attributes {fsdp.captured_precision = {
   fsdp.param @norm.weight : tensor<4xf32> {compute_dtype = bf16}
   fsdp.param @output.weight : tensor<8x4xf32> {compute_dtype = bf16}
 }
+
+// -----
+
+// A unit is offloaded where its pattern says so, the root by the pattern "".
+
+// CHECK:      fsdp.unit @a {cpu_offload}
+// CHECK:      fsdp.unit @b{{$}}
+// CHECK:      fsdp.unit @"(root)" {cpu_offload, reshard_after_forward = false}
+fsdp.unit_pattern "" {cpu_offload}
+fsdp.unit_pattern "a" {cpu_offload}
+fsdp.unit_pattern "b"
+fsdp.param @a.w : tensor<4xf32>
+fsdp.param @b.w : tensor<4xf32>
+fsdp.param @c : tensor<4xf32>

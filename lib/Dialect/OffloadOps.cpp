@@ -1,0 +1,53 @@
+//===- OffloadOps.cpp - verifiers of copies between host and device -------===//
+#include "fsdp/Dialect/FSDP.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+/// Checks that the unit is offloaded and that operands and results have the
+/// sharded types of its parameters `names`.
+template <typename OpT>
+static LogicalResult verifyCopies(SymbolTableCollection &symbols, OpT op,
+                                  ArrayRef<Attribute> names, StringRef label) {
+  auto unit = symbols.lookupNearestSymbolFrom<UnitOp>(op, op.getUnitAttr());
+  if (!unit || !unit.getCpuOffload())
+    return op.emitOpError(label) << ": expected " << op.getUnitAttr()
+                                 << " to be a unit with cpu_offload";
+  if (names.size() != op->getNumOperands() ||
+      names.size() != op->getNumResults())
+    return op.emitOpError(label)
+           << ": expected " << names.size()
+           << " operands and results, got: " << op->getNumOperands() << " and "
+           << op->getNumResults();
+  for (auto [name, operand, result] :
+       llvm::zip(names, op->getOperandTypes(), op->getResultTypes())) {
+    auto param = symbols.lookupNearestSymbolFrom<ParamOp>(
+        op, cast<FlatSymbolRefAttr>(name));
+    if (!param || param.getUnitAttr() != op.getUnitAttr())
+      return op.emitOpError(label)
+             << ": expected " << name << " in unit " << op.getUnitAttr();
+    if (operand != param.getShardedType() || result != operand)
+      return op.emitOpError(label)
+             << ": expected " << param.getShardedType() << " for " << name
+             << ", got: " << operand << " to " << result;
+  }
+  return success();
+}
+
+LogicalResult CopyToDeviceOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  SmallVector<Attribute> names;
+  for (Value shard : getShards()) {
+    auto read = shard.getDefiningOp<ReadOp>();
+    if (!read)
+      return emitOpError("CopyToDevice-1: expected operands that are "
+                         "fsdp.read, got: ")
+             << shard;
+    names.push_back(read.getParamAttr());
+  }
+  return verifyCopies(symbols, *this, names, "CopyToDevice-1");
+}
+
+LogicalResult CopyToHostOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyCopies(symbols, *this, getParamNames().getValue(),
+                      "CopyToHost-1");
+}

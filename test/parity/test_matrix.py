@@ -1,0 +1,79 @@
+"""Every policy on every kind of model at 1, 2 and 4 ranks, against FSDP2.
+
+At one and two ranks all bits are equal; at four, Gloo adds in an order of its own and equality is
+up to rounding (see test_parity.py). What a policy does in detail has a test file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from harness import ADAMW_FUSED, GPT2, LLAMA, RESNET18, SGD, Captured, Case, Model, Run, run_plan
+from test_parity import assert_equal_bits
+
+Capture = Callable[..., Captured]
+Reference = Callable[..., Run]
+
+MODELS = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "resnet18": RESNET18,
+    "embedding_heavy": Model(
+        "corner_models:EmbeddingHeavy", "blocks.*", "tokens,targets", 4096, 32, 2
+    ),
+}
+LAYERS = {"llama": "layers.*", "gpt2": "transformer.h.*", "resnet18": "net.layer*.*"}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What differs from the default case, and how far four ranks may differ: losses relatively,
+    parameters absolutely."""
+
+    case: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    checkpoint: bool = False
+    tolerance: tuple[float, float] = (1e-4, 2e-4)
+
+
+BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+POLICIES = {
+    "default": Policy(),
+    "gathered": Policy({"reshard": "false"}),
+    "replicas": Policy(training={"mesh": {"replicate": -1, "shard": 1}}),
+    "bfloat16": Policy({"precision": {"": BF16}}, tolerance=(2**-6, 8e-3)),
+    "microbatches": Policy(training={"gradient_accumulation_steps": 2}),
+    "clipped": Policy(training={"clip_grad_norm": 0.5}),
+    "checkpointed": Policy(checkpoint=True),
+    "offloaded": Policy(training={"cpu_offload": True}),
+}
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_equals_fsdp2(
+    captured: Capture, reference: Reference, model: str, policy: str, world: int
+) -> None:
+    chosen = POLICIES[policy]
+    optimizer = {**SGD, "lr": 0.001} if model == "resnet18" else ADAMW_FUSED
+    case = Case(MODELS[model], optimizer, world=world, steps=3, training=chosen.training)
+    case = replace(case, **chosen.case)
+    if chosen.checkpoint:
+        case = replace(case, checkpoint={"match": LAYERS.get(model, "blocks.*")})
+    ours = run_plan(captured(case.model, case.precision), case, f"matrix_{policy}_{world}")
+    theirs = reference(case)
+    if world <= 2:
+        assert_equal_bits(ours, theirs)
+        return
+    rtol, atol = chosen.tolerance
+    losses = torch.tensor(ours.rank_losses), torch.tensor(theirs.rank_losses)
+    torch.testing.assert_close(*losses, rtol=rtol, atol=0)
+    for name, weight in theirs.weights.items():
+        torch.testing.assert_close(
+            ours.weights[name], weight, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
