@@ -244,7 +244,8 @@ def run_reference(
     command = [*reference_command(captured, case, mode), "--metrics", metrics]
     if save:
         command += ["--save-weights", weights]
-    run_ranks(command, case.world)
+    # Gloo aborts now and then while it starts or ends its threads.
+    run_ranks(command, case.world, attempts=2)
     return read_run(metrics, weights if save else None)
 
 
@@ -264,10 +265,22 @@ def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
     return [*command, "--batch", model.batch]
 
 
-def run_ranks(command: list[Any], world: int, *, timeout: float = 300) -> None:
+def run_ranks(command: list[Any], world: int, *, timeout: float = 300, attempts: int = 1) -> None:
     """Starts `world` ranks with torchrun's environment (torchrun itself costs seconds); the first
-    that fails ends the others."""
+    that fails ends the others. A run in which a rank dies of a signal is made again while there
+    are attempts left.
+    """
     words = [str(word) for word in command]
+    for left in reversed(range(attempts)):
+        status, output = run_ranks_once(words, world, timeout)
+        if left == 0 or all(code >= 0 for code in status):
+            break
+    if any(status):
+        raise RuntimeError(f"ranks ended with {status}: {' '.join(words)}\n{output}")
+
+
+def run_ranks_once(words: list[str], world: int, timeout: float) -> tuple[list[int], str]:
+    """Exit status of the ranks that ended by themselves, and the output of all."""
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     common = dict(os.environ, WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
     common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
@@ -283,18 +296,21 @@ def run_ranks(command: list[Any], world: int, *, timeout: float = 300) -> None:
             )
             for rank in range(world)
         ]
+        status: list[int] = []
         try:
             while any(rank.poll() is None for rank in ranks):
-                if any(rank.poll() for rank in ranks) or time.monotonic() > deadline:
+                if any(rank.poll() for rank in ranks):
                     break
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"expected an end in {timeout} s of: {' '.join(words)}")
                 time.sleep(0.02)
+            status = [code for rank in ranks if (code := rank.poll()) is not None]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        if any(rank.returncode for rank in ranks):
-            output.seek(0)
-            raise RuntimeError(f"reference ranks failed: {' '.join(words)}\n{output.read()}")
+        output.seek(0)
+        return status, output.read()
 
 
 def free_port() -> int:
