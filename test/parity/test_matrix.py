@@ -65,10 +65,10 @@ def test_equals_fsdp2(
     case = Case(MODELS[model], optimizer, world=world, steps=3, training=chosen.training)
     case = replace(case, **chosen.case)
     if model == "resnet18" and case.precision:
-        # BatchNorm has no kernel for parameters in bfloat16 and statistics in float32. It amplifies
-        # what the order of a sum in 8 bits changes.
+        # BatchNorm has no kernel for parameters in bfloat16 and statistics in float32. From step to
+        # step it amplifies what the order of a sum in 8 bits changes.
         case = replace(case, precision={"": {"reduce_dtype": "bfloat16"}})
-        chosen = replace(chosen, tolerance=(0.1, 2e-2))
+        case = replace(case, steps=1 if world > 2 else case.steps)
     if chosen.checkpoint:
         case = replace(case, checkpoint={"match": LAYERS.get(model, "blocks.*")})
     ours = run_plan(captured(case.model, case.precision), case, f"matrix_{policy}_{world}")
