@@ -6,7 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ranks
 from harness import Captured, Case, Model, Run, capture, run_reference
+
+# What the models and scripts of the tests import.
+ranks.PRELOAD += ["front_door_ranks", "parity_models", "transformers.models.gpt2.modeling_gpt2"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

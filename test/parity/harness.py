@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +18,11 @@ from typing import Any
 import fsdp_mlir
 import torch
 import yaml
+from ranks import run_ranks
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / "build" / "bin"
-HERE = Path(__file__).resolve().parent
 
 ADAMW = {"name": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
 ADAMW_FUSED = {**ADAMW, "fused": True}
@@ -241,82 +237,27 @@ def run_reference(
     """Trains the same case with FSDP2 (or on one rank without it: mode "single")."""
     metrics = captured.directory / f"{stem}.{mode}.jsonl"
     weights = captured.directory / f"{stem}.{mode}.safetensors"
-    command = [*reference_command(captured, case, mode), "--metrics", metrics]
+    args = [*reference_args(captured, case, mode), "--metrics", metrics]
     if save:
-        command += ["--save-weights", weights]
+        args += ["--save-weights", weights]
     # Gloo aborts now and then while it starts or ends its threads.
-    run_ranks(command, case.world, attempts=2)
+    run_ranks("train_fsdp2", args, case.world, attempts=2)
     return read_run(metrics, weights if save else None)
 
 
-def reference_command(captured: Captured, case: Case, mode: str) -> list[Any]:
+def reference_args(captured: Captured, case: Case, mode: str) -> list[Any]:
     model = case.model
-    command = [sys.executable, HERE / "train_fsdp2.py", "--mode", mode, "--model", model.factory]
-    command += ["--kwargs", json.dumps(model.kwargs), "--seed", case.seed]
-    command += ["--units", json.dumps(unit_entries(case))]
-    command += ["--precision", json.dumps(case.precision.get(""))]
-    command += ["--optimizer", json.dumps(case.optimizer), "--steps", case.steps]
-    command += ["--training", json.dumps(case.training)]
-    command += ["--weights", captured.weights, "--data", captured.data]
+    args = ["--mode", mode, "--model", model.factory, "--kwargs", json.dumps(model.kwargs)]
+    args += ["--units", json.dumps(unit_entries(case)), "--seed", case.seed]
+    args += ["--precision", json.dumps(case.precision.get(""))]
+    args += ["--optimizer", json.dumps(case.optimizer), "--steps", case.steps]
+    args += ["--training", json.dumps(case.training)]
+    args += ["--weights", captured.weights, "--data", captured.data]
     if case.checkpoint:
-        command += ["--checkpoint", json.dumps(case.checkpoint)]
+        args += ["--checkpoint", json.dumps(case.checkpoint)]
     if case.eval_every:
-        command += ["--eval-every", case.eval_every, "--eval-data", captured.data]
-    return [*command, "--batch", model.batch]
-
-
-def run_ranks(command: list[Any], world: int, *, timeout: float = 300, attempts: int = 1) -> None:
-    """Starts `world` ranks with torchrun's environment (torchrun itself costs seconds); the first
-    that fails ends the others. A run in which a rank dies of a signal is made again while there
-    are attempts left.
-    """
-    words = [str(word) for word in command]
-    for left in reversed(range(attempts)):
-        status, output = run_ranks_once(words, world, timeout)
-        if left == 0 or all(code >= 0 for code in status):
-            break
-    if any(status):
-        raise RuntimeError(f"ranks ended with {status}: {' '.join(words)}\n{output}")
-
-
-def run_ranks_once(words: list[str], world: int, timeout: float) -> tuple[list[int], str]:
-    """Exit status of the ranks that ended by themselves, and the output of all."""
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    common = dict(os.environ, WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
-    common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    common.update(OMP_NUM_THREADS="1", PYTHONPATH=path)
-    deadline = time.monotonic() + timeout
-    with tempfile.TemporaryFile("w+") as output:
-        ranks = [
-            subprocess.Popen(
-                words,
-                env=dict(common, RANK=str(rank), LOCAL_RANK=str(rank)),
-                stdout=output,
-                stderr=output,
-            )
-            for rank in range(world)
-        ]
-        status: list[int] = []
-        try:
-            while any(rank.poll() is None for rank in ranks):
-                if any(rank.poll() for rank in ranks):
-                    break
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"expected an end in {timeout} s of: {' '.join(words)}")
-                time.sleep(0.02)
-            status = [code for rank in ranks if (code := rank.poll()) is not None]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-        output.seek(0)
-        return status, output.read()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        args += ["--eval-every", case.eval_every, "--eval-data", captured.data]
+    return [*args, "--batch", model.batch]
 
 
 def read_run(metrics: Path, weights: Path | None) -> Run:

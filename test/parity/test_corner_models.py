@@ -54,7 +54,7 @@ def test_shared_modules_have_one_set_of_parameters(captured: Capture) -> None:
         **{f"blocks.0.{name}": [f"blocks.2.{name}"] for name in first},
         **{f"blocks.1.{name}": [] for name in first},
     }
-    assert [unit["name"] for unit in plan["units"]] == ["(root)", "blocks.0", "blocks.1"]
+    assert [unit["name"] for unit in plan["units"]] == ["(root)", "blocks.0+blocks.2", "blocks.1"]
 
 
 @pytest.mark.parametrize("model", ["reused", "two_forwards"])

@@ -13,7 +13,8 @@ from typing import Any
 import parity_models
 import pytest
 import torch
-from harness import HERE, ROOT, execute, free_port, run_ranks
+from harness import ROOT, execute
+from ranks import free_port, run_ranks
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -124,7 +125,7 @@ def torchrun(script: Path, world: int, *args: Any) -> subprocess.CompletedProces
 def assert_same(case: dict[str, Any], world: int, directory: Path) -> None:
     path = directory / "case.json"
     path.write_text(json.dumps(case))
-    run_ranks([sys.executable, HERE / "front_door_ranks.py", path, directory / "found"], world)
+    run_ranks("front_door_ranks", [path, directory / "found"], world)
     found = [json.loads((directory / f"found.{rank}").read_text()) for rank in range(world)]
     assert found == [[]] * world
 
@@ -182,7 +183,7 @@ def run_script(script: Path) -> tuple[list[int], list[str]]:
     for rank in range(2):
         environment = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         ranks.append(
             subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.PIPE)
         )
