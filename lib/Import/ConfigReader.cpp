@@ -45,7 +45,7 @@ private:
   LogicalResult apply(const Node &root) {
     const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
                *checkpoint = nullptr, *precision = nullptr, *offload = nullptr,
-               *reshard = nullptr;
+               *reshard = nullptr, *placement = nullptr;
     TrainingConfig training(module, path);
     SmallVector<StringRef> keys = {"mesh",
                                    "units",
@@ -53,7 +53,8 @@ private:
                                    "activation_checkpoint",
                                    "mixed_precision",
                                    "cpu_offload",
-                                   "reshard_after_forward"};
+                                   "reshard_after_forward",
+                                   "shard_placement"};
     llvm::append_range(keys, TrainingConfig::getKeys());
     if (failed(forEachEntry(root, "the config", keys,
                             [&](StringRef key, const Node &value) {
@@ -63,6 +64,7 @@ private:
                                  : key == "ignore"          ? ignore
                                  : key == "mixed_precision" ? precision
                                  : key == "cpu_offload"     ? offload
+                                 : key == "shard_placement" ? placement
                                  : key == "reshard_after_forward"
                                      ? reshard
                                      : checkpoint) = &value;
@@ -75,6 +77,7 @@ private:
                    succeeded(applyUnits(units)) &&
                    succeeded(applyCheckpoint(checkpoint)) &&
                    succeeded(applyIgnore(ignore)) &&
+                   succeeded(applyPlacement(placement)) &&
                    succeeded(training.apply(builder)));
   }
 
@@ -211,6 +214,37 @@ private:
     return emitError(node.loc)
            << "expected float32, float64, float16 or bfloat16 for \"" << key
            << "\", got: " << describe(node);
+  }
+
+  LogicalResult applyPlacement(const Node *node) {
+    if (!node)
+      return success();
+    if (node->kind != Node::Kind::Sequence)
+      return emitError(node->loc)
+             << "expected a sequence for \"shard_placement\", got: "
+             << describe(*node);
+    for (const Node &entry : node->elements) {
+      const Node *match = nullptr;
+      std::optional<int64_t> dim;
+      if (failed(forEachEntry(
+              entry, "\"shard_placement\"", {"match", "dim"},
+              [&](StringRef key, const Node &value) -> LogicalResult {
+                if (key == "dim")
+                  return getInteger(key, value, dim.emplace());
+                if (value.kind != Node::Kind::Scalar || value.scalar.empty())
+                  return emitError(value.loc)
+                         << "expected a pattern for \"match\", got: "
+                         << describe(value);
+                match = &value;
+                return success();
+              })))
+        return failure();
+      if (!match || !dim)
+        return emitError(entry.loc) << "expected keys \"match\" and \"dim\" "
+                                       "in \"shard_placement\"";
+      ShardPlacementOp::create(builder, match->loc, match->scalar, *dim);
+    }
+    return success();
   }
 
   LogicalResult applyUnits(const Node *node) {

@@ -79,8 +79,10 @@ double LRSchedule::factor(int64_t step) const {
 
 TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index) {
   TensorSpec spec = plan.params[param].spec;
-  if (plan.params[param].unit != -1)
-    spec.shape[0] = shardRows(spec.shape[0], plan.shards(), index).size();
+  if (plan.params[param].unit != -1) {
+    int64_t &extent = spec.shape[plan.params[param].shardDim];
+    extent = shardRows(extent, plan.shards(), index).size();
+  }
   return spec;
 }
 
@@ -90,6 +92,24 @@ DType reducedDType(const Plan &plan, const ReduceScatter &reduce,
   if (plan.replicas == 1)
     return param.spec.dtype;
   return reduce.reduceDtype.value_or(param.gradSpec().dtype);
+}
+
+ShardRuns shardRuns(const Plan &plan, int32_t param, int64_t index) {
+  const Param &entry = plan.params[param];
+  if (entry.unit == -1)
+    return {1, 0, entry.spec.numElements(), 0};
+  const std::vector<int64_t> &shape = entry.spec.shape;
+  ShardRuns runs;
+  for (int32_t dim = 0; dim < entry.shardDim; ++dim)
+    runs.count *= shape[dim];
+  int64_t row = 1;
+  for (size_t dim = size_t(entry.shardDim) + 1; dim < shape.size(); ++dim)
+    row *= shape[dim];
+  RowRange rows = shardRows(shape[entry.shardDim], plan.shards(), index);
+  runs.begin = rows.begin * row;
+  runs.size = rows.size() * row;
+  runs.stride = shape[entry.shardDim] * row;
+  return runs;
 }
 
 } // namespace fsdp::plan

@@ -418,6 +418,10 @@ std::string Printer::print(const Plan &plan) {
       key("grad_dtype");
       string(dtypeName(*p.gradDtype));
     }
+    if (p.shardDim != 0) {
+      key("shard_dim");
+      number(p.shardDim);
+    }
     raw("}");
   });
   table("buffers", plan.buffers, [&](const Buffer &b) {

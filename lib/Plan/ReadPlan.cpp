@@ -534,7 +534,7 @@ Plan decodePlan(const Cursor &c) {
   });
   plan.params = c.at("params").list([](const Cursor &p) {
     p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"},
-           {"compute_dtype", "grad_dtype"});
+           {"compute_dtype", "grad_dtype", "shard_dim"});
     Param param{p.at("name").string(),
                 p.at("aliases").list(
                     [](const Cursor &a) -> std::string { return a.string(); }),
@@ -544,6 +544,8 @@ Plan decodePlan(const Cursor &c) {
       param.computeDtype = decodeDType(p.at("compute_dtype"));
     if (p.has("grad_dtype"))
       param.gradDtype = decodeDType(p.at("grad_dtype"));
+    if (p.has("shard_dim"))
+      param.shardDim = p.at("shard_dim").index();
     return param;
   });
   plan.buffers = c.at("buffers").list([](const Cursor &b) {

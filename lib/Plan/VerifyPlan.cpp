@@ -91,6 +91,16 @@ void Verifier::verifyTables() {
     if (param.spec.shape.empty())
       fail("P2", "expected parameter " + quoted(param.name) +
                      " to have a dimension to shard, got a scalar");
+    if (param.shardDim < 0 || size_t(param.shardDim) >= param.spec.shape.size())
+      fail("P2", "expected parameter " + quoted(param.name) +
+                     " to have the dimension " +
+                     std::to_string(param.shardDim) + " to shard");
+    int64_t extent = param.spec.shape[param.shardDim];
+    if (param.shardDim > 0 && extent % plan.shards() != 0)
+      fail("P2", "expected dimension " + std::to_string(param.shardDim) +
+                     " of parameter " + quoted(param.name) +
+                     " to divide evenly over " + std::to_string(plan.shards()) +
+                     " ranks, got size " + std::to_string(extent));
   }
   for (const Buffer &buffer : plan.buffers)
     unique(buffer.name);

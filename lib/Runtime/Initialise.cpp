@@ -80,10 +80,11 @@ void writeParam(const plan::Plan &plan, Comm &comm, int32_t param,
     shard.copy_(whole);
     return;
   }
+  int64_t dim = plan.params[param].shardDim;
   plan::RowRange rows =
-      plan::shardRows(whole.size(0), plan.shards(), comm.shardIndex());
+      plan::shardRows(whole.size(dim), plan.shards(), comm.shardIndex());
   if (rows.size() > 0)
-    shard.copy_(whole.narrow(0, rows.begin, rows.size()));
+    shard.copy_(whole.narrow(dim, rows.begin, rows.size()));
 }
 
 void initialise(const plan::Plan &plan, Comm &comm,

@@ -23,7 +23,7 @@ void Session::load(const WeightFiles &weights) {
     const plan::Param &param = plan.params[p];
     int64_t begin = 0;
     if (param.unit != -1)
-      begin = plan::shardRows(param.spec.shape[0], plan.shards(),
+      begin = plan::shardRows(param.spec.shape[param.shardDim], plan.shards(),
                               communication.shardIndex())
                   .begin;
     weights.read(param, begin, communication.shard(int32_t(p)));

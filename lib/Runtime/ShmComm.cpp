@@ -27,10 +27,6 @@ void pauseCpu() {
 #endif
 }
 
-int64_t rowBytes(const plan::TensorSpec &spec) {
-  return spec.shape[0] == 0 ? 0 : spec.numBytes() / spec.shape[0];
-}
-
 } // namespace
 
 ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
@@ -53,6 +49,10 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
                        "got " +
                        std::string(plan::dtypeName(param.gradSpec().dtype)));
     at::ScalarType dtype = scalarType(param.spec.dtype);
+    ownShards.emplace_back();
+    if (param.shardDim != 0 && plan.shards() > 1)
+      ownShards.back() = at::empty(
+          plan::shardSpec(plan, int32_t(p), shardIndex()).shape, dtype);
     if (param.unit == -1) {
       masters.push_back(at::empty(param.spec.shape, dtype));
       fullParams.push_back(masters.back());
@@ -81,27 +81,34 @@ int64_t ShmComm::ownBytes() const {
 at::Tensor ShmComm::shard(int32_t param) {
   if (plan.params[param].unit == -1)
     return masters[param];
-  plan::RowRange rows = plan::shardRows(plan.params[param].spec.shape[0],
-                                        plan.shards(), shardIndex());
-  return masters[param].narrow(0, rows.begin, rows.size());
+  if (ownShards[param].defined())
+    return ownShards[param];
+  return shardOf(masters[param], param);
+}
+
+at::Tensor ShmComm::shardOf(const at::Tensor &whole, int32_t param) const {
+  int64_t dim = plan.params[param].shardDim;
+  plan::RowRange rows =
+      plan::shardRows(whole.size(dim), plan.shards(), shardIndex());
+  return whole.narrow(dim, rows.begin, rows.size());
 }
 
 void ShmComm::publish(bool frozen) {
-  for (size_t p = 0; p < plan.params.size(); ++p) {
+  for (int32_t p = 0; p < int32_t(plan.params.size()); ++p) {
     const plan::Param &param = plan.params[p];
-    bool offloaded = param.unit != -1 && plan.units[param.unit].cpuOffload;
     bool changed = versions == 0 || frozen || param.requiresGrad;
-    if (param.computeDtype && changed && !offloaded)
-      copyOwnRows(int32_t(p));
+    if (param.unit == -1 || !changed)
+      continue;
+    if (ownShards[p].defined())
+      shardOf(masters[p], p).copy_(ownShards[p]);
+    if (param.computeDtype && !plan.units[param.unit].cpuOffload)
+      copyOwnRows(p);
   }
   own().published.publish(++versions);
 }
 
 void ShmComm::copyOwnRows(int32_t param) {
-  plan::RowRange rows = plan::shardRows(plan.params[param].spec.shape[0],
-                                        plan.shards(), shardIndex());
-  if (rows.size() > 0)
-    fullParams[param].narrow(0, rows.begin, rows.size()).copy_(shard(param));
+  shardOf(fullParams[param], param).copy_(shard(param));
 }
 
 // Peers may still read what the unit's last gather gave: within a step the same
@@ -274,15 +281,18 @@ void ShmComm::finishFirst() {
           {"reduce_scatter", entry.reduce->unit});
   for (size_t i = 0; i < entry.outs.size(); ++i) {
     int32_t param = entry.reduce->params[i];
-    plan::TensorSpec spec = plan.params[param].gradSpec();
-    int64_t offset =
-        plan::shardRows(spec.shape[0], plan.shards(), shardIndex()).begin *
-        rowBytes(spec);
-    std::vector<const std::byte *> in;
-    for (int64_t rank : shardGroup)
-      in.push_back(segment.grad(rank, param) + offset);
-    reduceInOrder(makeGradReduction(plan, *entry.reduce, i),
-                  entry.outs[i].mutable_data_ptr(), in, entry.outs[i].numel());
+    int64_t width = plan::byteWidth(plan.params[param].gradSpec().dtype);
+    plan::ShardRuns runs = plan::shardRuns(plan, param, shardIndex());
+    GradReduction how = makeGradReduction(plan, *entry.reduce, i);
+    auto *out = static_cast<std::byte *>(entry.outs[i].mutable_data_ptr());
+    for (int64_t run = 0; run < runs.count; ++run) {
+      std::vector<const std::byte *> in;
+      for (int64_t rank : shardGroup)
+        in.push_back(segment.grad(rank, param) +
+                     (runs.begin + run * runs.stride) * width);
+      reduceInOrder(how, out, in, runs.size);
+      out += runs.size * int64_t(entry.outs[i].element_size());
+    }
   }
   own().inputsRead.publish(entry.index + 1);
 }

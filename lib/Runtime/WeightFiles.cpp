@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -112,29 +111,29 @@ bool WeightFiles::has(const plan::Buffer &buffer) const {
   return find({buffer.name}) != nullptr;
 }
 
-void WeightFiles::copy(const Entry &entry, int64_t begin, at::Tensor to) {
-  if (to.numel() == 0)
-    return;
-  int64_t rowBytes = entry.spec.shape.empty()
-                         ? entry.spec.numBytes()
-                         : entry.spec.numBytes() / entry.spec.shape[0];
+at::Tensor WeightFiles::wholeOf(const Entry &entry) {
   // Read-only memory, which is only read.
-  auto *data = const_cast<std::byte *>(entry.data.data() + begin * rowBytes);
-  if (scalarType(entry.spec.dtype) == to.scalar_type())
-    std::memcpy(to.mutable_data_ptr(), data, to.nbytes());
-  else
-    to.copy_(at::from_blob(data, to.sizes(), scalarType(entry.spec.dtype)));
+  return at::from_blob(const_cast<std::byte *>(entry.data.data()),
+                       entry.spec.shape, scalarType(entry.spec.dtype));
 }
 
 void WeightFiles::read(const plan::Param &param, int64_t begin,
                        at::Tensor to) const {
-  copy(require(findAny(param), param.name, param.spec, "parameter"), begin,
-       std::move(to));
+  const Entry &entry =
+      require(findAny(param), param.name, param.spec, "parameter");
+  if (to.numel() == 0)
+    return;
+  at::Tensor from = wholeOf(entry);
+  if (param.unit != -1)
+    from = from.narrow(param.shardDim, begin, to.size(param.shardDim));
+  to.copy_(from);
 }
 
 void WeightFiles::read(const plan::Buffer &buffer, at::Tensor to) const {
-  copy(require(find({buffer.name}), buffer.name, buffer.spec, "buffer"), 0,
-       std::move(to));
+  const Entry &entry =
+      require(find({buffer.name}), buffer.name, buffer.spec, "buffer");
+  if (to.numel() > 0)
+    to.copy_(wholeOf(entry));
 }
 
 void WeightFiles::dropPages() const {

@@ -10,7 +10,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
   pm.addPass(createDetectUnits());          // repeated modules -> patterns
   pm.addPass(createAssignUnits());          // patterns -> units
   pm.addPass(createRecomputeActivations()); // checkpoints -> calls in backward
-  pm.addPass(createPlaceParams());          // parameters -> shards on dim 0
+  pm.addPass(createPlaceParams());          // parameters -> shards
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit
   pm.addPass(createInsertReshards());       // free after forward, gather again
   pm.addPass(createDeferReshards());        // keep for the next microbatch

@@ -44,6 +44,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.unit @experts {post_forward_size = 2}
   // CHECK: fsdp.param @e : tensor<4xf32> unit @experts
   fsdp.param @e : tensor<4xf32> unit @experts sharding <@world, [{"shard"}]>
+  // CHECK: fsdp.shard_placement "**.wo" {dim = -1 : i64}
+  fsdp.shard_placement "**.wo" {dim = -1}
   // CHECK: fsdp.auto_units
   fsdp.auto_units
   // CHECK: fsdp.ignore "**.router"

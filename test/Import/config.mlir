@@ -187,6 +187,16 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/stay.yaml 2>&1 | FileCheck %s --check-prefix=STAY
 // STAY: stay.yaml:2:25: error: expected true or false for "reshard_after_backward", got: "sometimes"
 
+// RUN: fsdp-opt %t/model.mlir --config %t/placement.yaml --level captured | FileCheck %s --check-prefix=PLACEMENT
+// PLACEMENT:      fsdp.shard_placement "layers.0.weight" {dim = 1 : i64}
+// PLACEMENT-NEXT: fsdp.shard_placement "**" {dim = -2 : i64}
+// RUN: not fsdp-opt %t/model.mlir --config %t/placement-mapping.yaml 2>&1 | FileCheck %s --check-prefix=PLACEMENT-MAPPING
+// PLACEMENT-MAPPING: placement-mapping.yaml:1:19: error: expected a sequence for "shard_placement"
+// RUN: not fsdp-opt %t/model.mlir --config %t/placement-dim.yaml 2>&1 | FileCheck %s --check-prefix=PLACEMENT-DIM
+// PLACEMENT-DIM: placement-dim.yaml:1:39: error: expected an integer for "dim", got: "last"
+// RUN: not fsdp-opt %t/model.mlir --config %t/placement-keys.yaml 2>&1 | FileCheck %s --check-prefix=PLACEMENT-KEYS
+// PLACEMENT-KEYS: placement-keys.yaml:1:20: error: expected keys "match" and "dim" in "shard_placement"
+
 // RUN: fsdp-opt %t/model.mlir --config %t/auto.yaml --level captured | FileCheck %s --check-prefix=AUTO
 // AUTO: fsdp.auto_units
 // RUN: not fsdp-opt %t/model.mlir --config %t/manual.yaml 2>&1 | FileCheck %s --check-prefix=MANUAL
@@ -442,6 +452,18 @@ reshard_after_backward: false
 //--- stay.yaml
 gradient_accumulation_steps: 2
 reshard_after_backward: sometimes
+
+//--- placement.yaml
+shard_placement: [{match: layers.0.weight, dim: 1}, {match: "**", dim: -2}]
+
+//--- placement-mapping.yaml
+shard_placement: {match: "**", dim: 1}
+
+//--- placement-dim.yaml
+shard_placement: [{match: "**", dim:  last}]
+
+//--- placement-keys.yaml
+shard_placement: [{match: "**"}]
 
 //--- auto.yaml
 units: auto

@@ -35,7 +35,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
@@ -164,6 +164,13 @@ def shard_model(
     if "ignore" in policy:
         named = model.named_parameters(remove_duplicate=False)
         common["ignored_params"] = {p for n, p in named if matches(policy["ignore"], n)}
+    if "shard_placement" in policy:
+        shards: dict[nn.Parameter, Shard] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            for entry in reversed(policy["shard_placement"]):  # the first that matches wins
+                if matches([entry["match"]], name):
+                    shards[parameter] = Shard(entry["dim"])
+        common["shard_placement_fn"] = shards.get
 
     calls: list[tuple[str, Any, dict[str, Any]]] = []  # the outermost module's name first
     claimed: set[str] = set()

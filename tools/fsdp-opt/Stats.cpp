@@ -20,7 +20,10 @@ static int64_t getNumBytes(RankedTensorType type) {
 }
 
 /// Bytes of all ranks' chunks, padding included (what FSDP2 sends).
-static int64_t getPaddedBytes(RankedTensorType type, int64_t ranks) {
+static int64_t getPaddedBytes(ParamOp param, int64_t ranks) {
+  RankedTensorType type = param.getTensorType();
+  if (param.getShardingAttr() && param.getShardingAttr().getShardedDim() > 0)
+    return getNumBytes(type); // divides evenly
   int64_t rows = plan::shardRows(type.getDimSize(0), ranks, 0).size() * ranks;
   int64_t rowBytes =
       type.getDimSize(0) ? getNumBytes(type) / type.getDimSize(0) : 0;
@@ -65,7 +68,7 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
     int64_t unitBytes = 0;
     for (ParamOp param : members) {
       RankedTensorType type = param.getTensorType();
-      int64_t padded = getPaddedBytes(type, ranks);
+      int64_t padded = getPaddedBytes(param, ranks);
       paddedBytes[param.getSymName()] = padded;
       ++params;
       frozen += param.getFrozen();

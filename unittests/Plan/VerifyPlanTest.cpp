@@ -241,6 +241,13 @@ const std::vector<Mutation> kMutations = {
        auto &norm = clip(p);
        std::swap(norm.params[0], norm.params[1]);
      }},
+    {"NoDimToShard", "P2", [](Plan &p) { p.params[0].shardDim = 2; }},
+    {"UnevenShardDim", "P2", [](Plan &p) { p.params[0].shardDim = 1; }},
+    {"ShardOfOtherDim", "P5",
+     [](Plan &p) {
+       p.params[0].spec.shape = {3, 8};
+       p.params[0].shardDim = 1;
+     }},
     {"PhaseOrder", "P11",
      [](Plan &p) { p.instructions[0].phase = Phase::Backward; }},
     {"StepInBackward", "P11",

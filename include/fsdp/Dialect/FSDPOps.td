@@ -95,6 +95,22 @@ def FSDP_AutoUnitsOp : FSDP_Op<"auto_units"> {
   let assemblyFormat = "attr-dict";
 }
 
+def FSDP_ShardPlacementOp : FSDP_Op<"shard_placement"> {
+  let summary = "Policy: the dimension that parameters are sharded on";
+  let description = [{
+    FSDP2's `shard_placement_fn` that returns `Shard(dim)`: parameters whose
+    name matches are sharded on `dim`. A negative one counts from the last; one
+    other than the first has to divide evenly. Where two patterns match the
+    first wins. `fsdp-place-params` replaces it by shardings.
+
+    ```mlir
+    fsdp.shard_placement "layers.*.wo.weight" {dim = 1 : i64}
+    ```
+  }];
+  let arguments = (ins StrAttr:$pattern, I64Attr:$dim);
+  let assemblyFormat = "$pattern attr-dict";
+}
+
 def FSDP_IgnoreOp : FSDP_Op<"ignore"> {
   let summary = "Policy: parameters that FSDP leaves alone";
   let description = [{

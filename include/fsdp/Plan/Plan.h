@@ -88,7 +88,8 @@ struct Arg {
   bool operator==(const Arg &) const = default;
 };
 
-/// One rank's rows of a tensor that is sharded on dim 0 as `torch.chunk` does:
+/// One rank's rows of a tensor that is sharded as `torch.chunk` does (its part
+/// of another dimension is called rows too):
 /// ceil(rows / parts) rows a rank, trailing ranks short or empty (FSDP2's
 /// placement).
 struct RowRange {
@@ -112,6 +113,8 @@ struct Param {
   std::optional<DType> computeDtype = std::nullopt;
   /// The dtype in which its gradient comes; nullopt for that of computing.
   std::optional<DType> gradDtype = std::nullopt;
+  /// The dimension it is sharded on; other than 0 it divides evenly.
+  int32_t shardDim = 0;
 
   /// The gathered parameter.
   TensorSpec computeSpec() const {
@@ -404,6 +407,17 @@ TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index);
 
 /// The dtype of outs[index] of a reduce-scatter.
 DType reducedDType(const Plan &plan, const ReduceScatter &reduce, size_t index);
+
+/// Where that part lies in the whole, row-major: `count` runs of `size`
+/// elements, the first at `begin`, their beginnings `stride` apart. One after
+/// the other they are the part, row-major.
+struct ShardRuns {
+  int64_t count = 1;
+  int64_t begin = 0;
+  int64_t size = 0;
+  int64_t stride = 0;
+};
+ShardRuns shardRuns(const Plan &plan, int32_t param, int64_t index);
 
 /// Any defect of a plan: the message names the file (or "plan"), the JSON path
 /// and what was expected and found.

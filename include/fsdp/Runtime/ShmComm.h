@@ -96,6 +96,8 @@ private:
   void finish(uint32_t index);
   void finishFirst();
   void finishAllReduces();
+  /// This rank's part of a parameter where it lies in `whole`.
+  at::Tensor shardOf(const at::Tensor &whole, int32_t param) const;
   RankState &own() { return segment.state(ownRank); }
 
   const plan::Plan &plan;
@@ -108,6 +110,10 @@ private:
   /// those that are not ignored in the segment.
   std::vector<at::Tensor> masters;
   std::vector<at::Tensor> fullParams;
+  /// This rank's part of what is sharded on another dimension than 0, row-major
+  /// as the optimizer needs it; publish() copies it to the whole. Undefined for
+  /// other parameters.
+  std::vector<at::Tensor> ownShards;
   std::vector<int> pidfds;
   int64_t step = 0;
   uint32_t versions = 0;

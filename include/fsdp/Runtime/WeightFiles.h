@@ -35,7 +35,8 @@ public:
   void check(const plan::Plan &plan) const;
   /// Whether the buffer is there.
   bool has(const plan::Buffer &buffer) const;
-  /// Copies rows [begin, begin + to.size(0)) of the parameter to `to`.
+  /// Copies a rank's part of the parameter, which begins at row `begin` of the
+  /// sharded dimension, to `to`; all of an ignored one.
   void read(const plan::Param &param, int64_t begin, at::Tensor to) const;
   /// Copies the buffer, which must be there.
   void read(const plan::Buffer &buffer, at::Tensor to) const;
@@ -53,7 +54,8 @@ private:
   const Entry *findAny(const plan::Param &param) const;
   const Entry &require(const Entry *entry, const std::string &name,
                        const plan::TensorSpec &spec, const char *what) const;
-  static void copy(const Entry &entry, int64_t begin, at::Tensor to);
+  /// A view of the file.
+  static at::Tensor wholeOf(const Entry &entry);
 
   std::string filePath;
   std::vector<SafeTensors> files;

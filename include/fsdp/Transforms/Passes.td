@@ -88,10 +88,11 @@ def RecomputeActivations
 }
 
 def PlaceParams : Pass<"fsdp-place-params", "::mlir::ModuleOp"> {
-  let summary = "Shard every parameter on dim 0 over the mesh";
+  let summary = "Shard every parameter over the mesh";
   let description = [{
     Gives each `fsdp.param` the sharding `[{"shard"}, {}, …]` over the module's
-    mesh: ceil(n / ranks) rows a rank, as FSDP2 and `torch.chunk` do. The
+    mesh: ceil(n / ranks) rows a rank, as FSDP2 and `torch.chunk` do. What an
+    `fsdp.shard_placement` matches is sharded on its dimension instead. The
     program still reads whole parameters.
 
     Before: every parameter has a unit; one `fsdp.mesh` with an axis `shard`.

@@ -109,6 +109,7 @@ private:
     entry.requiresGrad = !param.getFrozen();
     if (!param.getIgnored()) {
       entry.unit = unitIndex.lookup(param.getUnitAttr().getAttr());
+      entry.shardDim = int32_t(param.getShardingAttr().getShardedDim());
       result.units[entry.unit].params.push_back(index);
     }
     if (std::optional<Type> dtype = param.getComputeDtype())
@@ -246,13 +247,9 @@ private:
     if (auto sharded = dyn_cast<ShardedType>(value.getType())) {
       type = sharded.getTensor();
       int64_t dim = sharded.getSharding().getShardedDim();
-      if (dim > 0)
-        return emitError(value.getLoc(),
-                         "a plan shards parameters on dim 0, got dim ")
-               << dim;
       SmallVector<int64_t> shape(type.getShape());
-      if (dim == 0)
-        shape[0] = plan::shardRows(shape[0], result.shards(), 0).size();
+      if (dim >= 0)
+        shape[dim] = plan::shardRows(shape[dim], result.shards(), 0).size();
       type = RankedTensorType::get(shape, type.getElementType());
     } else {
       type = cast<RankedTensorType>(value.getType());
