@@ -89,6 +89,7 @@ py::list params(const OpenPlan &self) {
     py::dict entry = describeSpec(param.name, param.spec);
     entry["aliases"] = param.aliases;
     entry["ignored"] = param.unit == -1;
+    entry["shard_dim"] = param.shardDim;
     list.append(entry);
   }
   return list;

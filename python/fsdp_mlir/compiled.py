@@ -346,7 +346,8 @@ class Step:
         param, local = self._params[index], self._session.shard(index)
         if self._mesh is None or param["ignored"]:
             return local
-        placements: list[Placement] = [Replicate()] * (self._mesh.ndim - 1) + [Shard(0)]
+        replicas: list[Placement] = [Replicate()] * (self._mesh.ndim - 1)
+        placements = [*replicas, Shard(param["shard_dim"])]
         shape = torch.Size(param["shape"])
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(

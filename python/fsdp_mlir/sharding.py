@@ -48,6 +48,7 @@ class ShardPolicy(_State):
         self.reshard_after_forward: bool | int | None = None
         self.precision = MixedPrecisionPolicy()
         self.offload = False
+        self.placements: dict[nn.Parameter, int] = {}  # sharded dimensions other than 0
 
 
 @contract(state_cls=ShardPolicy)  # type: ignore[misc]
@@ -83,20 +84,23 @@ def fully_shard(
     modules = (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(module))
     managed = _get_managed_modules(modules, ignored_params, None, policy_of)
     params, _ = _get_managed_states(managed, ignored_params)
+    placements: dict[nn.Parameter, int] = {}
     for param in params:
         if not param.is_contiguous():
             raise NotImplementedError(
                 f"FSDP does not support non-contiguous parameters yet: {param.shape=} "
                 f"{param.stride()=}"
             )
-        if shard_placement_fn is not None:
-            _check_placement(shard_placement_fn(param))
+        dim = _sharded_dim(param, shard_placement_fn, _shard_size(mesh))
+        if dim != 0:
+            placements[param] = dim
 
     policy = fully_shard.state(modules[0])
     policy.modules, policy.params = modules, params
     policy.mesh, policy.reshard_after_forward = mesh, reshard
     policy.precision = mp_policy
     policy.offload = isinstance(offload_policy, CPUOffloadPolicy)
+    policy.placements = placements
     return module
 
 
@@ -160,16 +164,26 @@ def _check_offload(policy: OffloadPolicy) -> None:
         )
 
 
-def _check_placement(placement: Any) -> None:
+def _sharded_dim(
+    param: nn.Parameter, placement_fn: Callable[[nn.Parameter], Any] | None, size: int
+) -> int:
+    placement = placement_fn(param) if placement_fn else None
     if placement is None:
-        return
+        return 0
     if not isinstance(placement, Shard):
         raise ValueError(f"Invalid shard_placement_fn result: {placement}")
-    if placement.dim != 0:
-        raise NotImplementedError(
-            f"fully_shard: 'shard_placement_fn' with another result than Shard(0) is not "
-            f"supported yet, got {placement}"
+    dim: int = placement.dim + (param.ndim if placement.dim < 0 else 0)
+    if not 0 <= dim < param.ndim:
+        raise ValueError(
+            f"fully_shard: 'shard_placement_fn' gave {placement} for a parameter of shape "
+            f"{list(param.shape)}"
         )
+    if dim > 0 and param.size(dim) % size != 0:
+        raise NotImplementedError(
+            f"FSDP does not support uneven sharding on dim {dim}: "
+            f"{param.size()} (world size: {size})"
+        )
+    return dim
 
 
 # ---------------------------------------------------------------------------
@@ -234,6 +248,8 @@ def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
     ignored = [escaped(name) for name in _ignored(model, [root, *policies.values()])]
     if ignored:
         config["ignore"] = ignored
+    if placements := _placements(model, [root, *policies.values()]):
+        config["shard_placement"] = placements
     return config
 
 
@@ -263,6 +279,15 @@ def _policies(model: nn.Module) -> dict[str, ShardPolicy]:
     if "" not in found:
         raise CompileError("expected a call of fully_shard on the model itself, found none")
     return found
+
+
+def _placements(model: nn.Module, policies: list[ShardPolicy]) -> list[dict[str, Any]]:
+    dims = {param: dim for policy in policies for param, dim in policy.placements.items()}
+    return [
+        {"match": escaped(param.name), "dim": dims[param.tensor]}
+        for param in weights.parameters(model)
+        if param.tensor in dims
+    ]
 
 
 def _ignored(model: nn.Module, policies: list[ShardPolicy]) -> list[str]:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 STEPS = 4
 
@@ -33,6 +33,8 @@ def policy(shard: Any, model: nn.Module, case: dict[str, Any], mesh: Any) -> Non
     common: dict[str, Any] = {} if mesh is None else {"mesh": mesh}
     if "ignored" in case:
         common["ignored_params"] = {named[name] for name in case["ignored"]}
+    if case.get("largest_dim"):
+        common["shard_placement_fn"] = lambda p: Shard(max(range(p.ndim), key=p.size))
     for call in case["calls"]:
         arguments = converted({key: x for key, x in call.items() if key != "modules"})
         modules = [model.get_submodule(name) for name in call["modules"]]

@@ -88,6 +88,7 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": {**ADAMW, "fused": False},
         "groups": {"weight_decay": 0.0, "lr": 1e-3},
     },
+    "largest_dim": {"calls": LAYERS, "optimizer": ADAMW, "largest_dim": True},
     "clipping": {"calls": LAYERS, "optimizer": ADAMW, "max_norm": 0.1},
     "accumulation": {"calls": LAYERS, "optimizer": ADAMW, "accumulation": 2},
     "groups_of_one": {

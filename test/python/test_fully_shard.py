@@ -90,6 +90,9 @@ MISUSE: dict[str, Callable[[Any], Any]] = {
     "a scalar": lambda shard: shard(WithParameter(torch.ones(())), mesh=mesh(4)),
     "not contiguous": lambda shard: shard(WithParameter(torch.ones(4, 2).t()), mesh=mesh(4)),
     "a placement": lambda shard: shard(Model(), mesh=mesh(4), shard_placement_fn=lambda p: 3),
+    "an uneven placement": lambda shard: shard(
+        WithParameter(torch.ones(4, 6)), mesh=mesh(4), shard_placement_fn=lambda p: Shard(1)
+    ),
     "an unknown argument": lambda shard: shard(Model(), mesh=mesh(4), no_such_argument=1),
 }
 
@@ -117,7 +120,6 @@ def test_signature_is_torchs() -> None:
     [
         ("mp_policy", MixedPrecisionPolicy(param_dtype_override_fn=lambda param: None)),
         ("mp_policy", MixedPrecisionPolicy(param_dtype=torch.int64)),
-        ("shard_placement_fn", lambda param: Shard(param.dim() - 1)),
         ("dp_mesh_dims", torch.distributed.fsdp.DataParallelMeshDims(shard="shard")),
     ],
 )

@@ -36,16 +36,26 @@ plan::Plan dimPlan(int64_t ranks, int64_t replicas) {
     plan.params.back().shardDim = dim;
   }
   plan.units.push_back(unit);
-  std::vector<plan::ValueId> none(unit.params.size(), -1);
-  plan.instructions.push_back({plan::ReduceScatter{0, unit.params, none, none},
-                               plan::Phase::Backward,
-                               -1,
-                               {}});
+  std::vector<plan::ValueId> none(unit.params.size(), -1), shards, reduced;
+  auto addValue = [&](int32_t param) {
+    plan.values.push_back(plan::shardSpec(plan, param, 0));
+    return plan::ValueId(plan.values.size() - 1);
+  };
+  for (int32_t param : unit.params) {
+    shards.push_back(addValue(param));
+    reduced.push_back(addValue(param));
+  }
+  plan.instructions.push_back(
+      {plan::ReduceScatter{0, unit.params, none, shards},
+       plan::Phase::Backward,
+       -1,
+       {}});
   if (replicas > 1)
-    plan.instructions.push_back({plan::AllReduce{0, unit.params, none, none},
-                                 plan::Phase::Backward,
-                                 -1,
-                                 {}});
+    plan.instructions.push_back(
+        {plan::AllReduce{0, unit.params, shards, reduced},
+         plan::Phase::Backward,
+         -1,
+         {}});
   return plan;
 }
 

@@ -20,6 +20,7 @@ plan::Param param(std::string name, std::vector<int64_t> shape,
   result.name = std::move(name);
   result.aliases = std::move(aliases);
   result.spec = {std::move(shape), plan::DType::Float32};
+  result.unit = 0;
   return result;
 }
 
