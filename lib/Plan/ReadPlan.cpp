@@ -1,245 +1,18 @@
 //===- ReadPlan.cpp - bounded, strict reading of plan JSON ----------------===//
 //
-// The text goes through a SAX handler that builds a tree while it limits depth
-// and refuses duplicate keys and out-of-range integers; the tree is then
-// decoded key by key, so that unknown and missing keys are errors that name
-// their JSON path.
+// The tree of JSON is decoded key by key, so that unknown and missing keys are
+// errors that name their JSON path.
 //
 //===----------------------------------------------------------------------===//
-#include "fsdp/Plan/Plan.h"
-
-#include <nlohmann/json.hpp>
+#include "JsonCursor.h"
 
 #include <fstream>
-#include <initializer_list>
-#include <limits>
 
 namespace fsdp::plan {
 
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr size_t kMaxDepth = 64;
 constexpr uint64_t kMaxBytes = uint64_t(1) << 30;
-
-class TreeBuilder : public nlohmann::json_sax<Json> {
-public:
-  Json root;
-  std::string error;
-
-  bool null() override { return add(Json()); }
-  bool boolean(bool value) override { return add(Json(value)); }
-  bool number_integer(int64_t value) override { return add(Json(value)); }
-  bool number_unsigned(uint64_t value) override {
-    if (value > uint64_t(std::numeric_limits<int64_t>::max()))
-      return fail("expected a 64-bit integer, got " + std::to_string(value));
-    return add(Json(int64_t(value)));
-  }
-  bool number_float(double value, const std::string &text) override {
-    // An integer too large for 64 bits arrives here as a float.
-    if (text.find_first_of(".eE") == std::string::npos)
-      return fail("expected a 64-bit integer, got " + text);
-    return add(Json(value));
-  }
-  bool string(std::string &value) override {
-    return add(Json(std::move(value)));
-  }
-  bool binary(Json::binary_t &) override { return fail("unexpected binary"); }
-  bool start_object(size_t) override { return open(Json::object()); }
-  bool start_array(size_t) override { return open(Json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-  bool key(std::string &name) override {
-    if (stack.back()->contains(name))
-      return fail("duplicate key \"" + name + "\"");
-    slot = &(*stack.back())[name];
-    return true;
-  }
-  bool parse_error(size_t position, const std::string &,
-                   const nlohmann::detail::exception &) override {
-    return fail("not valid json at byte " + std::to_string(position));
-  }
-
-private:
-  bool fail(std::string message) {
-    error = std::move(message);
-    return false;
-  }
-  Json *place(Json value) {
-    if (stack.empty()) {
-      root = std::move(value);
-      return &root;
-    }
-    Json &top = *stack.back();
-    if (top.is_array()) {
-      top.push_back(std::move(value));
-      return &top.back();
-    }
-    *slot = std::move(value);
-    return slot;
-  }
-  bool add(Json value) {
-    place(std::move(value));
-    return true;
-  }
-  bool open(Json value) {
-    if (stack.size() >= kMaxDepth)
-      return fail("nested deeper than " + std::to_string(kMaxDepth));
-    // Pointers into the parent stay valid: it gets no further element before
-    // this container is closed.
-    stack.push_back(place(std::move(value)));
-    return true;
-  }
-  bool close() {
-    stack.pop_back();
-    return true;
-  }
-
-  std::vector<Json *> stack;
-  Json *slot = nullptr;
-};
-
-/// A node of the tree with the way to it; the path is spelled out only for an
-/// error message.
-class Cursor {
-public:
-  Cursor(const Json &node, const std::string &origin)
-      : node(node), origin(origin) {}
-
-  [[noreturn]] void error(const std::string &message) const {
-    std::string at = path();
-    throw PlanError(origin + ": " + (at.empty() ? "" : at + ": ") + message);
-  }
-
-  /// Checks that this is an object with all of `required` and nothing beyond
-  /// `required` and `optional`.
-  void keys(std::initializer_list<const char *> required,
-            std::initializer_list<const char *> optional = {}) const {
-    if (!node.is_object())
-      expected("an object");
-    size_t known = 0;
-    for (const char *name : required) {
-      if (!node.contains(name))
-        error("missing key \"" + std::string(name) + "\"");
-      ++known;
-    }
-    for (const char *name : optional)
-      known += node.contains(name);
-    if (known == node.size())
-      return;
-    for (const auto &item : node.items()) {
-      auto matches = [&](const char *name) { return item.key() == name; };
-      if (std::none_of(required.begin(), required.end(), matches) &&
-          std::none_of(optional.begin(), optional.end(), matches))
-        error("unknown key \"" + item.key() + "\"");
-    }
-  }
-  bool isObject() const { return node.is_object(); }
-  bool has(const char *name) const { return node.contains(name); }
-  Cursor at(const char *name) const {
-    if (!node.is_object())
-      expected("an object");
-    auto it = node.find(name);
-    if (it == node.end())
-      error("missing key \"" + std::string(name) + "\"");
-    return Cursor(*it, this, name, 0);
-  }
-  template <typename Fn> void each(Fn &&fn) const {
-    if (!node.is_array())
-      expected("an array");
-    for (size_t i = 0; i < node.size(); ++i)
-      fn(Cursor(node[i], this, nullptr, i));
-  }
-  template <typename Fn> auto list(Fn &&fn) const {
-    std::vector<decltype(fn(*this))> result;
-    if (node.is_array())
-      result.reserve(node.size());
-    each([&](const Cursor &item) { result.push_back(fn(item)); });
-    return result;
-  }
-
-  /// Calls `fn(name, value)` for each member of an object.
-  template <typename Fn> void members(Fn &&fn) const {
-    if (!node.is_object())
-      expected("an object");
-    for (const auto &item : node.items())
-      fn(item.key(), Cursor(item.value(), this, item.key().c_str(), 0));
-  }
-
-  int64_t integer(int64_t low = std::numeric_limits<int64_t>::min(),
-                  int64_t high = std::numeric_limits<int64_t>::max()) const {
-    if (!node.is_number_integer())
-      expected("an integer");
-    auto value = node.get<int64_t>();
-    if (value < low || value > high)
-      error("expected an integer in [" + std::to_string(low) + ", " +
-            std::to_string(high) + "], got " + std::to_string(value));
-    return value;
-  }
-  /// A table index, or -1 for "none".
-  int32_t index() const {
-    return int32_t(integer(-1, std::numeric_limits<int32_t>::max()));
-  }
-  std::vector<int32_t> indices() const {
-    return list([](const Cursor &c) { return c.index(); });
-  }
-  bool boolean() const {
-    if (!node.is_boolean())
-      expected("a boolean");
-    return node.get<bool>();
-  }
-  double real() const {
-    if (node.is_object()) {
-      keys({"f"});
-      std::string name = at("f").string();
-      if (name == "inf")
-        return std::numeric_limits<double>::infinity();
-      if (name == "-inf")
-        return -std::numeric_limits<double>::infinity();
-      if (name == "nan")
-        return std::numeric_limits<double>::quiet_NaN();
-      at("f").error("expected \"inf\", \"-inf\" or \"nan\", got \"" + name +
-                    "\"");
-    }
-    if (!node.is_number_float())
-      expected("a float");
-    return node.get<double>();
-  }
-  const std::string &string() const {
-    if (!node.is_string())
-      expected("a string");
-    return node.get_ref<const std::string &>();
-  }
-  const Json &json() const { return node; }
-
-  [[noreturn]] void expected(const std::string &what) const {
-    std::string got = node.is_number_integer() ? "an integer"
-                      : node.is_number()       ? "a float"
-                                               : node.type_name();
-    error("expected " + what + ", got " + got);
-  }
-
-private:
-  Cursor(const Json &node, const Cursor *parent, const char *name, size_t index)
-      : node(node), origin(parent->origin), parent(parent), name(name),
-        position(index) {}
-
-  std::string path() const {
-    if (!parent)
-      return "";
-    std::string prefix = parent->path();
-    if (!name)
-      return prefix + "[" + std::to_string(position) + "]";
-    return prefix.empty() ? name : prefix + "." + name;
-  }
-
-  const Json &node;
-  const std::string &origin;
-  const Cursor *parent = nullptr;
-  const char *name = nullptr;
-  size_t position = 0;
-};
 
 DType decodeDType(const Cursor &c) {
   auto dtype = parseDType(c.string());
@@ -583,10 +356,8 @@ Plan parsePlan(std::string_view json, const std::string &origin) {
   if (json.size() > kMaxBytes)
     throw PlanError(origin + ": expected at most " + std::to_string(kMaxBytes) +
                     " bytes, got " + std::to_string(json.size()));
-  TreeBuilder tree;
-  if (!Json::sax_parse(json.begin(), json.end(), &tree))
-    throw PlanError(origin + ": " + tree.error);
-  Plan plan = decodePlan(Cursor(tree.root, origin));
+  Json tree = parseJson(json, origin);
+  Plan plan = decodePlan(Cursor(tree, origin));
   verifyPlan(plan, origin);
   return plan;
 }
