@@ -12,7 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ADAMW, ADAMW_FUSED, BIN, LLAMA, SGD, Captured, Case, Model, Run, run_plan
+from harness import (
+    ADAMW,
+    ADAMW_FUSED,
+    BIN,
+    LLAMA,
+    SGD,
+    Captured,
+    Case,
+    Model,
+    Run,
+    compile_plan,
+    run_plan,
+)
 from test_parity import LOSS_RTOL, WEIGHT_ATOL, assert_equal_bits, assert_trained
 
 Capture = Callable[[Model], Captured]
@@ -57,6 +69,16 @@ def test_norm_below_the_maximum(captured: Capture, reference: Reference) -> None
 def test_clipping_at_one_rank(captured: Capture, reference: Reference) -> None:
     case = Case(OWN, SGD, world=1, steps=5, training={"clip_grad_norm": 0.5})
     compare(captured, reference, case, "clip_one_rank")
+
+
+def test_clipping_with_ignored_parameters(captured: Capture, reference: Reference) -> None:
+    """FSDP2's clip_grad_norm_ takes no mixture of DTensors and plain tensors; neither does ours."""
+    training = {"clip_grad_norm": 1.0, "ignore": ["layers.*.scale"]}
+    case = Case(OWN, SGD, steps=1, training=training)
+    with pytest.raises(RuntimeError, match="expected no ignored parameter in a model whose grad"):
+        compile_plan(captured(OWN), case, "clip_ignored")
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        reference(case)
 
 
 def test_clipping_uneven_and_empty_shards(captured: Capture, reference: Reference) -> None:
