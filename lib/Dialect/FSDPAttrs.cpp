@@ -182,3 +182,22 @@ MixedPrecisionAttr::verify(function_ref<InFlightDiagnostic()> emitError,
 Type MixedPrecisionAttr::getComputeDtype(Type element) const {
   return getParamDtype() && isa<FloatType>(element) ? getParamDtype() : element;
 }
+
+//===----------------------------------------------------------------------===//
+// GradientDivisionAttr
+//===----------------------------------------------------------------------===//
+
+LogicalResult
+GradientDivisionAttr::verify(function_ref<InFlightDiagnostic()> emitError,
+                             FloatAttr factor, bool forceSum) {
+  if (!factor && forceSum)
+    return success();
+  double value = factor ? factor.getValueAsDouble() : 0;
+  if (factor && std::isfinite(value) && value > 0)
+    return success();
+  InFlightDiagnostic diag =
+      emitError() << "GradientDivision-1: expected a positive factor, got: ";
+  if (factor)
+    return diag << value;
+  return diag << "none";
+}

@@ -136,7 +136,7 @@ LogicalResult ParamGroupOp::verify() {
 }
 
 //===----------------------------------------------------------------------===//
-// GradientClippingOp, LRScheduleOp, AccumulationOp, GradientDivisionOp
+// GradientClippingOp, LRScheduleOp, AccumulationOp
 //===----------------------------------------------------------------------===//
 
 template <typename OpT>
@@ -183,17 +183,6 @@ LogicalResult AccumulationOp::verify() {
     return emitOpError("Accumulation-1: expected positive steps, got: ")
            << static_cast<int64_t>(getSteps());
   return verifySingle(*this, "Accumulation-2");
-}
-
-LogicalResult GradientDivisionOp::verify() {
-  if (FloatAttr factor = getFactorAttr()) {
-    double value = factor.getValueAsDouble();
-    if (!std::isfinite(value) || value <= 0)
-      return emitOpError(
-                 "GradientDivision-1: expected a positive factor, got: ")
-             << value;
-  }
-  return verifySingle(*this, "GradientDivision-2");
 }
 
 //===----------------------------------------------------------------------===//

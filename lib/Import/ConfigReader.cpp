@@ -45,7 +45,8 @@ private:
   LogicalResult apply(const Node &root) {
     const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
                *checkpoint = nullptr, *precision = nullptr, *offload = nullptr,
-               *reshard = nullptr, *placement = nullptr;
+               *reshard = nullptr, *placement = nullptr,
+               *divideFactor = nullptr, *forceSum = nullptr;
     TrainingConfig training(module, path);
     SmallVector<StringRef> keys = {"mesh",
                                    "units",
@@ -53,26 +54,31 @@ private:
                                    "activation_checkpoint",
                                    "mixed_precision",
                                    "cpu_offload",
+                                   "gradient_divide_factor",
+                                   "force_sum_reduction_for_comms",
                                    "reshard_after_forward",
                                    "shard_placement"};
     llvm::append_range(keys, TrainingConfig::getKeys());
-    if (failed(forEachEntry(root, "the config", keys,
-                            [&](StringRef key, const Node &value) {
-                              if (!training.take(key, value))
-                                (key == "mesh"              ? mesh
-                                 : key == "units"           ? units
-                                 : key == "ignore"          ? ignore
-                                 : key == "mixed_precision" ? precision
-                                 : key == "cpu_offload"     ? offload
-                                 : key == "shard_placement" ? placement
-                                 : key == "reshard_after_forward"
-                                     ? reshard
-                                     : checkpoint) = &value;
-                              return success();
-                            },
-                            {"schedule"})))
+    if (failed(forEachEntry(
+            root, "the config", keys,
+            [&](StringRef key, const Node &value) {
+              if (!training.take(key, value))
+                (key == "mesh"                            ? mesh
+                 : key == "units"                         ? units
+                 : key == "ignore"                        ? ignore
+                 : key == "mixed_precision"               ? precision
+                 : key == "cpu_offload"                   ? offload
+                 : key == "gradient_divide_factor"        ? divideFactor
+                 : key == "force_sum_reduction_for_comms" ? forceSum
+                 : key == "shard_placement"               ? placement
+                 : key == "reshard_after_forward" ? reshard
+                                                  : checkpoint) = &value;
+              return success();
+            },
+            {"schedule"})))
       return failure();
     return success(succeeded(applyMesh(mesh)) &&
+                   succeeded(readDivision(divideFactor, forceSum)) &&
                    succeeded(applyRoot(precision, offload, reshard)) &&
                    succeeded(applyUnits(units)) &&
                    succeeded(applyCheckpoint(checkpoint)) &&
@@ -109,15 +115,58 @@ private:
     if (reshard &&
         failed(readReshardAfterForward(*reshard, reshards, postForwardSize)))
       return failure();
-    if (!globalPrecision && !globalOffload && !reshard)
+    GradientDivisionAttr division;
+    if (failed(globalDivision.get(builder, division)))
+      return failure();
+    if (!globalPrecision && !globalOffload && !division && !reshard)
       return success();
-    const Node *place = globalPrecision ? precision
-                        : globalOffload ? offload
-                                        : reshard;
-    UnitPatternOp::create(builder, place->loc, builder.getStrArrayAttr({""}),
-                          reshards, /*by_class=*/false, postForwardSize,
-                          globalPrecision, globalOffload);
+    Location loc = globalPrecision ? precision->loc
+                   : globalOffload ? offload->loc
+                   : division      ? *globalDivision.loc
+                                   : reshard->loc;
+    UnitPatternOp::create(builder, loc, builder.getStrArrayAttr({""}), reshards,
+                          /*by_class=*/false, postForwardSize, globalPrecision,
+                          globalOffload, division);
     return success();
+  }
+
+  /// How a unit divides gradients, as far as it is read.
+  struct Division {
+    std::optional<double> factor;
+    bool forceSum = false;
+    std::optional<Location> loc;
+
+    /// Null where FSDP2's default holds.
+    LogicalResult get(OpBuilder &builder, GradientDivisionAttr &result) const {
+      if (!factor && !forceSum)
+        return success();
+      result = GradientDivisionAttr::getChecked(
+          [&] { return emitError(*loc); }, builder.getContext(),
+          factor ? builder.getF64FloatAttr(*factor) : FloatAttr(), forceSum);
+      return success(static_cast<bool>(result));
+    }
+  };
+
+  /// One of the two keys about division.
+  LogicalResult readDivision(StringRef key, const Node &node,
+                             Division &division) {
+    if (!division.loc || key == "gradient_divide_factor")
+      division.loc = node.loc;
+    if (key == "force_sum_reduction_for_comms")
+      return getBool(key, node, division.forceSum);
+    division.factor.reset();
+    if (node.kind == Node::Kind::Null ||
+        (node.kind == Node::Kind::Scalar && node.scalar == "null"))
+      return success();
+    return getNumber(key, node, division.factor.emplace());
+  }
+
+  LogicalResult readDivision(const Node *factor, const Node *forceSum) {
+    return success(
+        (!factor || succeeded(readDivision("gradient_divide_factor", *factor,
+                                           globalDivision))) &&
+        (!forceSum || succeeded(readDivision("force_sum_reduction_for_comms",
+                                             *forceSum, globalDivision))));
   }
 
   LogicalResult applyMesh(const Node *node) {
@@ -270,10 +319,12 @@ private:
       IntegerAttr postForwardSize;
       MixedPrecisionAttr precision = globalPrecision;
       bool offload = globalOffload;
+      Division division = globalDivision;
       if (failed(forEachEntry(
               unit, "\"units\"",
               {"match", "class", "reshard_after_forward", "mixed_precision",
-               "cpu_offload"},
+               "cpu_offload", "gradient_divide_factor",
+               "force_sum_reduction_for_comms"},
               [&](StringRef key, const Node &value) -> LogicalResult {
                 if (key == "match" || key == "class") {
                   if (!patterns.empty())
@@ -293,15 +344,20 @@ private:
                   return readMixedPrecision(value, precision);
                 if (key == "cpu_offload")
                   return getBool(key, value, offload);
+                if (key != "reshard_after_forward")
+                  return readDivision(key, value, division);
                 return readReshardAfterForward(value, reshard, postForwardSize);
               })))
         return failure();
       if (patterns.empty())
         return emitError(unit.loc)
                << "expected a key \"match\" or \"class\" in a unit";
-      UnitPatternOp::create(builder, matchLoc,
-                            builder.getStrArrayAttr(patterns), reshard, byClass,
-                            postForwardSize, precision, offload);
+      GradientDivisionAttr gradientDivision;
+      if (failed(division.get(builder, gradientDivision)))
+        return failure();
+      UnitPatternOp::create(
+          builder, matchLoc, builder.getStrArrayAttr(patterns), reshard,
+          byClass, postForwardSize, precision, offload, gradientDivision);
     }
     return success();
   }
@@ -370,6 +426,7 @@ private:
   OpBuilder builder;
   MixedPrecisionAttr globalPrecision;
   bool globalOffload = false;
+  Division globalDivision;
 };
 } // namespace
 

@@ -18,22 +18,18 @@ ArrayRef<StringRef> TrainingConfig::getKeys() {
                                        "clip_grad_norm",
                                        "gradient_accumulation_steps",
                                        "reduce_each_microbatch",
-                                       "reshard_after_backward",
-                                       "gradient_divide_factor",
-                                       "force_sum_reduction_for_comms"};
+                                       "reshard_after_backward"};
   return keys;
 }
 
 bool TrainingConfig::take(StringRef key, const Node &value) {
-  const Node *&place =
-      key == "optimizer"                       ? optimizer
-      : key == "lr_schedule"                   ? schedule
-      : key == "clip_grad_norm"                ? clipping
-      : key == "gradient_accumulation_steps"   ? accumulationSteps
-      : key == "reduce_each_microbatch"        ? reduceEach
-      : key == "gradient_divide_factor"        ? divideFactor
-      : key == "force_sum_reduction_for_comms" ? forceSum
-                                               : reshardAfterBackward;
+  const Node *&place = key == "optimizer"        ? optimizer
+                       : key == "lr_schedule"    ? schedule
+                       : key == "clip_grad_norm" ? clipping
+                       : key == "gradient_accumulation_steps"
+                           ? accumulationSteps
+                       : key == "reduce_each_microbatch" ? reduceEach
+                                                         : reshardAfterBackward;
   if (!llvm::is_contained(getKeys(), key))
     return false;
   place = &value;
@@ -47,8 +43,7 @@ LogicalResult TrainingConfig::apply(OpBuilder &builder) {
     return failure();
   if (clipping && failed(applyClipping(builder, *clipping)))
     return failure();
-  return success(succeeded(applyAccumulation(builder)) &&
-                 succeeded(applyDivision(builder)));
+  return applyAccumulation(builder);
 }
 
 LogicalResult
@@ -260,22 +255,6 @@ LogicalResult TrainingConfig::applyAccumulation(OpBuilder &builder) {
     return failure();
   auto op = AccumulationOp::create(builder, accumulationSteps->loc, steps,
                                    reduce, reshard);
-  return op.verify();
-}
-
-LogicalResult TrainingConfig::applyDivision(OpBuilder &builder) {
-  double factor = 0;
-  bool force = false;
-  if ((divideFactor &&
-       failed(getNumber("gradient_divide_factor", *divideFactor, factor))) ||
-      (forceSum &&
-       failed(getBool("force_sum_reduction_for_comms", *forceSum, force))))
-    return failure();
-  if (!divideFactor && !force)
-    return success();
-  auto op = GradientDivisionOp::create(
-      builder, (divideFactor ? divideFactor : forceSum)->loc,
-      divideFactor ? builder.getF64FloatAttr(factor) : FloatAttr(), force);
   return op.verify();
 }
 

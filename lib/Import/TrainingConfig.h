@@ -8,7 +8,7 @@
 
 namespace mlir::fsdp {
 
-/// Optimizer, learning rate, clipping, accumulation, division: from YAML into
+/// Optimizer, learning rate, clipping, accumulation: from YAML into
 /// policy ops, whose verifiers check ranges.
 class TrainingConfig : ConfigNodeReader {
 public:
@@ -28,7 +28,6 @@ private:
   LogicalResult applySchedule(OpBuilder &builder, const Node &node);
   LogicalResult applyClipping(OpBuilder &builder, const Node &node);
   LogicalResult applyAccumulation(OpBuilder &builder);
-  LogicalResult applyDivision(OpBuilder &builder);
   /// One hyperparameter into `result`; `key` is torch.optim's.
   LogicalResult readHyperparameter(OpBuilder &builder, StringRef key,
                                    const Node &value,
@@ -36,8 +35,7 @@ private:
 
   const Node *optimizer = nullptr, *schedule = nullptr, *clipping = nullptr,
              *accumulationSteps = nullptr, *reduceEach = nullptr,
-             *reshardAfterBackward = nullptr, *divideFactor = nullptr,
-             *forceSum = nullptr;
+             *reshardAfterBackward = nullptr;
 };
 
 /// AdamW with its defaults.

@@ -30,3 +30,13 @@ fsdp.param @w : tensor<4x4xf32> sharding <@world, [{"shard"}]>
 
 // expected-error @below {{MixedPrecision-1: expected f32, f64, f16 or bf16, got: 'i32'}}
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = i32>}
+
+// -----
+
+// expected-error @below {{GradientDivision-1: expected a positive factor, got: 0.000000e+00}}
+fsdp.unit @u {gradient_division = #fsdp.gradient_division<factor = 0.0 : f64>}
+
+// -----
+
+// expected-error @below {{GradientDivision-1: expected a positive factor, got: none}}
+fsdp.unit @u {gradient_division = #fsdp.gradient_division<force_sum = false>}

@@ -18,8 +18,10 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 0.1, total_steps = 9, warmup_steps = 2}
   // CHECK: fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
   fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4}
-  // CHECK: fsdp.gradient_division {factor = 8.000000e+00 : f64, force_sum}
-  fsdp.gradient_division {factor = 8.0, force_sum}
+  // CHECK: fsdp.unit_pattern "h.*" {gradient_division = #fsdp.gradient_division<factor = 8.000000e+00 : f64>}
+  fsdp.unit_pattern "h.*" {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64>}
+  // CHECK: fsdp.unit @summed {gradient_division = #fsdp.gradient_division<force_sum = true>}
+  fsdp.unit @summed {gradient_division = #fsdp.gradient_division<force_sum = true>}
   // CHECK: fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   // CHECK: fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm"]}

@@ -144,14 +144,3 @@ fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   fsdp.optimizer_step [@w] %s {groups = array<i64: 2>} : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
-
-// -----
-
-// expected-error @below {{GradientDivision-1: expected a positive factor, got: 0.000000e+00}}
-fsdp.gradient_division {factor = 0.0}
-
-// -----
-
-fsdp.gradient_division {force_sum}
-// expected-error @below {{GradientDivision-2: expected at most one in the module}}
-fsdp.gradient_division {factor = 2.0}

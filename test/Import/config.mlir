@@ -61,10 +61,18 @@
 // AUTO-PRECISION: auto-precision.yaml:1:8: error: expected units by name or class with "mixed_precision", got: auto
 
 // RUN: fsdp-opt %t/model.mlir --config %t/division.yaml --level captured | FileCheck %s --check-prefix=DIVISION
-// DIVISION: fsdp.gradient_division {factor = 4.000000e+00 : f64, force_sum}
+// DIVISION:      fsdp.unit_pattern "" {gradient_division = #fsdp.gradient_division<factor = 4.000000e+00 : f64, force_sum = true>}
+// DIVISION-NEXT: fsdp.unit_pattern "a" {gradient_division = #fsdp.gradient_division<factor = 4.000000e+00 : f64, force_sum = true>}
+// DIVISION-NEXT: fsdp.unit_pattern "b" {gradient_division = #fsdp.gradient_division<factor = 2.000000e+00 : f64>}
+// DIVISION-NEXT: fsdp.unit_pattern "c" {gradient_division = #fsdp.gradient_division<force_sum = true>}
+// DIVISION-NEXT: fsdp.unit_pattern "d"{{$}}
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/divisor.yaml 2>&1 | FileCheck %s --check-prefix=DIVISOR
-// DIVISOR: divisor.yaml:1:25: error: 'fsdp.gradient_division' op GradientDivision-1: expected a positive factor, got: -1.000000e+00
+// DIVISOR: divisor.yaml:1:25: error: GradientDivision-1: expected a positive factor, got: -1.000000e+00
+// RUN: not fsdp-opt %t/model.mlir --config %t/unit-divisor.yaml 2>&1 | FileCheck %s --check-prefix=UNIT-DIVISOR
+// UNIT-DIVISOR: unit-divisor.yaml:2:49: error: GradientDivision-1: expected a positive factor, got: 0.000000e+00
+// RUN: not fsdp-opt %t/model.mlir --config %t/word-divisor.yaml 2>&1 | FileCheck %s --check-prefix=WORD-DIVISOR
+// WORD-DIVISOR: word-divisor.yaml:1:44: error: expected a number for "gradient_divide_factor", got: "ranks"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/scalar.yaml 2>&1 | FileCheck %s --check-prefix=SCALAR
 // SCALAR: scalar.yaml:1:18: error: expected a mapping for "mixed_precision"
@@ -281,9 +289,21 @@ mixed_precision: {param_dtype: bfloat16}
 //--- division.yaml
 gradient_divide_factor: 4
 force_sum_reduction_for_comms: true
+units:
+  - match: a
+  - {match: b, gradient_divide_factor: 2, force_sum_reduction_for_comms: false}
+  - {match: c, gradient_divide_factor: null}
+  - {match: d, gradient_divide_factor: null, force_sum_reduction_for_comms: false}
 
 //--- divisor.yaml
 gradient_divide_factor: -1
+
+//--- unit-divisor.yaml
+units:
+  - {match: "layers.*", gradient_divide_factor: 0}
+
+//--- word-divisor.yaml
+units: [{match: a, gradient_divide_factor: ranks}]
 
 //--- scalar.yaml
 mixed_precision: bfloat16

@@ -42,6 +42,31 @@ class IgnoredOutput(nn.Module):
         return next_token_loss(self.output(y), targets)
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.linear(x) * scale
+
+
+class ExternalInputs(nn.Module):
+    """The second unit takes a tensor that no unit made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.first, self.second = nn.Linear(DIM, DIM), Scaled()
+        self.output = nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        scale = torch.full((tokens.shape[1], DIM), 1 / 3, dtype=torch.float32)
+        x = self.second(self.first(self.embed(tokens)), scale)
+        return next_token_loss(self.output(x.to(self.output.weight.dtype)), targets)
+
+
 class Reused(nn.Module):
     """Blocks that forward uses three times over; those in `frozen` are frozen."""
 

@@ -178,6 +178,16 @@ def test_evaluation(captured: Capture, reference: Reference) -> None:
     assert evaluations(ours) == evaluations(theirs)
 
 
+@pytest.mark.parametrize("cast", [True, False])
+def test_inputs_from_outside(captured: Capture, reference: Reference, cast: bool) -> None:
+    """A tensor that the model makes itself is cast on its way into a unit, or is not."""
+    model = Model("corner_models:ExternalInputs", (), "tokens,targets", 256, 16, 2)
+    precision = {"second": {**BF16, "cast_forward_inputs": cast}, "": BF16}
+    case = Case(replace(model, units="first"), SGD, steps=4, precision=precision)
+    ours, theirs = both(captured, reference, case, f"outside_{cast}")
+    assert_equal_bits(ours, theirs)
+
+
 FORCED = {"force_sum_reduction_for_comms": True}
 HSDP = {"mesh": {"replicate": 2, "shard": 2}}
 DIVISIONS: dict[str, tuple[str | None, dict[str, Any], int]] = {
@@ -199,6 +209,27 @@ def test_division(captured: Capture, reference: Reference, name: str) -> None:
     precision = POLICIES[policy] if policy else {}
     case = Case(LLAMA, SGD, world, 4, precision=precision, training=training)
     assert_equal_bits(*both(captured, reference, case, "division"))
+
+
+def test_division_of_units(captured: Capture, reference: Reference) -> None:
+    """Every unit by a factor of its own, or by none."""
+    units = [
+        {"match": "layers.0", "gradient_divide_factor": 5.0},
+        {"match": "layers.1", "gradient_divide_factor": None},
+        {"match": "norm", "gradient_divide_factor": 2.0, "force_sum_reduction_for_comms": False},
+    ]
+    case = Case(
+        replace(LLAMA, units=units),
+        SGD,
+        steps=4,
+        training={"gradient_divide_factor": 3.0, **FORCED},
+    )
+    ours, theirs = both(captured, reference, case, "division_of_units")
+    assert_equal_bits(ours, theirs)
+    same = run_plan(captured(LLAMA), replace(case, model=LLAMA), "division_of_all")
+    assert not torch.equal(
+        ours.weights["layers.0.attention.wo.weight"], same.weights["layers.0.attention.wo.weight"]
+    )
 
 
 GROUPED: tuple[dict[str, Any], ...] = (

@@ -147,6 +147,9 @@ def offload(given: bool | None) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=False) if given else OffloadPolicy()
 
 
+DIVISION = ("gradient_divide_factor", "force_sum_reduction_for_comms")
+
+
 def shard_model(
     model: nn.Module,
     units: list[dict[str, Any]],
@@ -172,10 +175,11 @@ def shard_model(
                     shards[parameter] = Shard(entry["dim"])
         common["shard_placement_fn"] = shards.get
 
-    calls: list[tuple[str, Any, dict[str, Any]]] = []  # the outermost module's name first
+    # With the outermost module's name first; the unit or the policy last.
+    calls: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = []
     claimed: set[str] = set()
     for unit in units:
-        keys = ("match", "class", "mixed_precision", "cpu_offload")
+        keys = ("match", "class", "mixed_precision", "cpu_offload", *DIVISION)
         options = {key: value for key, value in unit.items() if key not in keys}
         options["offload_policy"] = offload(unit.get("cpu_offload", policy.get("cpu_offload")))
         options["mp_policy"] = mixed_precision(unit.get("mixed_precision", precision))
@@ -194,19 +198,22 @@ def shard_model(
         ]
         claimed.update(name for name, _ in found)
         if "match" in unit and grouped:
-            calls.append((found[0][0], [module for _, module in found], options))
+            calls.append((found[0][0], [module for _, module in found], options, unit))
         else:
-            calls += [(name, module, options) for name, module in found]
-    for _, modules, options in sorted(calls, key=lambda call: call[0].count("."), reverse=True):
-        fully_shard(modules, **common, **options)
+            calls += [(name, module, options, unit) for name, module in found]
+    calls.sort(key=lambda call: call[0].count("."), reverse=True)
+    for _, modules, options, unit in calls:
+        divide(fully_shard(modules, **common, **options), {**policy, **unit})
     common["offload_policy"] = offload(policy.get("cpu_offload"))
-    fully_shard(model, mp_policy=mixed_precision(precision), **common)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            if "gradient_divide_factor" in policy:
-                module.set_gradient_divide_factor(policy["gradient_divide_factor"])
-            if policy.get("force_sum_reduction_for_comms"):
-                module.set_force_sum_reduction_for_comms(True)
+    divide(fully_shard(model, mp_policy=mixed_precision(precision), **common), policy)
+
+
+def divide(unit: FSDPModule | list[FSDPModule], policy: dict[str, Any]) -> None:
+    """How the gradients of one unit are divided."""
+    module = unit[0] if isinstance(unit, list) else unit
+    if policy.get("gradient_divide_factor") is not None:
+        module.set_gradient_divide_factor(policy["gradient_divide_factor"])
+    module.set_force_sum_reduction_for_comms(policy.get("force_sum_reduction_for_comms", False))
 
 
 def take_batch(data: dict[str, Tensor], first: int, batch: int) -> dict[str, Tensor]:

@@ -85,6 +85,23 @@ def FSDP_MixedPrecisionAttr
   }];
 }
 
+def FSDP_GradientDivisionAttr
+    : FSDP_Attr<"GradientDivision", "gradient_division"> {
+  let summary = "How a unit's reduction divides gradients";
+  let description = [{
+    FSDP2's `set_gradient_divide_factor(factor)` and, with `force_sum`,
+    `set_force_sum_reduction_for_comms(True)`. Without `factor` gradients are
+    divided by the number of ranks. `force_sum` divides after the sum over all
+    ranks.
+
+    **GradientDivision-1**: there is a positive `factor`, or `force_sum`.
+  }];
+  let parameters = (ins OptionalParameter<"::mlir::FloatAttr">:$factor,
+                        DefaultValuedParameter<"bool", "false">:$force_sum);
+  let assemblyFormat = "`<` struct(params) `>`";
+  let genVerifyDecl = 1;
+}
+
 class FSDP_Type<string name, string typeMnemonic> : TypeDef<FSDP_Dialect, name> {
   let mnemonic = typeMnemonic;
 }

@@ -59,6 +59,7 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
     fsdp.unit_pattern "LlamaBlock" {by_class}
     fsdp.unit_pattern "experts.*" {post_forward_size = 4 : i64}
     fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+    fsdp.unit_pattern "head" {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64>}
     ```
 
     **UnitPattern-1**: there is at least one pattern, and one alone `by_class`.
@@ -70,7 +71,8 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
                        UnitAttr:$by_class,
                        OptionalAttr<I64Attr>:$post_forward_size,
                        OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision,
-                       UnitAttr:$cpu_offload);
+                       UnitAttr:$cpu_offload,
+                       OptionalAttr<FSDP_GradientDivisionAttr>:$gradient_division);
   let assemblyFormat = "custom<Patterns>($patterns) attr-dict";
   let hasVerifier = 1;
   let extraClassDeclaration = [{
@@ -170,7 +172,8 @@ def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
                        DefaultValuedAttr<BoolAttr, "true">:$reshard_after_forward,
                        OptionalAttr<I64Attr>:$post_forward_size,
                        OptionalAttr<FSDP_MixedPrecisionAttr>:$mixed_precision,
-                       UnitAttr:$cpu_offload);
+                       UnitAttr:$cpu_offload,
+                       OptionalAttr<FSDP_GradientDivisionAttr>:$gradient_division);
   let assemblyFormat = "$sym_name attr-dict";
   let hasVerifier = 1;
 }

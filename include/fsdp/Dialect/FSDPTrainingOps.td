@@ -102,26 +102,6 @@ def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
   let hasVerifier = 1;
 }
 
-def FSDP_GradientDivisionOp : FSDP_Op<"gradient_division"> {
-  let summary = "Policy: how reductions divide gradients";
-  let description = [{
-    FSDP2's `set_gradient_divide_factor(factor)` and, with `force_sum`,
-    `set_force_sum_reduction_for_comms(True)` on every module. Without `factor`
-    gradients are divided by the number of ranks. `force_sum` divides after the
-    sum over all ranks. `fsdp-insert-all-reduces` takes it.
-
-    ```mlir
-    fsdp.gradient_division {factor = 8.0, force_sum}
-    ```
-
-    **GradientDivision-1**: `factor` is positive. **GradientDivision-2**: a
-    module has at most one.
-  }];
-  let arguments = (ins OptionalAttr<F64Attr>:$factor, UnitAttr:$force_sum);
-  let assemblyFormat = "attr-dict";
-  let hasVerifier = 1;
-}
-
 //===----------------------------------------------------------------------===//
 // In the program
 //===----------------------------------------------------------------------===//

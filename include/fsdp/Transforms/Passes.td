@@ -150,7 +150,7 @@ def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp
 
     The reduction is in the unit's `reduce_dtype`, without one in the dtype of
     the parameters (as FSDP2's since PyTorch 2.15). It is an average in fp32 and bf16; in other dtypes a sum, divided in
-    part before and in part after, by FSDP2's rule. An `fsdp.gradient_division`
+    part before and in part after, by FSDP2's rule. The unit's `gradient_division`
     gives the divisor, and may make it a sum divided after.
 
     Before: gradients are whole. After: gradients are shards.
@@ -162,7 +162,7 @@ def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
   let description = [{
     Where the mesh has an axis `replicate` of more than one rank, puts one
     `fsdp.all_reduce` over it behind each `fsdp.reduce_scatter` and writes its
-    results in the shards' place. It takes the `fsdp.gradient_division`: with a
+    results in the shards' place. Where the unit's `gradient_division` has a
     factor, the reduce-scatter has divided already.
 
     Before: gradients are reduce-scattered. After: the gradients written are

@@ -68,6 +68,10 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
           param.emitError("one of its units is offloaded, another is not");
           return signalPassFailure();
         }
+        if (getPolicy(index).division != getPolicy(indices.front()).division) {
+          param.emitError("the gradient division of its units differs");
+          return signalPassFailure();
+        }
         joined.join(index, indices.front());
       }
     }
@@ -89,6 +93,7 @@ private:
     MixedPrecisionAttr precision;
     std::optional<int64_t> postForwardSize = std::nullopt;
     bool offload = false;
+    GradientDivisionAttr division = {};
   };
 
   /// Takes the pattern "", the others into `patterns`.
@@ -107,8 +112,10 @@ private:
       rootPolicy = {op.getLoc(),
                     op.getReshardAfterForward().value_or(
                         op.getPostForwardSize().has_value()),
-                    op.getMixedPrecisionAttr(), op.getPostForwardSize(),
-                    op.getCpuOffload()};
+                    op.getMixedPrecisionAttr(),
+                    op.getPostForwardSize(),
+                    op.getCpuOffload(),
+                    op.getGradientDivisionAttr()};
       if (failed(normalizePostForwardSize(module, op, rootPolicy)))
         return failure();
       op.erase();
@@ -232,7 +239,7 @@ private:
     if (policy.postForwardSize)
       size = builder.getI64IntegerAttr(*policy.postForwardSize);
     return UnitOp::create(builder, policy.loc, name, policy.reshard, size,
-                          policy.precision, policy.offload);
+                          policy.precision, policy.offload, policy.division);
   }
 
   const UnitPolicy &getPolicy(size_t claim) const {
@@ -291,9 +298,12 @@ private:
           return op.emitError(op.getByClass() ? "class \"" : "pattern \"")
                  << pattern << "\" matches no module with parameters"
                  << nearestModules(module, op.getByClass());
-      UnitPolicy policy{op.getLoc(), op.getReshardAfterForward().value_or(true),
-                        op.getMixedPrecisionAttr(), op.getPostForwardSize(),
-                        op.getCpuOffload()};
+      UnitPolicy policy{op.getLoc(),
+                        op.getReshardAfterForward().value_or(true),
+                        op.getMixedPrecisionAttr(),
+                        op.getPostForwardSize(),
+                        op.getCpuOffload(),
+                        op.getGradientDivisionAttr()};
       if (failed(normalizePostForwardSize(module, op, policy)))
         return failure();
       policies.push_back(policy);

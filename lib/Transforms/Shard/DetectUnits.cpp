@@ -66,15 +66,19 @@ struct DetectUnits : mlir::fsdp::impl::DetectUnitsBase<DetectUnits> {
 
     AutoUnitsOp policy = policies.front();
     OpBuilder builder(policy);
-    bool offload =
-        llvm::any_of(module.getOps<UnitPatternOp>(), [](UnitPatternOp op) {
-          return op.isRoot() && op.getCpuOffload();
-        });
+    bool offload = false;
+    GradientDivisionAttr division;
+    for (auto op : module.getOps<UnitPatternOp>())
+      if (op.isRoot()) {
+        offload = op.getCpuOffload();
+        division = op.getGradientDivisionAttr();
+      }
     for (auto &[name, chosen] : units)
       for (StringRef unit : chosen)
-        UnitPatternOp::create(
-            builder, policy.getLoc(), builder.getStrArrayAttr(unit), BoolAttr(),
-            /*by_class=*/false, IntegerAttr(), MixedPrecisionAttr(), offload);
+        UnitPatternOp::create(builder, policy.getLoc(),
+                              builder.getStrArrayAttr(unit), BoolAttr(),
+                              /*by_class=*/false, IntegerAttr(),
+                              MixedPrecisionAttr(), offload, division);
     report(policy);
     for (AutoUnitsOp op : policies)
       op.erase();

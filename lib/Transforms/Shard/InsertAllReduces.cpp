@@ -22,12 +22,6 @@ struct InsertAllReduces
     int64_t replicas = 1;
     for (auto mesh : module.getOps<MeshOp>())
       replicas = mesh.getMesh().getAxisSize(replicateAxisName).value_or(1);
-    bool divides = false;
-    for (auto op :
-         llvm::make_early_inc_range(module.getOps<GradientDivisionOp>())) {
-      divides = op.getFactor().has_value();
-      op.erase();
-    }
     if (replicas == 1)
       return;
     for (auto op : module.getOps<AccumulationOp>()) {
@@ -35,6 +29,9 @@ struct InsertAllReduces
       return signalPassFailure();
     }
     for (auto reduce : llvm::to_vector(program.getOps<ReduceScatterOp>())) {
+      auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr().getAttr());
+      GradientDivisionAttr division = unit.getGradientDivisionAttr();
+      bool divides = division && division.getFactor();
       OpBuilder builder(module.getContext());
       builder.setInsertionPointAfter(reduce);
       // The cast to the parameters' dtype, and the division after a sum, come

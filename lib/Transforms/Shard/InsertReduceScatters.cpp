@@ -30,8 +30,7 @@ static Type promote(Type a, Type b) {
 /// average; other dtypes divide by about the root of the divisor before the sum
 /// and by the rest after it.
 static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
-                                  GradientDivisionOp division, int64_t ranks,
-                                  int64_t shards) {
+                                  int64_t ranks, int64_t shards) {
   MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
   Type dtype;
   for (Value shard : reduce.getShards()) {
@@ -51,9 +50,10 @@ static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
     reduce.setPostdivide(APFloat(after));
     return success();
   };
+  GradientDivisionAttr division = unit.getGradientDivisionAttr();
   std::optional<double> factor;
   if (division && division.getFactor())
-    factor = division.getFactor()->convertToDouble();
+    factor = division.getFactor().getValueAsDouble();
   bool ranged = isa<Float32Type, BFloat16Type>(dtype);
   if (ranged && !(division && division.getForceSum())) {
     if (!factor || *factor == double(shards))
@@ -61,7 +61,7 @@ static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
     // FSDP2 does not reduce over one shard: it divides.
     if (shards == 1)
       return setSum(*factor, 1);
-    return division.emitError("expected a gradient_divide_factor of ")
+    return unit.emitError("expected a gradient_divide_factor of ")
            << shards << ", the ranks that share a copy of the parameters, or "
            << "force_sum_reduction_for_comms: Gloo has no other average, got: "
            << *factor;
@@ -74,8 +74,8 @@ static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
   // Over one shard FSDP2 divides by a factor of the user's once more.
   if (factor && shards == 1 && *factor != 1) {
     if (before != 1)
-      return division.emitError("a gradient_divide_factor on one shard with "
-                                "the reduction's dtype ")
+      return unit.emitError("a gradient_divide_factor on one shard with "
+                            "the reduction's dtype ")
              << dtype << " is not supported yet, got: " << *factor;
     before = *factor;
   }
@@ -95,9 +95,6 @@ struct InsertReduceScatters
       ranks = mesh.getMesh().getNumRanks();
       shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
     }
-    GradientDivisionOp division;
-    for (auto op : module.getOps<GradientDivisionOp>())
-      division = op;
     llvm::DenseMap<StringAttr, WriteGradOp> writes;
     for (auto write : program.getOps<WriteGradOp>())
       if (isa<RankedTensorType>(write.getGrad().getType()))
@@ -132,8 +129,8 @@ struct InsertReduceScatters
           builder, last->getLoc(), types, unit.getValue(), ReduceKind::Avg,
           builder.getArrayAttr(names), grads, TypeAttr(), FloatAttr(),
           FloatAttr(), /*last_microbatch=*/false);
-      if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit),
-                              division, ranks, shards)))
+      if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
+                              shards)))
         return signalPassFailure();
       for (auto [write, shard] : llvm::zip(replaced, reduce.getShards())) {
         WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),

@@ -119,3 +119,11 @@ module attributes {fsdp.captured_precision = {a = #fsdp.mixed_precision<param_dt
   // expected-error @below {{the mixed precision of its units differs}}
   fsdp.param @a.weight : tensor<4x4xf32> {aliases = ["b.weight"], compute_dtype = bf16}
 }
+
+// -----
+
+fsdp.unit_pattern "a" {gradient_division = #fsdp.gradient_division<force_sum = true>}
+fsdp.unit_pattern "b"
+// expected-warning @below {{tied parameter has names in different units: "a.w" in "a", "b.w" in "b"; the units become one}}
+// expected-error @below {{the gradient division of its units differs}}
+fsdp.param @a.w : tensor<4xf32> {aliases = ["b.w"]}

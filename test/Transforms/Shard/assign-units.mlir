@@ -161,3 +161,17 @@ fsdp.unit_pattern "b"
 fsdp.param @a.w : tensor<4xf32>
 fsdp.param @b.w : tensor<4xf32>
 fsdp.param @c : tensor<4xf32>
+
+// -----
+
+// And divides gradients by its own factor.
+
+// CHECK:      fsdp.unit @a {gradient_division = #fsdp.gradient_division<factor = 4.000000e+00 : f64>}
+// CHECK:      fsdp.unit @b{{$}}
+// CHECK:      fsdp.unit @"(root)" {gradient_division = #fsdp.gradient_division<force_sum = true>, reshard_after_forward = false}
+fsdp.unit_pattern "" {gradient_division = #fsdp.gradient_division<force_sum = true>}
+fsdp.unit_pattern "a" {gradient_division = #fsdp.gradient_division<factor = 4.0 : f64>}
+fsdp.unit_pattern "b"
+fsdp.param @a.w : tensor<4xf32>
+fsdp.param @b.w : tensor<4xf32>
+fsdp.param @c : tensor<4xf32>

@@ -6,8 +6,7 @@
 
 // CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {postdivide = 8.000000e+00 : f64, predivide = 1.000000e+00 : f64}
 fsdp.mesh @world <["shard"=2]>
-fsdp.gradient_division {factor = 8.0, force_sum}
-fsdp.unit @u
+fsdp.unit @u {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64, force_sum = true>}
 fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
@@ -25,8 +24,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {predivide = 1.000000e+00 : f64}
 // CHECK: fsdp.all_reduce @u sum over "replicate" [@w] %{{.*}} {postdivide = 4.000000e+00 : f64}
 fsdp.mesh @world <["replicate"=2, "shard"=2]>
-fsdp.gradient_division {force_sum}
-fsdp.unit @u
+fsdp.unit @u {gradient_division = #fsdp.gradient_division<force_sum = true>}
 fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
@@ -44,8 +42,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK: fsdp.reduce_scatter @u avg [@w] %{{.*}} : (
 // CHECK: fsdp.all_reduce @u sum over "replicate" [@w] %{{.*}} : (
 fsdp.mesh @world <["replicate"=2, "shard"=2]>
-fsdp.gradient_division {factor = 2.0}
-fsdp.unit @u
+fsdp.unit @u {gradient_division = #fsdp.gradient_division<factor = 2.0 : f64>}
 fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
@@ -63,8 +60,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 
 fsdp.mesh @world <["shard"=2]>
 // expected-error @below {{expected a gradient_divide_factor of 2, the ranks that share a copy of the parameters, or force_sum_reduction_for_comms: Gloo has no other average, got: 8.000000e+00}}
-fsdp.gradient_division {factor = 8.0}
-fsdp.unit @u
+fsdp.unit @u {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64>}
 fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
@@ -72,5 +68,27 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// Each unit by its own factor.
+
+// CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {postdivide = 8.000000e+00 : f64, predivide = 1.000000e+00 : f64}
+// CHECK: fsdp.reduce_scatter @v avg [@x] %{{[^ ]*}} : (
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64, force_sum = true>}
+fsdp.unit @v
+fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
+fsdp.param @x : tensor<4x4xf32> unit @v sharding <@world, [{"shard"}, {}]>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  %h = aten.call "aten::mm"(%g, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.write_grad @x, %h : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
