@@ -10,6 +10,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from fsdp_mlir.compiled import Step, compile
 from fsdp_mlir.errors import CaptureError, CompileError
+from fsdp_mlir.module import FSDPModule
 from fsdp_mlir.sharding import fully_shard
 from fsdp_mlir.step import CaptureSummary, capture
 from fsdp_mlir.version import __version__
@@ -19,6 +20,7 @@ __all__ = [
     "CaptureError",
     "CaptureSummary",
     "CompileError",
+    "FSDPModule",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "Step",

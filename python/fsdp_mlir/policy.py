@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_mlir.errors import CaptureError
+from fsdp_mlir.module import class_name
 from fsdp_mlir.weights import State
 
 _DTYPES = {
@@ -100,7 +101,7 @@ class Units:
     def __init__(self, policy: Policy, model: nn.Module) -> None:
         self._policy = policy
         self._model = model
-        self._classes = {name: type(module).__name__ for name, module in model.named_modules()}
+        self._classes = {name: class_name(module) for name, module in model.named_modules()}
 
     def _entry(self, module: str) -> Entry | None:
         class_name = self._classes.get(module, "")

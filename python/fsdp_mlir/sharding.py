@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable import contract
-from torch.distributed._composable_state import _State
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_init import (
@@ -29,26 +28,12 @@ from torch.distributed.utils import _get_root_modules
 
 from fsdp_mlir import weights
 from fsdp_mlir.errors import CompileError
+from fsdp_mlir.module import ShardPolicy, make_fsdp_module, policy_of
 
 _DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 _logger = logging.getLogger(__name__)
-
-
-class ShardPolicy(_State):
-    """What one call of fully_shard says, shared by the modules that it was called on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.modules: tuple[nn.Module, ...] = ()
-        self.params: list[nn.Parameter] = []  # those it manages: no inner call's, none ignored
-        self.mesh: DeviceMesh | None = None  # None: all ranks
-        # An integer is a number of ranks other than 1 and all.
-        self.reshard_after_forward: bool | int | None = None
-        self.precision = MixedPrecisionPolicy()
-        self.offload = False
-        self.placements: dict[nn.Parameter, int] = {}  # sharded dimensions other than 0
 
 
 @contract(state_cls=ShardPolicy)  # type: ignore[misc]
@@ -66,7 +51,8 @@ def fully_shard(
     """Records that the parameters of `module` (of all modules of a list) are one FSDP unit.
 
     As FSDP2's, it is called bottom-up and on the whole model last, and returns its argument. The
-    module stays as it is: `compile` shards it.
+    module becomes an FSDPModule, whose methods record policy too; its parameters stay as they are:
+    `compile` shards them.
     """
     _validate_module(module, "fully_shard")
     if dp_mesh_dims is not None:
@@ -101,12 +87,9 @@ def fully_shard(
     policy.precision = mp_policy
     policy.offload = isinstance(offload_policy, CPUOffloadPolicy)
     policy.placements = placements
+    for each in modules:
+        make_fsdp_module(each, policy)
     return module
-
-
-def policy_of(module: nn.Module) -> ShardPolicy | None:
-    """What fully_shard recorded on a module."""
-    return fully_shard.state(module)
 
 
 def _shard_size(mesh: DeviceMesh | None) -> int:
@@ -202,6 +185,12 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
     return meshes[0]
 
 
+def mark_compiled(model: nn.Module) -> None:
+    """A step has the policy now; later changes do not reach it."""
+    for policy in _policies(model).values():
+        policy.compiled = True
+
+
 def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
     """The recorded policy as keys of fsdp-opt's config, with modules by exact names."""
     policies = _policies(model)
@@ -222,6 +211,17 @@ def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
         config["cpu_offload"] = True
     if root.reshard_after_forward is not None:
         config["reshard_after_forward"] = root.reshard_after_forward
+    if root.divide_factor is not None:
+        config["gradient_divide_factor"] = float(root.divide_factor)
+    if root.force_sum:
+        config["force_sum_reduction_for_comms"] = True
+    kept = [not p.reshard_after_backward for p in (root, *policies.values()) if p.params]
+    if any(kept):
+        if not all(kept):
+            raise NotImplementedError(
+                "set_reshard_after_backward: not supported on some modules only"
+            )
+        config["reshard_after_backward"] = False
 
     units: dict[int, dict[str, Any]] = {}
     for name, policy in policies.items():
@@ -243,6 +243,11 @@ def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
             unit["match"] = [*patterns, name]
         if policy.reshard_after_forward is not None:
             unit["reshard_after_forward"] = policy.reshard_after_forward
+        if policy.divide_factor != root.divide_factor:
+            factor = policy.divide_factor
+            unit["gradient_divide_factor"] = None if factor is None else float(factor)
+        if policy.force_sum != root.force_sum:
+            unit["force_sum_reduction_for_comms"] = policy.force_sum
     if units:
         config["units"] = list(units.values())
     ignored = [escaped(name) for name in _ignored(model, [root, *policies.values()])]

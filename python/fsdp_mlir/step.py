@@ -18,6 +18,7 @@ from fsdp_mlir import torchscript, weights
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located, short_path, source_of
 from fsdp_mlir.files import save_tensors
 from fsdp_mlir.init import Factory, capture_init
+from fsdp_mlir.module import class_name
 from fsdp_mlir.policy import Units, read_policy
 from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, evaluated, traced
 from fsdp_mlir.version import __version__
@@ -358,7 +359,7 @@ def _record(
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
-        "model": type(model).__name__,
+        "model": class_name(model),
         "training": model.training,
         "weights": None,
         "init": None,

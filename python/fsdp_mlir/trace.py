@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
 from fsdp_mlir.known import KnownValues, flat_tensors
+from fsdp_mlir.module import class_name
 
 aten = torch.ops.aten
 
@@ -100,13 +101,13 @@ class ModuleStack:
 
     def __init__(self, model: nn.Module) -> None:
         self.paths = [""]
-        self.classes = [type(model).__name__]
+        self.classes = [class_name(model)]
         self._index = {id(model): 0}
         for path, module in model.named_modules():
             if id(module) not in self._index:
                 self._index[id(module)] = len(self.paths)
                 self.paths.append(path)
-                self.classes.append(type(module).__name__)
+                self.classes.append(class_name(module))
         self._stack: list[int] = []
         self._handles: list[Any] = []
 

@@ -74,6 +74,22 @@ class Stateful(OwnParameters):
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class WithoutInputs(nn.Module):
+    """Forward takes nothing: the data are the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("data", torch.randn(6, 10))
+        self.layers = nn.ModuleList(nn.Linear(10, 10) for _ in range(2))
+        self.output = nn.Linear(10, 3)
+
+    def forward(self) -> Tensor:
+        x = self.data
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.output(x).square().mean()
+
+
 def own_parameters(vocab: int = 256, dim: int = 20, layers: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return OwnParameters(vocab, dim, layers)

@@ -69,6 +69,35 @@ def test_four_ranks(captured: Capture, reference: Reference) -> None:
     assert_close(run_plan(captured(case.model), case, "corner_four"), reference(case))
 
 
+def test_what_is_whole_at_once(captured: Capture) -> None:
+    """In forward the root's parameters and one layer's; in backward one layer's gradients too; the
+    optimizer has shards alone."""
+    case = Case(LLAMA, ADAMW_FUSED, reshard="true")
+    plan = json.loads(compile_plan(captured(LLAMA), case, "whole").read_text())
+    root = [unit["name"] for unit in plan["units"]].index("(root)")
+    unit_of = {}  # of each whole gradient's value
+    for instruction in plan["instructions"]:
+        for value in instruction.get("ins", []) if "reduce_scatter" in instruction else []:
+            unit_of[value] = instruction["reduce_scatter"]
+    params: set[int] = set()
+    grads: set[int] = set()
+    most: dict[str, tuple[int, int]] = {}
+    for instruction in plan["instructions"]:
+        phase = instruction["phase"]
+        if "all_gather" in instruction:
+            params.add(instruction["all_gather"])
+        params.discard(instruction.get("reshard", -1))
+        if "reduce_scatter" not in instruction:
+            grads |= {out for out in instruction.get("outs", []) if out in unit_of}
+        layers = {unit_of[value] for value in grads} - {root}
+        before = most.get(phase, (0, 0))
+        most[phase] = (max(before[0], len(params - {root})), max(before[1], len(layers)))
+        if phase == "optimizer":
+            assert not params and not grads
+        grads -= set(instruction.get("frees", []))
+    assert most == {"forward": (1, 0), "backward": (1, 1), "optimizer": (0, 0)}
+
+
 @pytest.mark.parametrize(("reshard", "forward", "backward"), [("true", 3, 2), ("false", 3, 0)])
 def test_communication_count(captured: Capture, reshard: str, forward: int, backward: int) -> None:
     """An all-gather a unit in forward, one a resharded unit in backward, a reduce-scatter a unit.

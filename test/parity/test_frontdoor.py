@@ -23,6 +23,7 @@ EXAMPLES = ROOT / "examples" / "frontdoor"
 ADAMW = {"name": "AdamW", "lr": 1e-2, "weight_decay": 0.1, "fused": True}
 SGD = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
 LAYERS = [{"modules": ["layers.0"]}, {"modules": ["layers.1"]}]
+BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 
 FAILING = """
 import os, signal
@@ -112,6 +113,30 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": ADAMW,
     },
     "offloaded_root": {"calls": LAYERS, "optimizer": SGD, "root": {"offload": True}},
+    "divided": {
+        "calls": LAYERS,
+        "optimizer": SGD,
+        "methods": [
+            ["", "set_gradient_divide_factor", 3.0],
+            ["", "set_force_sum_reduction_for_comms", True],
+            ["layers.0", "set_gradient_divide_factor", 2.0],
+        ],
+    },
+    "resharded_by_methods": {
+        "calls": LAYERS,
+        "optimizer": SGD,
+        "methods": [
+            ["", "set_reshard_after_forward", True],
+            ["layers.1", "set_reshard_after_forward", False],
+        ],
+    },
+    "cast_later": {
+        "calls": [{**layer, "mp_policy": BF16} for layer in LAYERS],
+        "optimizer": ADAMW,
+        "first_dtype": "bfloat16",
+        "root": {"mp_policy": BF16},
+    },
+    "without_inputs": {"model": "WithoutInputs", "calls": LAYERS, "optimizer": ADAMW},
     "stateful": {"model": "Stateful", "calls": LAYERS, "optimizer": ADAMW},
 }
 
