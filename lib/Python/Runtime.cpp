@@ -109,6 +109,46 @@ py::list inputs(const OpenPlan &self) {
   return list;
 }
 
+/// As torch.optim's, with indices into `params`; those without a gradient are
+/// in none.
+py::list paramGroups(const OpenPlan &self) {
+  std::vector<plan::Optimizer> settings = {self.plan.optimizer};
+  settings.insert(settings.end(), self.plan.paramGroups.begin(),
+                  self.plan.paramGroups.end());
+  py::list list;
+  for (size_t g = 0; g < settings.size(); ++g) {
+    const plan::Optimizer &o = settings[g];
+    py::dict group;
+    group["lr"] = o.lr;
+    if (o.name == "plugin") {
+      for (const auto &[name, value] : o.options)
+        group[name.c_str()] = value;
+    } else if (o.name == "sgd") {
+      group["momentum"] = o.momentum;
+      group["dampening"] = o.dampening;
+      group["nesterov"] = o.nesterov;
+    } else {
+      group["betas"] = py::make_tuple(o.beta1, o.beta2);
+      group["eps"] = o.eps;
+      group["amsgrad"] = o.amsgrad;
+    }
+    if (o.name != "plugin") {
+      group["weight_decay"] = o.weightDecay;
+      group["maximize"] = o.maximize;
+    }
+    std::vector<int32_t> members;
+    for (const plan::Instruction &instruction : self.plan.instructions)
+      if (const auto *step =
+              std::get_if<plan::OptimizerStep>(&instruction.kind))
+        for (size_t i = 0; i < step->params.size(); ++i)
+          if ((step->groups.empty() ? 0 : size_t(step->groups[i])) == g)
+            members.push_back(step->params[i]);
+    group["params"] = members;
+    list.append(group);
+  }
+  return list;
+}
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -203,6 +243,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                 self.guarded([&] { return self.session->fullParam(param); }));
           },
           Release())
+      .def("optimizer_state",
+           [](OpenPlan &self, int32_t param) {
+             py::dict state;
+             for (const auto &[name, tensor] :
+                  self.session->optimizerState(param))
+               state[name.c_str()] = self.handOut(tensor);
+             return state;
+           })
+      .def_property(
+          "steps", [](const OpenPlan &self) { return self.session->steps(); },
+          [](OpenPlan &self, int64_t steps) { self.session->setSteps(steps); })
+      .def_property_readonly("param_groups", &paramGroups)
+      .def_property_readonly("counts_steps",
+                             [](const OpenPlan &self) {
+                               return self.plan.lrSchedule ||
+                                      self.plan.optimizer.name == "plugin";
+                             })
       .def(
           "quiesce",
           [](OpenPlan &self) {

@@ -53,6 +53,25 @@ StepResult Session::step(const Executor::Inputs &inputs) {
   return program->runStep(stepsDone++, inputs);
 }
 
+ShardedOptimizer::NamedTensors Session::optimizerState(int32_t param) {
+  for (const plan::Instruction &instruction : plan.instructions) {
+    const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind);
+    if (!step)
+      continue;
+    auto found = std::find(step->params.begin(), step->params.end(), param);
+    if (found != step->params.end())
+      return program->shardedOptimizer()->state(
+          size_t(found - step->params.begin()));
+  }
+  return {};
+}
+
+void Session::setSteps(int64_t steps) {
+  stepsDone = steps;
+  if (ShardedOptimizer *optimizer = program->shardedOptimizer())
+    optimizer->setSteps(steps);
+}
+
 void Session::quiesce() { communication.barrier(); }
 
 at::Tensor Session::fullParam(int32_t param) {

@@ -20,7 +20,7 @@ namespace fsdp::runtime {
 ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
                                    const std::vector<int32_t> &groupOf,
                                    const std::vector<at::Tensor> &shards)
-    : settings(given) {
+    : settings(given), shards(shards), groupOf(groupOf) {
   c10::InferenceMode guard;
   for (const plan::Optimizer &o : settings)
     if (o.name == "sgd" && o.nesterov && (o.momentum <= 0 || o.dampening != 0))
@@ -41,8 +41,7 @@ ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
     if (group == groups.end()) {
       group = groups.emplace(groups.end());
       group->settings = index;
-      if (library)
-        group->plugin = library->create(settings[index].options);
+      group->plugin = createPlugin(index);
     }
     group->members.push_back(i);
     group->params.push_back(shard);
@@ -50,7 +49,12 @@ ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
   }
 }
 
-void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) {
+std::unique_ptr<OptimizerPlugin>
+ShardedOptimizer::createPlugin(size_t index) const {
+  return library ? library->create(settings[index].options) : nullptr;
+}
+
+void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) const {
   const plan::Optimizer &o = settings[group.settings];
   if (group.plugin) {
     std::vector<at::Tensor> &states = group.pluginStates.emplace_back();
@@ -58,7 +62,7 @@ void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) {
       states.push_back(at::zeros_like(shard));
   } else if (o.name == "sgd") {
     if (o.momentum != 0)
-      group.momenta.push_back(at::empty_like(shard));
+      group.momenta.push_back(at::zeros_like(shard));
   } else {
     group.steps.push_back(at::zeros({}, at::kFloat));
     group.expAvgs.push_back(at::zeros_like(shard));
@@ -100,6 +104,42 @@ void ShardedOptimizer::setLearningRates(const std::vector<double> &rates) {
                      " learning rates, got " + std::to_string(rates.size()));
   for (size_t i = 0; i < rates.size(); ++i)
     settings[i].lr = rates[i];
+}
+
+ShardedOptimizer::NamedTensors ShardedOptimizer::state(size_t shard) const {
+  c10::InferenceMode guard;
+  Group empty;
+  const Group *group = &empty;
+  size_t index = 0;
+  for (const Group &candidate : groups) {
+    auto member =
+        std::find(candidate.members.begin(), candidate.members.end(), shard);
+    if (member == candidate.members.end())
+      continue;
+    group = &candidate;
+    index = size_t(member - candidate.members.begin());
+  }
+  if (group == &empty) {
+    empty.settings = groupOf.empty() ? 0 : size_t(groupOf[shard]);
+    empty.plugin = createPlugin(empty.settings);
+    addState(empty, shards[shard]);
+    for (at::Tensor &step : empty.steps)
+      step.fill_(stepsDone);
+  }
+  NamedTensors result;
+  auto add = [&](const char *name, const std::vector<at::Tensor> &tensors) {
+    if (!tensors.empty())
+      result.emplace_back(name, tensors[index]);
+  };
+  add("step", group->steps);
+  add("exp_avg", group->expAvgs);
+  add("exp_avg_sq", group->expAvgSqs);
+  add("max_exp_avg_sq", group->maxExpAvgSqs);
+  add("momentum_buffer", group->momenta);
+  if (group->plugin)
+    for (const at::Tensor &tensor : group->pluginStates[index])
+      result.emplace_back("state" + std::to_string(result.size()), tensor);
+  return result;
 }
 
 void ShardedOptimizer::stepPlugin(Group &group,

@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from fsdp_mlir import build, optimizers, sharding, weights
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
+from fsdp_mlir.optimizer_state import OptimizerState
 from fsdp_mlir.step import Loss, capture
 
 # Rank 0 compiles meanwhile.
@@ -100,6 +101,9 @@ def compile(
         clashes = sorted(set(options) & {*config, *_OF_FULLY_SHARD})
         if clashes:
             raise CompileError(f"option '{clashes[0]}' follows from the other arguments")
+        if "gradient_accumulation_steps" not in options:
+            # One microbatch has no next one to keep parameters for.
+            config.pop("reshard_after_backward", None)
         config |= options
         if _on_meta(model) and init is None:
             raise CompileError(
@@ -135,6 +139,7 @@ def compile(
             return ""
 
         _together(rendezvous, fill, str)
+    sharding.mark_compiled(model)
     return Step(session, model, given, _mesh(model, rendezvous.world_size), rendezvous.rank)
 
 
@@ -258,6 +263,8 @@ class Step:
         self._inputs = {entry["name"]: entry for entry in session.inputs}
         self._params: list[dict[str, Any]] = session.params
         self._entries = _state_entries(model, session)
+        indices = {key: index for key, kind, index in self._entries if kind == "param"}
+        self._optimizer_state = OptimizerState(session, model, optimizer, indices, self._sharded)
         self._result: Any = None
 
     def __call__(self, *args: Any, **kwargs: Tensor) -> Tensor:
@@ -297,7 +304,7 @@ class Step:
             if kind == "buffer":
                 state[key] = self._session.buffer(index)
             else:
-                state[key] = self._sharded(index)
+                state[key] = self._sharded(index, self._session.shard(index))
         return state
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -342,8 +349,21 @@ class Step:
                     self._session.set_param(index, source.full_tensor())
         self._session.publish()
 
-    def _sharded(self, index: int) -> Tensor:
-        param, local = self._params[index], self._session.shard(index)
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives for
+        FSDP2: `state` by parameter names, DTensors as the parameters are, and `param_groups`. The
+        tensors are those that the step uses. No communication."""
+        return self._optimizer_state.state_dict()
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from such a state; its tensors may be whole, too. Learning rates, and settings
+        that are not the plan's, go to the optimizer that `compile` was given; ValueError where
+        other settings differ from the compiled ones."""
+        self._optimizer_state.load_state_dict(state)
+
+    def _sharded(self, index: int, local: Tensor) -> Tensor:
+        """A tensor of the parameter's shard's shape as this rank's part of a whole one."""
+        param = self._params[index]
         if self._mesh is None or param["ignored"]:
             return local
         replicas: list[Placement] = [Replicate()] * (self._mesh.ndim - 1)

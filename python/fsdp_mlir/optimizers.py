@@ -22,6 +22,8 @@ _KEYS = {
     "adam": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
     "adamw": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
 }
+# What the plan has of a group of torch.optim's. Its `lr` is read at each step.
+COMPILED = {key for keys in _KEYS.values() for key in keys} | {"fused"}
 
 
 def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:

@@ -10,7 +10,12 @@ import ranks
 from harness import Captured, Case, Model, Run, capture, run_reference
 
 # What the models and scripts of the tests import.
-ranks.PRELOAD += ["front_door_ranks", "parity_models", "transformers.models.gpt2.modeling_gpt2"]
+ranks.PRELOAD += [
+    "front_door_ranks",
+    "resume_ranks",
+    "parity_models",
+    "transformers.models.gpt2.modeling_gpt2",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

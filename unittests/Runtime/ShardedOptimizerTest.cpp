@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -157,6 +158,43 @@ TEST(ShardedOptimizer, TakesNewLearningRates) {
   EXPECT_FLOAT_EQ(first[0].item<float>(), 0.5f);
   EXPECT_FLOAT_EQ(second[0].item<float>(), 0.75f);
   EXPECT_THROW(optimizer.setLearningRates({0.25}), runtime::InputError);
+}
+
+TEST(ShardedOptimizer, GoesOnFromItsState) {
+  c10::InferenceMode guard;
+  for (const plan::Optimizer &o : allSettings()) {
+    at::Tensor one = at::ones({3}), other = at::ones({3});
+    at::Tensor none = at::ones({0});
+    ShardedOptimizer first({o}, {}, {none, one});
+    auto grad = [](int step) { return at::ones({3}).mul_(step - 1.5); };
+    for (int step = 0; step < 3; ++step)
+      first.step({none, grad(step)});
+    ShardedOptimizer second({o}, {}, {none, other});
+    other.copy_(one);
+    auto saved = first.state(1), loaded = second.state(1);
+    ASSERT_EQ(saved.size(), loaded.size());
+    for (size_t i = 0; i < saved.size(); ++i) {
+      EXPECT_EQ(saved[i].first, loaded[i].first);
+      loaded[i].second.copy_(saved[i].second);
+    }
+    second.setSteps(first.steps());
+    EXPECT_EQ(second.steps(), 3);
+    for (int step = 3; step < 5; ++step) {
+      first.step({none, grad(step)});
+      second.step({none, grad(step)});
+    }
+    EXPECT_TRUE(one.equal(other)) << o.name;
+    // An empty shard has the names, its own shape and the number of steps.
+    auto empty = second.state(0);
+    ASSERT_EQ(empty.size(), saved.size());
+    for (size_t i = 0; i < saved.size(); ++i) {
+      EXPECT_EQ(empty[i].first, saved[i].first);
+      if (empty[i].first == "step")
+        EXPECT_EQ(empty[i].second.item<float>(), 5);
+      else
+        EXPECT_EQ(empty[i].second.numel(), 0);
+    }
+  }
 }
 
 TEST(ShardedOptimizer, RefusesNesterovWithoutMomentum) {

@@ -67,6 +67,10 @@ public:
   /// being Plan::optimizer. Throws InputError for another number of them.
   void setLearningRates(const std::vector<double> &rates);
 
+  /// Null for a plan that updates nothing. Its shards are those of the plan's
+  /// optimizer_step.
+  ShardedOptimizer *shardedOptimizer() { return optimizer.get(); }
+
   void setFault(const Fault &value) { fault = value; }
 
 private:

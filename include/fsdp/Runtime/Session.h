@@ -52,6 +52,14 @@ public:
   /// Runs the next step; a collective. An exception ends the session.
   StepResult step(const Executor::Inputs &inputs);
 
+  /// The optimizer's state of a parameter (ShardedOptimizer::state); none of
+  /// one that is not updated. After start.
+  ShardedOptimizer::NamedTensors optimizerState(int32_t param);
+  /// Steps so far: learning-rate schedules and plug-ins depend on it.
+  int64_t steps() const { return stepsDone; }
+  /// Goes on as after `steps` steps. After start.
+  void setSteps(int64_t steps);
+
   /// Waits until no rank reads or writes the parameters: between this and
   /// publish, a rank may write its own rows. Collective.
   void quiesce();

@@ -9,6 +9,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::runtime {
@@ -36,6 +38,16 @@ public:
   std::vector<double> learningRates() const;
   void setLearningRates(const std::vector<double> &rates);
 
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+  /// What a shard's next update depends on, by torch.optim's names (`step`,
+  /// `exp_avg`, …), of a plug-in `state0`, …. The tensors are those that
+  /// updates change, and may be written between two; an empty shard's are of no
+  /// use to any, but have the names and shapes of others.
+  NamedTensors state(size_t shard) const;
+  /// Updates made so far, also before the state was set.
+  int64_t steps() const { return stepsDone; }
+  void setSteps(int64_t steps) { stepsDone = steps; }
+
 private:
   /// Parameters of one group and dtype, which one fused call takes together.
   struct Group {
@@ -51,7 +63,8 @@ private:
     std::vector<std::vector<at::Tensor>> pluginStates; ///< of each member
   };
 
-  void addState(Group &group, const at::Tensor &shard);
+  std::unique_ptr<OptimizerPlugin> createPlugin(size_t settings) const;
+  void addState(Group &group, const at::Tensor &shard) const;
   void stepAdam(Group &group, const std::vector<at::Tensor> &grads, double lr);
   void stepSGD(Group &group, const std::vector<at::Tensor> &grads, double lr);
   void stepPlugin(Group &group, const std::vector<at::Tensor> &grads,
@@ -60,6 +73,8 @@ private:
   std::vector<plan::Optimizer> settings;
   /// Outlives the groups' plug-ins.
   std::optional<OptimizerLibrary> library;
+  std::vector<at::Tensor> shards;
+  std::vector<int32_t> groupOf; ///< of the constructor
   std::vector<Group> groups;
   int64_t stepsDone = 0;
 };
