@@ -272,12 +272,20 @@ step = fsdp_mlir.compile(
 state = step.full_state_dict()
 if state:
     save_file(state, FILE)
+
+torch.manual_seed(5)
+objects = [parity_models.OwnParameters(256, 20, 2).state_dict() if state else None]
+torch.distributed.broadcast_object_list(objects)
+step.load_state_dict(objects[0])
+loaded = step.full_state_dict()
+assert all(torch.equal(loaded[name], objects[0][name]) for name in state)
 os._exit(0)
 """
 
 
 def test_a_model_on_meta(tmp_path: Path) -> None:
-    """Sharded over two ranks it starts from the weights of one device at rank 0's seed."""
+    """Sharded over two ranks it starts from the weights of one device at rank 0's seed, or takes
+    those that rank 0 has."""
     script, file = tmp_path / "script.py", tmp_path / "state.safetensors"
     script.write_text(META.replace("FILE", repr(str(file))))
     statuses, errors = run_script(script)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 from collections.abc import Callable
 from functools import partial
@@ -198,6 +199,20 @@ def test_state_outlives_the_step() -> None:
     copies = {name: tensor.clone() for name, tensor in state.items()}
     del step
     assert all(torch.equal(state[name], tensor) for name, tensor in copies.items())
+
+
+def test_deleting_a_step_frees_its_memory() -> None:
+    def mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("memfd:")
+
+    before = mapped()
+    step = compiled()
+    step(BATCH)
+    optimizer = step.optimizer_state_dict()
+    assert mapped() > before
+    del step, optimizer
+    assert mapped() == before
 
 
 def test_load_state_dict() -> None:
