@@ -178,13 +178,14 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
                          "got ")
              << name << " too late";
     previous = param;
-    if (grad.getType() != param.getGradType())
+    RankedTensorType type = getLastMicrobatch()
+                                ? getAccumulatedType(param, unit)
+                                : param.getGradType();
+    if (grad.getType() != type)
       return emitOpError("ReduceScatter-2: expected ")
-             << param.getGradType() << " for " << name
-             << ", got: " << grad.getType();
+             << type << " for " << name << ", got: " << grad.getType();
     Type own = param.getTensorType().getElementType();
-    Type reduced =
-        getReduceDtype().value_or(param.getGradType().getElementType());
+    Type reduced = getReduceDtype().value_or(type.getElementType());
     Type dtype =
         cast<ShardedType>(shard.getType()).getTensor().getElementType();
     if (failed(verifyShardType(symbols, *this, name, shard.getType(),

@@ -189,36 +189,77 @@ LogicalResult AccumulationOp::verify() {
 // AccumulateOp, ClipGradNormOp
 //===----------------------------------------------------------------------===//
 
+RankedTensorType mlir::fsdp::getAccumulatedType(ParamOp param, UnitOp unit) {
+  RankedTensorType type = param.getTensorType();
+  MixedPrecisionAttr policy = unit ? unit.getMixedPrecisionAttr() : nullptr;
+  return policy && policy.getReduceDtype() ? type.clone(policy.getReduceDtype())
+                                           : type;
+}
+
+/// Whether `type` is the parameter's sharded type, in any dtype.
+static bool isShardOf(Type type, ParamOp param) {
+  auto sharded = dyn_cast<ShardedType>(type);
+  return sharded && param.getShardedType() &&
+         sharded.clone(param.getTensorType().getElementType()) ==
+             param.getShardedType();
+}
+
+/// Checks the type of an accumulated gradient against its parameter.
+static LogicalResult verifyAccumulated(SymbolTableCollection &symbols,
+                                       Operation *op, FlatSymbolRefAttr name,
+                                       ParamOp param, Value grad, Type sum) {
+  Type type = grad.getType();
+  if (Type(param.getGradType()) == type) {
+    UnitOp unit;
+    if (FlatSymbolRefAttr unitName = param.getUnitAttr())
+      unit = symbols.lookupNearestSymbolFrom<UnitOp>(op, unitName);
+    RankedTensorType expected = getAccumulatedType(param, unit);
+    if (sum == expected)
+      return success();
+    return op->emitOpError("Accumulate-1: expected a sum of ")
+           << expected << " for " << name << ", got: " << sum;
+  }
+  bool fits = isa<ShardedType>(type) && grad.getDefiningOp<ReduceScatterOp>()
+                  ? isShardOf(type, param)
+                  : type == Type(param.getShardedType());
+  if (fits && sum == type)
+    return success();
+  return op->emitOpError("Accumulate-1: expected ")
+         << param.getGradType() << " or its sharded type for " << name
+         << ", got: " << type << " to " << sum;
+}
+
 /// Checks operands and results against their parameters: shards, or also
-/// whole gradients with `allowWhole`.
+/// whole gradients and sums of them with `accumulates`.
 static LogicalResult verifyGradTypes(SymbolTableCollection &symbols,
                                      Operation *op, ArrayAttr names,
-                                     bool allowWhole, StringRef label) {
+                                     bool accumulates, StringRef label) {
   if (names.size() != op->getNumOperands() ||
       names.size() != op->getNumResults())
     return op->emitOpError(label)
            << ": expected " << names.size()
            << " operands and results, got: " << op->getNumOperands() << " and "
            << op->getNumResults();
-  for (auto [nameAttr, operand, result] :
-       llvm::zip(names, op->getOperandTypes(), op->getResultTypes())) {
+  for (auto [nameAttr, grad, result] :
+       llvm::zip(names, op->getOperands(), op->getResultTypes())) {
     auto name = cast<FlatSymbolRefAttr>(nameAttr);
     auto param = symbols.lookupNearestSymbolFrom<ParamOp>(op, name);
     if (!param)
       return op->emitOpError(label)
              << ": expected " << name << " to name an fsdp.param, found none";
+    if (accumulates) {
+      if (failed(verifyAccumulated(symbols, op, name, param, grad, result)))
+        return failure();
+      continue;
+    }
     Type sharded = param.getShardedType();
-    bool fits = operand == sharded ||
-                (allowWhole && operand == Type(param.getTensorType()));
-    if (!fits || result != operand) {
+    if (!sharded || grad.getType() != sharded || result != sharded) {
       InFlightDiagnostic diag = op->emitOpError(label) << ": expected ";
-      if (allowWhole)
-        diag << param.getTensorType() << " or its sharded type";
-      else if (sharded)
+      if (sharded)
         diag << sharded;
       else
         diag << "a sharding";
-      return diag << " for " << name << ", got: " << operand << " to "
+      return diag << " for " << name << ", got: " << grad.getType() << " to "
                   << result;
     }
   }
@@ -226,11 +267,11 @@ static LogicalResult verifyGradTypes(SymbolTableCollection &symbols,
 }
 
 LogicalResult AccumulateOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyGradTypes(symbols, *this, getParamNames(), /*allowWhole=*/true,
+  return verifyGradTypes(symbols, *this, getParamNames(), /*accumulates=*/true,
                          "Accumulate-1");
 }
 
 LogicalResult ClipGradNormOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyGradTypes(symbols, *this, getParamNames(), /*allowWhole=*/false,
+  return verifyGradTypes(symbols, *this, getParamNames(), /*accumulates=*/false,
                          "ClipGradNorm-1");
 }

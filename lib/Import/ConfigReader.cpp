@@ -171,10 +171,12 @@ private:
 
   LogicalResult applyMesh(const Node *node) {
     int64_t replicate = 1, shard = -1;
+    bool named = false;
     if (node && failed(forEachEntry(
                     *node, "\"mesh\"", {"replicate", "shard"},
                     [&](StringRef key, const Node &value) -> LogicalResult {
                       int64_t &size = key == "shard" ? shard : replicate;
+                      named |= key == "replicate";
                       if (failed(getInteger(key, value, size)))
                         return failure();
                       if (size != -1 && size < 1)
@@ -201,7 +203,8 @@ private:
       return emitError(node->loc)
              << "the mesh has " << shard * replicate
              << " ranks, expected the world size " << worldSize;
-    createMesh(builder, replicate, shard, node ? node->loc : getLoc(1, 1));
+    createMesh(builder, named ? std::optional(replicate) : std::nullopt, shard,
+               node ? node->loc : getLoc(1, 1));
     return success();
   }
 
@@ -410,13 +413,13 @@ private:
   }
 
 public:
-  /// One replica has no axis of its own.
-  static void createMesh(OpBuilder &builder, int64_t replicate, int64_t shard,
-                         Location loc) {
+  /// Without `replicate` the mesh has one axis.
+  static void createMesh(OpBuilder &builder, std::optional<int64_t> replicate,
+                         int64_t shard, Location loc) {
     MLIRContext *context = builder.getContext();
     SmallVector<MeshAxisAttr> axes;
-    if (replicate != 1)
-      axes.push_back(MeshAxisAttr::get(context, replicateAxisName, replicate));
+    if (replicate)
+      axes.push_back(MeshAxisAttr::get(context, replicateAxisName, *replicate));
     axes.push_back(MeshAxisAttr::get(context, shardAxisName, shard));
     MeshOp::create(builder, loc, "world", MeshAttr::get(context, axes));
   }
@@ -439,7 +442,7 @@ LogicalResult mlir::fsdp::applyDefaultConfig(ModuleOp module,
                                              int64_t worldSize) {
   OpBuilder builder(module.getContext());
   builder.setInsertionPointToStart(module.getBody());
-  ConfigReader::createMesh(builder, /*replicate=*/1, worldSize,
+  ConfigReader::createMesh(builder, /*replicate=*/std::nullopt, worldSize,
                            builder.getUnknownLoc());
   createDefaultOptimizer(builder, builder.getUnknownLoc());
   return success();

@@ -18,18 +18,20 @@ ArrayRef<StringRef> TrainingConfig::getKeys() {
                                        "clip_grad_norm",
                                        "gradient_accumulation_steps",
                                        "reduce_each_microbatch",
+                                       "all_reduce_each_microbatch",
                                        "reshard_after_backward"};
   return keys;
 }
 
 bool TrainingConfig::take(StringRef key, const Node &value) {
-  const Node *&place = key == "optimizer"        ? optimizer
-                       : key == "lr_schedule"    ? schedule
-                       : key == "clip_grad_norm" ? clipping
-                       : key == "gradient_accumulation_steps"
-                           ? accumulationSteps
-                       : key == "reduce_each_microbatch" ? reduceEach
-                                                         : reshardAfterBackward;
+  const Node *&place =
+      key == "optimizer"                     ? optimizer
+      : key == "lr_schedule"                 ? schedule
+      : key == "clip_grad_norm"              ? clipping
+      : key == "gradient_accumulation_steps" ? accumulationSteps
+      : key == "reduce_each_microbatch"      ? reduceEach
+      : key == "all_reduce_each_microbatch"  ? allReduceEach
+                                             : reshardAfterBackward;
   if (!llvm::is_contained(getKeys(), key))
     return false;
   place = &value;
@@ -236,6 +238,7 @@ LogicalResult TrainingConfig::applyClipping(OpBuilder &builder,
 LogicalResult TrainingConfig::applyAccumulation(OpBuilder &builder) {
   std::pair<StringRef, const Node *> flags[] = {
       {"reduce_each_microbatch", reduceEach},
+      {"all_reduce_each_microbatch", allReduceEach},
       {"reshard_after_backward", reshardAfterBackward}};
   for (auto [key, node] : flags)
     if (!accumulationSteps && node)
@@ -245,16 +248,22 @@ LogicalResult TrainingConfig::applyAccumulation(OpBuilder &builder) {
   if (!accumulationSteps)
     return success();
   int64_t steps = 0;
-  bool reduce = true, reshard = true;
+  bool reduce = true, allReduce = true, reshard = true;
   if (failed(getInteger("gradient_accumulation_steps", *accumulationSteps,
                         steps)) ||
       (reduceEach &&
        failed(getBool("reduce_each_microbatch", *reduceEach, reduce))) ||
+      (allReduceEach && failed(getBool("all_reduce_each_microbatch",
+                                       *allReduceEach, allReduce))) ||
       (reshardAfterBackward && failed(getBool("reshard_after_backward",
                                               *reshardAfterBackward, reshard))))
     return failure();
+  if (allReduceEach && allReduce && !reduce)
+    return emitError(allReduceEach->loc)
+           << "expected no \"all_reduce_each_microbatch\" of microbatches that "
+              "are not reduced, got: true";
   auto op = AccumulationOp::create(builder, accumulationSteps->loc, steps,
-                                   reduce, reshard);
+                                   reduce, reshard, allReduce);
   return op.verify();
 }
 

@@ -35,7 +35,7 @@ private:
 
   const Node *optimizer = nullptr, *schedule = nullptr, *clipping = nullptr,
              *accumulationSteps = nullptr, *reduceEach = nullptr,
-             *reshardAfterBackward = nullptr;
+             *allReduceEach = nullptr, *reshardAfterBackward = nullptr;
 };
 
 /// AdamW with its defaults.

@@ -86,14 +86,6 @@ TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index) {
   return spec;
 }
 
-DType reducedDType(const Plan &plan, const ReduceScatter &reduce,
-                   size_t index) {
-  const Param &param = plan.params[reduce.params[index]];
-  if (plan.replicas == 1)
-    return param.spec.dtype;
-  return reduce.reduceDtype.value_or(param.gradSpec().dtype);
-}
-
 ShardRuns shardRuns(const Plan &plan, int32_t param, int64_t index) {
   const Param &entry = plan.params[param];
   if (entry.unit == -1)

@@ -258,6 +258,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
         p.key("postdivide");
         p.real(*r.postdivide);
       }
+      if (r.lastMicrobatch) {
+        p.key("last_microbatch");
+        p.boolean(true);
+      }
     }
     void operator()(const CopyToDevice &c) {
       p.open("copy_to_device");

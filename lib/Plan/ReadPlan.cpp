@@ -174,11 +174,13 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
                      c.at("norm_type").real()};
   } else if (c.has("all_reduce")) {
     c.keys({"all_reduce", "params", "ins", "outs"},
-           {"postdivide", "phase", "module", "frees"});
+           {"postdivide", "last_microbatch", "phase", "module", "frees"});
     AllReduce reduce{c.at("all_reduce").index(), c.at("params").indices(),
                      c.at("ins").indices(), c.at("outs").indices()};
     if (c.has("postdivide"))
       reduce.postdivide = c.at("postdivide").real();
+    reduce.lastMicrobatch =
+        c.has("last_microbatch") && c.at("last_microbatch").boolean();
     instruction.kind = std::move(reduce);
   } else if (c.has("copy_to_device")) {
     c.keys({"copy_to_device"}, {"phase", "module", "frees"});

@@ -50,6 +50,8 @@ private:
     bool onHost = false;
     /// Of a shard: added, clipped or given to the optimizer.
     bool consumed = false;
+    /// Of a gradient: over the step's microbatches.
+    bool summed = false;
   };
 
   [[noreturn]] void fail(const char *label, const std::string &message) const {
@@ -109,6 +111,12 @@ private:
   /// `dtype`: where it is not the parameter's.
   void defineShard(ValueId value, int32_t param,
                    std::optional<DType> dtype = std::nullopt);
+  void accumulateWhole(ValueId in, ValueId out, const Param &param);
+  /// Fills `partial`.
+  void findPartialShards();
+  /// That `lastMicrobatch` of an instruction is right for gradient `in`; `out`
+  /// is made of it.
+  void passSum(ValueId in, ValueId out, bool lastMicrobatch);
   void verifyDivisor(double divisor);
 
   const Plan &plan;
@@ -135,6 +143,8 @@ private:
   std::vector<bool> allReduced, stepped;
   /// Parameters some call writes the reduce-scatter input of.
   std::set<int32_t> steered;
+  /// Gradient shards that go to an all_reduce, directly or accumulated.
+  std::set<ValueId> partial;
   /// Parameters whose gradients are accumulated.
   std::set<int32_t> accumulated;
   bool optimizerBegun = false;

@@ -1,6 +1,7 @@
 //===- VerifyGradients.cpp - what happens to gradients in a plan ----------===//
 #include "Verifier.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -31,10 +32,15 @@ void Verifier::visit(const ReduceScatter &reduce) {
       fail("P9", "the gradient of " + quoted(param.name) +
                      " is reduced a second time");
     useOperand(reduce.ins[i]);
-    checkSpec(reduce.ins[i], param.gradSpec(), "P5",
+    TensorSpec want = param.gradSpec();
+    if (states[reduce.ins[i]].summed)
+      want.dtype = plan.values[reduce.ins[i]].dtype;
+    checkSpec(reduce.ins[i], want, "P5",
               "the gradient of " + quoted(param.name));
+    DType reduced = reduce.reduceDtype.value_or(want.dtype);
     defineShard(reduce.outs[i], reduce.params[i],
-                reducedDType(plan, reduce, i));
+                partial.contains(reduce.outs[i]) ? reduced : param.spec.dtype);
+    passSum(reduce.ins[i], reduce.outs[i], reduce.lastMicrobatch);
     reductionOf[reduce.params[i]] = reduce.outs[i];
   }
 }
@@ -65,6 +71,26 @@ void Verifier::useShard(ValueId value, int32_t param, const char *label) {
                    " is a gradient shard and is used a second time");
 }
 
+void Verifier::findPartialShards() {
+  for (size_t i = plan.instructions.size(); i-- > 0;) {
+    const auto &kind = plan.instructions[i].kind;
+    if (const auto *reduce = std::get_if<AllReduce>(&kind))
+      partial.insert(reduce->ins.begin(), reduce->ins.end());
+    else if (const auto *sums = std::get_if<Accumulate>(&kind))
+      for (size_t j = 0; j < std::min(sums->ins.size(), sums->outs.size()); ++j)
+        if (partial.contains(sums->outs[j]))
+          partial.insert(sums->ins[j]);
+  }
+}
+
+void Verifier::passSum(ValueId in, ValueId out, bool lastMicrobatch) {
+  if (states[in].summed != lastMicrobatch)
+    fail("P14", "expected last_microbatch if and only if value " +
+                    std::to_string(in) +
+                    " is a sum over the step's microbatches");
+  states[out].summed = lastMicrobatch;
+}
+
 void Verifier::visit(const Accumulate &accumulate) {
   checkSize(accumulate.ins.size(), accumulate.params.size(), "gradients");
   checkSize(accumulate.outs.size(), accumulate.params.size(), "results");
@@ -75,18 +101,38 @@ void Verifier::visit(const Accumulate &accumulate) {
     if (!accumulated.insert(param).second)
       fail("P14", "the gradient of " + quoted(plan.params[param].name) +
                       " is accumulated a second time");
-    if (states[accumulate.ins[i]].shardOf != -1) {
-      useHostShard(accumulate.ins[i], param, "P14");
-      defineShard(accumulate.outs[i], param);
-      states[accumulate.outs[i]].onHost = true;
-      continue;
+    ValueId in = accumulate.ins[i], out = accumulate.outs[i];
+    if (states[in].shardOf != -1 && partial.contains(out)) {
+      useShard(in, param, "P14");
+      defineShard(out, param, plan.values[in].dtype);
+    } else if (states[in].shardOf != -1) {
+      useHostShard(in, param, "P14");
+      defineShard(out, param);
+      states[out].onHost = true;
+    } else {
+      accumulateWhole(in, out, plan.params[param]);
+      if (steered.contains(param))
+        fail("P10", "a call writes the reduce-scatter input of " +
+                        quoted(plan.params[param].name) +
+                        ", whose whole gradient is accumulated");
     }
-    use(accumulate.ins[i]);
-    define(accumulate.outs[i]);
-    for (ValueId value : {accumulate.ins[i], accumulate.outs[i]})
-      checkSpec(value, plan.params[param].spec, "P14",
-                "the gradient of " + quoted(plan.params[param].name));
+    states[out].summed = true;
   }
+}
+
+void Verifier::accumulateWhole(ValueId in, ValueId out, const Param &param) {
+  use(in);
+  define(out);
+  TensorSpec want = param.gradSpec();
+  checkSpec(in, want, "P14", "the gradient of " + quoted(param.name));
+  DType dtype = plan.values[out].dtype;
+  if (dtype != want.dtype &&
+      !(isFloatingPoint(dtype) && isFloatingPoint(want.dtype)))
+    fail("P20", "expected the gradient of " + quoted(param.name) +
+                    " to be added in a floating-point dtype, got " +
+                    quoted(dtypeName(dtype)));
+  want.dtype = dtype;
+  checkSpec(out, want, "P14", "the sum of gradients of " + quoted(param.name));
 }
 
 void Verifier::visit(const ClipGradNorm &clip) {
@@ -106,6 +152,7 @@ void Verifier::visit(const ClipGradNorm &clip) {
     useHostShard(clip.ins[i], clip.params[i], "P15");
     defineShard(clip.outs[i], clip.params[i]);
     states[clip.outs[i]].onHost = true;
+    states[clip.outs[i]].summed = states[clip.ins[i]].summed;
   }
 }
 
@@ -113,8 +160,6 @@ void Verifier::visit(const AllReduce &reduce) {
   checkIndex(reduce.unit, plan.units, "a unit");
   checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
   checkSize(reduce.outs.size(), reduce.params.size(), "results");
-  if (plan.replicas == 1)
-    fail("P16", "gradients are all-reduced but there is one replica");
   if (reduce.postdivide)
     verifyDivisor(*reduce.postdivide);
   for (size_t i = 0; i < reduce.params.size(); ++i) {
@@ -125,7 +170,10 @@ void Verifier::visit(const AllReduce &reduce) {
       fail("P16",
            "the gradient of " + quoted(name) + " is all-reduced a second time");
     allReduced[reduce.params[i]] = true;
+    if (plan.replicas == 1 && !states[reduce.ins[i]].summed)
+      fail("P16", "gradients are all-reduced but there is one replica");
     defineShard(reduce.outs[i], reduce.params[i]);
+    passSum(reduce.ins[i], reduce.outs[i], reduce.lastMicrobatch);
   }
 }
 
@@ -165,6 +213,9 @@ void Verifier::visit(const OptimizerStep &step) {
     if (stepped[step.params[i]])
       fail("P8", "parameter " + quoted(name) + " is stepped twice");
     stepped[step.params[i]] = true;
+    if (plan.accumulationSteps > 1 && !states[step.grads[i]].summed)
+      fail("P14", "the gradient of " + quoted(name) +
+                      " is not accumulated over the microbatches");
   }
 }
 

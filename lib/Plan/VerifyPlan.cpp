@@ -430,6 +430,7 @@ void Verifier::verify() {
   verifyTables();
   verifyInit();
   verifyEvaluation();
+  findPartialShards();
   for (const Input &input : plan.inputs)
     define(input.value);
   Phase phase = Phase::Forward;

@@ -91,7 +91,7 @@ void Executor::run(const plan::ReduceScatter &reduce) {
     const plan::Param &param = plan.params[reduce.params[i]];
     // The operators decide what comes out; peers would read past a tensor of
     // another size.
-    plan::TensorSpec want = param.gradSpec();
+    const plan::TensorSpec &want = plan.values[reduce.ins[i]];
     if (!grads[i].defined() || grads[i].sizes() != want.shape ||
         grads[i].scalar_type() != scalarType(want.dtype))
       throw RunError("the gradient of \"" + param.name +
@@ -109,7 +109,9 @@ void Executor::run(const plan::Accumulate &accumulate) {
     const at::Tensor &term = values[accumulate.ins[i]];
     // Other values may share the first term's storage.
     if (microbatch == 0)
-      sum = term.clone(at::MemoryFormat::Contiguous);
+      sum = term.to(scalarType(plan.values[accumulate.outs[i]].dtype),
+                    /*non_blocking=*/false, /*copy=*/true,
+                    at::MemoryFormat::Contiguous);
     else
       sum.add_(term);
     values[accumulate.outs[i]] = sum;
@@ -128,6 +130,8 @@ void Executor::run(const plan::ClipGradNorm &clip) {
 }
 
 void Executor::run(const plan::AllReduce &reduce) {
+  if (reduce.lastMicrobatch && !isLastMicrobatch())
+    return;
   std::vector<at::Tensor> reduced = comm.allReduce(reduce, take(reduce.ins));
   for (size_t i = 0; i < reduced.size(); ++i)
     values[reduce.outs[i]] = std::move(reduced[i]);

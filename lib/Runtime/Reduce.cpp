@@ -111,11 +111,10 @@ void reduceRounding(const GradReduction &reduction, void *out,
 GradReduction makeGradReduction(const plan::Plan &plan,
                                 const plan::ReduceScatter &reduce,
                                 size_t index) {
-  const plan::Param &param = plan.params[reduce.params[index]];
   GradReduction result;
-  result.in = param.gradSpec().dtype;
+  result.in = plan.values[reduce.ins[index]].dtype;
   result.reduce = reduce.reduceDtype.value_or(result.in);
-  result.out = plan::reducedDType(plan, reduce, index);
+  result.out = plan.values[reduce.outs[index]].dtype;
   auto divisors = reduce.divisors.value_or(
       plan::ReduceScatter::Divisors{1, double(plan.shards())});
   result.predivide = divisors.predivide;

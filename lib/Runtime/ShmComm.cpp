@@ -191,7 +191,10 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
     for (size_t i = 0; i < grads.size(); ++i) {
       GradReduction how = makeGradReduction(plan, reduce, i);
       at::Tensor grad = grads[i].contiguous();
-      if (!how.isIdentity() || plan.replicas > 1) {
+      bool inPlace = segment.layout().reducedInPlace[reduce.params[i]];
+      if (inPlace)
+        awaitShardsRead();
+      if (!how.isIdentity() || inPlace) {
         at::Tensor out = shardGrad(reduce, i);
         reduceInOrder(how, out.mutable_data_ptr(),
                       {static_cast<const std::byte *>(grad.const_data_ptr())},
@@ -206,7 +209,7 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
   Pending entry{stepBase + uint32_t(ordinal), &reduce, {}};
   for (size_t i = 0; i < grads.size(); ++i) {
     int32_t param = reduce.params[i];
-    plan::TensorSpec spec = plan.params[param].gradSpec();
+    const plan::TensorSpec &spec = plan.values[reduce.ins[i]];
     std::byte *place = segment.grad(ownRank, param);
     if (grads[i].const_data_ptr() != place || !grads[i].is_contiguous()) {
       // A transposed view of the place itself cannot be copied in place.
@@ -229,33 +232,45 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
 at::Tensor ShmComm::shardGrad(const plan::ReduceScatter &reduce,
                               size_t index) const {
   int32_t param = reduce.params[index];
-  std::vector<int64_t> shape = plan::shardSpec(plan, param, shardIndex()).shape;
-  at::ScalarType dtype = scalarType(plan::reducedDType(plan, reduce, index));
-  if (plan.replicas == 1)
-    return at::empty(shape, dtype);
-  return at::from_blob(segment.shardGrad(ownRank, param), shape, dtype);
+  at::ScalarType dtype = scalarType(plan.values[reduce.outs[index]].dtype);
+  if (segment.layout().reducedInPlace[param])
+    return shardPlace(param, dtype);
+  return at::empty(plan::shardSpec(plan, param, shardIndex()).shape, dtype);
+}
+
+at::Tensor ShmComm::shardPlace(int32_t param, at::ScalarType dtype) const {
+  return at::from_blob(segment.shardGrad(ownRank, param),
+                       plan::shardSpec(plan, param, shardIndex()).shape, dtype);
+}
+
+void ShmComm::awaitShardsRead() {
+  waitAll(replicateGroup, &RankState::shardsRead, allReduceRounds,
+          {"all_reduce"});
 }
 
 std::vector<at::Tensor>
 ShmComm::allReduce(const plan::AllReduce &reduce,
                    const std::vector<at::Tensor> &shards) {
   PendingAllReduce entry{&reduce, {}};
-  for (size_t i = 0; i < shards.size(); ++i)
-    entry.outs.push_back(
-        at::empty(shards[i].sizes(),
-                  scalarType(plan.params[reduce.params[i]].spec.dtype)));
+  for (size_t i = 0; i < shards.size(); ++i) {
+    int32_t param = reduce.params[i];
+    if (!segment.layout().reducedInPlace[param]) {
+      awaitShardsRead();
+      shardPlace(param, shards[i].scalar_type()).copy_(shards[i]);
+    }
+    entry.outs.push_back(at::empty(shards[i].sizes(),
+                                   scalarType(plan.params[param].spec.dtype)));
+  }
   pendingAllReduces.push_back(entry);
   return entry.outs;
 }
 
-// Places are used once a step, and beginUpdate waits for everybody: nobody
-// still reads what the next step's reduction overwrites.
 void ShmComm::finishAllReduces() {
   if (pendingAllReduces.empty())
     return;
-  own().shardsReady.publish(uint32_t(step) + 1);
+  own().shardsReady.publish(++allReduceRounds);
   for (PendingAllReduce &entry : pendingAllReduces) {
-    waitAll(replicateGroup, &RankState::shardsReady, uint32_t(step) + 1,
+    waitAll(replicateGroup, &RankState::shardsReady, allReduceRounds,
             {"all_reduce", entry.reduce->unit});
     for (size_t i = 0; i < entry.outs.size(); ++i) {
       std::vector<const std::byte *> in;
@@ -266,6 +281,7 @@ void ShmComm::finishAllReduces() {
                     entry.outs[i].numel());
     }
   }
+  own().shardsRead.publish(allReduceRounds);
   pendingAllReduces.clear();
 }
 
@@ -281,7 +297,9 @@ void ShmComm::finishFirst() {
           {"reduce_scatter", entry.reduce->unit});
   for (size_t i = 0; i < entry.outs.size(); ++i) {
     int32_t param = entry.reduce->params[i];
-    int64_t width = plan::byteWidth(plan.params[param].gradSpec().dtype);
+    if (segment.layout().reducedInPlace[param])
+      awaitShardsRead();
+    int64_t width = plan::byteWidth(plan.values[entry.reduce->ins[i]].dtype);
     plan::ShardRuns runs = plan::shardRuns(plan, param, shardIndex());
     GradReduction how = makeGradReduction(plan, *entry.reduce, i);
     auto *out = static_cast<std::byte *>(entry.outs[i].mutable_data_ptr());

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <set>
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -57,8 +58,9 @@ bool Counter::waitSlice(uint32_t target) {
 SegmentLayout::SegmentLayout(const plan::Plan &plan)
     : worldSize(plan.worldSize), params(plan.params.size()),
       masters(plan.params.size()), grads(plan.params.size()),
-      shardGrads(plan.params.size()), reductionOf(plan.params.size(), -1),
-      dedicated(plan.params.size()), kept(plan.params.size()) {
+      shardGrads(plan.params.size()), reducedInPlace(plan.params.size()),
+      reductionOf(plan.params.size(), -1), dedicated(plan.params.size()),
+      kept(plan.params.size()) {
   paramsBegin = alignTo(alignTo(sizeof(SegmentHeader), kTensorAlign) +
                             size_t(worldSize) * sizeof(RankState),
                         kPage);
@@ -109,9 +111,11 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
             reductionOf[call->reduceInputOf] > issued + 1;
     }
 
-    auto gradBytes = [&](int32_t param) {
-      return size_t(plan.params[param].gradSpec().numBytes());
-    };
+    std::vector<size_t> gradBytes(plan.params.size());
+    for (const plan::ReduceScatter *reduce : reductions)
+      for (size_t i = 0; i < reduce->params.size(); ++i)
+        gradBytes[reduce->params[i]] =
+            size_t(plan.values[reduce->ins[i]].numBytes());
     std::vector<size_t> sizes;
     for (const plan::ReduceScatter *reduce : reductions) {
       size_t size = 0;
@@ -119,7 +123,7 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
         if (dedicated[param])
           continue;
         grads[param] = size;
-        size = alignTo(size + gradBytes(param), kTensorAlign);
+        size = alignTo(size + gradBytes[param], kTensorAlign);
       }
       sizes.push_back(size);
     }
@@ -131,16 +135,20 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
       for (int32_t param : reductions[j]->params) {
         if (dedicated[param]) {
           grads[param] = areaBytes;
-          areaBytes = alignTo(areaBytes + gradBytes(param), kTensorAlign);
+          areaBytes = alignTo(areaBytes + gradBytes[param], kTensorAlign);
         } else if (j % 2) {
           grads[param] += shared - sizes[j];
         }
       }
   }
+  std::set<plan::ValueId> reduced;
+  for (const plan::ReduceScatter *reduce : reductions)
+    reduced.insert(reduce->outs.begin(), reduce->outs.end());
   for (const plan::Instruction &instruction : plan.instructions)
     if (const auto *reduce = std::get_if<plan::AllReduce>(&instruction.kind))
       for (size_t i = 0; i < reduce->params.size(); ++i) {
         int32_t param = reduce->params[i];
+        reducedInPlace[param] = reduced.contains(reduce->ins[i]);
         shardGrads[param] = areaBytes;
         // Rank 0 has the largest shard.
         plan::TensorSpec spec = plan::shardSpec(plan, param, 0);

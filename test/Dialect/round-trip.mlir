@@ -16,8 +16,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.gradient_clipping {max_norm = 0.5, norm_type = 0x7FF0000000000000 : f64}
   // CHECK: fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 1.000000e-01 : f64, total_steps = 9 : i64, warmup_steps = 2 : i64}
   fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 0.1, total_steps = 9, warmup_steps = 2}
-  // CHECK: fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
-  fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4}
+  // CHECK: fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
+  fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = false, reshard_after_backward = false, steps = 4}
   // CHECK: fsdp.unit_pattern "h.*" {gradient_division = #fsdp.gradient_division<factor = 8.000000e+00 : f64>}
   fsdp.unit_pattern "h.*" {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64>}
   // CHECK: fsdp.unit @summed {gradient_division = #fsdp.gradient_division<force_sum = true>}

@@ -21,6 +21,10 @@
 // HSDP-NEXT: fsdp.ignore "**.router"
 // HSDP-NEXT: fsdp.ignore "**.bias"
 
+// One replica, where the config names it.
+// RUN: fsdp-opt %t/model.mlir --config %t/one-replica.yaml --world-size 8 --level captured | FileCheck %s --check-prefix=ONE-REPLICA
+// ONE-REPLICA: fsdp.mesh @world <["replicate"=1, "shard"=8]>
+
 // JSON is YAML.
 // RUN: fsdp-opt %t/model.mlir --config %t/config.json --level captured | FileCheck %s --check-prefix=JSON
 // JSON: fsdp.unit_pattern "layers.*"
@@ -149,7 +153,7 @@
 // TRAINING-NEXT: fsdp.param_group "**.weight" {beta1 = 8.000000e-01 : f64, beta2 = 9.000000e-01 : f64, weight_decay = 0.000000e+00 : f64}
 // TRAINING-NEXT: fsdp.lr_schedule {decay = "linear", min_lr_ratio = 2.500000e-01 : f64, total_steps = 10 : i64, warmup_steps = 2 : i64}
 // TRAINING-NEXT: fsdp.gradient_clipping {max_norm = 5.000000e-01 : f64, norm_type = 0x7FF0000000000000 : f64}
-// TRAINING-NEXT: fsdp.accumulation {reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
+// TRAINING-NEXT: fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
 
 // RUN: fsdp-opt %t/model.mlir --config %t/plugin.yaml --level captured | FileCheck %s --check-prefix=PLUGIN
 // PLUGIN:      fsdp.optimizer "plugin" {beta1 = 9.000000e-01 : f64, library = "lib/liblion.so", lr = 1.000000e-01 : f64}
@@ -190,6 +194,12 @@
 // MICROBATCHES: microbatches.yaml:1:30: error: 'fsdp.accumulation' op Accumulation-1: expected positive steps, got: 0
 // RUN: not fsdp-opt %t/model.mlir --config %t/each.yaml 2>&1 | FileCheck %s --check-prefix=EACH
 // EACH: each.yaml:1:25: error: expected "gradient_accumulation_steps" with "reduce_each_microbatch", got none
+// RUN: not fsdp-opt %t/model.mlir --config %t/all-reduce.yaml 2>&1 | FileCheck %s --check-prefix=ALL-REDUCE
+// ALL-REDUCE: all-reduce.yaml:1:29: error: expected "gradient_accumulation_steps" with "all_reduce_each_microbatch", got none
+// RUN: not fsdp-opt %t/model.mlir --config %t/all-reduce-value.yaml 2>&1 | FileCheck %s --check-prefix=ALL-REDUCE-VALUE
+// ALL-REDUCE-VALUE: all-reduce-value.yaml:2:29: error: expected true or false for "all_reduce_each_microbatch", got: "last"
+// RUN: not fsdp-opt %t/model.mlir --config %t/all-reduce-more.yaml 2>&1 | FileCheck %s --check-prefix=ALL-REDUCE-MORE
+// ALL-REDUCE-MORE: all-reduce-more.yaml:3:29: error: expected no "all_reduce_each_microbatch" of microbatches that are not reduced, got: true
 // RUN: not fsdp-opt %t/model.mlir --config %t/after-backward.yaml 2>&1 | FileCheck %s --check-prefix=AFTER-BACKWARD
 // AFTER-BACKWARD: after-backward.yaml:1:25: error: expected "gradient_accumulation_steps" with "reshard_after_backward", got none
 // RUN: not fsdp-opt %t/model.mlir --config %t/stay.yaml 2>&1 | FileCheck %s --check-prefix=STAY
@@ -348,6 +358,9 @@ optimizer: {lr: -1.0}
 //--- mesh.yaml
 mesh: {shard: 3}
 
+//--- one-replica.yaml
+mesh: {replicate: 1}
+
 //--- hsdp.yaml
 mesh: {replicate: 2, shard: -1}
 units:
@@ -408,6 +421,7 @@ lr_schedule: {warmup_steps: 2, decay: linear, total_steps: 10, min_lr_ratio: 0.2
 clip_grad_norm: {max_norm: 0.5, norm_type: inf}
 gradient_accumulation_steps: 4
 reduce_each_microbatch: false
+all_reduce_each_microbatch: false
 reshard_after_backward: false
 
 //--- plugin.yaml
@@ -465,6 +479,18 @@ gradient_accumulation_steps: 0
 
 //--- each.yaml
 reduce_each_microbatch: true
+
+//--- all-reduce.yaml
+all_reduce_each_microbatch: false
+
+//--- all-reduce-value.yaml
+gradient_accumulation_steps: 2
+all_reduce_each_microbatch: last
+
+//--- all-reduce-more.yaml
+gradient_accumulation_steps: 2
+reduce_each_microbatch: false
+all_reduce_each_microbatch: true
 
 //--- after-backward.yaml
 reshard_after_backward: false

@@ -94,6 +94,10 @@ def train_fsdp2(
     for batch in batches(case, rank):
         total = 0.0
         for m in range(n):
+            if not case.get("reduce_each_microbatch", True):
+                model.set_requires_gradient_sync(m == n - 1)
+            elif not case.get("all_reduce_each_microbatch", True):
+                model.set_requires_all_reduce(m == n - 1)
             part = {name: tensor[2 * m : 2 * m + 2] for name, tensor in batch.items()}
             loss = model(**part)
             (loss / n if n > 1 else loss).backward()
@@ -113,6 +117,9 @@ def train_ours(
     options: dict[str, Any] = {}
     if "accumulation" in case:
         options["gradient_accumulation_steps"] = case["accumulation"]
+    for key in ("reduce_each_microbatch", "all_reduce_each_microbatch"):
+        if key in case:
+            options[key] = case[key]
     example = {name: tensor[:2] for name, tensor in batches(case, rank)[0].items()}
     step = fsdp_mlir.compile(
         model,

@@ -172,6 +172,17 @@ def test_replicas(mesh: list[int], tmp_path: Path) -> None:
     assert_same(case, mesh[0] * mesh[1], tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("key", ["reduce_each_microbatch", "all_reduce_each_microbatch"])
+@pytest.mark.parametrize("mesh", [[2, 1], [1, 2]], ids=str)
+def test_accumulation(mesh: list[int], key: str, dtype: str, tmp_path: Path) -> None:
+    """Beside ignored parameters, whose gradients each rank adds in their own dtype."""
+    policy = {"reduce_dtype": dtype}
+    calls = [{**call, "mp_policy": policy} for call in LAYERS]
+    case = CASES["ignored"] | {"calls": calls, "root": {"mp_policy": policy}, "mesh": mesh}
+    assert_same(case | {"accumulation": 3, key: False}, 2, tmp_path)
+
+
 def test_smaller_groups(tmp_path: Path) -> None:
     """Groups of two of four ranks; the sums are of four."""
     calls = [{"modules": ["layers.0"], "reshard_after_forward": 2}, {"modules": ["layers.1"]}]

@@ -87,7 +87,7 @@ def parse_args() -> argparse.Namespace:
         type=json.loads,
         default={},
         help="the config's clip_grad_norm, lr_schedule, gradient_accumulation_steps, "
-        "reduce_each_microbatch and reshard_after_backward, as JSON",
+        "reduce_each_microbatch, all_reduce_each_microbatch and reshard_after_backward, as JSON",
     )
     parser.add_argument("--eval-data", help="as --data, for --eval-every")
     parser.add_argument("--eval-every", type=int, default=0, help="steps; 0: no evaluation")
@@ -340,15 +340,17 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
         for m, batch in enumerate(batches):
             if not args.training.get("reduce_each_microbatch", True):
                 model.set_requires_gradient_sync(m == microbatches - 1)
+            elif not args.training.get("all_reduce_each_microbatch", True):
+                model.set_requires_all_reduce(m == microbatches - 1)
             loss = compute_loss(model, batch)
             (loss / microbatches if microbatches > 1 else loss).backward()
             losses.append(loss.item())
-        if "clip_grad_norm" in args.training:
-            record["grad_norm"] = clip(model, args.training["clip_grad_norm"])
         if not reshards:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+        if "clip_grad_norm" in args.training:
+            record["grad_norm"] = clip(model, args.training["clip_grad_norm"])
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

@@ -82,12 +82,8 @@ TEST(ReadPlan, RoundTripsTrainingPolicy) {
   }
   at = plan.instructions.insert(at, {clip, Phase::Optimizer, -1, {}});
   plan.instructions.insert(at, {sums, Phase::Backward, -1, {}});
-  for (Instruction &instruction : plan.instructions)
-    if (auto *reduce = std::get_if<ReduceScatter>(&instruction.kind))
-      reduce->lastMicrobatch = true;
   std::string text = printPlan(plan);
   EXPECT_THAT(text, HasSubstr("\"norm_type\": {\"f\": \"inf\"}"));
-  EXPECT_THAT(text, HasSubstr("\"last_microbatch\": true"));
   EXPECT_THAT(text, HasSubstr("\"options\": {\"beta1\": 0.9"));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
 }
@@ -114,6 +110,21 @@ TEST(ReadPlan, RoundTripsReplicas) {
   EXPECT_THAT(text, HasSubstr("\"postdivide\": 4.0"));
   EXPECT_THAT(text, HasSubstr("\"replicas\": 2"));
   EXPECT_THAT(text, HasSubstr("{\"all_reduce\": 0"));
+  EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+}
+
+TEST(ReadPlan, RoundTripsWhatIsReducedInTheLastMicrobatch) {
+  Plan plan = samplePlan(4, false, 2);
+  accumulatePartial(plan);
+  std::string text = printPlan(plan);
+  EXPECT_THAT(text, testing::ContainsRegex(
+                        "\"all_reduce\": 0.*\"last_microbatch\": true"));
+  EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+  plan = samplePlan(2);
+  accumulateWhole(plan);
+  text = printPlan(plan);
+  EXPECT_THAT(text, testing::ContainsRegex(
+                        "\"reduce_scatter\": 1.*\"last_microbatch\": true"));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
 }
 

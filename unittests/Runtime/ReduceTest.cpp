@@ -97,7 +97,11 @@ TEST(Reduce, ShmCommCastsOwnRows) {
     plan.params = {
         {"w", {}, {{7, 3}, DType::Float32}, 0, true, DType::BFloat16},
         {"b", {}, {{5}, DType::Float32}, 0, true, std::nullopt}};
-    plan::ReduceScatter reduce{0, {0, 1}, {}, {}};
+    plan.values = {{{7, 3}, DType::BFloat16},
+                   {{5}, DType::Float32},
+                   plan::shardSpec(plan, 0, 0),
+                   plan::shardSpec(plan, 1, 0)};
+    plan::ReduceScatter reduce{0, {0, 1}, {0, 1}, {2, 3}};
     reduce.reduceDtype = DType::Float32;
     plan.instructions.push_back({reduce, plan::Phase::Backward, -1, {}});
     ShmSegment segment(plan);

@@ -25,8 +25,24 @@ void expect(bool condition, const std::string &what) {
     throw std::runtime_error(what);
 }
 
-/// Steps the sample plan's collectives; every rank checks its own parts.
-void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank) {
+/// What every rank of a replica group gets for a gradient.
+float meanGrad(const plan::Plan &plan, int64_t turn, int32_t param) {
+  int64_t shards = plan.shards();
+  float sum = 0;
+  for (int64_t r = 0; r < plan.replicas; ++r) {
+    float part = 0;
+    for (int64_t s = 0; s < shards; ++s)
+      part += gradOf(r * shards + s, turn, param);
+    sum += part / float(shards);
+  }
+  return sum / float(plan.replicas);
+}
+
+/// Steps the sample plan's collectives, of several microbatches a step; every
+/// rank checks its own parts. With `copied` the shards to all-reduce are not
+/// where the reduce-scatters leave them.
+void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
+               bool copied) {
   ShmComm comm(plan, segment, rank);
   int64_t shards = plan.shards(), replica = rank / shards;
   expect(comm.shardIndex() == rank % shards, "shard index");
@@ -37,12 +53,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank) {
   };
   writeShards(0);
   comm.publish();
-  for (int64_t step = 0; step < 6; ++step) {
-    comm.beginStep(step);
-    for (size_t u = 0; u < plan.units.size(); ++u)
-      for (const at::Tensor &full : comm.allGather(int32_t(u)))
-        expect(full.eq(double(100 * replica + step)).all().item<bool>(),
-               "a replica gathers its own parameters");
+  auto reduceAll = [&](int64_t turn) {
     std::vector<std::pair<const plan::AllReduce *, std::vector<at::Tensor>>>
         results;
     std::vector<at::Tensor> reduced;
@@ -52,41 +63,64 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank) {
         std::vector<at::Tensor> grads;
         for (int32_t p : reduce->params)
           grads.push_back(at::full(plan.params[size_t(p)].spec.shape,
-                                   gradOf(rank, step, p), at::kFloat));
+                                   gradOf(rank, turn, p), at::kFloat));
         reduced = comm.reduceScatter(*reduce, grads);
       } else if (auto *all = std::get_if<plan::AllReduce>(&instruction.kind)) {
+        if (copied)
+          comm.finishReductions();
         results.emplace_back(all, comm.allReduce(*all, reduced));
       }
     }
-    comm.beginUpdate();
+    comm.finishReductions();
     for (const auto &[all, outs] : results)
       for (size_t i = 0; i < outs.size(); ++i) {
-        float sum = 0;
-        for (int64_t r = 0; r < plan.replicas; ++r) {
-          float part = 0;
-          for (int64_t s = 0; s < shards; ++s)
-            part += gradOf(r * shards + s, step, all->params[i]);
-          sum += part / float(shards);
-        }
-        float mean = sum / float(plan.replicas);
         plan::TensorSpec spec =
             plan::shardSpec(plan, all->params[i], comm.shardIndex());
         expect(outs[i].sizes() == spec.shape, "shape of a shard");
-        expect(outs[i].eq(mean).all().item<bool>(),
-               "average over shards, then over replicas");
+        expect(
+            outs[i].eq(meanGrad(plan, turn, all->params[i])).all().item<bool>(),
+            "average over shards, then over replicas");
       }
+  };
+  for (int64_t step = 0; step < 4; ++step) {
+    comm.beginStep(step);
+    for (size_t u = 0; u < plan.units.size(); ++u)
+      for (const at::Tensor &full : comm.allGather(int32_t(u)))
+        expect(full.eq(double(100 * replica + step)).all().item<bool>(),
+               "a replica gathers its own parameters");
+    for (int64_t microbatch = 0; microbatch < 3; ++microbatch) {
+      if (microbatch > 0)
+        comm.beginMicrobatch();
+      reduceAll(3 * step + microbatch);
+    }
+    comm.beginUpdate();
     writeShards(step + 1);
     comm.publish();
   }
 }
 
+constexpr std::pair<int64_t, int64_t> kMeshes[] = {
+    {4, 2}, {2, 2}, {6, 2}, {6, 3}};
+
+void trainAll(const plan::Plan &plan, bool copied) {
+  ShmSegment segment(plan);
+  for (const std::string &error : forkRanks(plan.worldSize, [&](int64_t rank) {
+         trainLike(plan, segment, rank, copied);
+       }))
+    EXPECT_EQ(error, "") << plan.worldSize << " ranks, " << plan.replicas
+                         << " replicas";
+}
+
 TEST(Replicas, AverageOverBothAxes) {
-  for (auto [ranks, replicas] : {std::pair{4, 2}, {2, 2}, {6, 2}, {6, 3}}) {
+  for (auto [ranks, replicas] : kMeshes)
+    trainAll(samplePlan(ranks, false, replicas), false);
+}
+
+TEST(Replicas, AverageSums) {
+  for (auto [ranks, replicas] : kMeshes) {
     plan::Plan plan = samplePlan(ranks, false, replicas);
-    ShmSegment segment(plan);
-    for (const std::string &error : forkRanks(
-             ranks, [&](int64_t rank) { trainLike(plan, segment, rank); }))
-      EXPECT_EQ(error, "") << ranks << " ranks, " << replicas << " replicas";
+    accumulatePartial(plan);
+    trainAll(plan, true);
   }
 }
 

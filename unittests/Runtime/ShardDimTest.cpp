@@ -36,17 +36,18 @@ plan::Plan dimPlan(int64_t ranks, int64_t replicas) {
     plan.params.back().shardDim = dim;
   }
   plan.units.push_back(unit);
-  std::vector<plan::ValueId> none(unit.params.size(), -1), shards, reduced;
-  auto addValue = [&](int32_t param) {
-    plan.values.push_back(plan::shardSpec(plan, param, 0));
+  std::vector<plan::ValueId> grads, shards, reduced;
+  auto addValue = [&](const plan::TensorSpec &spec) {
+    plan.values.push_back(spec);
     return plan::ValueId(plan.values.size() - 1);
   };
   for (int32_t param : unit.params) {
-    shards.push_back(addValue(param));
-    reduced.push_back(addValue(param));
+    grads.push_back(addValue(plan.params[param].spec));
+    shards.push_back(addValue(plan::shardSpec(plan, param, 0)));
+    reduced.push_back(addValue(plan::shardSpec(plan, param, 0)));
   }
   plan.instructions.push_back(
-      {plan::ReduceScatter{0, unit.params, none, shards},
+      {plan::ReduceScatter{0, unit.params, grads, shards},
        plan::Phase::Backward,
        -1,
        {}});

@@ -46,12 +46,19 @@ plan::Plan collectivePlan(int64_t worldSize, plan::DType dtype) {
   }
   plan.instructions.push_back(
       {plan::Call{"aten::mm", "", {}, {}, 0}, plan::Phase::Backward, -1, {}});
-  for (int64_t u = kUnits - 1; u >= 0; --u)
-    plan.instructions.push_back(
-        {plan::ReduceScatter{int32_t(u), plan.units[size_t(u)].params, {}, {}},
-         plan::Phase::Backward,
-         -1,
-         {}});
+  auto addValue = [&](plan::TensorSpec spec) {
+    plan.values.push_back(std::move(spec));
+    return plan::ValueId(plan.values.size() - 1);
+  };
+  for (int64_t u = kUnits - 1; u >= 0; --u) {
+    plan::ReduceScatter reduce{
+        int32_t(u), plan.units[size_t(u)].params, {}, {}};
+    for (int32_t param : reduce.params) {
+      reduce.ins.push_back(addValue(plan.params[size_t(param)].spec));
+      reduce.outs.push_back(addValue(plan::shardSpec(plan, param, 0)));
+    }
+    plan.instructions.push_back({reduce, plan::Phase::Backward, -1, {}});
+  }
   return plan;
 }
 
@@ -248,8 +255,8 @@ TEST(ShmComm, StopsWhenAborted) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       return;
     }
-    plan::ReduceScatter reduce{4, {7}, {}, {}};
-    comm.reduceScatter(reduce,
+    // That of the last unit comes first.
+    comm.reduceScatter(std::get<plan::ReduceScatter>(plan.instructions[1].kind),
                        {at::from_blob(segment.grad(0, 7), {4, 4}, at::kFloat)});
     comm.beginUpdate();
   });

@@ -195,6 +195,46 @@ void addInit(Plan &plan) {
   plan.weights = {};
 }
 
+void accumulateWhole(Plan &plan) {
+  plan.accumulationSteps = 2;
+  std::vector<Instruction> instructions;
+  for (Instruction &instruction : plan.instructions) {
+    if (auto *call = std::get_if<Call>(&instruction.kind))
+      call->reduceInputOf = -1;
+    if (auto *reduce = std::get_if<ReduceScatter>(&instruction.kind)) {
+      Accumulate sums{reduce->params, reduce->ins, {}};
+      for (ValueId &in : reduce->ins) {
+        plan.values.push_back({plan.values[size_t(in)].shape, DType::Float64});
+        in = ValueId(plan.values.size()) - 1;
+      }
+      sums.outs = reduce->ins;
+      reduce->lastMicrobatch = true;
+      instructions.push_back({std::move(sums), Phase::Backward, -1, {}});
+    }
+    instructions.push_back(std::move(instruction));
+  }
+  plan.instructions = std::move(instructions);
+}
+
+void accumulatePartial(Plan &plan) {
+  plan.accumulationSteps = 2;
+  std::vector<Instruction> instructions;
+  for (Instruction &instruction : plan.instructions) {
+    if (auto *reduce = std::get_if<AllReduce>(&instruction.kind)) {
+      Accumulate sums{reduce->params, reduce->ins, {}};
+      for (ValueId &in : reduce->ins) {
+        plan.values.push_back(plan.values[size_t(in)]);
+        in = ValueId(plan.values.size()) - 1;
+      }
+      sums.outs = reduce->ins;
+      reduce->lastMicrobatch = true;
+      instructions.push_back({std::move(sums), Phase::Backward, -1, {}});
+    }
+    instructions.push_back(std::move(instruction));
+  }
+  plan.instructions = std::move(instructions);
+}
+
 void offload(Plan &plan) {
   plan.units[0].cpuOffload = true;
   std::vector<Instruction> instructions;

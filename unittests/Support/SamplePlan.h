@@ -36,6 +36,14 @@ void addEvaluation(plan::Plan &plan);
 /// gradient. Call it before addEvaluation.
 void offload(plan::Plan &plan);
 
+/// Adds the results of the reduce-scatters over two microbatches a step: every
+/// all-reduce takes the sums, in the last one. For plans with all-reduces.
+void accumulatePartial(plan::Plan &plan);
+
+/// Adds whole gradients over two microbatches a step, in float64; the
+/// reduce-scatters take the sums, in the last one.
+void accumulateWhole(plan::Plan &plan);
+
 /// Position of the first instruction of a kind.
 template <typename Kind> size_t find(const plan::Plan &plan, int skip = 0) {
   for (size_t i = 0; i < plan.instructions.size(); ++i)

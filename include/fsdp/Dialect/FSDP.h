@@ -80,6 +80,11 @@ getUnitParams(ModuleOp module);
 /// or a MeshAxisAttr for a sub-axis of that size.
 llvm::StringRef getAxisName(Attribute axis);
 
+/// The type in which whole gradients of a parameter are added over
+/// microbatches, FSDP2's `unsharded_grad_dtype`; `unit` is null for one that is
+/// ignored.
+RankedTensorType getAccumulatedType(ParamOp param, UnitOp unit);
+
 /// Which value's storage a value shares: follows the `views` of aten.call up
 /// to the value that owns the storage.
 Value getStorageOwner(Value value);

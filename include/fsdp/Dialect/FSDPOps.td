@@ -496,7 +496,8 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
 
     **ReduceScatter-1**: parameters belong to the unit, are in unit order and
     as many as operands and results. **ReduceScatter-2**: each operand has its
-    parameter's type, in its gradient's dtype. **ReduceScatter-3**: each result has
+    parameter's type, in its gradient's dtype or, with `last_microbatch`, in
+    that of the sums of an `fsdp.accumulate`. **ReduceScatter-3**: each result has
     its parameter's sharded type, in its own dtype or, for an all-reduce, in
     that of the reduction. **ReduceScatter-4**: `reduce_dtype` is that of
     the unit's `mixed_precision`, where it has one; divisors are positive and
@@ -527,7 +528,8 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
     The ranks with the same index on all other axes exchange their shards.
     `avg` is a sum in ascending order of the index on the axis, and a division
     by its size; `sum` divides by `postdivide` instead. Shards come, and are
-    reduced, in `reduce_dtype`, then cast to the dtype of the parameter's.
+    reduced, in `reduce_dtype`, then cast to the dtype of the parameter's. With
+    `last_microbatch` it runs in the last microbatch of a step only.
 
     **AllReduce-1**: parameters belong to the unit, are in unit order and as
     many as operands and results. **AllReduce-2**: each operand has its
@@ -540,7 +542,8 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
                        StrAttr:$axis, FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_ShardedType>:$grads,
                        OptionalAttr<TypeAttr>:$reduce_dtype,
-                       OptionalAttr<F64Attr>:$postdivide);
+                       OptionalAttr<F64Attr>:$postdivide,
+                       UnitAttr:$last_microbatch);
   let results = (outs Variadic<FSDP_ShardedType>:$reduced);
   let assemblyFormat = [{
     $unit $kind `over` $axis $param_names $grads attr-dict `:`

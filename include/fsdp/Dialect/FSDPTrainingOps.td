@@ -84,10 +84,16 @@ def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
     and updates once, with the gradient of the mean of their losses: each
     backward begins with 1 / `steps`. With `reduce_each_microbatch` every
     backward reduces and adds the shards, as FSDP2 does by default. Without,
-    whole gradients are added on each rank and reduced in the last microbatch,
-    as after `set_requires_gradient_sync(False)`. With `reshard_after_backward
-    = false` parameters that backward gathered stay so for the next microbatch,
-    as after `set_reshard_after_backward(False)`.
+    whole gradients are added on each rank, in the dtype of their reduction, and
+    reduced in the last microbatch, as after `set_requires_gradient_sync(False)`.
+    With `all_reduce_each_microbatch = false` every backward reduce-scatters,
+    the shards are added in the dtype of the reduction, and the sums are
+    all-reduced over the replicas in the last microbatch, as after
+    `set_requires_all_reduce(False)`; a mesh without an axis `replicate` has
+    nothing to all-reduce. With `reshard_after_backward = false` parameters that
+    backward gathered stay so for the next microbatch, as after
+    `set_reshard_after_backward(False)`. Gradients of ignored parameters are
+    added on each rank, whatever the policy.
 
     ```mlir
     fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
@@ -97,7 +103,8 @@ def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
     at most one.
   }];
   let arguments = (ins I64Attr:$steps, BoolAttr:$reduce_each_microbatch,
-                       DefaultValuedAttr<BoolAttr, "true">:$reshard_after_backward);
+                       DefaultValuedAttr<BoolAttr, "true">:$reshard_after_backward,
+                       DefaultValuedAttr<BoolAttr, "true">:$all_reduce_each_microbatch);
   let assemblyFormat = "attr-dict";
   let hasVerifier = 1;
 }
@@ -112,14 +119,18 @@ def FSDP_AccumulateOp : FSDP_Op<"accumulate", [HasParent<"ProgramOp">,
   let summary = "Adds a microbatch's gradients to the step's";
   let description = [{
     The results are the sums over the step's microbatches up to this one, of
-    whole gradients or of shards, in the dtype of the operands.
+    whole gradients or of shards. Shards are added in their own dtype, whole
+    gradients in that of their reduction: the unit's `reduce_dtype`, without one
+    the parameter's own.
 
     ```mlir
     %a0, %a1 = fsdp.accumulate [@w, @b] %g0, %g1 : (…) -> (…)
     ```
 
-    **Accumulate-1**: as many operands and results as parameters, each of its
-    parameter's type or sharded type, a result as its operand.
+    **Accumulate-1**: as many operands and results as parameters. An operand has
+    its parameter's gradient type, and the result the dtype in which whole
+    gradients are added; or the operand has the parameter's sharded type, of an
+    `fsdp.reduce_scatter` in any dtype, and so has the result.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_TensorOrSharded>:$grads);

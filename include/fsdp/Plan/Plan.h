@@ -214,8 +214,9 @@ struct Reshard {
 };
 
 /// Reduces gradients over the ranks of a replica and keeps this rank's rows.
-/// ins[i] is the full gradient of params[i] in its gradDtype, outs[i] the shard
-/// in the parameter's own dtype, or with replicas in reduceDtype. Each gradient
+/// ins[i] is the full gradient of params[i] in its gradDtype, or the sum of an
+/// Accumulate; outs[i] is the shard in the parameter's own dtype, or where it
+/// goes to an AllReduce, in reduceDtype. Each gradient
 /// is cast to reduceDtype and divided by predivide; then a sum in ascending
 /// rank order and a division by postdivide, every result rounded to
 /// reduceDtype. An average (FSDP2 over Gloo) is a sum without predivide,
@@ -239,7 +240,8 @@ struct ReduceScatter {
 };
 
 /// Adds ins[i], the whole gradient of params[i] or its shard, to the sum over
-/// the step's microbatches; outs[i] is that sum up to this microbatch.
+/// the step's microbatches; outs[i] is that sum up to this microbatch, and its
+/// dtype the one in which it is added.
 struct Accumulate {
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
@@ -257,6 +259,8 @@ struct AllReduce {
   std::vector<ValueId> outs;
   /// nullopt: an average.
   std::optional<double> postdivide = std::nullopt;
+  /// Runs in the last microbatch of a step only.
+  bool lastMicrobatch = false;
 };
 
 /// Copies this rank's shards of an offloaded unit to the device, for the
@@ -404,9 +408,6 @@ struct Plan {
 /// The part of a parameter, and of its gradient, that the `index`-th rank of a
 /// replica owns; the whole of an ignored parameter.
 TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index);
-
-/// The dtype of outs[index] of a reduce-scatter.
-DType reducedDType(const Plan &plan, const ReduceScatter &reduce, size_t index);
 
 /// Where that part lies in the whole, row-major: `count` runs of `size`
 /// elements, the first at `begin`, their beginnings `stride` apart. One after

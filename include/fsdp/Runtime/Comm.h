@@ -90,9 +90,10 @@ public:
   reduceScatter(const plan::ReduceScatter &reduce,
                 const std::vector<at::Tensor> &grads) = 0;
 
-  /// Begins the average over the replicas of results of reduceScatter. The
-  /// results' contents are there after finishReductions, until when `reduce`
-  /// must live.
+  /// Begins the average over the replicas of results of reduceScatter, or of
+  /// shards whose contents are there. The results' contents are there after
+  /// finishReductions, until when `reduce` must live. A unit is all-reduced at
+  /// most once between two calls of finishReductions.
   virtual std::vector<at::Tensor>
   allReduce(const plan::AllReduce &reduce,
             const std::vector<at::Tensor> &shards) = 0;

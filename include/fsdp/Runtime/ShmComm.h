@@ -82,8 +82,13 @@ private:
   /// Whether all ranks of the replica have reached `target`.
   bool allReached(Counter RankState::*counter, uint32_t target) const;
   /// Where this rank's result of a reduction goes: to where the other replicas
-  /// read it, or where there are none, to memory of its own.
+  /// read it, or if it is not all-reduced, to memory of its own.
   at::Tensor shardGrad(const plan::ReduceScatter &reduce, size_t index) const;
+  /// The place where the other replicas read a shard.
+  at::Tensor shardPlace(int32_t param, at::ScalarType dtype) const;
+  /// Waits until the other replicas have read this rank's shards of the last
+  /// round of all-reduces.
+  void awaitShardsRead();
   bool peerDied(int64_t peer);
   /// Copies this rank's part of a unit's parameters to its group's place,
   /// unless what lies there is of the same version.
@@ -134,6 +139,8 @@ private:
   int32_t acquired = 0;
   std::deque<Pending> pending;
   std::vector<PendingAllReduce> pendingAllReduces;
+  /// Rounds of all-reduces finished, over all steps.
+  uint32_t allReduceRounds = 0;
 };
 
 } // namespace fsdp::runtime

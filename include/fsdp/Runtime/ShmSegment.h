@@ -23,7 +23,7 @@
 // own behind that area. With one rank a replica there is no such area.
 //
 // All-reduce inputs have a place of their own each: the shards are read when
-// the step's update begins. With one replica there are none.
+// the step's reductions are finished, of each microbatch or of the last.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_SHMSEGMENT_H
@@ -74,8 +74,11 @@ struct RankState {
   Counter inputsRead;
   /// Vectors this rank has put in place to be all-reduced, over all steps.
   Counter vectorsReady;
-  /// Steps whose all-reduce inputs this rank has put in place.
+  /// Rounds of all-reduces whose inputs this rank has put in place, over all
+  /// steps, and those of which it has read its replicas' inputs. Each unit is
+  /// all-reduced at most once a round.
   Counter shardsReady;
+  Counter shardsRead;
   /// Barriers this rank has come to.
   Counter barriers;
   /// Steps whose statistics this rank has written (all) or read (rank 0).
@@ -115,6 +118,9 @@ struct SegmentLayout {
   /// Per parameter: offset of its gradient's shard in a rank's area; unused
   /// for one that is not all-reduced.
   std::vector<size_t> shardGrads;
+  /// Per parameter: what is all-reduced is the result of its reduce-scatter,
+  /// which is written there.
+  std::vector<bool> reducedInPlace;
   /// Per parameter: position of its reduction among the step's, or -1.
   std::vector<int32_t> reductionOf;
   /// Per parameter: has a place of its own in the area.

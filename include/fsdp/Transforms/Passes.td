@@ -163,7 +163,9 @@ def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
     Where the mesh has an axis `replicate` of more than one rank, puts one
     `fsdp.all_reduce` over it behind each `fsdp.reduce_scatter` and writes its
     results in the shards' place. Where the unit's `gradient_division` has a
-    factor, the reduce-scatter has divided already.
+    factor, the reduce-scatter has divided already. An axis of one rank
+    counts where the all-reduces are left to the last microbatch: shards are
+    added in the dtype of the reduction then.
 
     Before: gradients are reduce-scattered. After: the gradients written are
     averages over all ranks.
@@ -209,9 +211,14 @@ def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
     backward begins with 1 / `steps` in place of 1, and with
     `reduce_each_microbatch` one `fsdp.accumulate` of all gradients' shards
     ends it; without, an `fsdp.accumulate` of its whole gradients precedes
-    each `fsdp.reduce_scatter`, which then runs in the last microbatch only.
+    each `fsdp.reduce_scatter`, and all collectives of gradients run in the last
+    microbatch only. With `all_reduce_each_microbatch = false` the results of all
+    `fsdp.reduce_scatter` are added at the end of backward, and each
+    `fsdp.all_reduce` takes the sums, in the last microbatch only. Whole
+    gradients of ignored parameters are added where backward ends.
 
-    Before: gradients are shards, written. After: as before.
+    Before: gradients are shards, written; those of ignored parameters whole.
+    After: as before.
   }];
 }
 

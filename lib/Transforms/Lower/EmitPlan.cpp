@@ -467,6 +467,7 @@ private:
     if (reduce.getKind() == ReduceKind::Sum)
       kind.postdivide =
           reduce.getPostdivide().value_or(APFloat(1.0)).convertToDouble();
+    kind.lastMicrobatch = reduce.getLastMicrobatch();
     append(reduce, std::move(kind));
     return success();
   }

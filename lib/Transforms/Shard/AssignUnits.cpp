@@ -150,9 +150,6 @@ private:
           any = true;
           param.setIgnored(true);
         }
-      for (auto accumulation : module.getOps<AccumulationOp>())
-        return accumulation.emitOpError("is not supported with ignored "
-                                        "parameters yet");
       if (!any)
         return op.emitError("pattern \"")
                << op.getPattern() << "\" matches no parameter";

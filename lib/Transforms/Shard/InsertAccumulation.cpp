@@ -23,19 +23,14 @@ struct InsertAccumulation
     ProgramOp program = getProgram(module);
     if (!program || failed(scaleLoss(program, policy.getSteps())))
       return signalPassFailure();
-    if (policy.getReduceEachMicrobatch()) {
-      accumulateShards(program);
-      return;
-    }
-    // FSDP2 accumulates in the reduction's dtype, whatever the gradients' is.
-    for (auto param : module.getOps<ParamOp>())
-      if (param.getGradType() != param.getTensorType()) {
-        policy.emitError("reduce_each_microbatch = false with the mixed "
-                         "precision of unit ")
-            << param.getUnitAttr() << " is not supported yet";
-        return signalPassFailure();
-      }
-    accumulateWhole(program);
+    if (!policy.getReduceEachMicrobatch())
+      accumulateWhole(module, program);
+    else if (!policy.getAllReduceEachMicrobatch() &&
+             !program.getOps<AllReduceOp>().empty())
+      accumulatePartial(program);
+    else
+      return accumulateWritten(program, /*shards=*/true);
+    accumulateWritten(program, /*shards=*/false);
   }
 
 private:
@@ -72,23 +67,25 @@ private:
         "accumulation scales it");
   }
 
-  /// Every backward reduces; the shards are added at its end, when all
-  /// reductions are under way.
-  static void accumulateShards(ProgramOp program) {
+  /// Adds the gradients of ignored parameters, with `shards` all that are
+  /// written, at the end of backward, when all reductions are under way.
+  static void accumulateWritten(ProgramOp program, bool shards) {
     SmallVector<WriteGradOp> writes;
-    for (auto write : program.getOps<WriteGradOp>())
-      if (isa<ShardedType>(write.getGrad().getType()))
-        writes.push_back(write);
-    if (writes.empty())
-      return;
     SmallVector<Attribute> names;
     SmallVector<Value> grads;
-    for (WriteGradOp write : writes) {
+    for (auto write : program.getOps<WriteGradOp>()) {
+      if (!shards && isa<ShardedType>(write.getGrad().getType()))
+        continue;
+      writes.push_back(write);
       names.push_back(write.getParamAttr());
       grads.push_back(write.getGrad());
     }
+    if (writes.empty())
+      return;
     OpBuilder builder(program.getBody().front().getTerminator());
-    auto sums = create(builder, writes.front().getLoc(), names, grads);
+    SmallVector<Type> types(ValueRange(grads).getTypes());
+    auto sums = AccumulateOp::create(builder, writes.front().getLoc(), types,
+                                     builder.getArrayAttr(names), grads);
     for (auto [write, sum] : llvm::zip(writes, sums.getSums())) {
       WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(), sum);
       write.erase();
@@ -96,26 +93,57 @@ private:
   }
 
   /// Whole gradients are added on each rank; the sums are reduced.
-  static void accumulateWhole(ProgramOp program) {
+  static void accumulateWhole(ModuleOp module, ProgramOp program) {
     for (auto reduce : program.getOps<ReduceScatterOp>()) {
       OpBuilder builder(reduce);
-      SmallVector<Attribute> names(reduce.getParamNames().getValue());
-      auto sums = create(builder, reduce.getLoc(), names,
-                         llvm::to_vector(reduce.getGrads()));
+      auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr());
+      SmallVector<Type> types;
+      for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
+        types.push_back(
+            getAccumulatedType(module.lookupSymbol<ParamOp>(name), unit));
+      auto sums =
+          AccumulateOp::create(builder, reduce.getLoc(), types,
+                               reduce.getParamNamesAttr(), reduce.getGrads());
       reduce.getGradsMutable().assign(sums.getSums());
       reduce.setLastMicrobatch(true);
     }
+    for (auto reduce : program.getOps<AllReduceOp>())
+      reduce.setLastMicrobatch(true);
     for (auto copy : program.getOps<CopyToHostOp>())
       copy.setLastMicrobatch(true);
   }
 
-  static AccumulateOp create(OpBuilder &builder, Location loc,
-                             ArrayRef<Attribute> names, ArrayRef<Value> grads) {
-    SmallVector<Type> types;
-    for (Value grad : grads)
-      types.push_back(grad.getType());
-    return AccumulateOp::create(builder, loc, types,
-                                builder.getArrayAttr(names), grads);
+  /// The results of the reduce-scatters are added at the end of backward; the
+  /// sums are all-reduced.
+  static void accumulatePartial(ProgramOp program) {
+    Operation *terminator = program.getBody().front().getTerminator();
+    auto copies = program.getOps<CopyToHostOp>();
+    Operation *end = copies.empty() ? terminator : *copies.begin();
+    auto reductions = llvm::to_vector(program.getOps<AllReduceOp>());
+    SmallVector<Attribute> names;
+    SmallVector<Value> shards;
+    for (AllReduceOp reduce : reductions) {
+      llvm::append_range(names, reduce.getParamNames());
+      llvm::append_range(shards, reduce.getGrads());
+    }
+    OpBuilder builder(end);
+    SmallVector<Type> types(ValueRange(shards).getTypes());
+    auto partial =
+        AccumulateOp::create(builder, reductions.front().getLoc(), types,
+                             builder.getArrayAttr(names), shards);
+    ValueRange sums = partial.getSums();
+    for (AllReduceOp reduce : reductions) {
+      size_t count = reduce.getGrads().size();
+      reduce.getGradsMutable().assign(sums.take_front(count));
+      sums = sums.drop_front(count);
+      reduce.setLastMicrobatch(true);
+      reduce->moveBefore(end);
+    }
+    for (auto write : llvm::to_vector(program.getOps<WriteGradOp>()))
+      if (write.getGrad().getDefiningOp<AllReduceOp>())
+        write->moveBefore(terminator);
+    for (CopyToHostOp copy : copies)
+      copy.setLastMicrobatch(true);
   }
 };
 } // namespace

@@ -19,15 +19,18 @@ struct InsertAllReduces
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    int64_t replicas = 1;
+    int64_t replicas = 0;
     for (auto mesh : module.getOps<MeshOp>())
-      replicas = mesh.getMesh().getAxisSize(replicateAxisName).value_or(1);
-    if (replicas == 1)
+      replicas = mesh.getMesh().getAxisSize(replicateAxisName).value_or(0);
+    // FSDP2 adds what it does not all-reduce yet in the dtype of the reduction,
+    // over one replica too.
+    bool partial =
+        llvm::any_of(module.getOps<AccumulationOp>(), [](AccumulationOp op) {
+          return op.getSteps() > 1 && op.getReduceEachMicrobatch() &&
+                 !op.getAllReduceEachMicrobatch();
+        });
+    if (replicas < (partial ? 1 : 2))
       return;
-    for (auto op : module.getOps<AccumulationOp>()) {
-      op.emitOpError("is not supported on a mesh with replicas yet");
-      return signalPassFailure();
-    }
     for (auto reduce : llvm::to_vector(program.getOps<ReduceScatterOp>())) {
       auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr().getAttr());
       GradientDivisionAttr division = unit.getGradientDivisionAttr();

@@ -53,6 +53,130 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
+// Mixed precision: whole gradients are added in reduce_dtype; HSDP's all-reduce
+// runs in the last microbatch too.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"{{.*}} -> tensor<4xbf16>
+// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xbf16>) -> tensor<4xf16>
+// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch, reduce_dtype = f16} : (tensor<4xf16>)
+// CHECK-NEXT:    %[[A:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[R]] {last_microbatch, reduce_dtype = f16}
+// CHECK-NEXT:    fsdp.write_grad @w, %[[A]]
+// CHECK-NEXT:    fsdp.return
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f16>}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xbf16>) -> tensor<bf16>
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<bf16>) -> tensor<bf16>
+  %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xbf16>, tensor<bf16>) -> tensor<4xbf16>
+  %r = fsdp.reduce_scatter @u avg [@w] %g {reduce_dtype = f16} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
+  %a = fsdp.all_reduce @u avg over "replicate" [@w] %r {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @w, %a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<bf16>
+}
+
+// -----
+
+// HSDP: every microbatch reduce-scatters; the sums of all units, in reduce_dtype,
+// are all-reduced in the last one, and copied to the host after that.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[RU:.*]] = fsdp.reduce_scatter @u avg [@w]
+// CHECK-NEXT:    %[[RV:.*]] = fsdp.reduce_scatter @v avg [@v.w]
+// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @v.w] %[[RU]], %[[RV]] : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+// CHECK-NEXT:    %[[AU:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[SUMS]]#0 {last_microbatch, reduce_dtype = f16}
+// CHECK-NEXT:    %[[AV:.*]] = fsdp.all_reduce @v avg over "replicate" [@v.w] %[[SUMS]]#1 {last_microbatch}
+// CHECK-NEXT:    %[[C:.*]] = fsdp.copy_to_host @v [@v.w] %[[AV]] {last_microbatch}
+// CHECK-DAG:     fsdp.write_grad @w, %[[AU]]
+// CHECK-DAG:     fsdp.write_grad @v.w, %[[C]]
+// CHECK-NOT:     fsdp.accumulate
+// CHECK:         fsdp.return
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = true, steps = 4}
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = f16>}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.unit @v {cpu_offload}
+fsdp.param @v.w : tensor<4xf32> unit @v sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
+  %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+  %ru = fsdp.reduce_scatter @u avg [@w] %g {reduce_dtype = f16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
+  %au = fsdp.all_reduce @u avg over "replicate" [@w] %ru {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @w, %au : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %rv = fsdp.reduce_scatter @v avg [@v.w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %av = fsdp.all_reduce @v avg over "replicate" [@v.w] %rv : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %c = fsdp.copy_to_host @v [@v.w] %av : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @v.w, %c : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// The gradient of an ignored parameter is added on each rank, here beside the
+// shards.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"
+// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[G]] :
+// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@scale, @w] %[[G]], %[[R]] : (tensor<4xf32>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+// CHECK-NEXT:    fsdp.write_grad @scale, %[[SUMS]]#0 : tensor<4xf32>
+// CHECK-NEXT:    fsdp.write_grad @w, %[[SUMS]]#1
+// CHECK-NEXT:    fsdp.return
+fsdp.mesh @world <["shard"=2]>
+fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @scale : tensor<4xf32> {ignored}
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
+  %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+  fsdp.write_grad @scale, %g : tensor<4xf32>
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// Without reductions of each microbatch it is added where backward ends.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"
+// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
+// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch}
+// CHECK-NEXT:    fsdp.write_grad @w, %[[R]]
+// CHECK-NEXT:    %[[OWN:.*]] = fsdp.accumulate [@scale] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
+// CHECK-NEXT:    fsdp.write_grad @scale, %[[OWN]]
+// CHECK-NEXT:    fsdp.return
+fsdp.mesh @world <["shard"=2]>
+fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @scale : tensor<4xf32> {ignored}
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
+  %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+  fsdp.write_grad @scale, %g : tensor<4xf32>
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
 // One microbatch is what there is without the policy.
 
 // CHECK-LABEL: fsdp.program @train_step

@@ -39,6 +39,26 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 
 // -----
 
+// One replica, all-reduced in the last microbatch: FSDP2 adds the shards in
+// reduce_dtype.
+
+// CHECK:      %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %{{.*}} {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+// CHECK-NEXT: fsdp.all_reduce @u avg over "replicate" [@w] %[[R]] {reduce_dtype = bf16}
+fsdp.mesh @world <["replicate"=1, "shard"=2]>
+fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = true, steps = 2}
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %r = fsdp.reduce_scatter @u avg [@w] %x {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
 // Mixed precision: both reductions are in reduce_dtype; the division after a sum
 // and the cast to the parameter's dtype come last.
 
