@@ -97,7 +97,7 @@ class FSDPModule:
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         if not requires_all_reduce:
-            _refuse("set_requires_all_reduce", "gradient_accumulation_steps of compile")
+            _refuse("set_requires_all_reduce", "all_reduce_each_microbatch=False of compile")
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         if not is_last_backward:
