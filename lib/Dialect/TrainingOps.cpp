@@ -136,7 +136,7 @@ LogicalResult ParamGroupOp::verify() {
 }
 
 //===----------------------------------------------------------------------===//
-// GradientClippingOp, LRScheduleOp, AccumulationOp
+// GradientClippingOp, LRScheduleOp, AccumulationOp, GradScalerOp
 //===----------------------------------------------------------------------===//
 
 template <typename OpT>
@@ -185,8 +185,32 @@ LogicalResult AccumulationOp::verify() {
   return verifySingle(*this, "Accumulation-2");
 }
 
+LogicalResult GradScalerOp::verify() {
+  auto check = [&](APFloat given, bool holds, StringRef expected) {
+    if (given.isFinite() && holds)
+      return success();
+    SmallString<16> text;
+    given.toString(text);
+    return LogicalResult(emitOpError("GradScaler-1: expected ")
+                         << expected << ", got: " << text);
+  };
+  double scale = getInitScale().convertToDouble();
+  double growth = getGrowthFactor().convertToDouble();
+  double backoff = getBackoffFactor().convertToDouble();
+  if (failed(check(getInitScale(), scale > 0, "a positive init_scale")) ||
+      failed(check(getGrowthFactor(), growth > 1, "a growth_factor above 1")) ||
+      failed(check(getBackoffFactor(), backoff > 0 && backoff < 1,
+                   "a backoff_factor between 0 and 1")))
+    return failure();
+  if (static_cast<int64_t>(getGrowthInterval()) < 1)
+    return emitOpError(
+               "GradScaler-1: expected a positive growth_interval, got: ")
+           << static_cast<int64_t>(getGrowthInterval());
+  return verifySingle(*this, "GradScaler-2");
+}
+
 //===----------------------------------------------------------------------===//
-// AccumulateOp, ClipGradNormOp
+// AccumulateOp, LossScaleOp, UnscaleOp, ClipGradNormOp
 //===----------------------------------------------------------------------===//
 
 RankedTensorType mlir::fsdp::getAccumulatedType(ParamOp param, UnitOp unit) {
@@ -269,6 +293,27 @@ static LogicalResult verifyGradTypes(SymbolTableCollection &symbols,
 LogicalResult AccumulateOp::verifySymbolUses(SymbolTableCollection &symbols) {
   return verifyGradTypes(symbols, *this, getParamNames(), /*accumulates=*/true,
                          "Accumulate-1");
+}
+
+LogicalResult LossScaleOp::verify() {
+  auto type = cast<RankedTensorType>(getScale().getType());
+  if (type.getRank() != 0 || !type.getElementType().isF32())
+    return emitOpError("LossScale-1: expected a tensor<f32>, got: ") << type;
+  return success();
+}
+
+LogicalResult UnscaleOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (failed(verifyGradTypes(symbols, *this, getParamNames(),
+                             /*allowWhole=*/false, "Unscale-1")))
+    return failure();
+  for (auto [name, grad] : llvm::zip(getParamNames(), getGrads())) {
+    auto type = cast<ShardedType>(grad.getType()).getTensor();
+    if (type.getElementType().isF16())
+      return emitOpError("Unscale-1: expected no gradient in f16 (GradScaler "
+                         "divides none), got that of ")
+             << name;
+  }
+  return success();
 }
 
 LogicalResult ClipGradNormOp::verifySymbolUses(SymbolTableCollection &symbols) {

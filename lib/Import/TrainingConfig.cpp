@@ -19,19 +19,21 @@ ArrayRef<StringRef> TrainingConfig::getKeys() {
                                        "gradient_accumulation_steps",
                                        "reduce_each_microbatch",
                                        "all_reduce_each_microbatch",
-                                       "reshard_after_backward"};
+                                       "reshard_after_backward",
+                                       "grad_scaler"};
   return keys;
 }
 
 bool TrainingConfig::take(StringRef key, const Node &value) {
-  const Node *&place =
-      key == "optimizer"                     ? optimizer
-      : key == "lr_schedule"                 ? schedule
-      : key == "clip_grad_norm"              ? clipping
-      : key == "gradient_accumulation_steps" ? accumulationSteps
-      : key == "reduce_each_microbatch"      ? reduceEach
-      : key == "all_reduce_each_microbatch"  ? allReduceEach
-                                             : reshardAfterBackward;
+  const Node *&place = key == "optimizer"        ? optimizer
+                       : key == "lr_schedule"    ? schedule
+                       : key == "clip_grad_norm" ? clipping
+                       : key == "gradient_accumulation_steps"
+                           ? accumulationSteps
+                       : key == "reduce_each_microbatch"     ? reduceEach
+                       : key == "all_reduce_each_microbatch" ? allReduceEach
+                       : key == "grad_scaler" ? scaler
+                                              : reshardAfterBackward;
   if (!llvm::is_contained(getKeys(), key))
     return false;
   place = &value;
@@ -44,6 +46,8 @@ LogicalResult TrainingConfig::apply(OpBuilder &builder) {
   if (schedule && failed(applySchedule(builder, *schedule)))
     return failure();
   if (clipping && failed(applyClipping(builder, *clipping)))
+    return failure();
+  if (scaler && failed(applyScaler(builder, *scaler)))
     return failure();
   return applyAccumulation(builder);
 }
@@ -264,6 +268,36 @@ LogicalResult TrainingConfig::applyAccumulation(OpBuilder &builder) {
               "are not reduced, got: true";
   auto op = AccumulationOp::create(builder, accumulationSteps->loc, steps,
                                    reduce, reshard, allReduce);
+  return op.verify();
+}
+
+LogicalResult TrainingConfig::applyScaler(OpBuilder &builder,
+                                          const Node &node) {
+  // torch.amp.GradScaler's defaults.
+  double scale = 65536, growth = 2, backoff = 0.5;
+  int64_t interval = 2000;
+  if (node.kind == Node::Kind::Scalar) {
+    bool enabled = false;
+    if (failed(getBool("grad_scaler", node, enabled)))
+      return failure();
+    if (!enabled)
+      return success();
+  } else if (failed(forEachEntry(
+                 node, "\"grad_scaler\"",
+                 {"init_scale", "growth_factor", "backoff_factor",
+                  "growth_interval"},
+                 [&](StringRef key, const Node &value) -> LogicalResult {
+                   if (key == "growth_interval")
+                     return getInteger(key, value, interval);
+                   return getNumber(key, value,
+                                    key == "init_scale"      ? scale
+                                    : key == "growth_factor" ? growth
+                                                             : backoff);
+                 }))) {
+    return failure();
+  }
+  auto op = GradScalerOp::create(builder, node.loc, APFloat(scale),
+                                 APFloat(growth), APFloat(backoff), interval);
   return op.verify();
 }
 

@@ -8,8 +8,8 @@
 
 namespace mlir::fsdp {
 
-/// Optimizer, learning rate, clipping, accumulation: from YAML into
-/// policy ops, whose verifiers check ranges.
+/// Optimizer, learning rate, clipping, accumulation, loss scaling: from YAML
+/// into policy ops, whose verifiers check ranges.
 class TrainingConfig : ConfigNodeReader {
 public:
   using ConfigNodeReader::ConfigNodeReader;
@@ -28,6 +28,7 @@ private:
   LogicalResult applySchedule(OpBuilder &builder, const Node &node);
   LogicalResult applyClipping(OpBuilder &builder, const Node &node);
   LogicalResult applyAccumulation(OpBuilder &builder);
+  LogicalResult applyScaler(OpBuilder &builder, const Node &node);
   /// One hyperparameter into `result`; `key` is torch.optim's.
   LogicalResult readHyperparameter(OpBuilder &builder, StringRef key,
                                    const Node &value,
@@ -35,7 +36,8 @@ private:
 
   const Node *optimizer = nullptr, *schedule = nullptr, *clipping = nullptr,
              *accumulationSteps = nullptr, *reduceEach = nullptr,
-             *allReduceEach = nullptr, *reshardAfterBackward = nullptr;
+             *allReduceEach = nullptr, *reshardAfterBackward = nullptr,
+             *scaler = nullptr;
 };
 
 /// AdamW with its defaults.

@@ -239,6 +239,22 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.key("norm_type");
       p.real(c.normType);
     }
+    void operator()(const LossScale &l) {
+      p.open("loss_scale");
+      p.number(l.out);
+    }
+    void operator()(const Unscale &u) {
+      p.open("unscale");
+      p.numbers(u.params);
+      p.key("ins");
+      p.numbers(u.ins);
+      p.key("outs");
+      p.numbers(u.outs);
+      if (u.deferred) {
+        p.key("deferred");
+        p.boolean(true);
+      }
+    }
     void operator()(const ReadParam &r) {
       p.open("read_param");
       p.number(r.param);
@@ -383,6 +399,20 @@ std::string Printer::print(const Plan &plan) {
     number(plan.lrSchedule->totalSteps);
     key("min_lr_ratio");
     real(plan.lrSchedule->minLRRatio);
+    raw("}");
+  } else {
+    raw("null");
+  }
+  raw(",\n  \"grad_scaler\": ");
+  if (plan.gradScaler) {
+    open("init_scale");
+    real(plan.gradScaler->initScale);
+    key("growth_factor");
+    real(plan.gradScaler->growthFactor);
+    key("backoff_factor");
+    real(plan.gradScaler->backoffFactor);
+    key("growth_interval");
+    number(plan.gradScaler->growthInterval);
     raw("}");
   } else {
     raw("null");

@@ -172,6 +172,15 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
         ClipGradNorm{c.at("clip_grad_norm").indices(), c.at("ins").indices(),
                      c.at("outs").indices(), c.at("max_norm").real(),
                      c.at("norm_type").real()};
+  } else if (c.has("loss_scale")) {
+    c.keys({"loss_scale"}, {"phase", "module", "frees"});
+    instruction.kind = LossScale{c.at("loss_scale").index()};
+  } else if (c.has("unscale")) {
+    c.keys({"unscale", "ins", "outs"},
+           {"deferred", "phase", "module", "frees"});
+    instruction.kind = Unscale{c.at("unscale").indices(), c.at("ins").indices(),
+                               c.at("outs").indices(),
+                               c.has("deferred") && c.at("deferred").boolean()};
   } else if (c.has("all_reduce")) {
     c.keys({"all_reduce", "params", "ins", "outs"},
            {"postdivide", "last_microbatch", "phase", "module", "frees"});
@@ -212,8 +221,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   } else {
     c.error("expected an instruction (call, read_buffer, read_param, constant, "
             "all_gather, reshard, reduce_scatter, all_reduce, copy_to_device, "
-            "copy_to_host, accumulate, clip_grad_norm, optimizer_step, "
-            "write_param or write_buffer)");
+            "copy_to_host, accumulate, loss_scale, unscale, clip_grad_norm, "
+            "optimizer_step, write_param or write_buffer)");
   }
   if (hasPhase)
     instruction.phase = decodePhase(c);
@@ -260,6 +269,12 @@ LRSchedule decodeLRSchedule(const Cursor &c) {
   return schedule;
 }
 
+GradScaler decodeGradScaler(const Cursor &c) {
+  c.keys({"init_scale", "growth_factor", "backoff_factor", "growth_interval"});
+  return {c.at("init_scale").real(), c.at("growth_factor").real(),
+          c.at("backoff_factor").real(), c.at("growth_interval").integer(1)};
+}
+
 Plan decodePlan(const Cursor &c) {
   // The version comes first: a plan of another version has other keys.
   if (int64_t version = c.at("version").integer(); version != kPlanVersion)
@@ -276,6 +291,7 @@ Plan decodePlan(const Cursor &c) {
           "optimizer",
           "param_groups",
           "lr_schedule",
+          "grad_scaler",
           "accumulation_steps",
           "modules",
           "values",
@@ -300,6 +316,8 @@ Plan decodePlan(const Cursor &c) {
   plan.paramGroups = c.at("param_groups").list(decodeOptimizer);
   if (!c.at("lr_schedule").json().is_null())
     plan.lrSchedule = decodeLRSchedule(c.at("lr_schedule"));
+  if (!c.at("grad_scaler").json().is_null())
+    plan.gradScaler = decodeGradScaler(c.at("grad_scaler"));
   plan.accumulationSteps = c.at("accumulation_steps").integer(1);
   plan.modules =
       c.at("modules").list([](const Cursor &m) { return m.string(); });

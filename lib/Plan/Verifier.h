@@ -92,6 +92,8 @@ private:
   void verifyMicrobatches() const;
   void visit(const ReduceScatter &reduce);
   void visit(const Accumulate &accumulate);
+  void visit(const LossScale &scale);
+  void visit(const Unscale &unscale);
   void visit(const ClipGradNorm &clip);
   void visit(const AllReduce &reduce);
   void visit(const CopyToDevice &copy);
@@ -118,6 +120,7 @@ private:
   /// is made of it.
   void passSum(ValueId in, ValueId out, bool lastMicrobatch);
   void verifyDivisor(double divisor);
+  void verifyGradScaler() const;
 
   const Plan &plan;
   const std::string &origin;
@@ -149,7 +152,9 @@ private:
   std::set<int32_t> accumulated;
   bool optimizerBegun = false;
   std::vector<bool> writtenParams, writtenBuffers;
-  bool sawClipping = false;
+  bool sawClipping = false, sawLossScale = false, sawUnscale = false;
+  /// Parameters whose gradients are unscaled.
+  std::set<int32_t> unscaled;
 };
 
 } // namespace fsdp::plan

@@ -135,6 +135,53 @@ void Verifier::accumulateWhole(ValueId in, ValueId out, const Param &param) {
   checkSpec(out, want, "P14", "the sum of gradients of " + quoted(param.name));
 }
 
+void Verifier::visit(const LossScale &scale) {
+  define(scale.out);
+  checkSpec(scale.out, {{}, DType::Float32}, "P22", "the loss scale");
+  if (!plan.gradScaler ||
+      plan.instructions[position].phase != Phase::Backward ||
+      std::exchange(sawLossScale, true))
+    fail("P22", "expected one loss_scale, in phase \"backward\" of a plan "
+                "with grad_scaler");
+}
+
+void Verifier::visit(const Unscale &unscale) {
+  checkSize(unscale.ins.size(), unscale.params.size(), "gradients");
+  checkSize(unscale.outs.size(), unscale.params.size(), "results");
+  if (!plan.gradScaler ||
+      plan.instructions[position].phase != Phase::Optimizer || sawClipping ||
+      std::exchange(sawUnscale, true))
+    fail("P22", "expected one unscale, in phase \"optimizer\" of a plan with "
+                "grad_scaler, before clip_grad_norm");
+  if (unscale.deferred && !plan.optimizer.fused)
+    fail("P22", "expected a fused optimizer with a deferred unscale");
+  for (size_t i = 0; i < unscale.params.size(); ++i) {
+    checkIndex(unscale.params[i], plan.params, "a parameter");
+    const Param &param = plan.params[unscale.params[i]];
+    if (param.spec.dtype == DType::Float16)
+      fail("P22", "expected no gradient in float16, got that of " +
+                      quoted(param.name));
+    useHostShard(unscale.ins[i], unscale.params[i], "P22");
+    defineShard(unscale.outs[i], unscale.params[i]);
+    states[unscale.outs[i]].onHost = true;
+    states[unscale.outs[i]].summed = states[unscale.ins[i]].summed;
+    unscaled.insert(unscale.params[i]);
+  }
+}
+
+void Verifier::verifyGradScaler() const {
+  if (!plan.gradScaler)
+    return;
+  const GradScaler &s = *plan.gradScaler;
+  bool fits = s.initScale > 0 && std::isfinite(s.initScale) &&
+              s.growthFactor > 1 && std::isfinite(s.growthFactor) &&
+              s.backoffFactor > 0 && s.backoffFactor < 1 &&
+              s.growthInterval > 0;
+  if (!fits)
+    fail("P22", "expected a grad_scaler with init_scale > 0, growth_factor > "
+                "1, 0 < backoff_factor < 1 and growth_interval > 0");
+}
+
 void Verifier::visit(const ClipGradNorm &clip) {
   checkSize(clip.ins.size(), clip.params.size(), "gradients");
   checkSize(clip.outs.size(), clip.params.size(), "results");
@@ -187,6 +234,8 @@ void Verifier::visit(const OptimizerStep &step) {
                      std::to_string(plan.paramGroups.size()) + ", got " +
                      std::to_string(group));
   optimizerBegun = true;
+  if (plan.gradScaler && !sawLossScale)
+    fail("P22", "expected a loss_scale in a plan with grad_scaler, got none");
   for (size_t u = 0; u < plan.units.size(); ++u)
     if (liveGather[u] != -1)
       fail("P8", "unit " + quoted(plan.units[u].name) +
@@ -198,6 +247,8 @@ void Verifier::visit(const OptimizerStep &step) {
     const std::string &name = param.name;
     if (stepped[step.params[i]])
       fail("P8", "parameter " + quoted(name) + " is stepped twice");
+    if (plan.gradScaler && !unscaled.contains(step.params[i]))
+      fail("P22", "the gradient of " + quoted(name) + " is not unscaled");
     if (param.unit == -1) {
       use(step.grads[i]);
       checkSpec(step.grads[i], param.spec, "P5",

@@ -70,6 +70,7 @@ void Verifier::verifyTables() {
                    std::to_string(plan.worldSize) + ", got " +
                    std::to_string(plan.replicas));
   verifyOptimizer();
+  verifyGradScaler();
 
   std::set<std::string> names;
   auto unique = [&](const std::string &name) {

@@ -172,7 +172,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<StepResult>(m, "StepResult")
       .def_readonly("loss", &StepResult::loss)
       .def_readonly("learning_rate", &StepResult::learningRate)
-      .def_readonly("grad_norm", &StepResult::gradNorm);
+      .def_readonly("grad_norm", &StepResult::gradNorm)
+      .def_readonly("loss_scale", &StepResult::lossScale)
+      .def_readonly("skipped", &StepResult::skipped);
 
   py::class_<OpenPlan>(m, "Session")
       .def(py::init<const std::string &, Rendezvous &>(), Release())

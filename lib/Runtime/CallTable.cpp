@@ -81,6 +81,8 @@ std::string describeInstruction(const plan::Plan &plan,
       return unit("reduce_scatter", reduce.unit);
     }
     std::string operator()(const plan::Accumulate &) { return "accumulate"; }
+    std::string operator()(const plan::LossScale &) { return "loss_scale"; }
+    std::string operator()(const plan::Unscale &) { return "unscale"; }
     std::string operator()(const plan::ClipGradNorm &) {
       return "clip_grad_norm";
     }

@@ -21,6 +21,8 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
       evaluation(plan, plan.evaluation), gathered(plan.units.size()),
       sums(plan.params.size()) {
   c10::InferenceMode guard;
+  if (plan.gradScaler)
+    scaler.emplace(*plan.gradScaler);
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const plan::Instruction &instruction = plan.instructions[i];
     if (instruction.phase != plan::Phase::Optimizer)
@@ -120,6 +122,15 @@ void Executor::run(const plan::Accumulate &accumulate) {
   }
 }
 
+void Executor::run(const plan::Unscale &unscale) {
+  comm.finishReductions();
+  unscaleDeferred = unscale.deferred;
+  std::vector<at::Tensor> unscaled =
+      scaler->unscale(comm, take(unscale.ins), unscale.deferred);
+  for (size_t i = 0; i < unscaled.size(); ++i)
+    values[unscale.outs[i]] = std::move(unscaled[i]);
+}
+
 void Executor::run(const plan::ClipGradNorm &clip) {
   comm.finishReductions();
   ClippedGrads clipped =
@@ -147,7 +158,11 @@ void Executor::run(const plan::CopyToHost &copy) {
 
 void Executor::run(const plan::OptimizerStep &step) {
   comm.beginUpdate();
-  optimizer->step(take(step.grads), lrFactor);
+  std::optional<at::Tensor> gradScale;
+  if (unscaleDeferred)
+    gradScale = scaler->scale();
+  if (!scaler || !scaler->foundInf())
+    optimizer->step(take(step.grads), lrFactor, gradScale);
   comm.publish();
 }
 
@@ -168,6 +183,10 @@ void Executor::execute(Program &program, size_t index) {
     void operator()(const plan::Reshard &reshard) { e.run(reshard); }
     void operator()(const plan::ReduceScatter &reduce) { e.run(reduce); }
     void operator()(const plan::Accumulate &accumulate) { e.run(accumulate); }
+    void operator()(const plan::LossScale &read) {
+      e.values[read.out] = e.scaler->scale();
+    }
+    void operator()(const plan::Unscale &unscale) { e.run(unscale); }
     void operator()(const plan::ClipGradNorm &clip) { e.run(clip); }
     void operator()(const plan::OptimizerStep &step) { e.run(step); }
     // Plan::init alone has these (P13).
@@ -248,6 +267,11 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
       optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
   result.learningRate = rate * lrFactor;
   result.gradNorm = std::exchange(gradNorm, std::nullopt);
+  if (scaler) {
+    result.lossScale = scaler->scale().item<double>();
+    result.skipped = scaler->foundInf();
+    scaler->update();
+  }
   return result;
 }
 

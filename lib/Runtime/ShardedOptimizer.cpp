@@ -73,7 +73,8 @@ void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) const {
 }
 
 void ShardedOptimizer::step(const std::vector<at::Tensor> &grads,
-                            double lrFactor) {
+                            double lrFactor,
+                            const std::optional<at::Tensor> &gradScale) {
   c10::InferenceMode guard;
   for (Group &group : groups) {
     std::vector<at::Tensor> own;
@@ -84,9 +85,9 @@ void ShardedOptimizer::step(const std::vector<at::Tensor> &grads,
     if (group.plugin)
       stepPlugin(group, own, lr);
     else if (o.name == "sgd")
-      stepSGD(group, own, lr);
+      stepSGD(group, own, lr, gradScale);
     else
-      stepAdam(group, own, lr);
+      stepAdam(group, own, lr, gradScale);
   }
   ++stepsDone;
 }
@@ -151,8 +152,8 @@ void ShardedOptimizer::stepPlugin(Group &group,
 }
 
 void ShardedOptimizer::stepAdam(Group &group,
-                                const std::vector<at::Tensor> &grads,
-                                double lr) {
+                                const std::vector<at::Tensor> &grads, double lr,
+                                const std::optional<at::Tensor> &gradScale) {
   const plan::Optimizer &o = settings[group.settings];
   bool decoupled = o.name == "adamw";
   for (at::Tensor &step : group.steps)
@@ -161,7 +162,7 @@ void ShardedOptimizer::stepAdam(Group &group,
     auto update = [&](auto kernel) {
       kernel(group.params, grads, group.expAvgs, group.expAvgSqs,
              group.maxExpAvgSqs, group.steps, lr, o.beta1, o.beta2,
-             o.weightDecay, o.eps, o.amsgrad, o.maximize);
+             o.weightDecay, o.eps, o.amsgrad, o.maximize, gradScale);
     };
     if (decoupled)
       update([](auto &&...args) { at::_fused_adamw_(args...); });
@@ -194,14 +195,14 @@ void ShardedOptimizer::stepAdam(Group &group,
 }
 
 void ShardedOptimizer::stepSGD(Group &group,
-                               const std::vector<at::Tensor> &grads,
-                               double lr) {
+                               const std::vector<at::Tensor> &grads, double lr,
+                               const std::optional<at::Tensor> &gradScale) {
   const plan::Optimizer &o = settings[group.settings];
   bool firstStep = stepsDone == 0;
   if (o.fused) {
     at::_fused_sgd_(group.params, grads, group.momenta, o.weightDecay,
                     o.momentum, lr, o.dampening, o.nesterov, o.maximize,
-                    firstStep && o.momentum != 0);
+                    firstStep && o.momentum != 0, gradScale);
     return;
   }
   for (size_t i = 0; i < group.params.size(); ++i) {

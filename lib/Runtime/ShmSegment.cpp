@@ -80,11 +80,12 @@ SegmentLayout::SegmentLayout(const plan::Plan &plan)
   }
   replicaBytes = alignTo(end, kPage);
   end = placeKept(plan, paramsBegin + size_t(plan.replicas) * replicaBytes);
-  bool clips = std::any_of(
+  bool reducesVectors = std::any_of(
       plan.instructions.begin(), plan.instructions.end(), [](const auto &i) {
-        return std::holds_alternative<plan::ClipGradNorm>(i.kind);
+        return std::holds_alternative<plan::ClipGradNorm>(i.kind) ||
+               std::holds_alternative<plan::Unscale>(i.kind);
       });
-  if (clips && worldSize > 1) {
+  if (reducesVectors && worldSize > 1) {
     vectorsBegin = alignTo(end, kTensorAlign);
     vectorBytes = alignTo(plan.params.size() * sizeof(double), kTensorAlign);
     end = vectorsBegin + 2 * size_t(worldSize) * vectorBytes;

@@ -85,12 +85,19 @@ public:
                  double(peak) / double(1 << 30), rate);
     if (evaluated)
       std::fprintf(stderr, "  eval_loss: %8.5f", evalLoss);
+    if (result.skipped)
+      std::fprintf(stderr, "  skipped: not finite at loss scale %g",
+                   *result.lossScale);
     std::fputc('\n', stderr);
     if (!file)
       return;
     std::string norm;
     if (result.gradNorm)
       norm = "\"grad_norm\": " + digits9(*result.gradNorm) + ", ";
+    std::string scaling;
+    if (result.lossScale)
+      scaling = "\"loss_scale\": " + digits9(*result.lossScale) +
+                ", \"skipped\": " + (result.skipped ? "true" : "false") + ", ";
     std::string evaluation;
     if (evaluated)
       evaluation = "\"eval_loss\": " + digits9(evalLoss) +
@@ -98,11 +105,12 @@ public:
     std::fprintf(
         file.get(),
         "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
-        "%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+        "%s%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
         "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
         static_cast<long long>(step + 1), digits9(loss).c_str(), losses.c_str(),
-        evaluation.c_str(), norm.c_str(), result.learningRate, seconds * 1e3,
-        rate, static_cast<long long>(peak), static_cast<long long>(peakRss));
+        evaluation.c_str(), norm.c_str(), scaling.c_str(), result.learningRate,
+        seconds * 1e3, rate, static_cast<long long>(peak),
+        static_cast<long long>(peakRss));
     if (std::fflush(file.get()) != 0)
       throw RunError(path + ": cannot write: " + std::strerror(errno));
   }

@@ -18,6 +18,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
   pm.addPass(createInsertAllReduces());     // shards' averages over replicas
   pm.addPass(createInsertOffloadCopies());  // host's shards <-> device's
   pm.addPass(createInsertAccumulation());   // microbatches' gradients -> sums
+  pm.addPass(createInsertLossScaling());    // loss and gradients <-> scaled
   pm.addPass(createInsertClipping());       // gradients' shards -> clipped
   pm.addPass(createInsertOptimizer());      // gradients' shards -> update
 }

@@ -69,8 +69,8 @@ def compile(
     mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
     by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
     `gradient_accumulation_steps`, `reduce_each_microbatch`, `all_reduce_each_microbatch`,
-    `reshard_after_backward`, `activation_checkpoint`, `lr_schedule`, and `units="auto"` where
-    fully_shard was called on the whole model only.
+    `reshard_after_backward`, `activation_checkpoint`, `lr_schedule`, `grad_scaler` (or a
+    torch.amp.GradScaler), and `units="auto"` where fully_shard was called on the whole model only.
 
     With `evaluation` the loss in eval mode is captured too, for `Step.evaluate`.
 
@@ -105,6 +105,8 @@ def compile(
             # One microbatch has no next one to keep parameters for.
             config.pop("reshard_after_backward", None)
         config |= options
+        if isinstance(options.get("grad_scaler"), torch.amp.GradScaler):
+            config["grad_scaler"] = _scaler_config(options["grad_scaler"])
         if _on_meta(model) and init is None:
             raise CompileError(
                 "the model is on 'meta': expected init=, the function that builds it, or values"
@@ -239,6 +241,17 @@ def _mesh(model: nn.Module, world_size: int) -> DeviceMesh | None:
     return init_device_mesh("cpu", (world_size,))
 
 
+def _scaler_config(scaler: torch.amp.GradScaler) -> dict[str, Any] | bool:
+    if not scaler.is_enabled():
+        return False
+    return {
+        "init_scale": scaler.get_scale(),
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+    }
+
+
 class Step:
     """A compiled training step and the parameters that it trains, this rank's part of them.
 
@@ -294,6 +307,16 @@ class Step:
     def grad_norm(self) -> float | None:
         """Total norm of the last step's gradients before clipping; None without clipping."""
         return self._result.grad_norm if self._result else None
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the last step's loss was multiplied by; None without a gradient scaler."""
+        return self._result.loss_scale if self._result else None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step changed nothing, because a gradient was not finite."""
+        return bool(self._result and self._result.skipped)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The keys of model.state_dict(). Parameters are DTensors of this rank's rows, as FSDP2's

@@ -22,6 +22,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.unit_pattern "h.*" {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64>}
   // CHECK: fsdp.unit @summed {gradient_division = #fsdp.gradient_division<force_sum = true>}
   fsdp.unit @summed {gradient_division = #fsdp.gradient_division<force_sum = true>}
+  // CHECK: fsdp.grad_scaler {backoff_factor = 5.000000e-01 : f64, growth_factor = 2.000000e+00 : f64, growth_interval = 2000 : i64, init_scale = 6.553600e+04 : f64}
+  fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 65536.0}
   // CHECK: fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   fsdp.unit_pattern "layers.**" {reshard_after_forward = false}
   // CHECK: fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm"]}
@@ -100,6 +102,8 @@ module attributes {fsdp.model = "Tiny"} {
     fsdp.reshard @"(root)" %w : tensor<4x2xf32>
     // CHECK: fsdp.phase backward
     fsdp.phase backward
+    // CHECK: fsdp.loss_scale : tensor<f32>
+    %scale = fsdp.loss_scale : tensor<f32>
     // CHECK: %[[SUM:.*]] = fsdp.accumulate [@w] %[[X]] : (tensor<4x2xf32>) -> tensor<4x2xf32>
     %sum = fsdp.accumulate [@w] %x : (tensor<4x2xf32>) -> tensor<4x2xf32>
     // CHECK: %[[D:.*]] = fsdp.reduce_scatter @"(root)" avg [@w] %[[SUM]] {last_microbatch}
@@ -115,8 +119,10 @@ module attributes {fsdp.model = "Tiny"} {
     fsdp.write_grad @w, %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.phase optimizer
     fsdp.phase optimizer
-    // CHECK: %[[C:.*]] = fsdp.clip_grad_norm [@w] %[[D]] {max_norm = 5.000000e-01 : f64, norm_type = 2.000000e+00 : f64}
-    %clipped = fsdp.clip_grad_norm [@w] %d {max_norm = 0.5, norm_type = 2.0} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[U:.*]] = fsdp.unscale [@w] %[[D]] {deferred} : (!fsdp.sharded<
+    %unscaled = fsdp.unscale [@w] %d {deferred} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[C:.*]] = fsdp.clip_grad_norm [@w] %[[U]] {max_norm = 5.000000e-01 : f64, norm_type = 2.000000e+00 : f64}
+    %clipped = fsdp.clip_grad_norm [@w] %unscaled {max_norm = 0.5, norm_type = 2.0} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.optimizer_step [@w] %[[C]] {groups = array<i64: 1>} : !fsdp.sharded<
     fsdp.optimizer_step [@w] %clipped {groups = array<i64: 1>} : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.free %[[X]] : tensor<4x2xf32>

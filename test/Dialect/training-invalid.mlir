@@ -166,3 +166,59 @@ fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
   %a = fsdp.accumulate [@w] %r : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// expected-error @below {{GradScaler-1: expected a positive init_scale, got: 0}}
+fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 0.0}
+
+// -----
+
+// expected-error @below {{GradScaler-1: expected a growth_factor above 1, got: 1}}
+fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 1.0, growth_interval = 2000, init_scale = 1.0}
+
+// -----
+
+// expected-error @below {{GradScaler-1: expected a backoff_factor between 0 and 1, got: 1}}
+fsdp.grad_scaler {backoff_factor = 1.0, growth_factor = 2.0, growth_interval = 2000, init_scale = 1.0}
+
+// -----
+
+// expected-error @below {{GradScaler-1: expected a positive growth_interval, got: 0}}
+fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 0, init_scale = 1.0}
+
+// -----
+
+fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 1, init_scale = 1.0}
+// expected-error @below {{GradScaler-2: expected at most one in the module}}
+fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 1, init_scale = 1.0}
+
+// -----
+
+fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{LossScale-1: expected a tensor<f32>, got: 'tensor<1xf32>'}}
+  %scale = fsdp.loss_scale : tensor<1xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.param @w : tensor<4xf32> sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{Unscale-1: expected 2 operands and results, got: 1 and 1}}
+  %u = fsdp.unscale [@w, @w] %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.param @w : tensor<4xf16> sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
+  // expected-error @below {{Unscale-1: expected no gradient in f16 (GradScaler divides none), got that of @w}}
+  %u = fsdp.unscale [@w] %s : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}

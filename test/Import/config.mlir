@@ -78,6 +78,24 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/word-divisor.yaml 2>&1 | FileCheck %s --check-prefix=WORD-DIVISOR
 // WORD-DIVISOR: word-divisor.yaml:1:44: error: expected a number for "gradient_divide_factor", got: "ranks"
 
+// RUN: fsdp-opt %t/model.mlir --config %t/scaler.yaml --level captured | FileCheck %s --check-prefix=SCALER
+// SCALER: fsdp.grad_scaler {backoff_factor = 5.000000e-01 : f64, growth_factor = 4.000000e+00 : f64, growth_interval = 100 : i64, init_scale = 6.553600e+04 : f64}
+
+// RUN: fsdp-opt %t/model.mlir --config %t/scaler-default.yaml --level captured | FileCheck %s --check-prefix=SCALER-DEFAULT
+// SCALER-DEFAULT: fsdp.grad_scaler {backoff_factor = 5.000000e-01 : f64, growth_factor = 2.000000e+00 : f64, growth_interval = 2000 : i64, init_scale = 6.553600e+04 : f64}
+
+// RUN: fsdp-opt %t/model.mlir --config %t/scaler-off.yaml --level captured | FileCheck %s --check-prefix=SCALER-OFF
+// SCALER-OFF-NOT: fsdp.grad_scaler
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/scaler-range.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-RANGE
+// SCALER-RANGE: scaler-range.yaml:1:15: error: 'fsdp.grad_scaler' op GradScaler-1: expected a backoff_factor between 0 and 1, got: 2
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/scaler-key.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-KEY
+// SCALER-KEY: scaler-key.yaml:1:15: error: unknown key "scale" in "grad_scaler"; known keys are: init_scale, growth_factor, backoff_factor, growth_interval
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/scaler-word.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-WORD
+// SCALER-WORD: scaler-word.yaml:1:14: error: expected true or false for "grad_scaler"
+
 // RUN: not fsdp-opt %t/model.mlir --config %t/scalar.yaml 2>&1 | FileCheck %s --check-prefix=SCALAR
 // SCALAR: scalar.yaml:1:18: error: expected a mapping for "mixed_precision"
 
@@ -314,6 +332,24 @@ units:
 
 //--- word-divisor.yaml
 units: [{match: a, gradient_divide_factor: ranks}]
+
+//--- scaler.yaml
+grad_scaler: {growth_factor: 4, growth_interval: 100}
+
+//--- scaler-default.yaml
+grad_scaler: true
+
+//--- scaler-off.yaml
+grad_scaler: false
+
+//--- scaler-range.yaml
+grad_scaler: {backoff_factor: 2}
+
+//--- scaler-key.yaml
+grad_scaler: {scale: 2}
+
+//--- scaler-word.yaml
+grad_scaler: dynamic
 
 //--- scalar.yaml
 mixed_precision: bfloat16

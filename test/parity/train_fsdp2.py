@@ -86,7 +86,7 @@ def parse_args() -> argparse.Namespace:
         "--training",
         type=json.loads,
         default={},
-        help="the config's clip_grad_norm, lr_schedule, gradient_accumulation_steps, "
+        help="the config's clip_grad_norm, lr_schedule, grad_scaler, gradient_accumulation_steps, "
         "reduce_each_microbatch, all_reduce_each_microbatch and reshard_after_backward, as JSON",
     )
     parser.add_argument("--eval-data", help="as --data, for --eval-every")
@@ -315,6 +315,9 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     optimizer = make_optimizer(model, args.optimizer)
     schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
     microbatches = args.training.get("gradient_accumulation_steps", 1)
+    scaling = args.training.get("grad_scaler")
+    settings = scaling if isinstance(scaling, dict) else {}
+    scaler = torch.amp.GradScaler("cpu", enabled=scaling is not None, **settings)
     reshards = args.training.get("reshard_after_backward", True)
     if not reshards and isinstance(model, FSDPModule):
         model.set_reshard_after_backward(False)
@@ -343,15 +346,19 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
             elif not args.training.get("all_reduce_each_microbatch", True):
                 model.set_requires_all_reduce(m == microbatches - 1)
             loss = compute_loss(model, batch)
-            (loss / microbatches if microbatches > 1 else loss).backward()
+            scaler.scale(loss / microbatches if microbatches > 1 else loss).backward()
             losses.append(loss.item())
         if not reshards:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+        if scaling is not None:
+            record["loss_scale"] = scaler.get_scale()
         if "clip_grad_norm" in args.training:
+            scaler.unscale_(optimizer)
             record["grad_norm"] = clip(model, args.training["clip_grad_norm"])
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         schedule.step()
         optimizer.zero_grad()
         record["seconds"] = time.perf_counter() - start
@@ -391,6 +398,8 @@ def write_metrics(path: str, ranks: list[list[dict[str, Any]]], tokens: int, bas
             }
             if "grad_norm" in records[0]:
                 line["grad_norm"] = float(f"{records[0]['grad_norm']:.9g}")
+            if "loss_scale" in records[0]:
+                line["loss_scale"] = float(f"{records[0]['loss_scale']:.9g}")
             if "eval_loss" in records[0]:
                 line["rank_eval_losses"] = [float(f"{r['eval_loss']:.9g}") for r in records]
             file.write(json.dumps(line) + "\n")

@@ -140,6 +140,32 @@ def test_clipping_shows_the_norm() -> None:
     assert step.grad_norm == nn.utils.clip_grad_norm_(model.parameters(), 0.01).item()
 
 
+@pytest.mark.parametrize("max_norm", [None, 0.01])
+def test_a_gradient_scaler(max_norm: float | None) -> None:
+    """In float32 a power of two changes no bits; the second batch is not finite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, backoff_factor=0.25)
+    model = Model()
+    step = compiled(grad_scaler=scaler, max_norm=max_norm)
+    optimizer = SGD[0](model.parameters(), **SGD[1])
+    assert step.loss_scale is None
+    for number in range(3):
+        batch = {**BATCH, "x": BATCH["x"] * (float("inf") if number == 1 else 1.0)}
+        scaler.scale(loss_fn(model(batch["x"]), batch["y"])).backward()
+        if max_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        step(batch)
+        assert step.skipped == (number == 1)
+        assert step.loss_scale == before
+        assert_same_state(step, model)
+    assert scaler.get_scale() == 16.0
+    assert compiled(grad_scaler=torch.amp.GradScaler("cpu", enabled=False)).loss_scale is None
+
+
 def test_evaluation() -> None:
     step = compiled(evaluation=True, gradient_accumulation_steps=2)
     model = Model().eval()

@@ -69,6 +69,7 @@ TEST(ReadPlan, RoundTripsTrainingPolicy) {
   auto &step = std::get<OptimizerStep>(at->kind);
   step.groups = {0, 1, 0};
   Accumulate sums{step.params, step.grads, {}};
+  Unscale unscale{step.params, {}, {}, true};
   ClipGradNorm clip{step.params, {}, {}, 0.5, INFINITY};
   auto renew = [&](ValueId grad) {
     plan.values.push_back(plan.values[size_t(grad)]);
@@ -76,15 +77,26 @@ TEST(ReadPlan, RoundTripsTrainingPolicy) {
   };
   for (ValueId &grad : step.grads) {
     sums.outs.push_back(renew(grad));
-    clip.ins.push_back(sums.outs.back());
+    unscale.ins.push_back(sums.outs.back());
+    unscale.outs.push_back(renew(grad));
+    clip.ins.push_back(unscale.outs.back());
     clip.outs.push_back(renew(grad));
     grad = clip.outs.back();
   }
   at = plan.instructions.insert(at, {clip, Phase::Optimizer, -1, {}});
+  at = plan.instructions.insert(at, {unscale, Phase::Optimizer, -1, {}});
+  plan.gradScaler = GradScaler{1024, 4, 0.25, 10};
+  plan.optimizer.fused = true;
+  plan.values.push_back({{}, DType::Float32});
+  auto scale = ValueId(plan.values.size()) - 1;
+  at =
+      plan.instructions.insert(at, {LossScale{scale}, Phase::Backward, -1, {}});
   plan.instructions.insert(at, {sums, Phase::Backward, -1, {}});
   std::string text = printPlan(plan);
   EXPECT_THAT(text, HasSubstr("\"norm_type\": {\"f\": \"inf\"}"));
   EXPECT_THAT(text, HasSubstr("\"options\": {\"beta1\": 0.9"));
+  EXPECT_THAT(text, HasSubstr("\"growth_interval\": 10"));
+  EXPECT_THAT(text, HasSubstr("\"deferred\": true"));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
 }
 
@@ -240,7 +252,8 @@ TEST(ReadPlan, NamesThePathOfADefect) {
             "p.json: instructions[0]: expected an instruction (call, "
             "read_buffer, read_param, constant, all_gather, reshard, "
             "reduce_scatter, all_reduce, copy_to_device, copy_to_host, "
-            "accumulate, clip_grad_norm, optimizer_step, write_param or "
+            "accumulate, loss_scale, unscale, clip_grad_norm, optimizer_step, "
+            "write_param or "
             "write_buffer)");
   EXPECT_EQ(errorOf("[]"), "p.json: expected an object, got array");
 }

@@ -26,6 +26,18 @@ template <typename Kind> Kind &insertBeforeStep(Plan &plan, Phase phase) {
 ClipGradNorm &clip(Plan &plan) {
   return insertBeforeStep<ClipGradNorm>(plan, Phase::Optimizer);
 }
+/// A gradient scaler, with all that it needs in the step.
+Unscale &unscale(Plan &plan) {
+  plan.gradScaler.emplace();
+  plan.values.push_back({{}, DType::Float32});
+  auto backward = std::find_if(
+      plan.instructions.begin(), plan.instructions.end(),
+      [](const Instruction &i) { return i.phase == Phase::Backward; });
+  plan.instructions.insert(
+      backward,
+      {LossScale{ValueId(plan.values.size()) - 1}, Phase::Backward, -1, {}});
+  return insertBeforeStep<Unscale>(plan, Phase::Optimizer);
+}
 Accumulate &accumulate(Plan &plan) {
   return insertBeforeStep<Accumulate>(plan, Phase::Backward);
 }
@@ -219,6 +231,48 @@ const std::vector<Mutation> kMutations = {
      [](Plan &p) {
        auto &norm = clip(p);
        std::swap(norm.params[0], norm.params[1]);
+     }},
+    {"NotUnscaled", "P22", [](Plan &p) { p.gradScaler.emplace(); }},
+    {"UnscaledWithoutScaler", "P22",
+     [](Plan &p) {
+       unscale(p);
+       p.gradScaler.reset();
+     }},
+    {"NoLossScale", "P22",
+     [](Plan &p) {
+       unscale(p);
+       take(p, find<LossScale>(p));
+     }},
+    {"LossScaleShape", "P22",
+     [](Plan &p) {
+       unscale(p);
+       p.values[first<LossScale>(p).out].shape = {1};
+     }},
+    {"UnscaledTwice", "P22",
+     [](Plan &p) {
+       unscale(p);
+       auto &shards = insertBeforeStep<Unscale>(p, Phase::Optimizer);
+       shards.deferred = false;
+     }},
+    {"UnscaledAfterClipping", "P22",
+     [](Plan &p) {
+       clip(p);
+       unscale(p);
+     }},
+    {"DeferredWithoutFused", "P22",
+     [](Plan &p) {
+       unscale(p).deferred = true;
+       p.optimizer.fused = false;
+     }},
+    {"UnscaledShardOfOtherParam", "P22",
+     [](Plan &p) {
+       auto &shards = unscale(p);
+       std::swap(shards.params[0], shards.params[1]);
+     }},
+    {"GrowthFactor", "P22",
+     [](Plan &p) {
+       unscale(p);
+       p.gradScaler->growthFactor = 1;
      }},
     {"NoDimToShard", "P2", [](Plan &p) { p.params[0].shardDim = 2; }},
     {"UnevenShardDim", "P2", [](Plan &p) { p.params[0].shardDim = 1; }},

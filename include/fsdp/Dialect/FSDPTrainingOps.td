@@ -109,6 +109,29 @@ def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
   let hasVerifier = 1;
 }
 
+def FSDP_GradScalerOp : FSDP_Op<"grad_scaler"> {
+  let summary = "Policy: scale the loss, and skip updates that are not finite";
+  let description = [{
+    `torch.amp.GradScaler`: backward begins with a scale instead of 1, the
+    gradients are divided by it, and a step in which one of them is not finite,
+    on any rank, updates nothing. The scale is then multiplied by
+    `backoff_factor`; after `growth_interval` steps in a row without such a one
+    it is multiplied by `growth_factor`. `fsdp-insert-loss-scaling` takes it.
+
+    ```mlir
+    fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 65536.0}
+    ```
+
+    **GradScaler-1**: `init_scale` and `growth_interval` are positive,
+    `growth_factor` > 1, 0 < `backoff_factor` < 1. **GradScaler-2**: a module
+    has at most one.
+  }];
+  let arguments = (ins F64Attr:$init_scale, F64Attr:$growth_factor,
+                       F64Attr:$backoff_factor, I64Attr:$growth_interval);
+  let assemblyFormat = "attr-dict";
+  let hasVerifier = 1;
+}
+
 //===----------------------------------------------------------------------===//
 // In the program
 //===----------------------------------------------------------------------===//
@@ -137,6 +160,52 @@ def FSDP_AccumulateOp : FSDP_Op<"accumulate", [HasParent<"ProgramOp">,
   let results = (outs Variadic<FSDP_TensorOrSharded>:$sums);
   let assemblyFormat = [{
     $param_names $grads attr-dict `:` functional-type($grads, $sums)
+  }];
+}
+
+def FSDP_LossScaleOp : FSDP_Op<"loss_scale", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_StateResource>]>]> {
+  let summary = "The step's loss scale";
+  let description = [{
+    What the gradient scaler multiplies the loss by in this step, the same on
+    all ranks.
+
+    ```mlir
+    %scale = fsdp.loss_scale : tensor<f32>
+    ```
+
+    **LossScale-1**: the result is a `tensor<f32>`.
+  }];
+  let results = (outs AnyRankedTensor:$scale);
+  let assemblyFormat = "attr-dict `:` type($scale)";
+  let hasVerifier = 1;
+}
+
+def FSDP_UnscaleOp : FSDP_Op<"unscale", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>,
+                   MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Divides all gradients by the loss scale, and looks for infinities";
+  let description = [{
+    `GradScaler.unscale_` on DTensors: the shards times the reciprocal of the
+    scale; one all-reduce (a maximum) says whether any element on any rank is
+    not finite, and then the step's `fsdp.optimizer_step` changes nothing. With
+    `deferred` the shards stay as they are and the optimizer's fused kernels
+    divide them, as in `GradScaler.step` of a fused optimizer.
+
+    ```mlir
+    %u0, %u1 = fsdp.unscale [@w, @b] %g0, %g1 : (…) -> (…)
+    ```
+
+    **Unscale-1**: as many operands and results as parameters, each of its
+    parameter's sharded type, which is not of f16.
+  }];
+  let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
+                       Variadic<FSDP_ShardedType>:$grads,
+                       UnitAttr:$deferred);
+  let results = (outs Variadic<FSDP_ShardedType>:$unscaled);
+  let assemblyFormat = [{
+    $param_names $grads attr-dict `:` functional-type($grads, $unscaled)
   }];
 }
 

@@ -280,6 +280,22 @@ struct CopyToHost {
   bool lastMicrobatch = false;
 };
 
+/// Binds the step's loss scale, a float32 scalar, to a value.
+struct LossScale {
+  ValueId out = -1;
+};
+
+/// torch.amp.GradScaler.unscale_ of the gradient shards ins[i] of params[i]:
+/// outs[i] is ins[i] divided by the loss scale. An element that is not finite,
+/// on any rank, makes the step's OptimizerStep change nothing. Consumes ins.
+struct Unscale {
+  std::vector<int32_t> params;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+  /// outs are as ins; the optimizer's fused kernels divide.
+  bool deferred = false;
+};
+
 /// torch.nn.utils.clip_grad_norm_ over the gradient shards ins[i] of params[i],
 /// which are in the order of model.parameters(). Consumes ins.
 struct ClipGradNorm {
@@ -315,7 +331,8 @@ struct WriteBuffer {
 struct Instruction {
   std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
                Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer,
-               ReadParam, AllReduce, CopyToDevice, CopyToHost>
+               ReadParam, AllReduce, CopyToDevice, CopyToHost, LossScale,
+               Unscale>
       kind;
   /// Of the step; without meaning in Plan::init and evaluation.
   Phase phase = Phase::Forward;
@@ -360,6 +377,14 @@ struct LRSchedule {
   double factor(int64_t step) const;
 };
 
+/// torch.amp.GradScaler's settings.
+struct GradScaler {
+  double initScale = 65536;
+  double growthFactor = 2;
+  double backoffFactor = 0.5;
+  int64_t growthInterval = 2000;
+};
+
 /// Where initial weights come from, relative to the plan file; path is empty
 /// for a model captured on `meta`.
 struct Weights {
@@ -381,6 +406,7 @@ struct Plan {
   Optimizer optimizer;
   std::vector<Optimizer> paramGroups;
   std::optional<LRSchedule> lrSchedule;
+  std::optional<GradScaler> gradScaler;
   /// Microbatches a step: forward and backward run as often.
   int64_t accumulationSteps = 1;
   std::vector<std::string> modules;

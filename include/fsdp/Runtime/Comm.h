@@ -102,8 +102,8 @@ public:
   virtual void finishReductions() = 0;
   /// Combines a vector of float32 or float64 over the ranks of a replica, in
   /// place, in ascending rank order; it has at most one element for each
-  /// parameter. Max gives NaN where any rank has NaN. For plans that clip
-  /// gradients.
+  /// parameter. Max gives NaN where any rank has NaN. For plans that clip or
+  /// unscale gradients.
   virtual void allReduce(const at::Tensor &vector, Reduction reduction) = 0;
 
   /// Finishes the step's reductions and waits until no rank reads the

@@ -10,6 +10,7 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/GradScaler.h"
 #include "fsdp/Runtime/Position.h"
 #include "fsdp/Runtime/ShardedOptimizer.h"
 
@@ -37,6 +38,10 @@ struct StepResult {
   double learningRate = 0; ///< of the parameters without a group of their own
   /// Total norm of the gradients, where the plan clips them.
   std::optional<double> gradNorm;
+  /// What the loss was multiplied by, where the plan has a gradient scaler.
+  std::optional<double> lossScale;
+  /// A gradient was not finite: no parameter changed.
+  bool skipped = false;
 };
 
 class Executor {
@@ -89,6 +94,7 @@ private:
   void run(const plan::Reshard &reshard);
   void run(const plan::ReduceScatter &reduce);
   void run(const plan::Accumulate &accumulate);
+  void run(const plan::Unscale &unscale);
   void run(const plan::ClipGradNorm &clip);
   void run(const plan::AllReduce &reduce);
   void run(const plan::CopyToHost &copy);
@@ -111,6 +117,9 @@ private:
   std::vector<at::Tensor> values;
   Program training, evaluation;
   std::unique_ptr<ShardedOptimizer> optimizer;
+  std::optional<GradScaler> scaler;
+  /// The optimizer divides the gradients by the loss scale.
+  bool unscaleDeferred = false;
   /// The first instruction of the optimizer phase.
   size_t optimizerBegin = 0;
   /// Per unit: its parameters while they are gathered.

@@ -31,8 +31,11 @@ public:
                    const std::vector<at::Tensor> &shards);
 
   /// `grads` in the order of the shards, of the same shapes. Every group's
-  /// learning rate is multiplied by `lrFactor`, as LambdaLR does.
-  void step(const std::vector<at::Tensor> &grads, double lrFactor = 1.0);
+  /// learning rate is multiplied by `lrFactor`, as LambdaLR does. With
+  /// `gradScale`, a float32 scalar, for fused optimizers, the kernels divide
+  /// `grads` by it and write them.
+  void step(const std::vector<at::Tensor> &grads, double lrFactor = 1.0,
+            const std::optional<at::Tensor> &gradScale = std::nullopt);
 
   /// Of each of the constructor's settings.
   std::vector<double> learningRates() const;
@@ -65,8 +68,10 @@ private:
 
   std::unique_ptr<OptimizerPlugin> createPlugin(size_t settings) const;
   void addState(Group &group, const at::Tensor &shard) const;
-  void stepAdam(Group &group, const std::vector<at::Tensor> &grads, double lr);
-  void stepSGD(Group &group, const std::vector<at::Tensor> &grads, double lr);
+  void stepAdam(Group &group, const std::vector<at::Tensor> &grads, double lr,
+                const std::optional<at::Tensor> &gradScale);
+  void stepSGD(Group &group, const std::vector<at::Tensor> &grads, double lr,
+               const std::optional<at::Tensor> &gradScale);
   void stepPlugin(Group &group, const std::vector<at::Tensor> &grads,
                   double lr);
 

@@ -222,6 +222,18 @@ def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
   }];
 }
 
+def InsertLossScaling : Pass<"fsdp-insert-loss-scaling", "::mlir::ModuleOp"> {
+  let summary = "Scale the loss and unscale its gradients";
+  let description = [{
+    Without an `fsdp.grad_scaler`, changes nothing. Else backward begins with
+    `fsdp.loss_scale` in place of 1, and the optimizer phase with one
+    `fsdp.unscale` of all gradients' shards: `deferred` where the optimizer is
+    fused and nothing is clipped.
+
+    Before: gradients are shards, written. After: the unscaled ones are written.
+  }];
+}
+
 def InsertClipping : Pass<"fsdp-insert-clipping", "::mlir::ModuleOp"> {
   let summary = "Clip the gradients before the update";
   let description = [{

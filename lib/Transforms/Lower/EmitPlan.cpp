@@ -136,6 +136,12 @@ private:
           static_cast<int64_t>(op.getWarmupSteps()), op.getDecay().str(),
           static_cast<int64_t>(op.getTotalSteps()),
           op.getMinLrRatio().convertToDouble()};
+    for (auto op : module.getOps<GradScalerOp>())
+      result.gradScaler =
+          plan::GradScaler{op.getInitScale().convertToDouble(),
+                           op.getGrowthFactor().convertToDouble(),
+                           op.getBackoffFactor().convertToDouble(),
+                           static_cast<int64_t>(op.getGrowthInterval())};
     for (auto op : module.getOps<AccumulationOp>())
       result.accumulationSteps = op.getSteps();
   }
@@ -312,6 +318,18 @@ private:
         .Case<ReduceScatterOp>([&](auto reduce) { return emitReduce(reduce); })
         .Case<AccumulateOp>([&](auto op) {
           return emitGrads(op, op.getSums(), plan::Accumulate());
+        })
+        .Case<LossScaleOp>([&](auto read) {
+          plan::LossScale kind;
+          if (failed(define(read.getScale(), kind.out)))
+            return failure();
+          append(op, kind);
+          return success();
+        })
+        .Case<UnscaleOp>([&](auto op) {
+          plan::Unscale kind;
+          kind.deferred = op.getDeferred();
+          return emitGrads(op, op.getUnscaled(), std::move(kind));
         })
         .Case<ClipGradNormOp>([&](auto op) {
           plan::ClipGradNorm kind;

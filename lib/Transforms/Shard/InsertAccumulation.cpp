@@ -1,5 +1,6 @@
 //===- InsertAccumulation.cpp - add the gradients of the microbatches -----===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_INSERTACCUMULATION
@@ -36,35 +37,22 @@ struct InsertAccumulation
 private:
   /// `(loss / steps).backward()`: autograd divides the 1 that it begins with.
   static LogicalResult scaleLoss(ProgramOp program, int64_t steps) {
-    Value loss =
-        cast<ReturnOp>(program.getBody().front().getTerminator()).getLoss();
-    bool backward = false;
-    for (Operation &op : program.getBody().front()) {
-      if (auto phase = dyn_cast<PhaseOp>(op))
-        backward = phase.getPhase() == Phase::Backward;
-      auto call = dyn_cast<aten::CallOp>(op);
-      if (!backward || !call)
-        continue;
-      if (call.getCallee() != "aten::ones_like" ||
-          call.getOperands() != ValueRange(loss))
-        break;
-      OpBuilder builder(program.getContext());
-      builder.setInsertionPointAfter(call);
-      Value one = call.getResult(0);
-      SmallVector<Attribute> args = {builder.getUnitAttr(),
-                                     builder.getI64IntegerAttr(steps)};
-      OperationState state(call.getLoc(), aten::CallOp::getOperationName());
-      state.addOperands(one);
-      state.addTypes(one.getType());
-      state.addAttribute("callee", builder.getStringAttr("aten::div.Scalar"));
-      state.addAttribute("args", builder.getArrayAttr(args));
-      Operation *scaled = builder.create(state);
-      one.replaceAllUsesExcept(scaled->getResult(0), scaled);
-      return success();
-    }
-    return program.emitOpError(
-        "expected backward to begin with aten::ones_like of the loss: "
-        "accumulation scales it");
+    aten::CallOp call = getBackwardSeed(program, "accumulation scales it");
+    if (!call)
+      return failure();
+    OpBuilder builder(program.getContext());
+    builder.setInsertionPointAfter(call);
+    Value one = call.getResult(0);
+    SmallVector<Attribute> args = {builder.getUnitAttr(),
+                                   builder.getI64IntegerAttr(steps)};
+    OperationState state(call.getLoc(), aten::CallOp::getOperationName());
+    state.addOperands(one);
+    state.addTypes(one.getType());
+    state.addAttribute("callee", builder.getStringAttr("aten::div.Scalar"));
+    state.addAttribute("args", builder.getArrayAttr(args));
+    Operation *scaled = builder.create(state);
+    one.replaceAllUsesExcept(scaled->getResult(0), scaled);
+    return success();
   }
 
   /// Adds the gradients of ignored parameters, with `shards` all that are

@@ -8,6 +8,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "llvm/ADT/DenseMap.h"
 
@@ -84,9 +85,7 @@ struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
         types.push_back(write.getGrad().getType());
       }
 
-    Operation *end = program.getBody().front().getTerminator();
-    OpBuilder builder(end);
-    PhaseOp::create(builder, policy.getLoc(), Phase::Optimizer);
+    OpBuilder builder = getOptimizerPhaseBuilder(program, policy.getLoc());
     auto clip = ClipGradNormOp::create(
         builder, policy.getLoc(), types, builder.getArrayAttr(names), grads,
         policy.getMaxNormAttr(), policy.getNormTypeAttr());

@@ -1,6 +1,7 @@
 //===- InsertOptimizer.cpp - update the shards at the end of the step -----===//
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/SetVector.h"
@@ -82,15 +83,10 @@ struct InsertOptimizer
         return signalPassFailure();
       }
 
-    Operation *end = program.getBody().front().getTerminator();
-    OpBuilder builder(end);
-    // fsdp-insert-clipping may have begun the phase.
-    if (llvm::none_of(program.getOps<PhaseOp>(), [](PhaseOp phase) {
-          return phase.getPhase() == Phase::Optimizer;
-        }))
-      PhaseOp::create(builder, end->getLoc(), Phase::Optimizer);
+    Location loc = program.getBody().front().getTerminator()->getLoc();
+    OpBuilder builder = getOptimizerPhaseBuilder(program, loc);
     OptimizerStepOp::create(
-        builder, end->getLoc(), builder.getArrayAttr(names), grads,
+        builder, loc, builder.getArrayAttr(names), grads,
         groups.empty() ? nullptr : builder.getDenseI64ArrayAttr(groupOf));
   }
 };

@@ -1,0 +1,20 @@
+//===- StepProgram.h - the training step's phases -------------------------===//
+#ifndef FSDP_TRANSFORMS_STEPPROGRAM_H
+#define FSDP_TRANSFORMS_STEPPROGRAM_H
+
+#include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/FSDP.h"
+
+namespace mlir::fsdp {
+
+/// The `aten::ones_like` of the loss with which backward begins; null, with an
+/// error on the program that gives `reason`, where it begins otherwise.
+aten::CallOp getBackwardSeed(ProgramOp program, llvm::StringRef reason);
+
+/// A builder at the program's end, in the optimizer phase, which begins there
+/// at `loc` unless it has begun.
+OpBuilder getOptimizerPhaseBuilder(ProgramOp program, Location loc);
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_TRANSFORMS_STEPPROGRAM_H

@@ -1,0 +1,54 @@
+//===- GradScaler.cpp - torch.amp.GradScaler on gradient shards -----------===//
+#include "fsdp/Runtime/GradScaler.h"
+
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <map>
+
+namespace fsdp::runtime {
+
+GradScaler::GradScaler(const plan::GradScaler &settings) : settings(settings) {
+  c10::InferenceMode guard;
+  currentScale = at::full({}, settings.initScale, at::kFloat);
+  growthTracker = at::zeros({}, at::kInt);
+  found = at::zeros({}, at::kFloat);
+}
+
+std::vector<at::Tensor>
+GradScaler::unscale(Comm &comm, std::vector<at::Tensor> shards, bool deferred) {
+  c10::InferenceMode guard;
+  // A lone rank's gradients are taken as they are; two may share storage.
+  if (comm.worldSize() == 1)
+    for (at::Tensor &shard : shards)
+      shard = shard.clone();
+  at::Tensor inverse =
+      deferred ? at::ones({}, at::kFloat)
+               : currentScale.to(at::kDouble).reciprocal().to(at::kFloat);
+  std::map<at::ScalarType, std::vector<at::Tensor>> byDtype;
+  for (const at::Tensor &shard : shards)
+    if (shard.numel() > 0)
+      byDtype[shard.scalar_type()].push_back(shard);
+  at::Tensor anywhere = at::zeros({1}, at::kFloat);
+  for (auto &[dtype, alike] : byDtype)
+    at::_amp_foreach_non_finite_check_and_unscale_(alike, anywhere, inverse);
+  comm.allReduce(anywhere, Reduction::Max);
+  found = anywhere.reshape({});
+  return shards;
+}
+
+bool GradScaler::foundInf() const { return found.item<float>() != 0; }
+
+void GradScaler::update() {
+  c10::InferenceMode guard;
+  at::_amp_update_scale_(currentScale, growthTracker, found,
+                         settings.growthFactor, settings.backoffFactor,
+                         settings.growthInterval);
+  found = at::zeros({}, at::kFloat);
+}
+
+} // namespace fsdp::runtime

@@ -1,0 +1,105 @@
+//===- InsertLossScaling.cpp - scale the loss, unscale its gradients ------===//
+#include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_INSERTLOSSSCALING
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+struct InsertLossScaling
+    : mlir::fsdp::impl::InsertLossScalingBase<InsertLossScaling> {
+  void runOnOperation() override {
+    ModuleOp module = getOperation();
+    auto policies = module.getOps<GradScalerOp>();
+    if (policies.empty())
+      return;
+    GradScalerOp policy = *policies.begin();
+    ProgramOp program = getProgram(module);
+    if (!program || failed(scaleLoss(program)) ||
+        failed(unscale(module, program, policy)))
+      signalPassFailure();
+  }
+
+private:
+  /// `scale(loss).backward()`: autograd multiplies the 1 that it begins with,
+  /// and casts the product to the loss's dtype.
+  static LogicalResult scaleLoss(ProgramOp program) {
+    aten::CallOp one = getBackwardSeed(program, "loss scaling replaces it");
+    if (!one)
+      return failure();
+    OpBuilder builder(one);
+    auto type = cast<RankedTensorType>(one.getResult(0).getType());
+    Value seed = LossScaleOp::create(
+        builder, one.getLoc(), RankedTensorType::get({}, builder.getF32Type()));
+    if (!type.getElementType().isF32()) {
+      // mul(scale, ones_like(loss)) would be of the wider dtype.
+      OperationState state(one.getLoc(), aten::CallOp::getOperationName());
+      state.addOperands({one.getResult(0), seed});
+      state.addTypes(type);
+      state.addAttribute("callee", builder.getStringAttr("aten::copy"));
+      SmallVector<Attribute> args = {builder.getUnitAttr(),
+                                     builder.getUnitAttr(),
+                                     builder.getBoolAttr(false)};
+      state.addAttribute("args", builder.getArrayAttr(args));
+      builder.setInsertionPointAfter(one);
+      Operation *cast = builder.create(state);
+      one.getResult(0).replaceAllUsesExcept(cast->getResult(0), cast);
+      return success();
+    }
+    one.getResult(0).replaceAllUsesWith(seed);
+    one.erase();
+    return success();
+  }
+
+  static LogicalResult unscale(ModuleOp module, ProgramOp program,
+                               GradScalerOp policy) {
+    for (auto param : module.getOps<ParamOp>())
+      if (param.getIgnored() && !param.getFrozen())
+        return policy.emitOpError("expected no ignored parameter in a model "
+                                  "whose gradients are scaled, got: ")
+               << param.getSymNameAttr();
+    SmallVector<WriteGradOp> writes;
+    for (auto write : program.getOps<WriteGradOp>())
+      if (isa<ShardedType>(write.getGrad().getType()))
+        writes.push_back(write);
+    if (writes.empty())
+      return policy.emitOpError("expected the program to write gradients' "
+                                "shards, found none");
+    SmallVector<Attribute> names;
+    SmallVector<Value> grads;
+    SmallVector<Type> types;
+    for (WriteGradOp write : writes) {
+      names.push_back(write.getParamAttr());
+      grads.push_back(write.getGrad());
+      types.push_back(write.getGrad().getType());
+    }
+    OpBuilder builder = getOptimizerPhaseBuilder(program, policy.getLoc());
+    auto unscale = UnscaleOp::create(builder, policy.getLoc(), types,
+                                     builder.getArrayAttr(names), grads,
+                                     isDeferred(module));
+    for (auto [write, unscaled] : llvm::zip(writes, unscale.getUnscaled())) {
+      WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
+                          unscaled);
+      write.erase();
+    }
+    return success();
+  }
+
+  /// Whether GradScaler.step hands the scale to the optimizer: a fused one does
+  /// the division itself, unless clipping needs it before.
+  static bool isDeferred(ModuleOp module) {
+    if (!module.getOps<GradientClippingOp>().empty())
+      return false;
+    for (auto optimizer : module.getOps<OptimizerOp>()) {
+      auto fused = optimizer.getHyperparameters().getAs<BoolAttr>("fused");
+      return fused && fused.getValue();
+    }
+    return false;
+  }
+};
+} // namespace

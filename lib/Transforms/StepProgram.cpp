@@ -1,0 +1,36 @@
+//===- StepProgram.cpp - the training step's phases -----------------------===//
+#include "fsdp/Transforms/StepProgram.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
+  Value loss =
+      cast<ReturnOp>(program.getBody().front().getTerminator()).getLoss();
+  bool backward = false;
+  for (Operation &op : program.getBody().front()) {
+    if (auto phase = dyn_cast<PhaseOp>(op))
+      backward = phase.getPhase() == Phase::Backward;
+    auto call = dyn_cast<aten::CallOp>(op);
+    if (!backward || !call)
+      continue;
+    if (call.getCallee() == "aten::ones_like" &&
+        call.getOperands() == ValueRange(loss))
+      return call;
+    break;
+  }
+  program.emitOpError("expected backward to begin with aten::ones_like of the "
+                      "loss: ")
+      << reason;
+  return nullptr;
+}
+
+OpBuilder mlir::fsdp::getOptimizerPhaseBuilder(ProgramOp program,
+                                               Location loc) {
+  OpBuilder builder(program.getBody().front().getTerminator());
+  if (llvm::none_of(program.getOps<PhaseOp>(), [](PhaseOp phase) {
+        return phase.getPhase() == Phase::Optimizer;
+      }))
+    PhaseOp::create(builder, loc, Phase::Optimizer);
+  return builder;
+}
