@@ -7,6 +7,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include <unistd.h>
 
@@ -56,11 +58,6 @@ std::optional<TorchrunEnvironment> torchrunEnvironment() {
   TorchrunEnvironment environment;
   environment.rank = number("RANK");
   environment.worldSize = number("WORLD_SIZE");
-  if (int64_t local = number("LOCAL_WORLD_SIZE");
-      local != environment.worldSize)
-    throw InputError("expected all ranks on one host, got WORLD_SIZE=" +
-                     std::to_string(environment.worldSize) +
-                     " and LOCAL_WORLD_SIZE=" + std::to_string(local));
   environment.masterAddress = variable("MASTER_ADDR");
   environment.masterPort = int(number("MASTER_PORT"));
   return environment;
@@ -110,8 +107,27 @@ std::vector<std::string> Rendezvous::exchange(const std::string &own,
   return texts;
 }
 
+namespace {
+
+/// Names this kernel and what processes it shows to this one. torchrun's own
+/// groups of ranks ("nodes") may all be on one host.
+std::string hostIdentity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code none;
+  return boot + " " +
+         std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+}
+
+} // namespace
+
 std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
                                          Rendezvous &rendezvous) {
+  std::vector<std::string> hosts = rendezvous.exchange(hostIdentity());
+  for (size_t rank = 1; rank < hosts.size(); ++rank)
+    if (hosts[rank] != hosts[0])
+      throw InputError("expected all ranks on one host, got rank " +
+                       std::to_string(rank) + " on another than rank 0");
   std::unique_ptr<ShmSegment> segment;
   auto agree = [&](auto make) {
     std::string own;

@@ -11,6 +11,7 @@ import importlib
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import fsdp_mlir
 import torch
 import yaml
-from ranks import run_ranks
+from ranks import free_port, run_ranks
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,26 +210,37 @@ def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
     return [*command, "--data", captured.data]
 
 
-def run_plan(captured: Captured, case: Case, stem: str, *, torchrun: bool = False) -> Run:
-    """Compiles and trains; with `torchrun`, the ranks are started by torchrun."""
-    return train_plan(captured, compile_plan(captured, case, stem), case, torchrun=torchrun)
+def run_plan(captured: Captured, case: Case, stem: str, *, nodes: int = 0) -> Run:
+    """Compiles and trains; with `nodes`, as many torchruns start the ranks."""
+    return train_plan(captured, compile_plan(captured, case, stem), case, nodes=nodes)
 
 
 def train_plan(
-    captured: Captured, plan: Path, case: Case, *, torchrun: bool = False, save: bool = True
+    captured: Captured, plan: Path, case: Case, *, nodes: int = 0, save: bool = True
 ) -> Run:
     """Trains a compiled plan. Without `save` the final weights are not written."""
     metrics, weights = plan.with_suffix(".jsonl"), plan.with_suffix(".safetensors")
     command = [*run_command(captured, plan, case), "--metrics", metrics]
     if save:
         command += ["--save-weights", weights]
-    if torchrun:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-        command = [*launcher, "--nproc-per-node", case.world, *command]
+    if nodes:
+        run_nodes(command, nodes, case.world)
     else:
-        command += ["--nproc", case.world]
-    execute(command)
+        execute([*command, "--nproc", case.world])
     return read_run(metrics, weights if save else None)
+
+
+def run_nodes(command: list[Any], nodes: int, world: int) -> None:
+    """Starts the ranks by a torchrun for each of `nodes`, all on this machine."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nnodes", nodes]
+    launcher += ["--nproc-per-node", world // nodes, "--master-addr", "127.0.0.1"]
+    launcher += ["--master-port", free_port()]
+    with ThreadPoolExecutor(nodes) as pool:
+        for run in [
+            pool.submit(execute, [*launcher, "--node-rank", node, *command])
+            for node in range(nodes)
+        ]:
+            run.result()
 
 
 def run_reference(

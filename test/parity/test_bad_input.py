@@ -28,6 +28,7 @@ from harness import (
     execute,
     run_command,
 )
+from ranks import free_port
 from safetensors.torch import load_file, save_file
 
 LIMIT_S = 20
@@ -264,3 +265,25 @@ def test_torchrun_world_size_mismatch(llama: Captured, plan: Path) -> None:
     done = execute(command, timeout=60, check=False)
     assert done.returncode != 0
     assert re.search("error: .*world", done.stderr), done.stderr
+
+
+def test_ranks_on_two_hosts(llama: Captured, plan: Path) -> None:
+    """A rank in a PID namespace of its own sees no other, as on another host."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if execute([*apart, "true"], check=False).returncode != 0:
+        pytest.skip("no right to make a PID namespace (unshare --user --pid)")
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [str(word) for word in run_command(llama, plan, CASE)]
+    ranks = [
+        subprocess.Popen(
+            [*prefix, *command],
+            env={**os.environ, **common, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, prefix in enumerate([[], apart])
+    ]
+    for rank in ranks:
+        stderr = rank.communicate(timeout=LIMIT_S)[1]
+        assert rank.returncode > 0
+        assert "expected all ranks on one host, got rank 1 on another than rank 0" in stderr

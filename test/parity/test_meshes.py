@@ -48,3 +48,10 @@ def test_reshard_after_forward(captured: Capture, reference: Reference, reshard:
     case = Case(LLAMA, ADAMW_FUSED, world=4, steps=5, reshard=reshard, training={"mesh": mesh})
     ours = run_plan(captured(LLAMA), case, f"hsdp_reshard_{reshard}")
     assert_equal_bits(ours, reference(case))
+
+
+def test_replicas_on_nodes(captured: Capture, reference: Reference) -> None:
+    """Each replica is started by a torchrun of its own, as on a host of its own."""
+    case = Case(LLAMA, SGD, world=4, steps=5, training={"mesh": {"replicate": 2, "shard": 2}})
+    ours = run_plan(captured(LLAMA), case, "nodes", nodes=2)
+    assert_equal_bits(ours, reference(case))

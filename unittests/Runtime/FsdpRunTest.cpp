@@ -223,7 +223,6 @@ std::vector<ToolResult> runAsTorchrun(const std::vector<std::string> &args,
           runTool(args, {{"RANK", std::to_string(rank)},
                          {"LOCAL_RANK", std::to_string(rank)},
                          {"WORLD_SIZE", std::to_string(ranks)},
-                         {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
                          {"MASTER_ADDR", "127.0.0.1"},
                          {"MASTER_PORT", port}});
     });
@@ -267,13 +266,8 @@ TEST_F(FsdpRun, RefusesBadTorchrunEnvironments) {
   EXPECT_THAT(error({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not"));
   EXPECT_THAT(error({{"RANK", "x"}}),
               HasSubstr("RANK: expected a number, got \"x\""));
-  EXPECT_THAT(
-      error({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}),
-      HasSubstr("expected all ranks on one host, got WORLD_SIZE=4 "
-                "and LOCAL_WORLD_SIZE=2"));
   EXPECT_THAT(error({{"RANK", "0"},
                      {"WORLD_SIZE", "4"},
-                     {"LOCAL_WORLD_SIZE", "4"},
                      {"MASTER_ADDR", "127.0.0.1"},
                      {"MASTER_PORT", "1"}}),
               HasSubstr("the plan is for world size 2, got WORLD_SIZE=4"));

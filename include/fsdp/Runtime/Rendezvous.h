@@ -22,9 +22,8 @@ struct TorchrunEnvironment {
   int masterPort = 0;
 };
 
-/// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-/// MASTER_PORT; nullopt if RANK is not set. Throws InputError if some are
-/// missing or malformed, or if the ranks are on more than one host.
+/// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; nullopt if RANK is not
+/// set. Throws InputError if some are missing or malformed.
 std::optional<TorchrunEnvironment> torchrunEnvironment();
 
 /// The ranks of one job, by torchrun's store. Without an environment: a rank
@@ -52,7 +51,7 @@ private:
 };
 
 /// The segment of `plan` that all ranks map; a collective. An error of one rank
-/// is thrown on all.
+/// is thrown on all; InputError if they are on more than one host.
 std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
                                          Rendezvous &rendezvous);
 
