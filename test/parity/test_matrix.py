@@ -42,11 +42,15 @@ class Policy:
 
 
 BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+FP16 = {"param_dtype": "float16", "reduce_dtype": "float32"}
 POLICIES = {
     "default": Policy(),
     "gathered": Policy({"reshard": "false"}),
     "replicas": Policy(training={"mesh": {"replicate": -1, "shard": 1}}),
     "bfloat16": Policy({"precision": {"": BF16}}, tolerance=(2**-6, 8e-3)),
+    "scaled": Policy(
+        {"precision": {"": FP16}}, {"grad_scaler": {"init_scale": 2.0**10}}, tolerance=(2**-8, 4e-3)
+    ),
     "microbatches": Policy(training={"gradient_accumulation_steps": 2}),
     "clipped": Policy(training={"clip_grad_norm": 0.5}),
     "checkpointed": Policy(checkpoint=True),
