@@ -303,8 +303,9 @@ void ShmComm::finishFirst() {
     plan::ShardRuns runs = plan::shardRuns(plan, param, shardIndex());
     GradReduction how = makeGradReduction(plan, *entry.reduce, i);
     auto *out = static_cast<std::byte *>(entry.outs[i].mutable_data_ptr());
+    std::vector<const std::byte *> in;
     for (int64_t run = 0; run < runs.count; ++run) {
-      std::vector<const std::byte *> in;
+      in.clear();
       for (int64_t rank : shardGroup)
         in.push_back(segment.grad(rank, param) +
                      (runs.begin + run * runs.stride) * width);
