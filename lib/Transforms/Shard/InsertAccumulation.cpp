@@ -43,15 +43,13 @@ private:
     OpBuilder builder(program.getContext());
     builder.setInsertionPointAfter(call);
     Value one = call.getResult(0);
-    SmallVector<Attribute> args = {builder.getUnitAttr(),
-                                   builder.getI64IntegerAttr(steps)};
-    OperationState state(call.getLoc(), aten::CallOp::getOperationName());
-    state.addOperands(one);
-    state.addTypes(one.getType());
-    state.addAttribute("callee", builder.getStringAttr("aten::div.Scalar"));
-    state.addAttribute("args", builder.getArrayAttr(args));
-    Operation *scaled = builder.create(state);
-    one.replaceAllUsesExcept(scaled->getResult(0), scaled);
+    auto args = builder.getArrayAttr(
+        {builder.getUnitAttr(), builder.getI64IntegerAttr(steps)});
+    auto scaled = aten::CallOp::create(
+        builder, call.getLoc(), one.getType(), "aten::div.Scalar", one, args,
+        /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
+        /*reduce_input_of=*/nullptr);
+    one.replaceAllUsesExcept(scaled.getResult(0), scaled);
     return success();
   }
 

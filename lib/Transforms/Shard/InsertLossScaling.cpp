@@ -38,17 +38,15 @@ private:
         builder, one.getLoc(), RankedTensorType::get({}, builder.getF32Type()));
     if (!type.getElementType().isF32()) {
       // mul(scale, ones_like(loss)) would be of the wider dtype.
-      OperationState state(one.getLoc(), aten::CallOp::getOperationName());
-      state.addOperands({one.getResult(0), seed});
-      state.addTypes(type);
-      state.addAttribute("callee", builder.getStringAttr("aten::copy"));
-      SmallVector<Attribute> args = {builder.getUnitAttr(),
-                                     builder.getUnitAttr(),
-                                     builder.getBoolAttr(false)};
-      state.addAttribute("args", builder.getArrayAttr(args));
       builder.setInsertionPointAfter(one);
-      Operation *cast = builder.create(state);
-      one.getResult(0).replaceAllUsesExcept(cast->getResult(0), cast);
+      auto args =
+          builder.getArrayAttr({builder.getUnitAttr(), builder.getUnitAttr(),
+                                builder.getBoolAttr(false)});
+      auto cast = aten::CallOp::create(
+          builder, one.getLoc(), type, "aten::copy",
+          ValueRange{one.getResult(0), seed}, args, /*views=*/nullptr,
+          /*mutates=*/nullptr, /*random=*/false, /*reduce_input_of=*/nullptr);
+      one.getResult(0).replaceAllUsesExcept(cast.getResult(0), cast);
       return success();
     }
     one.getResult(0).replaceAllUsesWith(seed);
