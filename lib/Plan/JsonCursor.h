@@ -31,9 +31,10 @@ public:
   }
 
   /// Checks that this is an object with all of `required` and nothing beyond
-  /// `required` and `optional`.
+  /// `required`, `optional` and `common`.
   void keys(std::initializer_list<const char *> required,
-            std::initializer_list<const char *> optional = {}) const {
+            std::initializer_list<const char *> optional = {},
+            std::initializer_list<const char *> common = {}) const {
     if (!node.is_object())
       expected("an object");
     size_t known = 0;
@@ -42,14 +43,16 @@ public:
         error("missing key \"" + std::string(name) + "\"");
       ++known;
     }
-    for (const char *name : optional)
-      known += node.contains(name);
+    for (auto names : {optional, common})
+      for (const char *name : names)
+        known += node.contains(name);
     if (known == node.size())
       return;
     for (const auto &item : node.items()) {
       auto matches = [&](const char *name) { return item.key() == name; };
       if (std::none_of(required.begin(), required.end(), matches) &&
-          std::none_of(optional.begin(), optional.end(), matches))
+          std::none_of(optional.begin(), optional.end(), matches) &&
+          std::none_of(common.begin(), common.end(), matches))
         error("unknown key \"" + item.key() + "\"");
     }
   }

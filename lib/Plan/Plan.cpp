@@ -50,6 +50,13 @@ std::optional<DType> parseDType(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view streamName(Stream stream) {
+  constexpr std::array<std::string_view, kNumStreams> names = {
+      "compute",    "all_gather",     "reduce_scatter",
+      "all_reduce", "copy_to_device", "copy_to_host"};
+  return names[size_t(stream)];
+}
+
 int64_t TensorSpec::numElements() const {
   int64_t count = 1;
   for (int64_t extent : shape)

@@ -329,6 +329,18 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
     key("module");
     number(instruction.module);
   }
+  if (instruction.stream != Stream::Compute) {
+    key("stream");
+    string(streamName(instruction.stream));
+  }
+  if (!instruction.waits.empty()) {
+    key("waits");
+    numbers(instruction.waits);
+  }
+  if (instruction.records != -1) {
+    key("records");
+    number(instruction.records);
+  }
   if (!instruction.frees.empty()) {
     key("frees");
     numbers(instruction.frees);
@@ -422,11 +434,30 @@ std::string Printer::print(const Plan &plan) {
   raw(",\n");
 
   table("modules", plan.modules, [&](const std::string &m) { string(m); });
-  table("values", plan.values, [&](const TensorSpec &v) {
+  table("values", plan.values, [&](const Value &v) {
     open("shape");
     spec(v);
+    if (v.storage != -1) {
+      key("storage");
+      number(v.storage);
+    }
+    if (v.offset != -1) {
+      key("offset");
+      number(v.offset);
+    }
     raw("}");
   });
+  raw("  \"arena\": ");
+  if (plan.arena) {
+    open("bytes");
+    number(plan.arena->bytes);
+    key("lower_bound");
+    number(plan.arena->lowerBound);
+    raw("}");
+  } else {
+    raw("null");
+  }
+  raw(",\n");
   table("params", plan.params, [&](const Param &p) {
     open("name");
     string(p.name);

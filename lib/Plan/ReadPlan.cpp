@@ -124,66 +124,72 @@ Phase decodePhase(const Cursor &c) {
   c.at("phase").error("expected a phase, got \"" + phase + "\"");
 }
 
+Stream decodeStream(const Cursor &c) {
+  for (size_t i = 0; i < kNumStreams; ++i)
+    if (c.string() == streamName(Stream(i)))
+      return Stream(i);
+  c.error("expected a stream, got \"" + c.string() + "\"");
+}
+
 /// Instructions of the step have a phase, others none.
 Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   Instruction instruction;
   if (!c.isObject())
     c.expected("an object");
+  auto keys = [&](std::initializer_list<const char *> required,
+                  std::initializer_list<const char *> optional = {}) {
+    c.keys(required, optional,
+           {"phase", "module", "frees", "stream", "waits", "records"});
+  };
   if (c.has("call")) {
-    c.keys({"call", "args", "outs"},
-           {"reduce_input_of", "recompute", "phase", "module", "frees"});
+    keys({"call", "args", "outs"}, {"reduce_input_of", "recompute"});
     instruction.kind = decodeCall(c);
   } else if (c.has("read_buffer")) {
-    c.keys({"read_buffer", "out"}, {"phase", "module", "frees"});
+    keys({"read_buffer", "out"});
     instruction.kind =
         ReadBuffer{c.at("read_buffer").index(), c.at("out").index()};
   } else if (c.has("constant")) {
-    c.keys({"constant", "out"}, {"phase", "module", "frees"});
+    keys({"constant", "out"});
     instruction.kind =
         Constant{decodeHex(c.at("constant")), c.at("out").index()};
   } else if (c.has("all_gather")) {
-    c.keys({"all_gather", "outs"},
-           {"group", "first_microbatch", "phase", "module", "frees"});
+    keys({"all_gather", "outs"}, {"group", "first_microbatch"});
     instruction.kind = AllGather{
         c.at("all_gather").index(), c.at("outs").indices(),
         c.has("group") ? c.at("group").integer(1, 1 << 20) : 0,
         c.has("first_microbatch") && c.at("first_microbatch").boolean()};
   } else if (c.has("reshard")) {
-    c.keys({"reshard"},
-           {"keep", "last_microbatch", "phase", "module", "frees"});
+    keys({"reshard"}, {"keep", "last_microbatch"});
     instruction.kind =
         Reshard{c.at("reshard").index(),
                 c.has("keep") ? c.at("keep").integer(1, 1 << 20) : 0,
                 c.has("last_microbatch") && c.at("last_microbatch").boolean()};
   } else if (c.has("reduce_scatter")) {
-    c.keys({"reduce_scatter", "params", "ins", "outs"},
-           {"last_microbatch", "reduce_dtype", "predivide", "postdivide",
-            "phase", "module", "frees"});
+    keys({"reduce_scatter", "params", "ins", "outs"},
+         {"last_microbatch", "reduce_dtype", "predivide", "postdivide"});
     instruction.kind = decodeReduceScatter(c);
   } else if (c.has("accumulate")) {
-    c.keys({"accumulate", "ins", "outs"}, {"phase", "module", "frees"});
+    keys({"accumulate", "ins", "outs"});
     instruction.kind =
         Accumulate{c.at("accumulate").indices(), c.at("ins").indices(),
                    c.at("outs").indices()};
   } else if (c.has("clip_grad_norm")) {
-    c.keys({"clip_grad_norm", "ins", "outs", "max_norm", "norm_type"},
-           {"phase", "module", "frees"});
+    keys({"clip_grad_norm", "ins", "outs", "max_norm", "norm_type"});
     instruction.kind =
         ClipGradNorm{c.at("clip_grad_norm").indices(), c.at("ins").indices(),
                      c.at("outs").indices(), c.at("max_norm").real(),
                      c.at("norm_type").real()};
   } else if (c.has("loss_scale")) {
-    c.keys({"loss_scale"}, {"phase", "module", "frees"});
+    keys({"loss_scale"});
     instruction.kind = LossScale{c.at("loss_scale").index()};
   } else if (c.has("unscale")) {
-    c.keys({"unscale", "ins", "outs"},
-           {"deferred", "phase", "module", "frees"});
+    keys({"unscale", "ins", "outs"}, {"deferred"});
     instruction.kind = Unscale{c.at("unscale").indices(), c.at("ins").indices(),
                                c.at("outs").indices(),
                                c.has("deferred") && c.at("deferred").boolean()};
   } else if (c.has("all_reduce")) {
-    c.keys({"all_reduce", "params", "ins", "outs"},
-           {"postdivide", "last_microbatch", "phase", "module", "frees"});
+    keys({"all_reduce", "params", "ins", "outs"},
+         {"postdivide", "last_microbatch"});
     AllReduce reduce{c.at("all_reduce").index(), c.at("params").indices(),
                      c.at("ins").indices(), c.at("outs").indices()};
     if (c.has("postdivide"))
@@ -192,30 +198,29 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
         c.has("last_microbatch") && c.at("last_microbatch").boolean();
     instruction.kind = std::move(reduce);
   } else if (c.has("copy_to_device")) {
-    c.keys({"copy_to_device"}, {"phase", "module", "frees"});
+    keys({"copy_to_device"});
     instruction.kind = CopyToDevice{c.at("copy_to_device").index()};
   } else if (c.has("copy_to_host")) {
-    c.keys({"copy_to_host", "params", "ins", "outs"},
-           {"last_microbatch", "phase", "module", "frees"});
+    keys({"copy_to_host", "params", "ins", "outs"}, {"last_microbatch"});
     instruction.kind = CopyToHost{
         c.at("copy_to_host").index(), c.at("params").indices(),
         c.at("ins").indices(), c.at("outs").indices(),
         c.has("last_microbatch") && c.at("last_microbatch").boolean()};
   } else if (c.has("read_param")) {
-    c.keys({"read_param", "out"}, {"phase", "module", "frees"});
+    keys({"read_param", "out"});
     instruction.kind =
         ReadParam{c.at("read_param").index(), c.at("out").index()};
   } else if (c.has("optimizer_step")) {
-    c.keys({"optimizer_step", "grads"}, {"groups", "phase", "module", "frees"});
+    keys({"optimizer_step", "grads"}, {"groups"});
     instruction.kind = OptimizerStep{
         c.at("optimizer_step").indices(), c.at("grads").indices(),
         c.has("groups") ? c.at("groups").indices() : std::vector<int32_t>()};
   } else if (c.has("write_param")) {
-    c.keys({"write_param", "value"}, {"phase", "module", "frees"});
+    keys({"write_param", "value"});
     instruction.kind =
         WriteParam{c.at("write_param").index(), c.at("value").index()};
   } else if (c.has("write_buffer")) {
-    c.keys({"write_buffer", "value"}, {"phase", "module", "frees"});
+    keys({"write_buffer", "value"});
     instruction.kind =
         WriteBuffer{c.at("write_buffer").index(), c.at("value").index()};
   } else {
@@ -232,6 +237,12 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     instruction.module = c.at("module").index();
   if (c.has("frees"))
     instruction.frees = c.at("frees").indices();
+  if (c.has("stream"))
+    instruction.stream = decodeStream(c.at("stream"));
+  if (c.has("waits"))
+    instruction.waits = c.at("waits").indices();
+  if (c.has("records"))
+    instruction.records = c.at("records").index();
   return instruction;
 }
 
@@ -295,6 +306,7 @@ Plan decodePlan(const Cursor &c) {
           "accumulation_steps",
           "modules",
           "values",
+          "arena",
           "params",
           "buffers",
           "inputs",
@@ -322,9 +334,19 @@ Plan decodePlan(const Cursor &c) {
   plan.modules =
       c.at("modules").list([](const Cursor &m) { return m.string(); });
   plan.values = c.at("values").list([](const Cursor &v) {
-    v.keys({"shape", "dtype"});
-    return decodeSpec(v);
+    v.keys({"shape", "dtype"}, {"storage", "offset"});
+    Value value = decodeSpec(v);
+    if (v.has("storage"))
+      value.storage = v.at("storage").index();
+    if (v.has("offset"))
+      value.offset = v.at("offset").integer(0);
+    return value;
   });
+  if (const Cursor arena = c.at("arena"); !arena.json().is_null()) {
+    arena.keys({"bytes", "lower_bound"});
+    plan.arena = {arena.at("bytes").integer(0),
+                  arena.at("lower_bound").integer(0)};
+  }
   plan.params = c.at("params").list([](const Cursor &p) {
     p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"},
            {"compute_dtype", "grad_dtype", "shard_dim"});

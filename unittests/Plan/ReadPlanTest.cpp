@@ -222,10 +222,10 @@ TEST(ReadPlan, RefusesEveryTruncation) {
 
 TEST(ReadPlan, NamesOtherVersion) {
   std::string text = printPlan(samplePlan(2));
-  EXPECT_THAT(errorOf(with(text, "\"version\": 1", "\"version\": 7")),
-              HasSubstr("version: expected plan version 1, got 7"));
+  EXPECT_THAT(errorOf(with(text, "\"version\": 2", "\"version\": 7")),
+              HasSubstr("version: expected plan version 2, got 7"));
   EXPECT_THAT(errorOf("{\"version\": 7, \"other\": []}"),
-              HasSubstr("expected plan version 1, got 7"));
+              HasSubstr("expected plan version 2, got 7"));
 }
 
 TEST(ReadPlan, NamesThePathOfADefect) {

@@ -44,8 +44,8 @@ TEST_F(FsdpRun, RefusesBadPlans) {
                 "the plan is for world size 2, got --nproc 3");
   writeText(dir / "cut.json", text.substr(0, text.size() / 2));
   expectRefused({dir / "cut.json"}, "not valid json at byte");
-  writeText(dir / "other.json", "{\"version\": 2}");
-  expectRefused({dir / "other.json"}, "expected plan version 1, got 2");
+  writeText(dir / "other.json", "{\"version\": 1}");
+  expectRefused({dir / "other.json"}, "expected plan version 2, got 1");
   expectRefused({dir / "model.safetensors"}, "not valid json");
 }
 

@@ -21,13 +21,14 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
 namespace fsdp::plan {
 
 /// Version of the JSON form. A reader accepts exactly this version.
-inline constexpr int64_t kPlanVersion = 1;
+inline constexpr int64_t kPlanVersion = 2;
 
 /// Element types, spelled as PyTorch spells them ("float32", "bfloat16", ...).
 enum class DType : uint8_t {
@@ -64,6 +65,20 @@ struct TensorSpec {
 
 /// Index into Plan::values. Every SSA value of the program has one.
 using ValueId = int32_t;
+
+/// A value of the program.
+struct Value : TensorSpec {
+  Value() = default;
+  Value(TensorSpec spec) : TensorSpec(std::move(spec)) {}
+  Value(std::vector<int64_t> shape, DType dtype)
+      : TensorSpec{std::move(shape), dtype} {}
+
+  /// The value whose storage this is a view of; -1: it has one of its own.
+  ValueId storage = -1;
+  /// Of a storage: the byte in the rank's arena where it begins; -1: it lies
+  /// elsewhere (parameters, buffers, what peers read).
+  int64_t offset = -1;
+};
 
 /// A constant or tensor argument of a call, in schema order. `None` stands for
 /// an absent optional. A Tensor inside a List is an element of a Tensor[]
@@ -157,6 +172,26 @@ struct Unit {
 };
 
 enum class Phase : uint8_t { Forward, Backward, Optimizer };
+
+/// Where an instruction runs. Those of one stream run one after the other, in
+/// the order of the list; those of different streams at the same time, unless
+/// events order them. A collective or a copy on the compute stream is awaited
+/// where it stands.
+enum class Stream : uint8_t {
+  Compute,
+  AllGather,
+  ReduceScatter,
+  AllReduce,
+  CopyToDevice,
+  CopyToHost,
+};
+inline constexpr size_t kNumStreams = 6;
+/// "compute", "all_gather" and so on.
+std::string_view streamName(Stream stream);
+
+/// Number of an event, which one instruction records at its end and others, of
+/// other streams, wait for before they begin.
+using EventId = int32_t;
 
 /// Calls one ATen operator.
 struct Call {
@@ -339,7 +374,13 @@ struct Instruction {
   /// Index into Plan::modules: the module this came from, for messages.
   int32_t module = -1;
   /// Values not used after this instruction.
-  std::vector<ValueId> frees;
+  std::vector<ValueId> frees = {};
+  Stream stream = Stream::Compute;
+  /// Events that must be complete before it begins. In a microbatch in which
+  /// the instruction that records one does not run, it is complete.
+  std::vector<EventId> waits = {};
+  /// The event that its end completes, or -1.
+  EventId records = -1;
 };
 
 /// torch.optim's names and defaults; `fused` selects the fused ATen kernel,
@@ -394,6 +435,13 @@ struct Weights {
   std::string hash;
 };
 
+/// The memory that the plan lays out: every Value::offset is in [0, bytes).
+struct Arena {
+  int64_t bytes = 0;
+  /// Most bytes of it alive at once: no layout takes less.
+  int64_t lowerBound = 0;
+};
+
 struct Plan {
   int64_t version = kPlanVersion;
   std::string producer; ///< "fsdp-opt <version>"
@@ -410,7 +458,8 @@ struct Plan {
   /// Microbatches a step: forward and backward run as often.
   int64_t accumulationSteps = 1;
   std::vector<std::string> modules;
-  std::vector<TensorSpec> values;
+  std::vector<Value> values;
+  std::optional<Arena> arena;
   std::vector<Param> params;
   std::vector<Buffer> buffers;
   std::vector<Input> inputs;

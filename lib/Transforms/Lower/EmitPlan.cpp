@@ -265,7 +265,9 @@ private:
       return failure();
     id = static_cast<plan::ValueId>(result.values.size());
     valueIds[value] = id;
-    result.values.push_back(*spec);
+    result.values.emplace_back(*spec);
+    if (Value owner = getStorageOwner(value); owner != value)
+      result.values.back().storage = use(owner);
     return success();
   }
 
