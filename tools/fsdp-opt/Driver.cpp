@@ -1,6 +1,7 @@
 //===- Driver.cpp - fsdp-opt as one command -------------------------------===//
 #include "Driver.h"
 
+#include "Simulation.h"
 #include "Stats.h"
 #include "fsdp/Import/Import.h"
 #include "fsdp/Transforms/EmitPlan.h"
@@ -20,7 +21,7 @@ using namespace mlir::fsdp;
 namespace cl = llvm::cl;
 
 namespace {
-enum class Emit { MLIR, Plan, Stats };
+enum class Emit { MLIR, Plan, Stats, Trace };
 enum class Level { Captured, Sharded, Planned };
 
 cl::OptionCategory category("fsdp-opt options");
@@ -29,7 +30,10 @@ cl::opt<Emit> emitKind(
     cl::values(clEnumValN(Emit::MLIR, "mlir", "IR, at --level"),
                clEnumValN(Emit::Plan, "plan", "plan.json for fsdp-run"),
                clEnumValN(Emit::Stats, "stats",
-                          "parameters, units, bytes and collectives a step")),
+                          "parameters, units, bytes and collectives a step; "
+                          "with --device or --simulate also its time"),
+               clEnumValN(Emit::Trace, "trace",
+                          "a simulated step, for Perfetto")),
     cl::cat(category));
 cl::opt<Level> level(
     "level", cl::desc("How far to lower for --emit mlir"),
@@ -100,21 +104,37 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   return pm.run(module);
 }
 
+FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
+  auto plan = emitPlan(module);
+  if (failed(plan))
+    return failure();
+  try {
+    ::fsdp::plan::verifyPlan(*plan, "plan");
+  } catch (const ::fsdp::plan::PlanError &error) {
+    return module.emitError("emits an invalid plan: ") << error.what();
+  }
+  return plan;
+}
+
 LogicalResult write(ModuleOp module, StringRef path) {
   std::string text;
   llvm::raw_string_ostream stream(text);
   if (emitKind == Emit::Plan) {
-    auto plan = emitPlan(module);
+    auto plan = emitVerifiedPlan(module);
     if (failed(plan))
       return failure();
-    try {
-      ::fsdp::plan::verifyPlan(*plan, "plan");
-    } catch (const ::fsdp::plan::PlanError &error) {
-      return module.emitError("emits an invalid plan: ") << error.what();
-    }
     stream << ::fsdp::plan::printPlan(*plan);
   } else if (emitKind == Emit::Stats) {
     printStats(module, stream);
+    if (isSimulationAsked()) {
+      auto plan = emitVerifiedPlan(module);
+      if (failed(plan) || failed(printSimulatedStats(*plan, stream)))
+        return failure();
+    }
+  } else if (emitKind == Emit::Trace) {
+    auto plan = emitVerifiedPlan(module);
+    if (failed(plan) || failed(printSimulatedTrace(*plan, stream)))
+      return failure();
   } else {
     module.print(stream);
     stream << '\n';

@@ -1,0 +1,126 @@
+//===- DeviceModel.h - what a device and its links can do -----------------===//
+//
+// The description that the cost model computes with: a YAML file that a user
+// can write (docs/simulate.md). Standard library and fsdp/Plan alone in the
+// types; LLVM reads the YAML.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_SIMULATE_DEVICEMODEL_H
+#define FSDP_SIMULATE_DEVICEMODEL_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::simulate {
+
+/// Bad input: one line that begins with file:line:column where there is one.
+struct SimulateError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Link {
+  double latency = 0;   ///< seconds a hop
+  double bandwidth = 0; ///< bytes a second, of one rank in one direction
+};
+
+/// One rank's device, and how it reaches the others. Ranks are placed on hosts
+/// in order, `ranksPerHost` on each.
+struct DeviceModel {
+  std::string name;
+  /// FLOP a second of matrix products by dtype; has float32. A dtype that is
+  /// not there has float32's.
+  std::map<plan::DType, double> peakFlops;
+  /// What matrix products and attention reach of the peak.
+  double matmulFraction = 1;
+  double attentionFraction = 1;
+  /// Bytes a second, and what operators reach of it.
+  double memoryBandwidth = 0;
+  double memoryFraction = 1;
+  /// Seconds that every operator takes besides.
+  double opOverhead = 0;
+  int64_t memoryCapacity = 0; ///< bytes a rank; 0: not known
+  int64_t ranksPerHost = 1;
+  /// Seconds that a collective takes besides its hops.
+  double collectiveLatency = 0;
+  Link withinHost;
+  Link betweenHosts;
+  /// Between the device and the host's memory.
+  Link hostLink;
+  /// How much longer compute takes while a collective runs beside it.
+  double collectiveSlowdown = 1;
+  /// The ranks of a host share its memory: gathered parameters are views of
+  /// what the owners wrote, and reductions read the peers' gradients in place.
+  bool sharedMemory = false;
+  /// One thread runs all streams of a rank, in the order of the plan.
+  bool serialStreams = false;
+  /// Collectives move flat buffers, which FSDP2 copies gathered parameters out
+  /// of and gradients into.
+  bool collectiveCopies = false;
+  /// Chains of pointwise operators and reductions are one kernel, as
+  /// torch.compile makes them.
+  bool fusePointwise = false;
+
+  double peak(plan::DType dtype) const;
+};
+
+/// Ranks of one process group: `ranks` of them, `stride` apart.
+struct Axis {
+  int64_t ranks = 1;
+  int64_t stride = 1;
+};
+
+enum class Collective : uint8_t { AllGather, ReduceScatter, AllReduce };
+
+/// What a transfer occupies: transfers over one medium share its bandwidth.
+enum class Medium : uint8_t { None, WithinHost, BetweenHosts, HostLink };
+
+struct Transfer {
+  double seconds = 0;
+  Medium medium = Medium::None;
+};
+
+/// A ring over the axis, as NCCL's: each of the n ranks receives (n-1)/n of
+/// `bytes`, the whole padded buffer, and twice that in an all-reduce. Within a
+/// host they come over its link; between h hosts with m ranks each, (h-1)/h of
+/// `bytes` over the m links of a host. The slower of the two counts, and for
+/// each of the n-1 hops its latency (NCCL's tuning.cc has the same model).
+/// With sharedMemory, inside one host: a gather takes its latency alone, a
+/// reduction reads `bytes`, or the shards of all replicas, from memory.
+Transfer transferTime(const DeviceModel &device, Collective collective,
+                      Axis axis, double bytes);
+
+/// Hosts that the axis reaches.
+int64_t hostsOf(const DeviceModel &device, Axis axis);
+
+/// Reads a description; `path` is for messages. Throws SimulateError.
+DeviceModel parseDevice(std::string_view yaml, const std::string &path);
+/// A shipped description by its name ("cpu", "h100"), or a YAML file. Throws
+/// SimulateError.
+DeviceModel loadDevice(const std::string &nameOrPath);
+/// Names of the shipped descriptions.
+std::vector<std::string> shippedDevices();
+
+/// Where a plan runs: a device, and how many of them.
+struct Cluster {
+  DeviceModel device;
+  int64_t hosts = 1;
+};
+
+/// Reads a cluster (keys `device`, `ranks`, `hosts`, `ranks_per_host`,
+/// `override`), on which `worldSize` ranks must fit. A device's path is
+/// relative to the file. Throws SimulateError.
+Cluster loadCluster(const std::string &path, int64_t worldSize);
+Cluster parseCluster(std::string_view yaml, const std::string &path,
+                     int64_t worldSize);
+/// As many hosts as the ranks fill.
+Cluster clusterOf(DeviceModel device, int64_t worldSize);
+
+} // namespace fsdp::simulate
+
+#endif // FSDP_SIMULATE_DEVICEMODEL_H

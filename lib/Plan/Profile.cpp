@@ -1,0 +1,168 @@
+//===- Profile.cpp - measured seconds of a plan's instructions ------------===//
+#include "fsdp/Plan/Profile.h"
+#include "JsonCursor.h"
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+namespace fsdp::plan {
+
+namespace {
+
+std::string specText(const TensorSpec &spec) {
+  std::string text(dtypeName(spec.dtype));
+  text += '[';
+  for (size_t i = 0; i < spec.shape.size(); ++i)
+    text += (i ? "," : "") + std::to_string(spec.shape[i]);
+  return text + ']';
+}
+
+void appendTensors(const Plan &plan, const Arg &arg, std::string &text) {
+  if (const auto *tensor = std::get_if<TensorArg>(&arg.value))
+    text += ' ' + specText(plan.values[tensor->value]);
+  else if (const auto *list = std::get_if<ArgList>(&arg.value))
+    for (const Arg &element : *list)
+      appendTensors(plan, element, text);
+}
+
+/// Writes the text of an instruction.
+struct Signature {
+  const Plan &plan;
+
+  std::string unit(const char *name, int32_t unit) const {
+    int64_t bytes = 0;
+    for (int32_t param : plan.units[unit].params)
+      bytes += plan.params[param].computeSpec().numBytes();
+    return std::string(name) + ' ' + std::to_string(bytes) + " bytes";
+  }
+  std::string values(const char *name, const std::vector<ValueId> &ids) const {
+    int64_t bytes = 0;
+    for (ValueId id : ids)
+      bytes += plan.values[id].numBytes();
+    return std::string(name) + ' ' + std::to_string(bytes) + " bytes";
+  }
+
+  std::string operator()(const Call &call) const {
+    std::string text = call.op;
+    if (!call.overload.empty())
+      text += '.' + call.overload;
+    for (const Arg &arg : call.args)
+      appendTensors(plan, arg, text);
+    text += " ->";
+    for (ValueId out : call.outs)
+      text += ' ' + (out < 0 ? "-" : specText(plan.values[out]));
+    return text;
+  }
+  std::string operator()(const ReadBuffer &) const { return "read_buffer"; }
+  std::string operator()(const ReadParam &) const { return "read_param"; }
+  std::string operator()(const Constant &) const { return "constant"; }
+  std::string operator()(const LossScale &) const { return "loss_scale"; }
+  std::string operator()(const AllGather &gather) const {
+    std::string text = unit("all_gather", gather.unit);
+    return gather.group ? text + " in groups of " + std::to_string(gather.group)
+                        : text;
+  }
+  std::string operator()(const Reshard &reshard) const {
+    std::string text = unit("reshard", reshard.unit);
+    return reshard.keep
+               ? text + " keeping in groups of " + std::to_string(reshard.keep)
+               : text;
+  }
+  std::string operator()(const ReduceScatter &reduce) const {
+    return values("reduce_scatter", reduce.ins);
+  }
+  std::string operator()(const AllReduce &reduce) const {
+    return values("all_reduce", reduce.ins);
+  }
+  std::string operator()(const Accumulate &sum) const {
+    return values("accumulate", sum.ins);
+  }
+  std::string operator()(const CopyToDevice &copy) const {
+    return unit("copy_to_device", copy.unit);
+  }
+  std::string operator()(const CopyToHost &copy) const {
+    return values("copy_to_host", copy.ins);
+  }
+  std::string operator()(const Unscale &unscale) const {
+    return values("unscale", unscale.ins);
+  }
+  std::string operator()(const ClipGradNorm &clip) const {
+    return values("clip_grad_norm", clip.ins);
+  }
+  std::string operator()(const OptimizerStep &step) const {
+    return values("optimizer_step", step.grads);
+  }
+  // Plan::init alone has these (P13).
+  std::string operator()(const WriteParam &) const { return "write_param"; }
+  std::string operator()(const WriteBuffer &) const { return "write_buffer"; }
+};
+
+double seconds(const Cursor &cursor) {
+  double value = cursor.real();
+  if (!(value >= 0) || !std::isfinite(value))
+    cursor.error("expected seconds of at least 0");
+  return value;
+}
+
+std::string digits(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6e", value);
+  return text;
+}
+
+} // namespace
+
+std::string signature(const Plan &plan, const Instruction &instruction) {
+  return std::visit(Signature{plan}, instruction.kind);
+}
+
+Profile parseProfile(std::string_view json, const std::string &origin) {
+  Json tree = parseJson(json, origin);
+  Cursor root(tree, origin);
+  root.keys({"format", "plan", "world_size", "steps", "outside_seconds",
+             "instructions"});
+  if (int64_t format = root.at("format").integer(); format != kProfileFormat)
+    root.at("format").error("expected " + std::to_string(kProfileFormat) +
+                            ", got " + std::to_string(format));
+  Profile profile;
+  profile.planHash = root.at("plan").string();
+  profile.worldSize = root.at("world_size").integer(1);
+  profile.steps = root.at("steps").integer(1);
+  profile.outsideSeconds = seconds(root.at("outside_seconds"));
+  profile.instructions = root.at("instructions").list([](const Cursor &item) {
+    item.keys({"what", "seconds"});
+    return Profile::Entry{item.at("what").string(),
+                          seconds(item.at("seconds"))};
+  });
+  return profile;
+}
+
+Profile readProfile(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  if (!file || !(text << file.rdbuf()))
+    throw PlanError(path + ": cannot be read");
+  return parseProfile(text.str(), path);
+}
+
+std::string printProfile(const Profile &profile) {
+  std::string text =
+      "{\n  \"format\": " + std::to_string(kProfileFormat) +
+      ",\n  \"plan\": " + Json(profile.planHash).dump() +
+      ",\n  \"world_size\": " + std::to_string(profile.worldSize) +
+      ",\n  \"steps\": " + std::to_string(profile.steps) +
+      ",\n  \"outside_seconds\": " + digits(profile.outsideSeconds) +
+      ",\n  \"instructions\": [";
+  const char *separator = "\n";
+  for (const Profile::Entry &entry : profile.instructions) {
+    text += separator;
+    text += "    {\"what\": " + Json(entry.what).dump() +
+            ", \"seconds\": " + digits(entry.seconds) + "}";
+    separator = ",\n";
+  }
+  return text + "\n  ]\n}\n";
+}
+
+} // namespace fsdp::plan

@@ -1,0 +1,247 @@
+//===- Simulator.cpp - a plan's step in time ------------------------------===//
+#include "fsdp/Simulate/Simulator.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+
+namespace fsdp::simulate {
+
+using namespace plan;
+
+namespace {
+
+bool runsIn(const Instruction &instruction, int64_t microbatch, bool last) {
+  return std::visit(
+      [&](const auto &kind) {
+        if constexpr (requires { kind.firstMicrobatch; }) {
+          return !kind.firstMicrobatch || microbatch == 0;
+        } else if constexpr (requires { kind.lastMicrobatch; }) {
+          return !kind.lastMicrobatch || last;
+        } else {
+          return true;
+        }
+      },
+      instruction.kind);
+}
+
+struct KindOf {
+  Stream operator()(const AllGather &) { return Stream::AllGather; }
+  Stream operator()(const ReduceScatter &) { return Stream::ReduceScatter; }
+  Stream operator()(const AllReduce &) { return Stream::AllReduce; }
+  Stream operator()(const CopyToDevice &) { return Stream::CopyToDevice; }
+  Stream operator()(const CopyToHost &) { return Stream::CopyToHost; }
+  template <typename Kind> Stream operator()(const Kind &) {
+    return Stream::Compute;
+  }
+};
+
+class Player {
+public:
+  Player(const Plan &plan, const StepCost &cost, const DeviceModel &device)
+      : plan(plan), cost(cost), device(device) {}
+
+  Timeline run() {
+    issueStep();
+    while (startReady())
+      advance();
+    result.seconds = now + cost.outsideSeconds;
+    account();
+    return std::move(result);
+  }
+
+private:
+  struct Queue {
+    std::vector<int> spans; ///< in order
+    size_t next = 0;        ///< the first that has not ended
+    bool running = false;
+    double left = 0; ///< seconds of it, at full rate
+  };
+
+  //===--------------------------------------------------------------------===//
+  // Issue
+  //===--------------------------------------------------------------------===//
+
+  void issueStep() {
+    size_t optimizer = 0;
+    EventId events = 0;
+    for (size_t i = 0; i < plan.instructions.size(); ++i) {
+      if (plan.instructions[i].phase != Phase::Optimizer)
+        optimizer = i + 1;
+      events = std::max(events, plan.instructions[i].records + 1);
+      for (EventId event : plan.instructions[i].waits)
+        events = std::max(events, event + 1);
+    }
+    recorders.assign(size_t(events), -1);
+    for (int64_t m = 0; m < plan.accumulationSteps; ++m)
+      issue(0, optimizer, m);
+    issue(optimizer, plan.instructions.size(), plan.accumulationSteps - 1);
+    ended.assign(result.spans.size(), false);
+  }
+
+  void issue(size_t begin, size_t end, int64_t microbatch) {
+    bool last = microbatch == plan.accumulationSteps - 1;
+    for (size_t i = begin; i < end; ++i) {
+      const Instruction &instruction = plan.instructions[i];
+      bool runs = runsIn(instruction, microbatch, last);
+      int span = runs ? int(result.spans.size()) : -1;
+      if (runs) {
+        result.spans.push_back({int32_t(i), int32_t(microbatch)});
+        size_t stream = device.serialStreams ? 0 : size_t(instruction.stream);
+        queues[stream].spans.push_back(span);
+        awaited.emplace_back();
+        for (EventId event : instruction.waits)
+          if (recorders[event] >= 0)
+            awaited.back().push_back(recorders[event]);
+      }
+      if (instruction.records >= 0)
+        recorders[instruction.records] = span;
+    }
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Time
+  //===--------------------------------------------------------------------===//
+
+  const Cost &costOfSpan(int span) const {
+    return cost.instructions[result.spans[span].instruction];
+  }
+
+  /// Begins whatever can; what takes no time ends at once. False when nothing
+  /// is under way any more.
+  bool startReady() {
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (Queue &queue : queues) {
+        while (!queue.running && queue.next < queue.spans.size()) {
+          int span = queue.spans[queue.next];
+          if (!std::all_of(awaited[span].begin(), awaited[span].end(),
+                           [&](int other) { return ended[other]; }))
+            break;
+          result.spans[span].begin = now;
+          queue.left = costOfSpan(span).seconds;
+          queue.running = true;
+          changed = true;
+          if (queue.left <= 0)
+            end(queue);
+        }
+      }
+    }
+    return std::any_of(queues.begin(), queues.end(),
+                       [](const Queue &queue) { return queue.running; });
+  }
+
+  void end(Queue &queue) {
+    int span = queue.spans[queue.next++];
+    result.spans[span].end = now;
+    ended[span] = true;
+    queue.running = false;
+  }
+
+  static bool isCollective(Medium medium) {
+    return medium == Medium::WithinHost || medium == Medium::BetweenHosts;
+  }
+
+  /// To the end of whatever ends next.
+  void advance() {
+    int users[4] = {}, collectives = 0;
+    for (const Queue &queue : queues)
+      if (queue.running) {
+        Medium medium = costOfSpan(queue.spans[queue.next]).medium;
+        ++users[size_t(medium)];
+        collectives += isCollective(medium);
+      }
+    std::array<double, kNumStreams> rates = {};
+    double step = std::numeric_limits<double>::infinity();
+    for (size_t s = 0; s < queues.size(); ++s) {
+      if (!queues[s].running)
+        continue;
+      Medium medium = costOfSpan(queues[s].spans[queues[s].next]).medium;
+      if (isCollective(medium))
+        rates[s] = 1.0 / users[size_t(medium)];
+      else if (medium == Medium::None && collectives > 0)
+        rates[s] = 1.0 / device.collectiveSlowdown;
+      else
+        rates[s] = 1;
+      step = std::min(step, queues[s].left / rates[s]);
+    }
+    now += step;
+    for (size_t s = 0; s < queues.size(); ++s) {
+      Queue &queue = queues[s];
+      if (!queue.running)
+        continue;
+      // Of two that end together, rounding must not keep one.
+      bool ends = queue.left / rates[s] <= step * (1 + 1e-12);
+      if (costOfSpan(queue.spans[queue.next]).medium == Medium::None)
+        result.slowdown += step * (1 - rates[s]);
+      queue.left -= step * rates[s];
+      if (ends)
+        end(queue);
+    }
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Where the time went
+  //===--------------------------------------------------------------------===//
+
+  Stream kindOfSpan(int span) const {
+    return kindOf(plan.instructions[result.spans[span].instruction]);
+  }
+
+  void account() {
+    for (size_t i = 0; i < result.spans.size(); ++i)
+      result.busy[size_t(kindOfSpan(int(i)))] +=
+          result.spans[i].end - result.spans[i].begin;
+    double end = 0;
+    for (int span : queues[size_t(Stream::Compute)].spans) {
+      const Span &entry = result.spans[span];
+      int latest = -1;
+      for (int other : awaited[span])
+        if (latest < 0 || result.spans[other].end > result.spans[latest].end)
+          latest = other;
+      if (entry.begin > end && latest >= 0)
+        result.exposed[size_t(kindOfSpan(latest))] += entry.begin - end;
+      Stream kind = kindOfSpan(span);
+      if (kind != Stream::Compute)
+        result.exposed[size_t(kind)] += entry.end - entry.begin;
+      end = entry.end;
+    }
+    // What the step ends with on another stream.
+    int latest = -1;
+    for (size_t i = 0; i < result.spans.size(); ++i)
+      if (latest < 0 || result.spans[i].end > result.spans[latest].end)
+        latest = int(i);
+    if (latest >= 0 && now > end)
+      result.exposed[size_t(kindOfSpan(latest))] += now - end;
+  }
+
+  const Plan &plan;
+  const StepCost &cost;
+  const DeviceModel &device;
+  std::array<Queue, kNumStreams> queues;
+  /// Per span: those whose end it waits for.
+  std::vector<std::vector<int>> awaited;
+  std::vector<int> recorders; ///< per event: the span that records it, or -1
+  std::vector<bool> ended;
+  double now = 0;
+  Timeline result;
+};
+
+} // namespace
+
+double Timeline::exposedCommunication() const {
+  return std::accumulate(exposed.begin(), exposed.end(), 0.0) -
+         exposed[size_t(Stream::Compute)];
+}
+
+Stream kindOf(const Instruction &instruction) {
+  return std::visit(KindOf{}, instruction.kind);
+}
+
+Timeline simulate(const Plan &plan, const StepCost &cost,
+                  const DeviceModel &device) {
+  return Player(plan, cost, device).run();
+}
+
+} // namespace fsdp::simulate

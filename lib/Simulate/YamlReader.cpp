@@ -1,0 +1,198 @@
+//===- YamlReader.cpp - YAML mappings with positions in errors ------------===//
+#include "YamlReader.h"
+
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/SmallString.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/ADT/StringSet.h"
+#include "llvm/Support/SourceMgr.h"
+#include "llvm/Support/YAMLParser.h"
+
+#include <cmath>
+
+using namespace llvm;
+
+namespace fsdp::simulate {
+
+std::string nearest(StringRef text, ArrayRef<StringRef> known) {
+  StringRef best;
+  unsigned bestDistance = 4;
+  for (StringRef candidate : known)
+    if (unsigned distance = text.edit_distance(candidate);
+        distance < bestDistance) {
+      bestDistance = distance;
+      best = candidate;
+    }
+  if (best.empty())
+    return "; known ones are: " + join(known, ", ");
+  return ", did you mean \"" + best.str() + "\"?";
+}
+
+void YamlReader::error(const YamlNode &node, const std::string &what) const {
+  throw SimulateError(path + ":" + std::to_string(node.line) + ":" +
+                      std::to_string(node.column) + ": " + what);
+}
+
+static std::string describe(const YamlNode &node) {
+  switch (node.kind) {
+  case YamlNode::Kind::Null:
+    return "nothing";
+  case YamlNode::Kind::Scalar:
+    return "\"" + node.scalar + "\"";
+  case YamlNode::Kind::Mapping:
+    return "a mapping";
+  }
+  llvm_unreachable("all kinds are listed");
+}
+
+namespace {
+/// Builds nodes from LLVM's parser, which reports syntax errors to a handler.
+class Parser {
+public:
+  Parser(const YamlReader &reader, StringRef text)
+      : reader(reader), stream(text, sources, /*ShowColors=*/false) {
+    sources.setDiagHandler(
+        [](const SMDiagnostic &diag, void *self) {
+          auto &parser = *static_cast<Parser *>(self);
+          if (!parser.message.empty())
+            return;
+          parser.message = diag.getMessage().str();
+          parser.where.line = std::max(diag.getLineNo(), 1);
+          parser.where.column = std::max(diag.getColumnNo() + 1, 1);
+        },
+        this);
+  }
+
+  YamlNode run() {
+    YamlNode root;
+    if (auto document = stream.begin(); document != stream.end())
+      if (yaml::Node *node = document->getRoot())
+        root = convert(node);
+    check();
+    return root;
+  }
+
+private:
+  void check() const {
+    if (!message.empty())
+      reader.error(where, message);
+    if (const_cast<yaml::Stream &>(stream).failed())
+      reader.error(where, "not a YAML file");
+  }
+
+  YamlNode convert(yaml::Node *node) {
+    check();
+    YamlNode result;
+    std::tie(result.line, result.column) =
+        sources.getLineAndColumn(node->getSourceRange().Start);
+    if (isa<yaml::NullNode>(node))
+      return result;
+    if (auto *scalar = dyn_cast<yaml::ScalarNode>(node)) {
+      SmallString<32> storage;
+      result.kind = YamlNode::Kind::Scalar;
+      result.scalar = scalar->getValue(storage).str();
+      return result;
+    }
+    auto *mapping = dyn_cast<yaml::MappingNode>(node);
+    if (!mapping)
+      reader.error(result, "expected a scalar or a mapping");
+    result.kind = YamlNode::Kind::Mapping;
+    for (yaml::KeyValueNode &entry : *mapping) {
+      yaml::Node *key = entry.getKey();
+      if (!key)
+        break;
+      YamlNode name = convert(key);
+      yaml::Node *value = entry.getValue();
+      if (!value)
+        break;
+      result.entries.push_back({std::move(name), convert(value)});
+    }
+    check();
+    return result;
+  }
+
+  const YamlReader &reader;
+  SourceMgr sources;
+  yaml::Stream stream;
+  std::string message;
+  YamlNode where;
+};
+} // namespace
+
+YamlNode YamlReader::parse(StringRef text) const {
+  return Parser(*this, text).run();
+}
+
+void YamlReader::forEachEntry(const YamlNode &node, const std::string &where,
+                              ArrayRef<StringRef> known,
+                              ArrayRef<StringRef> required,
+                              const Visit &visit) const {
+  if (node.kind != YamlNode::Kind::Mapping)
+    error(node, "expected a mapping for " + where + ", got " + describe(node));
+  StringSet<> seen;
+  for (const auto &[key, value] : node.entries) {
+    if (!is_contained(known, key.scalar))
+      error(key, "unknown key \"" + key.scalar + "\" in " + where +
+                     nearest(key.scalar, known));
+    if (!seen.insert(key.scalar).second)
+      error(key, "key \"" + key.scalar + "\" is given twice");
+  }
+  for (StringRef key : required)
+    if (!seen.contains(key))
+      error(node, "missing key \"" + key.str() + "\" in " + where);
+  for (const auto &[key, value] : node.entries)
+    visit(key.scalar, value);
+}
+
+double YamlReader::number(StringRef key, const YamlNode &node,
+                          Range range) const {
+  double value;
+  auto fits = [&] {
+    switch (range) {
+    case Range::NonNegative:
+      return value >= 0;
+    case Range::Positive:
+      return value > 0;
+    case Range::Fraction:
+      return value > 0 && value <= 1;
+    case Range::AtLeastOne:
+      return value >= 1;
+    }
+    llvm_unreachable("all ranges are listed");
+  };
+  constexpr StringRef names[] = {"of at least 0", "above 0",
+                                 "above 0 and at most 1", "of at least 1"};
+  if (node.kind != YamlNode::Kind::Scalar ||
+      StringRef(node.scalar).getAsDouble(value) || !std::isfinite(value) ||
+      !fits())
+    error(node, "expected a number " + names[size_t(range)].str() + " for \"" +
+                    key.str() + "\", got " + describe(node));
+  return value;
+}
+
+int64_t YamlReader::integer(StringRef key, const YamlNode &node,
+                            int64_t low) const {
+  int64_t value;
+  if (node.kind != YamlNode::Kind::Scalar ||
+      StringRef(node.scalar).getAsInteger(10, value) || value < low)
+    error(node, "expected an integer of at least " + std::to_string(low) +
+                    " for \"" + key.str() + "\", got " + describe(node));
+  return value;
+}
+
+bool YamlReader::boolean(StringRef key, const YamlNode &node) const {
+  if (node.kind != YamlNode::Kind::Scalar ||
+      (node.scalar != "true" && node.scalar != "false"))
+    error(node, "expected true or false for \"" + key.str() + "\", got " +
+                    describe(node));
+  return node.scalar == "true";
+}
+
+std::string YamlReader::string(StringRef key, const YamlNode &node) const {
+  if (node.kind != YamlNode::Kind::Scalar || node.scalar.empty())
+    error(node,
+          "expected a name for \"" + key.str() + "\", got " + describe(node));
+  return node.scalar;
+}
+
+} // namespace fsdp::simulate

@@ -1,0 +1,169 @@
+//===- Simulation.cpp - fsdp-opt --simulate -------------------------------===//
+#include "Simulation.h"
+
+#include "fsdp/Simulate/CostModel.h"
+#include "fsdp/Simulate/DeviceModel.h"
+#include "fsdp/Simulate/Simulator.h"
+#include "fsdp/Simulate/Trace.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/Support/CommandLine.h"
+#include "llvm/Support/Format.h"
+
+#include <optional>
+
+using namespace mlir;
+using llvm::SmallVector;
+using llvm::StringRef;
+using namespace ::fsdp::simulate;
+namespace plan = ::fsdp::plan;
+namespace cl = llvm::cl;
+
+namespace {
+cl::OptionCategory category("simulation options");
+cl::opt<std::string>
+    deviceName("device",
+               cl::desc("Simulate on this device: a shipped one (cpu, "
+                        "h100), or a YAML file"),
+               cl::value_desc("name|file"), cl::init("cpu"), cl::cat(category));
+cl::opt<std::string>
+    clusterPath("simulate",
+                cl::desc("Simulate on a cluster described by a YAML file"),
+                cl::value_desc("file"), cl::cat(category));
+cl::opt<std::string>
+    profilePath("profile",
+                cl::desc("Seconds of instructions that fsdp-run measured"),
+                cl::value_desc("file"), cl::cat(category));
+cl::list<int64_t> traceRanks("ranks", cl::CommaSeparated,
+                             cl::desc("Ranks in --emit trace (default 0)"),
+                             cl::value_desc("rank,…"), cl::cat(category));
+
+LogicalResult fail(const llvm::Twine &message) {
+  llvm::errs() << "fsdp-opt: error: " << message << '\n';
+  return failure();
+}
+
+/// What the options name, read.
+struct Setting {
+  Cluster cluster;
+  std::optional<plan::Profile> profile;
+
+  StepCost cost(const plan::Plan &plan, int64_t rank = 0) const {
+    return costOf(plan, cluster.device, profile ? &*profile : nullptr, rank);
+  }
+};
+
+FailureOr<Setting> readSetting(const plan::Plan &plan) {
+  if (deviceName.getNumOccurrences() && !clusterPath.empty())
+    return fail("expected one of --device and --simulate, got both");
+  try {
+    Setting setting;
+    setting.cluster = clusterPath.empty()
+                          ? clusterOf(loadDevice(deviceName), plan.worldSize)
+                          : loadCluster(clusterPath, plan.worldSize);
+    if (!profilePath.empty())
+      setting.profile = plan::readProfile(profilePath);
+    return setting;
+  } catch (const SimulateError &error) {
+    return fail(error.what());
+  } catch (const plan::PlanError &error) {
+    return fail(error.what());
+  }
+}
+
+std::string formatted(const char *format, double value) {
+  std::string text;
+  llvm::raw_string_ostream(text) << llvm::format(format, value);
+  return text;
+}
+
+std::string milliseconds(double seconds) {
+  return formatted("%.3f ms", seconds * 1e3);
+}
+
+/// "all-gathers" and so on.
+const char *transferName(size_t stream) {
+  constexpr const char *names[plan::kNumStreams] = {
+      "compute",     "all-gathers",      "reduce-scatters",
+      "all-reduces", "copies to device", "copies to host"};
+  return names[stream];
+}
+
+/// What of the streams is not zero, with its time.
+std::string listed(const StreamSeconds &seconds) {
+  SmallVector<std::string> parts;
+  for (size_t s = 0; s < seconds.size(); ++s)
+    if (seconds[s] > 0)
+      parts.push_back(std::string(transferName(s)) + " " +
+                      milliseconds(seconds[s]));
+  return llvm::join(parts, ", ");
+}
+} // namespace
+
+bool mlir::fsdp::isSimulationAsked() {
+  return deviceName.getNumOccurrences() || !clusterPath.empty() ||
+         !profilePath.empty();
+}
+
+LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
+                                              llvm::raw_ostream &os) {
+  FailureOr<Setting> setting = readSetting(plan);
+  if (failed(setting))
+    return failure();
+  const DeviceModel &device = setting->cluster.device;
+  StepCost cost = setting->cost(plan);
+  Timeline timeline = simulate(plan, cost, device);
+  auto row = [&](StringRef name, const llvm::Twine &value) {
+    os << llvm::left_justify(name, 28) << value << '\n';
+  };
+  os << '\n';
+  int64_t hosts = setting->cluster.hosts;
+  row("simulated on", device.name + ", " + llvm::Twine(hosts) +
+                          (hosts == 1 ? " host" : " hosts"));
+  if (setting->profile) {
+    std::string note = cost.samePlan ? "profile of this plan"
+                                     : "profile by operators and shapes";
+    row("costs", note + ": " + llvm::Twine(cost.measured) +
+                     " instructions measured, " + llvm::Twine(cost.modelled) +
+                     " modelled");
+  }
+  row("step time", milliseconds(timeline.seconds));
+  row("busy", listed(timeline.busy));
+  double exposed = timeline.exposedCommunication();
+  row("exposed communication",
+      milliseconds(exposed) +
+          (exposed > 0 ? " (" + listed(timeline.exposed) + ")" : ""));
+  if (timeline.slowdown > 0)
+    row("compute slowed by", milliseconds(timeline.slowdown));
+  double seconds = timeline.seconds;
+  if (seconds > 0) {
+    double tokens = double(tokensPerStep(plan)) / seconds;
+    row("tokens/s", formatted("%.1f", tokens) + ", a rank " +
+                        formatted("%.1f", tokens / double(plan.worldSize)));
+  }
+  row("model FLOPs a rank", formatted("%.4g", cost.modelFlops));
+  row("MFU",
+      formatted("%.2f %%", 100 * modelFlopsUtilization(cost, device, seconds)) +
+          " of " + formatted("%.4g FLOP/s", device.peak(cost.flopsDtype)) +
+          " (" + std::string(plan::dtypeName(cost.flopsDtype)) + ")");
+  return success();
+}
+
+LogicalResult mlir::fsdp::printSimulatedTrace(const plan::Plan &plan,
+                                              llvm::raw_ostream &os) {
+  FailureOr<Setting> setting = readSetting(plan);
+  if (failed(setting))
+    return failure();
+  SmallVector<int64_t> ranks(traceRanks.begin(), traceRanks.end());
+  if (ranks.empty())
+    ranks.push_back(0);
+  std::vector<RankTimeline> timelines;
+  for (int64_t rank : ranks) {
+    if (rank < 0 || rank >= plan.worldSize)
+      return fail("--ranks: expected ranks below the plan's world size " +
+                  llvm::Twine(plan.worldSize) + ", got " + llvm::Twine(rank));
+    timelines.push_back({rank, simulate(plan, setting->cost(plan, rank),
+                                        setting->cluster.device)});
+  }
+  os << printTrace(plan, timelines);
+  return success();
+}

@@ -1,0 +1,26 @@
+//===- Simulation.h - fsdp-opt --simulate ---------------------------------===//
+#ifndef FSDP_TOOLS_FSDPOPT_SIMULATION_H
+#define FSDP_TOOLS_FSDPOPT_SIMULATION_H
+
+#include "fsdp/Plan/Plan.h"
+#include "mlir/Support/LogicalResult.h"
+#include "llvm/Support/raw_ostream.h"
+
+namespace mlir::fsdp {
+
+/// True when the options name a device, a cluster or a profile.
+bool isSimulationAsked();
+
+/// Simulates a step as the options say and prints its time, what of it is
+/// exposed communication, tokens a second and MFU. Prints errors itself.
+LogicalResult printSimulatedStats(const ::fsdp::plan::Plan &plan,
+                                  llvm::raw_ostream &os);
+
+/// The step of the ranks that --ranks names, as a Chrome trace. Prints errors
+/// itself.
+LogicalResult printSimulatedTrace(const ::fsdp::plan::Plan &plan,
+                                  llvm::raw_ostream &os);
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_TOOLS_FSDPOPT_SIMULATION_H

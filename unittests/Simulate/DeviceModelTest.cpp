@@ -1,0 +1,161 @@
+//===- DeviceModelTest.cpp - descriptions of devices, ring times ----------===//
+#include "fsdp/Simulate/DeviceModel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+using namespace fsdp;
+using namespace fsdp::simulate;
+using testing::HasSubstr;
+
+namespace {
+
+constexpr const char *kDevice = R"(name: test
+peak_flops: {float32: 100, bfloat16: 400}
+memory_bandwidth: 1000
+ranks_per_host: 8
+collective_latency: 0.5
+within_host: {latency: 0.25, bandwidth: 100}
+between_hosts: {latency: 2, bandwidth: 10}
+)";
+
+DeviceModel device() { return parseDevice(kDevice, "device.yaml"); }
+
+std::string errorOf(const std::string &yaml) {
+  try {
+    parseDevice(yaml, "device.yaml");
+  } catch (const SimulateError &error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string clusterError(const std::string &yaml, int64_t ranks = 16) {
+  try {
+    parseCluster(yaml, "cluster.yaml", ranks);
+  } catch (const SimulateError &error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(DeviceModel, ReadsADescription) {
+  DeviceModel read = device();
+  EXPECT_EQ(read.name, "test");
+  EXPECT_EQ(read.peak(plan::DType::BFloat16), 400);
+  EXPECT_EQ(read.peak(plan::DType::Float16), 100); // float32's
+  EXPECT_EQ(read.memoryBandwidth, 1000);
+  EXPECT_EQ(read.betweenHosts.latency, 2);
+  EXPECT_EQ(read.collectiveSlowdown, 1);
+  EXPECT_FALSE(read.sharedMemory);
+}
+
+TEST(DeviceModel, ShippedDescriptionsAreThere) {
+  EXPECT_THAT(shippedDevices(), testing::ElementsAre("cpu", "h100"));
+  EXPECT_TRUE(loadDevice("cpu").sharedMemory);
+  EXPECT_EQ(loadDevice("h100").ranksPerHost, 8);
+}
+
+TEST(DeviceModel, NamesWhatIsWrong) {
+  EXPECT_EQ(errorOf(std::string(kDevice) + "memory_bandwith: 3\n"),
+            "device.yaml:8:1: unknown key \"memory_bandwith\" in a device, did "
+            "you mean \"memory_bandwidth\"?");
+  EXPECT_EQ(errorOf(std::string(kDevice) + "name: again\n"),
+            "device.yaml:8:1: key \"name\" is given twice");
+  EXPECT_EQ(errorOf(std::string(kDevice) + "matmul_fraction: 1.5\n"),
+            "device.yaml:8:18: expected a number above 0 and at most 1 for "
+            "\"matmul_fraction\", got \"1.5\"");
+  EXPECT_EQ(errorOf(std::string(kDevice) + "shared_memory: 1\n"),
+            "device.yaml:8:16: expected true or false for \"shared_memory\", "
+            "got \"1\"");
+  EXPECT_EQ(errorOf("name: x\nmemory_bandwidth: 1\n"),
+            "device.yaml:1:1: missing key \"peak_flops\" in a device");
+  EXPECT_EQ(errorOf("name: x\npeak_flops: {bfloat16: 1}\n"
+                    "memory_bandwidth: 1\n"),
+            "device.yaml:2:14: missing key \"float32\" in \"peak_flops\"");
+  EXPECT_EQ(errorOf("name: x\npeak_flops: fast\nmemory_bandwidth: 1\n"),
+            "device.yaml:2:13: expected a mapping for \"peak_flops\", got "
+            "\"fast\"");
+  EXPECT_THAT(errorOf("name: x\npeak_flops: {float32: 1}\n"
+                      "memory_bandwidth: 1\nranks_per_host: 2\n"),
+              HasSubstr("missing key \"within_host\""));
+  EXPECT_THAT(errorOf("name: [1, 2]\n"),
+              HasSubstr("device.yaml:1:8: expected a scalar or a mapping"));
+  EXPECT_THAT(errorOf("name: {\n"), HasSubstr("device.yaml:"));
+  EXPECT_EQ(errorOf("").substr(0, 47),
+            "device.yaml:1:1: expected a mapping for a devic");
+}
+
+TEST(DeviceModel, UnknownDeviceNamesTheNearest) {
+  try {
+    loadDevice("h10");
+    FAIL();
+  } catch (const SimulateError &error) {
+    EXPECT_STREQ(error.what(),
+                 "unknown device \"h10\", did you mean \"h100\"? (or the path "
+                 "of a .yaml file)");
+  }
+}
+
+TEST(DeviceModel, RingInsideAHost) {
+  // Seven hops; 7/8 of the bytes over the link.
+  Transfer gather = transferTime(device(), Collective::AllGather, {8, 1}, 8000);
+  EXPECT_DOUBLE_EQ(gather.seconds, 0.5 + 7 * 0.25 + 7000. / 100);
+  EXPECT_EQ(gather.medium, Medium::WithinHost);
+  Transfer reduce = transferTime(device(), Collective::AllReduce, {8, 1}, 8000);
+  EXPECT_DOUBLE_EQ(reduce.seconds, 0.5 + 2 * (7 * 0.25 + 7000. / 100));
+}
+
+TEST(DeviceModel, RingBetweenHosts) {
+  // Half of the bytes come into each host, over eight links: 8000 / 2 / 80.
+  // Inside, 15/16 of 8000 at 100. The slower counts: 75 against 50.
+  Transfer gather =
+      transferTime(device(), Collective::AllGather, {16, 1}, 8000);
+  EXPECT_DOUBLE_EQ(gather.seconds, 0.5 + 14 * 0.25 + 2 + 75);
+  EXPECT_EQ(gather.medium, Medium::BetweenHosts);
+  // Four replicas, one rank of each host: 3/4 of the bytes over its own link.
+  Transfer reduce = transferTime(device(), Collective::AllReduce, {4, 8}, 100);
+  EXPECT_DOUBLE_EQ(reduce.seconds, 0.5 + 2 * (3 * 2 + 75. / 10));
+  // Two replicas of four ranks are on one host.
+  EXPECT_EQ(transferTime(device(), Collective::AllReduce, {2, 4}, 100).medium,
+            Medium::WithinHost);
+  EXPECT_EQ(hostsOf(device(), {4, 4}), 2);
+  EXPECT_EQ(transferTime(device(), Collective::AllGather, {1, 1}, 5).seconds,
+            0);
+}
+
+TEST(DeviceModel, SharedMemory) {
+  DeviceModel shared = device();
+  shared.sharedMemory = true;
+  EXPECT_DOUBLE_EQ(
+      transferTime(shared, Collective::AllGather, {4, 1}, 8000).seconds, 0.5);
+  // Reads the peers' quarters of its rows, writes its own.
+  EXPECT_DOUBLE_EQ(
+      transferTime(shared, Collective::ReduceScatter, {4, 1}, 8000).seconds,
+      0.5 + 10000. / 1000);
+}
+
+TEST(DeviceModel, ReadsACluster) {
+  std::string text = "device: h100\nranks: 16\nhosts: 2\n"
+                     "override: {memory_bandwidth: 5, name: slow}\n";
+  Cluster cluster = parseCluster(text, "cluster.yaml", 16);
+  EXPECT_EQ(cluster.hosts, 2);
+  EXPECT_EQ(cluster.device.memoryBandwidth, 5);
+  EXPECT_EQ(cluster.device.name, "slow");
+  EXPECT_EQ(clusterError("device: h100\nranks: 8\n"),
+            "cluster.yaml:2:8: expected \"ranks\" to be the plan's world size "
+            "16, got 8");
+  EXPECT_EQ(clusterError("device: h100\nhosts: 1\n"),
+            "cluster.yaml:2:8: expected \"hosts\" to be at least 2 for 16 "
+            "ranks, 8 on each, got 1");
+  EXPECT_EQ(clusterError("device: h100\nranks_per_host: 16\nhosts: 1\n"), "");
+  EXPECT_THAT(clusterError("device: h200\n"),
+              HasSubstr("cluster.yaml:1:9: unknown device \"h200\", did you "
+                        "mean \"h100\"?"));
+  EXPECT_THAT(clusterError("device: h100\noverride: {ranks: 1}\n"),
+              HasSubstr("unknown key \"ranks\" in \"override\""));
+  EXPECT_THAT(clusterError("device: cpu\nranks_per_host: 8\n"),
+              HasSubstr("expected a device with \"between_hosts\""));
+}
+
+} // namespace
