@@ -229,7 +229,12 @@ void Executor::execute(Program &program, size_t begin, size_t end) {
     };
     try {
       injectFault(offset + i);
+      bool measures = profiler && !evaluating;
+      if (measures)
+        profiler->begin();
       execute(program, i);
+      if (measures)
+        profiler->end(i);
     } catch (const AbortedError &) {
       throw;
     } catch (const PeerDiedError &) {

@@ -194,6 +194,11 @@ void SafeTensors::dropPages() const {
 }
 
 std::string SafeTensors::hash() const {
+  return hashBytes(
+      {reinterpret_cast<const char *>(bytes.data()), bytes.size()});
+}
+
+std::string hashBytes(std::string_view bytes) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical,
                            XXH3_128bits(bytes.data(), bytes.size()));

@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Trainer.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
@@ -154,6 +155,14 @@ void saveWeights(const plan::Plan &plan, Session &session,
 
 RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     : plan(plan::readPlan(options.planPath)) {
+  if (!options.profilePath.empty() && options.steps <= Profiler::kWarmup)
+    throw InputError("--profile: expected --steps of at least " +
+                     std::to_string(Profiler::kWarmup + 1) + ", got " +
+                     std::to_string(options.steps));
+  if (!options.profilePath.empty() &&
+      !std::ofstream(options.profilePath, std::ios::app))
+    throw InputError(options.profilePath +
+                     ": cannot write: " + std::strerror(errno));
   openWeights(options, checkHash);
   if (!options.dataPath.empty()) {
     data.emplace(options.dataPath);
@@ -270,6 +279,9 @@ void runRank(const RunFiles &files, const RunOptions &options,
   session.start();
   if (options.fault)
     session.executor().setFault(*options.fault);
+  std::optional<Profiler> profiler;
+  if (!options.profilePath.empty())
+    session.executor().setProfiler(&profiler.emplace(plan));
 
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_current_seed(options.seed);
@@ -293,7 +305,12 @@ void runRank(const RunFiles &files, const RunOptions &options,
         trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
       reporter->report(step, elapsed.count(), result, stats, evaluates);
+    if (profiler)
+      profiler->endStep(elapsed.count());
   }
+  if (profiler)
+    writeProfile(*profiler, plan, options.planPath, session.comm(),
+                 options.steps, options.profilePath);
   if (!options.outWeightsPath.empty())
     saveWeights(plan, session, options.outWeightsPath);
 }

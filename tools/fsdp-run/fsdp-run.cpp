@@ -59,6 +59,9 @@ int main(int argc, char **argv) {
                  "on meta has; by default that of --seed");
   app.add_option("--metrics", options.metricsPath,
                  "write one JSON object a step to this file");
+  app.add_option("--profile", options.profilePath,
+                 "measure every instruction and write its seconds to this "
+                 "file: medians over the steps after two, the mean of ranks");
   app.add_option("--weights", options.weightsPath,
                  "initial weights instead of the plan's: a safetensors "
                  "file, or a Hugging Face index of several");

@@ -31,8 +31,8 @@ struct Profile {
   int64_t worldSize = 1;
   /// Steps that the numbers are medians over.
   int64_t steps = 1;
-  /// Seconds of a step that no instruction takes: reading the batch, the loss,
-  /// statistics.
+  /// What the median step takes beyond the instructions' medians: reading the
+  /// batch, the loss, statistics, and what delays some in every step.
   double outsideSeconds = 0;
   /// In the order of Plan::instructions.
   std::vector<Entry> instructions;

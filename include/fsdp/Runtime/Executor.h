@@ -12,6 +12,7 @@
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/GradScaler.h"
 #include "fsdp/Runtime/Position.h"
+#include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/ShardedOptimizer.h"
 
 #include <ATen/core/Tensor.h>
@@ -77,6 +78,8 @@ public:
   ShardedOptimizer *shardedOptimizer() { return optimizer.get(); }
 
   void setFault(const Fault &value) { fault = value; }
+  /// Measures the instructions of steps from now on; null: none. Borrowed.
+  void setProfiler(Profiler *value) { profiler = value; }
 
 private:
   /// A list of the plan's instructions.
@@ -131,6 +134,7 @@ private:
   double lrFactor = 1;
   std::optional<double> gradNorm;
   std::optional<Fault> fault;
+  Profiler *profiler = nullptr;
 };
 
 } // namespace fsdp::runtime

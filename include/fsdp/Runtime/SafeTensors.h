@@ -14,6 +14,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fsdp::runtime {
@@ -61,6 +62,9 @@ struct NamedTensor {
 /// written. Throws RunError.
 void writeSafeTensors(const std::string &path,
                       const std::vector<NamedTensor> &tensors);
+
+/// "xxh3:" and the 32 hex digits of XXH3-128, in canonical form.
+std::string hashBytes(std::string_view bytes);
 
 /// "float32[2, 3]", for messages.
 std::string describe(const plan::TensorSpec &spec);

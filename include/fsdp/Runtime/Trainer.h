@@ -23,6 +23,7 @@ struct RunOptions {
   /// Of the model's own initialisation; without it, `seed`.
   std::optional<uint64_t> initSeed;
   std::string metricsPath;    ///< empty: none
+  std::string profilePath;    ///< empty: none is measured
   std::string weightsPath;    ///< empty: the plan's
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;

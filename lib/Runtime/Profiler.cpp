@@ -1,0 +1,106 @@
+//===- Profiler.cpp - measured seconds of a plan's instructions -----------===//
+#include "fsdp/Runtime/Profiler.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/SafeTensors.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+namespace fsdp::runtime {
+
+Profiler::Profiler(const plan::Plan &plan)
+    : current(plan.instructions.size()), runs(plan.instructions.size()),
+      samples(plan.instructions.size() + 1) {}
+
+void Profiler::endStep(double seconds) {
+  bool counts = steps++ >= kWarmup;
+  for (size_t i = 0; i < current.size(); ++i) {
+    if (counts)
+      samples[i].push_back(float(current[i]));
+    current[i] = 0;
+  }
+  if (counts)
+    samples.back().push_back(float(seconds));
+}
+
+static double median(std::vector<float> values) {
+  if (values.empty())
+    return 0;
+  std::sort(values.begin(), values.end());
+  size_t middle = values.size() / 2;
+  return values.size() % 2 ? values[middle]
+                           : (double(values[middle - 1]) + values[middle]) / 2;
+}
+
+std::vector<double> Profiler::medians() const {
+  std::vector<double> result;
+  result.reserve(samples.size());
+  double rest = median(samples.back());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    double seconds = median(samples[i]);
+    rest -= seconds;
+    // All steps execute an instruction as often.
+    result.push_back(runs[i] ? seconds * double(steps) / double(runs[i]) : 0);
+  }
+  result.push_back(std::max(rest, 0.0));
+  return result;
+}
+
+namespace {
+
+std::string readFile(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  if (!file || !(text << file.rdbuf()))
+    throw InputError(path + ": cannot be read");
+  return text.str();
+}
+
+void writeFile(const std::string &path, const std::string &text) {
+  std::ofstream file(path, std::ios::binary);
+  if (!(file << text) || !file.flush())
+    throw InputError(path + ": cannot be written");
+}
+
+} // namespace
+
+void writeProfile(const Profiler &profiler, const plan::Plan &plan,
+                  const std::string &planPath, Comm &comm, int64_t steps,
+                  const std::string &path) {
+  auto partPath = [&](int64_t rank) {
+    return path + ".rank" + std::to_string(rank);
+  };
+  std::vector<double> own = profiler.medians();
+  writeFile(partPath(comm.rank()),
+            std::string(reinterpret_cast<const char *>(own.data()),
+                        own.size() * sizeof(double)));
+  comm.barrier();
+  if (comm.rank() != 0)
+    return;
+  std::vector<double> mean(own.size());
+  for (int64_t rank = 0; rank < comm.worldSize(); ++rank) {
+    std::string part = readFile(partPath(rank));
+    std::remove(partPath(rank).c_str());
+    if (part.size() != mean.size() * sizeof(double))
+      throw InputError(partPath(rank) + ": expected the times of " +
+                       std::to_string(mean.size()) + " instructions");
+    std::vector<double> values(mean.size());
+    std::copy(part.begin(), part.end(),
+              reinterpret_cast<char *>(values.data()));
+    for (size_t i = 0; i < mean.size(); ++i)
+      mean[i] += values[i] / double(comm.worldSize());
+  }
+  plan::Profile profile;
+  profile.planHash = hashBytes(readFile(planPath));
+  profile.worldSize = plan.worldSize;
+  profile.steps = steps - Profiler::kWarmup;
+  profile.outsideSeconds = mean.back();
+  for (size_t i = 0; i < plan.instructions.size(); ++i)
+    profile.instructions.push_back(
+        {plan::signature(plan, plan.instructions[i]), mean[i]});
+  writeFile(path, plan::printProfile(profile));
+}
+
+} // namespace fsdp::runtime
