@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <ranges>
 #include <utility>
 
 namespace fsdp::plan {
@@ -62,6 +63,37 @@ int64_t TensorSpec::numElements() const {
   for (int64_t extent : shape)
     count *= extent;
   return count;
+}
+
+namespace {
+/// The length of the longest of the unit's modules that contains `module`; 0
+/// for the root unit, which contains all; -1 if none does. A unit's name joins
+/// its modules with `+`.
+int64_t containingLength(const Unit &unit, std::string_view module) {
+  if (unit.name == "(root)")
+    return 0;
+  int64_t longest = -1;
+  for (auto part : std::views::split(std::string_view(unit.name), '+')) {
+    std::string_view prefix(part.begin(), part.end());
+    if (module == prefix || (module.starts_with(prefix) &&
+                             module.substr(prefix.size()).starts_with('.')))
+      longest = std::max<int64_t>(longest, prefix.size());
+  }
+  return longest;
+}
+} // namespace
+
+int32_t unitOfModule(const Plan &plan, std::string_view module) {
+  int32_t best = -1;
+  int64_t bestLength = -1;
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    int64_t length = containingLength(plan.units[u], module);
+    if (length > bestLength) {
+      best = int32_t(u);
+      bestLength = length;
+    }
+  }
+  return best;
 }
 
 RowRange shardRows(int64_t rows, int64_t parts, int64_t index) {

@@ -1,7 +1,8 @@
 //===- Verifier.h - one pass over a plan that checks its invariants -------===//
 //
 // Tables, values and the instructions that compute, gather or write are in
-// VerifyPlan.cpp; those that take gradients are in VerifyGradients.cpp.
+// VerifyPlan.cpp; those that take gradients are in VerifyGradients.cpp, and
+// where values lie is in VerifyArena.cpp.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_LIB_PLAN_VERIFIER_H
@@ -52,6 +53,8 @@ private:
     bool consumed = false;
     /// Of a gradient: over the step's microbatches.
     bool summed = false;
+    /// Of a storage: its values that are not freed.
+    int32_t alive = 0;
   };
 
   [[noreturn]] void fail(const char *label, const std::string &message) const {
@@ -80,6 +83,9 @@ private:
   void verifyTables();
   void verifyOptimizer();
   void define(ValueId value);
+  /// What the value being defined says of its storage.
+  void verifyStorage(ValueId value);
+  void verifyArena() const;
   void use(ValueId value);
   void useOperand(ValueId value);
   void useArgs(const ArgList &args);

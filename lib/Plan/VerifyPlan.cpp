@@ -143,6 +143,7 @@ void Verifier::define(ValueId value) {
   if (states[value].defined)
     fail("P3", "value " + std::to_string(value) + " is defined twice");
   states[value].defined = true;
+  verifyStorage(value);
 }
 
 void Verifier::use(ValueId value) {
@@ -336,6 +337,8 @@ void Verifier::verifyFrees(const Instruction &instruction, ValueId loss) {
     if (value == loss)
       fail("P12", "the loss, value " + std::to_string(value) + ", is freed");
     states[value].freed = true;
+    ValueId storage = plan.values[value].storage;
+    --states[storage == -1 ? value : storage].alive;
   }
 }
 
@@ -352,10 +355,12 @@ void Verifier::verifyInit() {
     if (!allowed)
       fail("P13", "expected a call, constant, write_param or write_buffer in "
                   "the initialisation");
+    current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
     verifyFrees(instruction);
   }
   where.clear();
+  current = nullptr;
   if (plan.init.empty())
     return;
   for (size_t p = 0; p < plan.params.size(); ++p)
@@ -413,6 +418,7 @@ void Verifier::verifyEvaluation() {
     ops.clear();
   for (ValueState &state : states)
     state.freed = state.defined;
+  current = nullptr;
   // The step begins with new values for its inputs.
   for (const Input &input : plan.inputs)
     states[input.value] = {};
@@ -466,6 +472,7 @@ void Verifier::verify() {
                       quoted(plan.params[param].name) +
                       " is written but never reduced");
   verifyLoss(plan.loss);
+  verifyArena();
 }
 
 void verifyPlan(const Plan &plan, const std::string &origin) {

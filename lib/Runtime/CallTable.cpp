@@ -9,8 +9,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include <cstring>
-#include <ranges>
-#include <string_view>
 
 namespace fsdp::runtime {
 
@@ -18,40 +16,6 @@ struct CallTable::ResolvedCall {
   c10::OperatorHandle handle;
   std::vector<ArgTemplate> args;
 };
-
-namespace {
-
-/// The length of the longest of the unit's modules that contains `module`; 0
-/// for the root unit, which contains all; -1 if none does. A unit's name joins
-/// its modules with `+`.
-int64_t containingLength(const plan::Unit &unit, std::string_view module) {
-  if (unit.name == "(root)")
-    return 0;
-  int64_t longest = -1;
-  for (auto part : std::views::split(std::string_view(unit.name), '+')) {
-    std::string_view prefix(part.begin(), part.end());
-    if (module == prefix || (module.starts_with(prefix) &&
-                             module.substr(prefix.size()).starts_with('.')))
-      longest = std::max<int64_t>(longest, prefix.size());
-  }
-  return longest;
-}
-
-/// The unit of the innermost module that contains `module`, null if none does.
-const plan::Unit *unitOf(const plan::Plan &plan, const std::string &module) {
-  const plan::Unit *best = nullptr;
-  int64_t bestLength = -1;
-  for (const plan::Unit &unit : plan.units) {
-    int64_t length = containingLength(unit, module);
-    if (length > bestLength) {
-      best = &unit;
-      bestLength = length;
-    }
-  }
-  return best;
-}
-
-} // namespace
 
 std::string firstLine(const std::string &text) {
   return text.substr(0, text.find('\n'));
@@ -114,8 +78,8 @@ std::string describeInstruction(const plan::Plan &plan,
     return text;
   const std::string &module = plan.modules[instruction.module];
   text += " in module \"" + module + "\"";
-  if (const plan::Unit *unit = unitOf(plan, module))
-    text += " (unit \"" + unit->name + "\")";
+  if (int32_t unit = plan::unitOfModule(plan, module); unit != -1)
+    text += " (unit \"" + plan.units[unit].name + "\")";
   return text;
 }
 

@@ -133,8 +133,10 @@ void Executor::run(const plan::Unscale &unscale) {
 
 void Executor::run(const plan::ClipGradNorm &clip) {
   comm.finishReductions();
+  bool inPlace =
+      !clip.outs.empty() && plan.values[clip.outs.front()].storage != -1;
   ClippedGrads clipped =
-      clipGradNorm(comm, take(clip.ins), clip.maxNorm, clip.normType);
+      clipGradNorm(comm, take(clip.ins), clip.maxNorm, clip.normType, inPlace);
   gradNorm = clipped.norm.item<double>();
   for (size_t i = 0; i < clipped.grads.size(); ++i)
     values[clip.outs[i]] = std::move(clipped.grads[i]);

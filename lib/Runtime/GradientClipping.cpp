@@ -11,8 +11,8 @@
 
 namespace fsdp::runtime {
 
-ClippedGrads clipGradNorm(Comm &comm, const std::vector<at::Tensor> &shards,
-                          double maxNorm, double normType) {
+ClippedGrads clipGradNorm(Comm &comm, std::vector<at::Tensor> shards,
+                          double maxNorm, double normType, bool inPlace) {
   if (shards.empty())
     return {at::zeros({}), {}};
   std::vector<at::Tensor> norms;
@@ -32,8 +32,8 @@ ClippedGrads clipGradNorm(Comm &comm, const std::vector<at::Tensor> &shards,
   // Python's `number / tensor` is reciprocal and multiplication.
   at::Tensor factor = result.norm.add(1e-6).reciprocal().mul(maxNorm);
   factor = at::clamp(factor, std::nullopt, 1.0);
-  for (const at::Tensor &shard : shards)
-    result.grads.push_back(shard.mul(factor));
+  for (at::Tensor &shard : shards)
+    result.grads.push_back(inPlace ? shard.mul_(factor) : shard.mul(factor));
   return result;
 }
 

@@ -4,6 +4,7 @@
 #include "Simulation.h"
 #include "Stats.h"
 #include "fsdp/Import/Import.h"
+#include "fsdp/Plan/Memory.h"
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/Passes.h"
 #include "mlir/Parser/Parser.h"
@@ -44,6 +45,14 @@ cl::opt<Level> level(
     cl::cat(category));
 cl::opt<std::string> configPath("config", cl::desc("Policy, a YAML file"),
                                 cl::value_desc("file"), cl::cat(category));
+cl::opt<::fsdp::plan::MemoryModel> memoryModel(
+    "memory", cl::desc("Whose memory the plan is laid out for"),
+    cl::init(::fsdp::plan::MemoryModel::SharedHost),
+    cl::values(clEnumValN(::fsdp::plan::MemoryModel::SharedHost, "shared",
+                          "of ranks of one host that share parameters"),
+               clEnumValN(::fsdp::plan::MemoryModel::Device, "device",
+                          "of a device a rank, which gathers into its own")),
+    cl::cat(category));
 cl::opt<int64_t> worldSize("world-size", cl::desc("Ranks to compile for"),
                            cl::init(1), cl::cat(category));
 
@@ -98,17 +107,20 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
     if (emitKind == Emit::MLIR && level == Level::Captured)
       return success();
     buildShardPipeline(pm);
-    if (emitKind == Emit::Plan || level == Level::Planned)
+    if (emitKind != Emit::MLIR || level == Level::Planned)
       buildLowerPipeline(pm);
   }
   return pm.run(module);
 }
 
+/// A plan with its arena; verified, as every plan that is written.
 FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
   auto plan = emitPlan(module);
   if (failed(plan))
     return failure();
   try {
+    ::fsdp::plan::verifyPlan(*plan, "plan");
+    ::fsdp::plan::layOutArena(*plan, memoryModel);
     ::fsdp::plan::verifyPlan(*plan, "plan");
   } catch (const ::fsdp::plan::PlanError &error) {
     return module.emitError("emits an invalid plan: ") << error.what();
@@ -126,11 +138,12 @@ LogicalResult write(ModuleOp module, StringRef path) {
     stream << ::fsdp::plan::printPlan(*plan);
   } else if (emitKind == Emit::Stats) {
     printStats(module, stream);
-    if (isSimulationAsked()) {
-      auto plan = emitVerifiedPlan(module);
-      if (failed(plan) || failed(printSimulatedStats(*plan, stream)))
-        return failure();
-    }
+    auto plan = emitVerifiedPlan(module);
+    if (failed(plan))
+      return failure();
+    printMemory(*plan, memoryModel, stream);
+    if (isSimulationAsked() && failed(printSimulatedStats(*plan, stream)))
+      return failure();
   } else if (emitKind == Emit::Trace) {
     auto plan = emitVerifiedPlan(module);
     if (failed(plan) || failed(printSimulatedTrace(*plan, stream)))

@@ -30,7 +30,7 @@ static int64_t getPaddedBytes(ParamOp param, int64_t ranks) {
   return rows * rowBytes;
 }
 
-static std::string formatBytes(int64_t bytes) {
+std::string mlir::fsdp::formatBytes(int64_t bytes) {
   std::string text;
   llvm::raw_string_ostream os(text);
   if (bytes >= int64_t{1} << 30)

@@ -2,8 +2,11 @@
 #ifndef FSDP_TOOLS_FSDPOPT_STATS_H
 #define FSDP_TOOLS_FSDPOPT_STATS_H
 
+#include "fsdp/Plan/Memory.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "llvm/Support/raw_ostream.h"
+
+#include <string>
 
 namespace mlir::fsdp {
 
@@ -12,6 +15,14 @@ namespace mlir::fsdp {
 /// (all-gather) or sends (reduce-scatter) in a ring: (W-1)/W of the padded
 /// unit.
 void printStats(ModuleOp module, llvm::raw_ostream &os);
+
+/// Prints what a rank keeps all the time, what the plan's arena takes and could
+/// take at least, and what is alive at the peak.
+void printMemory(const ::fsdp::plan::Plan &plan,
+                 ::fsdp::plan::MemoryModel model, llvm::raw_ostream &os);
+
+/// "1.50 MiB".
+std::string formatBytes(int64_t bytes);
 
 } // namespace mlir::fsdp
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -67,6 +68,16 @@ TEST_P(Clips, ByTheNormOfAllShards) {
           expect(at::allclose(clipped.grads[size_t(p)],
                               shards[size_t(p)].mul(factor), 1e-5),
                  "gradient");
+        std::vector<at::Tensor> written;
+        for (const at::Tensor &shard : shards)
+          written.push_back(shard.clone());
+        std::vector<at::Tensor> same =
+            clipGradNorm(comm, written, maxNorm, normType, /*inPlace=*/true)
+                .grads;
+        for (size_t p = 0; p < size_t(kParams); ++p)
+          expect(same[p].is_same(written[p]) &&
+                     at::equal(same[p], clipped.grads[p]),
+                 "gradient in place");
       }
     }
   });

@@ -42,6 +42,11 @@ public:
                std::vector<int64_t> shape, int32_t module = 0,
                int32_t reduceInputOf = -1) {
     ValueId out = value(std::move(shape));
+    if (op == "aten::t") {
+      ValueId in = std::get<TensorArg>(args[0].value).value;
+      ValueId storage = plan.values[in].storage;
+      plan.values[out].storage = storage == -1 ? in : storage;
+    }
     plan.instructions.push_back({Call{std::move(op),
                                       std::move(overload),
                                       std::move(args),

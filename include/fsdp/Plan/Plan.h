@@ -495,6 +495,11 @@ struct ShardRuns {
 };
 ShardRuns shardRuns(const Plan &plan, int32_t param, int64_t index);
 
+/// The unit of the innermost module that contains `module`; -1 if none does.
+/// A unit's name joins its modules with `+`; that of the root unit, which
+/// contains all, is "(root)".
+int32_t unitOfModule(const Plan &plan, std::string_view module);
+
 /// Any defect of a plan: the message names the file (or "plan"), the JSON path
 /// and what was expected and found.
 struct PlanError : std::runtime_error {

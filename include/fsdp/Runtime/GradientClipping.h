@@ -23,10 +23,11 @@ struct ClippedGrads {
 /// normType, one all-reduce of the vector of these, its root, the norm of the
 /// vector. With infinity the all-reduce is a maximum; an empty shard counts 0
 /// (FSDP2 fails there). `shards` are this rank's, in the order of
-/// model.parameters(), complete; they are not written. `normType` is 1, 2 or
-/// infinity. A collective operation.
-ClippedGrads clipGradNorm(Comm &comm, const std::vector<at::Tensor> &shards,
-                          double maxNorm, double normType);
+/// model.parameters(), complete; with `inPlace` the result is in them.
+/// `normType` is 1, 2 or infinity. A collective operation.
+ClippedGrads clipGradNorm(Comm &comm, std::vector<at::Tensor> shards,
+                          double maxNorm, double normType,
+                          bool inPlace = false);
 
 } // namespace fsdp::runtime
 

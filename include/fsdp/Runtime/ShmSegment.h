@@ -16,20 +16,13 @@
 // The i-th rank of a replica owns rows shardRows(n, shards(), i) of the
 // replica's parameters and writes no others. Ignored parameters are not here.
 //
-// Reduce-scatter inputs. The j-th reduction of a step lies at the low end of
-// the rank's area for even j and at the high end for odd j, in an area as big
-// as the largest two neighbours: two reductions can be under way at once. A
-// gradient that is produced more than one reduction early has a place of its
-// own behind that area. With one rank a replica there is no such area.
-//
-// All-reduce inputs have a place of their own each: the shards are read when
-// the step's reductions are finished, of each microbatch or of the last.
+// Where what lies: plan::SegmentLayout.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_SHMSEGMENT_H
 #define FSDP_RUNTIME_SHMSEGMENT_H
 
-#include "fsdp/Plan/Plan.h"
+#include "fsdp/Plan/SegmentLayout.h"
 #include "fsdp/Runtime/Position.h"
 
 #include <atomic>
@@ -39,6 +32,8 @@
 #include <vector>
 
 namespace fsdp::runtime {
+
+using plan::SegmentLayout;
 
 /// A monotonic counter that one rank advances and others wait for. 32 bits
 /// because that is a futex word; comparisons are modulo 2^32.
@@ -101,52 +96,6 @@ struct SegmentHeader {
   std::atomic<uint32_t> aborted{0};
   /// The first rank that failed, -1 if none did.
   std::atomic<int32_t> failedRank{-1};
-};
-
-/// Byte offsets of everything in the segment, a function of the plan alone.
-struct SegmentLayout {
-  explicit SegmentLayout(const plan::Plan &plan);
-
-  int64_t worldSize;
-  /// Per parameter: offset in its replica's parameters of what is gathered.
-  std::vector<size_t> params;
-  /// Per parameter: offset in its own dtype; the same without a cast.
-  std::vector<size_t> masters;
-  /// Per parameter: offset of its gradient in a rank's area; unused for one
-  /// that is not reduced.
-  std::vector<size_t> grads;
-  /// Per parameter: offset of its gradient's shard in a rank's area; unused
-  /// for one that is not all-reduced.
-  std::vector<size_t> shardGrads;
-  /// Per parameter: what is all-reduced is the result of its reduce-scatter,
-  /// which is written there.
-  std::vector<bool> reducedInPlace;
-  /// Per parameter: position of its reduction among the step's, or -1.
-  std::vector<int32_t> reductionOf;
-  /// Per parameter: has a place of its own in the area.
-  std::vector<bool> dedicated;
-  int32_t reductionsPerStep = 0;
-  /// Room for one element for each parameter, twice a rank.
-  size_t vectorsBegin = 0;
-  size_t vectorBytes = 0;
-  size_t paramsBegin = 0;
-  /// Bytes of one replica's parameters.
-  size_t replicaBytes = 0;
-  /// Where groups of ranks keep a parameter after forward: the first group at
-  /// `begin` in the segment, the others behind it.
-  struct KeptPlace {
-    int64_t group = 0; ///< ranks; 0: not kept
-    size_t begin = 0;
-    size_t stride = 0;
-  };
-  std::vector<KeptPlace> kept;
-  size_t areasBegin = 0;
-  size_t areaBytes = 0;
-  size_t totalBytes = 0;
-
-private:
-  /// Lays out what groups keep, from `end` on; returns its end.
-  size_t placeKept(const plan::Plan &plan, size_t end);
 };
 
 /// The mapping. Whoever creates it may fork; the children share it.

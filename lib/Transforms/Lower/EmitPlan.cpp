@@ -451,8 +451,31 @@ private:
       if (failed(define(shard, kind.outs.emplace_back())))
         return failure();
     kind.lastMicrobatch = reduce.getLastMicrobatch();
+    for (size_t i = 0; i < kind.outs.size(); ++i)
+      if (keepsGradient(reduce, kind, i))
+        share(kind.ins[i], kind.outs[i]);
     append(reduce, std::move(kind));
     return success();
+  }
+
+  /// Lets `out` be of the storage of `in`, which its instruction consumes.
+  void share(plan::ValueId in, plan::ValueId out) {
+    plan::ValueId storage = result.values[in].storage;
+    result.values[out].storage = storage == -1 ? in : storage;
+  }
+
+  /// Whether the only rank of a replica has nothing to do for a gradient; what
+  /// is all-reduced goes where the other replicas read it.
+  bool keepsGradient(ReduceScatterOp reduce, const plan::ReduceScatter &kind,
+                     size_t index) const {
+    plan::DType in = result.values[kind.ins[index]].dtype;
+    auto one = plan::ReduceScatter::Divisors();
+    return result.shards() == 1 &&
+           in == result.values[kind.outs[index]].dtype &&
+           kind.reduceDtype.value_or(in) == in &&
+           kind.divisors.value_or(one) == one &&
+           llvm::none_of(reduce.getShards()[index].getUsers(),
+                         llvm::IsaPred<AllReduceOp>);
   }
 
   /// An instruction from gradients to gradients of the same parameters.
@@ -466,6 +489,11 @@ private:
     for (Value out : results)
       if (failed(define(out, kind.outs.emplace_back())))
         return failure();
+    // Unscaled and clipped in place; of a lone rank, two parameters' gradients
+    // may be one.
+    if (isa<UnscaleOp, ClipGradNormOp>(op) && result.worldSize > 1)
+      for (auto [in, out] : llvm::zip(kind.ins, kind.outs))
+        share(in, out);
     append(op, std::move(kind));
     return success();
   }

@@ -1,0 +1,138 @@
+//===- Memory.h - what a plan keeps in memory, and when -------------------===//
+//
+// A replay of a plan without running it: the storages that its programs make,
+// each with its bytes and the positions at which it is alive, and what a rank
+// keeps all the time. Layout of the arena, statistics, simulation and the
+// scheduler all ask here, so that they agree.
+//
+// Positions count the instructions of the step, then those of the evaluation.
+// An instruction's operands and results are alive at its position.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_PLAN_MEMORY_H
+#define FSDP_PLAN_MEMORY_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::plan {
+
+/// Whose memory a rank's is.
+enum class MemoryModel : uint8_t {
+  /// Ranks of one host that share a segment (SegmentLayout.h): parameters are
+  /// whole in it, once, and a gather hands out views of them; gradients are
+  /// written to it where peers reduce them.
+  SharedHost,
+  /// A device of its own: a gather fills buffers of the rank, and gradients are
+  /// reduced from where they were computed. Offloaded units are elsewhere.
+  Device,
+};
+
+/// What memory is for.
+enum class MemoryUse : uint8_t {
+  Input,
+  Activation,    ///< made in forward or made again, read in backward
+  Temporary,     ///< any other result of a call
+  Gradient,      ///< whole, of a parameter
+  GradientSum,   ///< over microbatches, whole or of a shard
+  GradientShard, ///< reduced
+  GatheredParam, ///< whole, or kept in groups after forward
+  // All the time:
+  ParamShard, ///< and ignored parameters
+  OptimizerState,
+  Buffer,
+  Constant,
+  ReduceInput,   ///< where peers read gradients
+  Communication, ///< counters and the like
+};
+inline constexpr size_t kNumMemoryUses = size_t(MemoryUse::Communication) + 1;
+/// "gathered parameters" and so on.
+std::string_view memoryUseName(MemoryUse use);
+
+/// Bytes a place in the arena is aligned to, as ATen aligns tensors.
+inline constexpr int64_t kArenaAlign = 64;
+
+/// Positions first to last, both included.
+struct Life {
+  int64_t first = 0;
+  int64_t last = 0;
+  bool overlaps(const Life &other) const {
+    return first <= other.last && other.first <= last;
+  }
+};
+
+/// Memory that the programs need for some time.
+struct Storage {
+  /// The value whose storage it is; -1 for a gathered parameter that nothing
+  /// uses, for shards of an offloaded unit on the device and for what a reshard
+  /// keeps.
+  ValueId value = -1;
+  /// A multiple of kArenaAlign, positive.
+  int64_t bytes = 0;
+  MemoryUse use = MemoryUse::Temporary;
+  /// Position of the instruction that makes it; -1 for an input.
+  int64_t definition = -1;
+  /// When it is alive; ascending, apart.
+  std::vector<Life> lives;
+};
+
+/// What a plan's step and evaluation need a place for.
+struct Memory {
+  /// In the order in which they are made.
+  std::vector<Storage> storages;
+  /// Per value: the index of its storage; -1 for one that lies elsewhere: a
+  /// buffer, a constant, an ignored parameter, the loss scale, a result of
+  /// Plan::init, what has no bytes, a reduction's result that nothing uses, and
+  /// on SharedHost what lies in the segment, on Device what is on the host.
+  std::vector<int32_t> storageOf;
+  /// Instructions of the step, and of step and evaluation.
+  int64_t stepPositions = 0;
+  int64_t positions = 0;
+
+  /// Bytes alive at each position.
+  std::vector<int64_t> liveBytes() const;
+  /// Indices of the storages alive at a position, the largest first.
+  std::vector<int32_t> aliveAt(int64_t position) const;
+};
+
+/// The storages of a plan. Of the microbatches of a step it shows one that has
+/// both neighbours: sums and units that stay gathered live all through it. A
+/// value ends with the instruction that frees the last value of its storage,
+/// without one with its program. Expects a plan that is verified, but for its
+/// arena.
+Memory replayMemory(const Plan &plan, MemoryModel model);
+
+/// What a rank keeps all the time, in bytes by MemoryUse; 0 for uses of
+/// storages. A plug-in optimizer's state is unknown here and counts nothing.
+/// On SharedHost a rank keeps an equal share of the segment.
+std::array<int64_t, kNumMemoryUses>
+staticBytes(const Plan &plan, MemoryModel model, int64_t rank = 0);
+
+/// The instruction at a position of the replay.
+const Instruction &instructionAt(const Plan &plan, int64_t position);
+
+/// Offsets for storages such that two that are alive at the same time have no
+/// byte in common.
+struct Placement {
+  std::vector<int64_t> offsets; ///< multiples of kArenaAlign
+  int64_t bytes = 0;            ///< the end of the last
+  int64_t lowerBound = 0;       ///< most bytes alive at once
+};
+
+/// Greedy best fit over several orders, of which the best is taken; the same
+/// for the same storages.
+Placement placeStorages(const Memory &memory);
+
+/// Places all storages of the plan: sets Plan::arena and Value::offset.
+void layOutArena(Plan &plan, MemoryModel model);
+
+/// Device if a gathered parameter has a place in the arena.
+MemoryModel arenaModel(const Plan &plan);
+
+} // namespace fsdp::plan
+
+#endif // FSDP_PLAN_MEMORY_H
