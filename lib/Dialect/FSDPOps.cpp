@@ -149,6 +149,13 @@ LogicalResult CheckpointPatternOp::verify() {
       return emitOpError("CheckpointPattern-1: expected an operator of the "
                          "form \"namespace::name\" in save, got: \"")
              << name.getValue() << '"';
+    auto [callee, every] = rest.split('/');
+    int64_t number;
+    if (rest.contains('/') &&
+        (callee.empty() || every.getAsInteger(10, number) || number < 1))
+      return emitOpError("CheckpointPattern-1: expected a positive number "
+                         "after \"/\" in save, got: \"")
+             << name.getValue() << '"';
   }
   return success();
 }

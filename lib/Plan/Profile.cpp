@@ -55,10 +55,10 @@ struct Signature {
       text += ' ' + (out < 0 ? "-" : specText(plan.values[out]));
     return text;
   }
-  std::string operator()(const ReadBuffer &) const { return "read_buffer"; }
-  std::string operator()(const ReadParam &) const { return "read_param"; }
-  std::string operator()(const Constant &) const { return "constant"; }
-  std::string operator()(const LossScale &) const { return "loss_scale"; }
+  /// What binds values or waits.
+  template <typename Kind> std::string operator()(const Kind &) const {
+    return "none";
+  }
   std::string operator()(const AllGather &gather) const {
     std::string text = unit("all_gather", gather.unit);
     return gather.group ? text + " in groups of " + std::to_string(gather.group)
@@ -94,9 +94,6 @@ struct Signature {
   std::string operator()(const OptimizerStep &step) const {
     return values("optimizer_step", step.grads);
   }
-  // Plan::init alone has these (P13).
-  std::string operator()(const WriteParam &) const { return "write_param"; }
-  std::string operator()(const WriteBuffer &) const { return "write_buffer"; }
 };
 
 double seconds(const Cursor &cursor) {

@@ -214,12 +214,8 @@ private:
     }
     return kernel(bytes);
   }
-  Cost cost(size_t, const ReadBuffer &) const { return {}; }
-  Cost cost(size_t, const ReadParam &) const { return {}; }
-  Cost cost(size_t, const Constant &) const { return {}; }
-  Cost cost(size_t, const LossScale &) const { return {}; }
-  Cost cost(size_t, const WriteParam &) const { return {}; }
-  Cost cost(size_t, const WriteBuffer &) const { return {}; }
+  /// What binds values or waits.
+  template <typename Kind> Cost cost(size_t, const Kind &) const { return {}; }
 
   /// FSDP2's copies run on the compute stream: out of the gathered buffer
   /// before its first use, and of the gradients before they are reduced. A

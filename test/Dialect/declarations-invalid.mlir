@@ -66,6 +66,11 @@ fsdp.checkpoint_pattern "layers.*" {save = ["aten::add.Tensor", "mm"]}
 
 // -----
 
+// expected-error @below {{CheckpointPattern-1: expected a positive number after "/" in save, got: "aten::mm/0"}}
+fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm/2", "aten::mm/0"]}
+
+// -----
+
 fsdp.unit @u
 // expected-error @below {{Param-4: expected no unit and no sharding of an ignored parameter}}
 fsdp.param @a : tensor<4xf32> unit @u {ignored}

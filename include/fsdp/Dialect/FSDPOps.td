@@ -135,14 +135,17 @@ def FSDP_CheckpointPatternOp : FSDP_Op<"checkpoint_pattern"> {
     computed again there, as `torch.utils.checkpoint` around the module would.
     The outermost matching module counts; where two patterns match it, the
     first. `save` lists operators whose results are kept all the same, with or
-    without overload. `fsdp-recompute-activations` replaces it by calls.
+    without overload; of `name/n` only the first of every n calls that a module
+    makes, so that `aten::mm/2` keeps every second product as torchtitan's
+    selective checkpointing by operator does. `fsdp-recompute-activations` replaces it by calls.
 
     ```mlir
     fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm", "aten::add.Tensor"]}
     ```
 
     **CheckpointPattern-1**: the pattern is not empty, and each name in `save`
-    is `namespace::name` or `namespace::name.overload`.
+    is `namespace::name` or `namespace::name.overload`, a positive number may
+    follow after `/`.
   }];
   let arguments = (ins StrAttr:$pattern, OptionalAttr<StrArrayAttr>:$save);
   let assemblyFormat = "$pattern attr-dict";

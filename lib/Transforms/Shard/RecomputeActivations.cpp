@@ -35,6 +35,25 @@ static ArrayRef<int64_t> getWrittenOperands(CallOp call) {
 }
 
 namespace {
+/// An entry of a policy's `save`.
+struct SavedOperator {
+  StringRef name;    ///< with or without overload
+  int64_t every = 1; ///< of so many calls the first is kept
+
+  bool matches(CallOp call) const {
+    StringRef callee = call.getCallee();
+    return name == callee || name == callee.split('.').first;
+  }
+};
+
+SavedOperator parseSaved(StringAttr entry) {
+  auto [name, every] = entry.getValue().split('/');
+  SavedOperator saved{name};
+  if (!every.empty()) // CheckpointPattern-1: a positive number
+    every.getAsInteger(10, saved.every);
+  return saved;
+}
+
 /// A checkpointed module, and the policy that names it.
 struct Checkpoint {
   StringRef module;
@@ -99,7 +118,9 @@ class RunRecomputer {
 public:
   RunRecomputer(Run &run, const Storages &storages, Operation *backward)
       : run(run), storages(storages), backward(backward),
-        inRun(run.calls.begin(), run.calls.end()) {}
+        inRun(run.calls.begin(), run.calls.end()) {
+    findSaved();
+  }
 
   void recompute() {
     for (CallOp call : run.calls) {
@@ -141,20 +162,24 @@ private:
            (module.empty() || module.front() == '.');
   }
 
-  bool isSaved(CallOp call) const {
+  /// The calls whose results are kept because the policy says so.
+  void findSaved() {
     ArrayAttr save = run.checkpoint.policy.getSaveAttr();
     if (!save)
-      return false;
-    StringRef callee = call.getCallee();
-    return llvm::any_of(save.getAsRange<StringAttr>(), [&](StringAttr name) {
-      return name == callee || name == callee.split('.').first;
-    });
+      return;
+    for (StringAttr entry : save.getAsRange<StringAttr>()) {
+      SavedOperator saved = parseSaved(entry);
+      int64_t count = 0;
+      for (CallOp call : run.calls)
+        if (saved.matches(call) && count++ % saved.every == 0)
+          savedCalls.insert(call);
+    }
   }
 
   /// Whether a second call in backward would do what the first did, where the
   /// storages that the run owns are recomputed.
   bool canCallAgain(CallOp call) const {
-    if (call.getRandom() || isSaved(call))
+    if (call.getRandom() || savedCalls.contains(call))
       return false;
     for (Value operand : call.getOperands()) {
       Value owner = storages.getOwner(operand);
@@ -270,7 +295,7 @@ private:
   Run &run;
   const Storages &storages;
   Operation *backward;
-  llvm::DenseSet<Operation *> inRun, pinned, needed;
+  llvm::DenseSet<Operation *> inRun, savedCalls, pinned, needed;
   llvm::DenseSet<Value> kept;
   SmallVector<CallOp> worklist;
 };
@@ -355,10 +380,10 @@ private:
              << policy.getPattern() << "\" matches no module that is called";
     if (ArrayAttr save = policy.getSaveAttr())
       for (auto name : save.getAsRange<StringAttr>())
-        if (!called.contains(name.getValue()))
+        if (StringRef callee = parseSaved(name).name; !called.contains(callee))
           return policy.emitError("no module that matches \"")
-                 << policy.getPattern() << "\" calls the operator \""
-                 << name.getValue() << '"';
+                 << policy.getPattern() << "\" calls the operator \"" << callee
+                 << '"';
     return success();
   }
 

@@ -190,3 +190,31 @@ fsdp.program @nested_and_twice(%x: tensor<4xf32>) -> tensor<f32> {
   %dk = aten.call "aten::cos"(%k) : (tensor<4xf32>) -> tensor<4xf32> loc("a.inner")
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// Of every two calls the first is kept: the second is made again, from it.
+
+// CHECK-LABEL: fsdp.program @every_second
+// CHECK:       %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) :
+// CHECK-NEXT:  %[[B:.*]] = aten.call "aten::exp"(%[[A]]) :
+// CHECK-NEXT:  %[[C:.*]] = aten.call "aten::exp"(%[[B]]) :
+// CHECK:       fsdp.phase backward
+// CHECK-NEXT:  aten.call "aten::mul.Tensor"(%[[X]], %[[C]])
+// CHECK-NEXT:  %[[B2:.*]] = aten.call "aten::exp"(%[[A]]) {recompute}
+// CHECK-NEXT:  aten.call "aten::mul.Tensor"(%{{.*}}, %[[B2]])
+// CHECK-NEXT:  aten.call "aten::mul.Tensor"(%{{.*}}, %[[A]])
+fsdp.checkpoint_pattern "layer" {save = ["aten::exp/2"]}
+fsdp.program @every_second(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  %b = aten.call "aten::exp"(%a) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  %c = aten.call "aten::exp"(%b) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  %d = aten.call "aten::silu"(%c) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  %loss = aten.call "aten::sum"(%d, none) : (tensor<4xf32>) -> tensor<f32> loc("")
+  fsdp.phase backward
+  %g = aten.call "aten::mul.Tensor"(%x, %c) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  %h = aten.call "aten::mul.Tensor"(%g, %b) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  %i = aten.call "aten::mul.Tensor"(%h, %a) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  fsdp.return %loss : tensor<f32>
+}
