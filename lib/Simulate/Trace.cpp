@@ -79,6 +79,8 @@ private:
     for (const Span &span : rank.timeline.spans)
       if (span.end > span.begin)
         print(rank.rank, span);
+    for (const MemorySample &sample : rank.memory)
+      print(rank.rank, sample);
   }
 
   void print(int64_t rank, const Span &span) {
@@ -98,6 +100,20 @@ private:
         json.attribute("what", signature(plan, instruction));
         if (plan.accumulationSteps > 1)
           json.attribute("microbatch", span.microbatch);
+      });
+    });
+  }
+
+  void print(int64_t rank, const MemorySample &sample) {
+    json.object([&] {
+      json.attribute("ph", "C");
+      json.attribute("name", "memory, MiB");
+      json.attribute("pid", rank);
+      json.attribute("ts", sample.time * 1e6);
+      json.attributeObject("args", [&] {
+        for (size_t use = 0; use < kNumMemoryUses; ++use)
+          json.attribute(memoryUseName(MemoryUse(use)),
+                         double(sample.bytes[use]) / double(1 << 20));
       });
     });
   }

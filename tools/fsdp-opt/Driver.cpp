@@ -113,6 +113,16 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   return pm.run(module);
 }
 
+/// That of --memory, without it that of the device that is simulated.
+FailureOr<::fsdp::plan::MemoryModel>
+getMemoryModel(const ::fsdp::plan::Plan &plan) {
+  bool simulates = emitKind == Emit::Trace ||
+                   (emitKind == Emit::Stats && isSimulationAsked());
+  if (memoryModel.getNumOccurrences() || !simulates)
+    return memoryModel.getValue();
+  return getSimulatedMemoryModel(plan);
+}
+
 /// A plan with its arena; verified, as every plan that is written.
 FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
   auto plan = emitPlan(module);
@@ -120,7 +130,10 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
     return failure();
   try {
     ::fsdp::plan::verifyPlan(*plan, "plan");
-    ::fsdp::plan::layOutArena(*plan, memoryModel);
+    FailureOr<::fsdp::plan::MemoryModel> model = getMemoryModel(*plan);
+    if (failed(model))
+      return failure();
+    ::fsdp::plan::layOutArena(*plan, *model);
     ::fsdp::plan::verifyPlan(*plan, "plan");
   } catch (const ::fsdp::plan::PlanError &error) {
     return module.emitError("emits an invalid plan: ") << error.what();
@@ -141,7 +154,7 @@ LogicalResult write(ModuleOp module, StringRef path) {
     auto plan = emitVerifiedPlan(module);
     if (failed(plan))
       return failure();
-    printMemory(*plan, memoryModel, stream);
+    printMemory(*plan, ::fsdp::plan::arenaModel(*plan), stream);
     if (isSimulationAsked() && failed(printSimulatedStats(*plan, stream)))
       return failure();
   } else if (emitKind == Emit::Trace) {

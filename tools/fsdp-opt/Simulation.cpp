@@ -1,5 +1,6 @@
 //===- Simulation.cpp - fsdp-opt --simulate -------------------------------===//
 #include "Simulation.h"
+#include "Stats.h"
 
 #include "fsdp/Simulate/CostModel.h"
 #include "fsdp/Simulate/DeviceModel.h"
@@ -104,6 +105,15 @@ bool mlir::fsdp::isSimulationAsked() {
          !profilePath.empty();
 }
 
+FailureOr<plan::MemoryModel>
+mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan) {
+  FailureOr<Setting> setting = readSetting(plan);
+  if (failed(setting))
+    return failure();
+  return setting->cluster.device.sharedMemory ? plan::MemoryModel::SharedHost
+                                              : plan::MemoryModel::Device;
+}
+
 LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
                                               llvm::raw_ostream &os) {
   FailureOr<Setting> setting = readSetting(plan);
@@ -145,6 +155,14 @@ LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
       formatted("%.2f %%", 100 * modelFlopsUtilization(cost, device, seconds)) +
           " of " + formatted("%.4g FLOP/s", device.peak(cost.flopsDtype)) +
           " (" + std::string(plan::dtypeName(cost.flopsDtype)) + ")");
+  int64_t peak = plan.arena->bytes;
+  for (int64_t bytes : plan::staticBytes(plan, plan::arenaModel(plan)))
+    peak += bytes;
+  std::string fits;
+  if (device.memoryCapacity > 0)
+    fits = " of " + formatBytes(device.memoryCapacity) +
+           (peak > device.memoryCapacity ? ": does not fit" : "");
+  row("memory peak a rank", formatBytes(peak) + fits);
   return success();
 }
 
@@ -161,8 +179,10 @@ LogicalResult mlir::fsdp::printSimulatedTrace(const plan::Plan &plan,
     if (rank < 0 || rank >= plan.worldSize)
       return fail("--ranks: expected ranks below the plan's world size " +
                   llvm::Twine(plan.worldSize) + ", got " + llvm::Twine(rank));
-    timelines.push_back({rank, simulate(plan, setting->cost(plan, rank),
-                                        setting->cluster.device)});
+    Timeline timeline =
+        simulate(plan, setting->cost(plan, rank), setting->cluster.device);
+    auto memory = memoryOverTime(plan, timeline, plan::arenaModel(plan), rank);
+    timelines.push_back({rank, std::move(timeline), std::move(memory)});
   }
   os << printTrace(plan, timelines);
   return success();

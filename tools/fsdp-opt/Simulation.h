@@ -2,6 +2,7 @@
 #ifndef FSDP_TOOLS_FSDPOPT_SIMULATION_H
 #define FSDP_TOOLS_FSDPOPT_SIMULATION_H
 
+#include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/Plan.h"
 #include "mlir/Support/LogicalResult.h"
 #include "llvm/Support/raw_ostream.h"
@@ -11,8 +12,14 @@ namespace mlir::fsdp {
 /// True when the options name a device, a cluster or a profile.
 bool isSimulationAsked();
 
+/// Whose memory a rank's is on the device that the options name. Prints errors
+/// itself.
+FailureOr<::fsdp::plan::MemoryModel>
+getSimulatedMemoryModel(const ::fsdp::plan::Plan &plan);
+
 /// Simulates a step as the options say and prints its time, what of it is
-/// exposed communication, tokens a second and MFU. Prints errors itself.
+/// exposed communication, tokens a second, MFU, and whether its peak memory
+/// fits. The plan has an arena. Prints errors itself.
 LogicalResult printSimulatedStats(const ::fsdp::plan::Plan &plan,
                                   llvm::raw_ostream &os);
 

@@ -3,6 +3,7 @@
 #define FSDP_SIMULATE_TRACE_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Simulate/MemoryTimeline.h"
 #include "fsdp/Simulate/Simulator.h"
 
 #include <cstdint>
@@ -16,11 +17,12 @@ namespace fsdp::simulate {
 struct RankTimeline {
   int64_t rank = 0;
   Timeline timeline;
+  std::vector<MemorySample> memory;
 };
 
 /// Chrome's JSON trace format: a process a rank, a thread a stream, an event
 /// for each instruction that takes time, with its module, unit and shapes;
-/// microseconds.
+/// microseconds. Memory is a counter of each rank, in MiB by its use.
 std::string printTrace(const plan::Plan &plan,
                        const std::vector<RankTimeline> &ranks);
 
