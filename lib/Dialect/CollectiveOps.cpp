@@ -7,9 +7,10 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 LogicalResult AllGatherOp::verify() {
-  if (getShards().size() != getParams().size())
+  size_t results = getCollectiveTypes(*this).size();
+  if (getShards().size() != results)
     return emitOpError("AllGather-2: expected ")
-           << getShards().size() << " results, got: " << getParams().size();
+           << getShards().size() << " results, got: " << results;
   return success();
 }
 
@@ -18,14 +19,14 @@ LogicalResult AllGatherOp::verifySymbolUses(SymbolTableCollection &symbols) {
   if (!unit)
     return failure();
   MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
-  for (auto [shard, param] : llvm::zip(getShards(), getParams())) {
+  for (auto [shard, type] : llvm::zip(getShards(), getCollectiveTypes(*this))) {
     RankedTensorType expected = cast<ShardedType>(shard.getType()).getTensor();
     if (policy)
       expected =
           expected.clone(policy.getComputeDtype(expected.getElementType()));
-    if (param.getType() != expected)
+    if (type != expected)
       return emitOpError("AllGather-2: expected a result of ")
-             << expected << ", got: " << param.getType();
+             << expected << ", got: " << type;
   }
   if (!getShards().empty())
     if (auto kept = getShards().front().getDefiningOp<ReshardOp>()) {
@@ -67,10 +68,10 @@ LogicalResult AllGatherOp::verifySymbolUses(SymbolTableCollection &symbols) {
 }
 
 LogicalResult ReshardOp::verify() {
-  auto gather = getParams().empty()
-                    ? AllGatherOp()
-                    : getParams().front().getDefiningOp<AllGatherOp>();
-  if (!gather || !llvm::equal(gather.getParams(), getParams()))
+  auto gather =
+      getParams().empty() ? AllGatherOp() : getGather(getParams().front());
+  if (!gather || !llvm::equal(getParams().front().getDefiningOp()->getResults(),
+                              getParams()))
     return emitOpError(
         "Reshard-1: expected all results of one fsdp.all_gather, in order");
   if (gather.getUnitAttr() != getUnitAttr())
@@ -157,15 +158,16 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
   auto unit = lookup<UnitOp>(symbols, *this, getUnitAttr(), "ReduceScatter-1");
   if (!unit || failed(verifyReduction(*this, unit)))
     return failure();
+  SmallVector<Type> shards = getCollectiveTypes(*this);
   if (getParamNames().size() != getGrads().size() ||
-      getParamNames().size() != getShards().size())
+      getParamNames().size() != shards.size())
     return emitOpError("ReduceScatter-1: expected ")
            << getParamNames().size()
            << " operands and results, got: " << getGrads().size() << " and "
-           << getShards().size();
+           << shards.size();
   Operation *previous = nullptr;
   for (auto [nameAttr, grad, shard] :
-       llvm::zip(getParamNames(), getGrads(), getShards())) {
+       llvm::zip(getParamNames(), getGrads(), shards)) {
     auto name = cast<FlatSymbolRefAttr>(nameAttr);
     auto param = lookup<ParamOp>(symbols, *this, name, "ReduceScatter-1");
     if (!param)
@@ -186,10 +188,9 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
              << type << " for " << name << ", got: " << grad.getType();
     Type own = param.getTensorType().getElementType();
     Type reduced = getReduceDtype().value_or(type.getElementType());
-    Type dtype =
-        cast<ShardedType>(shard.getType()).getTensor().getElementType();
-    if (failed(verifyShardType(symbols, *this, name, shard.getType(),
-                               "ReduceScatter-3",
+    auto sharded = dyn_cast<ShardedType>(shard);
+    Type dtype = sharded ? sharded.getTensor().getElementType() : own;
+    if (failed(verifyShardType(symbols, *this, name, shard, "ReduceScatter-3",
                                dtype == reduced ? reduced : own)))
       return failure();
   }
@@ -201,15 +202,16 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
       failed(
           verifyDivisor(*this, getKind(), getPostdivideAttr(), "AllReduce-4")))
     return failure();
+  SmallVector<Type> results = getCollectiveTypes(*this);
   if (getParamNames().size() != getGrads().size() ||
-      getParamNames().size() != getReduced().size())
+      getParamNames().size() != results.size())
     return emitOpError("AllReduce-1: expected ")
            << getParamNames().size()
            << " operands and results, got: " << getGrads().size() << " and "
-           << getReduced().size();
+           << results.size();
   Operation *previous = nullptr;
   for (auto [nameAttr, grad, reduced] :
-       llvm::zip(getParamNames(), getGrads(), getReduced())) {
+       llvm::zip(getParamNames(), getGrads(), results)) {
     auto name = cast<FlatSymbolRefAttr>(nameAttr);
     auto param = lookup<ParamOp>(symbols, *this, name, "AllReduce-1");
     if (!param)
@@ -225,8 +227,7 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
     if (failed(verifyShardType(symbols, *this, name, grad.getType(),
                                "AllReduce-2",
                                getReduceDtype().value_or(Type()))) ||
-        failed(verifyShardType(symbols, *this, name, reduced.getType(),
-                               "AllReduce-2")))
+        failed(verifyShardType(symbols, *this, name, reduced, "AllReduce-2")))
       return failure();
     ShardingAttr sharding = param.getShardingAttr();
     auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");

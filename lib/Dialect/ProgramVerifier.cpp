@@ -38,6 +38,9 @@ public:
     for (Operation &op : program.getBody().front())
       if (failed(visit(&op)))
         return failure();
+    if (!underWay.empty())
+      return underWay.front().first->emitOpError(
+          "Program-10: expected a wait for its future, found none");
     return verifyMicrobatches();
   }
 
@@ -99,6 +102,8 @@ private:
     for (Value operand : op->getOperands())
       if (failed(verifyUse(op, operand)))
         return failure();
+    if (failed(verifyUnderWay(op)))
+      return failure();
     if (auto write = dyn_cast<WriteParamOp>(op))
       return visitInit(op, write.getParamAttr());
     if (auto write = dyn_cast<WriteBufferOp>(op))
@@ -133,12 +138,47 @@ private:
     return success();
   }
 
+  /// Program-10 and Program-11: futures, and what collectives under way read.
+  LogicalResult verifyUnderWay(Operation *op) {
+    if (auto wait = dyn_cast<WaitOp>(op)) {
+      Operation *begun = wait.getFuture().getDefiningOp();
+      if (!underWay.contains(begun))
+        return wait.emitOpError("Program-10: expected one wait for the future "
+                                "of a collective, got a second");
+      underWay.erase(begun);
+      return success();
+    }
+    SmallVector<Value> ended;
+    if (auto free = dyn_cast<FreeOp>(op))
+      llvm::append_range(ended, free.getValues());
+    if (auto call = dyn_cast<aten::CallOp>(op))
+      for (int64_t operand : call.getMutates().value_or(ArrayRef<int64_t>()))
+        ended.push_back(call.getOperand(operand));
+    for (auto &[begun, read] : underWay)
+      for (Value value : ended)
+        if (read.contains(isa<FreeOp>(op) ? value : getStorageOwner(value)))
+          return (op->emitOpError("Program-11: ")
+                  << (isa<FreeOp>(op) ? "frees" : "writes")
+                  << " what a collective under way reads")
+                     .attachNote(begun->getLoc())
+                 << "begun here";
+    if (op->getNumResults() == 1 &&
+        isa<FutureType>(op->getResult(0).getType())) {
+      llvm::DenseSet<Value> &read = underWay[op];
+      for (Value operand : op->getOperands()) {
+        read.insert(operand);
+        read.insert(getStorageOwner(operand));
+      }
+    }
+    return success();
+  }
+
   LogicalResult verifyUse(Operation *op, Value operand) {
     if (auto it = freed.find(operand); it != freed.end())
       return (op->emitOpError("Program-5: uses a value after its end")
                   .attachNote(it->second->getLoc())
               << "freed here");
-    auto gather = getStorageOwner(operand).getDefiningOp<AllGatherOp>();
+    AllGatherOp gather = getGather(getStorageOwner(operand));
     if (!gather)
       return success();
     auto it = resharded.find(gather);
@@ -182,7 +222,7 @@ private:
   LogicalResult visitReshard(ReshardOp reshard) {
     // Reshard-1, which proves that the operands are one gather's results, is
     // checked before regions are.
-    auto gather = reshard.getParams().front().getDefiningOp<AllGatherOp>();
+    AllGatherOp gather = getGather(reshard.getParams().front());
     liveGathers.erase(gather.getUnitAttr().getAttr());
     resharded[gather] = reshard;
     lives[gather.getUnitAttr().getAttr()].push_back(reshard);
@@ -228,6 +268,8 @@ private:
   llvm::DenseMap<StringAttr, Operation *> reduced, allReduced, written,
       initialised;
   llvm::DenseMap<Value, Operation *> freed;
+  /// Collectives begun and not awaited, with what they read.
+  llvm::MapVector<Operation *, llvm::DenseSet<Value>> underWay;
 };
 } // namespace
 

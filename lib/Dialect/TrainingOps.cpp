@@ -243,7 +243,8 @@ static LogicalResult verifyAccumulated(SymbolTableCollection &symbols,
     return op->emitOpError("Accumulate-1: expected a sum of ")
            << expected << " for " << name << ", got: " << sum;
   }
-  bool fits = isa<ShardedType>(type) && grad.getDefiningOp<ReduceScatterOp>()
+  bool fits = isa<ShardedType>(type) &&
+                      isa_and_nonnull<ReduceScatterOp>(getProducer(grad))
                   ? isShardOf(type, param)
                   : type == Type(param.getShardedType());
   if (fits && sum == type)

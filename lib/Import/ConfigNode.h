@@ -121,17 +121,13 @@ protected:
   }
 
   /// Calls `visit(key, value)` for each entry; keys are checked first.
-  LogicalResult
-  forEachEntry(const Node &node, StringRef where, ArrayRef<StringRef> known,
-               llvm::function_ref<LogicalResult(StringRef, const Node &)> visit,
-               ArrayRef<StringRef> notYet = {}) {
+  LogicalResult forEachEntry(
+      const Node &node, StringRef where, ArrayRef<StringRef> known,
+      llvm::function_ref<LogicalResult(StringRef, const Node &)> visit) {
     if (node.kind != Node::Kind::Mapping)
       return emitError(node.loc) << "expected a mapping for " << where;
     llvm::StringSet<> seen;
     for (const auto &[key, value] : node.entries) {
-      if (llvm::is_contained(notYet, key.scalar))
-        return emitError(key.loc)
-               << "key \"" << key.scalar << "\" is not supported yet";
       if (!llvm::is_contained(known, key.scalar))
         return emitError(key.loc) << "unknown key \"" << key.scalar << "\" in "
                                   << where << nearest(key.scalar, known);

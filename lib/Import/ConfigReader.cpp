@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "ConfigNode.h"
+#include "ScheduleConfig.h"
 #include "TrainingConfig.h"
 #include "fsdp/Dialect/FSDP.h"
 #include "fsdp/Import/Import.h"
@@ -46,7 +47,8 @@ private:
     const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
                *checkpoint = nullptr, *precision = nullptr, *offload = nullptr,
                *reshard = nullptr, *placement = nullptr,
-               *divideFactor = nullptr, *forceSum = nullptr;
+               *divideFactor = nullptr, *forceSum = nullptr,
+               *schedule = nullptr;
     TrainingConfig training(module, path);
     SmallVector<StringRef> keys = {"mesh",
                                    "units",
@@ -57,11 +59,11 @@ private:
                                    "gradient_divide_factor",
                                    "force_sum_reduction_for_comms",
                                    "reshard_after_forward",
-                                   "shard_placement"};
+                                   "shard_placement",
+                                   "schedule"};
     llvm::append_range(keys, TrainingConfig::getKeys());
     if (failed(forEachEntry(
-            root, "the config", keys,
-            [&](StringRef key, const Node &value) {
+            root, "the config", keys, [&](StringRef key, const Node &value) {
               if (!training.take(key, value))
                 (key == "mesh"                            ? mesh
                  : key == "units"                         ? units
@@ -71,20 +73,23 @@ private:
                  : key == "gradient_divide_factor"        ? divideFactor
                  : key == "force_sum_reduction_for_comms" ? forceSum
                  : key == "shard_placement"               ? placement
+                 : key == "schedule"                      ? schedule
                  : key == "reshard_after_forward" ? reshard
                                                   : checkpoint) = &value;
               return success();
-            },
-            {"schedule"})))
+            })))
       return failure();
-    return success(succeeded(applyMesh(mesh)) &&
-                   succeeded(readDivision(divideFactor, forceSum)) &&
-                   succeeded(applyRoot(precision, offload, reshard)) &&
-                   succeeded(applyUnits(units)) &&
-                   succeeded(applyCheckpoint(checkpoint)) &&
-                   succeeded(applyIgnore(ignore)) &&
-                   succeeded(applyPlacement(placement)) &&
-                   succeeded(training.apply(builder)));
+    return success(
+        succeeded(applyMesh(mesh)) &&
+        succeeded(readDivision(divideFactor, forceSum)) &&
+        succeeded(applyRoot(precision, offload, reshard)) &&
+        succeeded(applyUnits(units)) &&
+        succeeded(applyCheckpoint(checkpoint)) &&
+        succeeded(applyIgnore(ignore)) &&
+        succeeded(applyPlacement(placement)) &&
+        (!schedule ||
+         succeeded(ScheduleConfig(module, path).apply(builder, *schedule))) &&
+        succeeded(training.apply(builder)));
   }
 
   /// A bool, or the number of ranks in a group.

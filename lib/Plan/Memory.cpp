@@ -335,6 +335,7 @@ private:
   void visit(const OptimizerStep &) {}
   void visit(const WriteParam &) {}
   void visit(const WriteBuffer &) {}
+  void visit(const Wait &) {}
 
   const Plan &plan;
   const bool onDevice;

@@ -147,6 +147,7 @@ std::string_view phaseName(Phase phase) {
 void Printer::instruction(const Instruction &instruction, bool hasPhase) {
   struct Visitor {
     Printer &p;
+    const std::vector<EventId> &waits;
     void operator()(const Call &c) {
       p.open("call");
       p.string(c.overload.empty() ? c.op : c.op + "." + c.overload);
@@ -157,6 +158,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       if (c.reduceInputOf >= 0) {
         p.key("reduce_input_of");
         p.number(c.reduceInputOf);
+      }
+      if (!c.mutates.empty()) {
+        p.key("mutates");
+        p.numbers(c.mutates);
       }
       if (c.recompute) {
         p.key("recompute");
@@ -319,8 +324,12 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.key("value");
       p.number(w.value);
     }
+    void operator()(const Wait &) {
+      p.open("wait");
+      p.numbers(waits);
+    }
   };
-  std::visit(Visitor{*this}, instruction.kind);
+  std::visit(Visitor{*this, instruction.waits}, instruction.kind);
   if (hasPhase) {
     key("phase");
     string(phaseName(instruction.phase));
@@ -333,7 +342,8 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
     key("stream");
     string(streamName(instruction.stream));
   }
-  if (!instruction.waits.empty()) {
+  if (!instruction.waits.empty() &&
+      !std::holds_alternative<Wait>(instruction.kind)) {
     key("waits");
     numbers(instruction.waits);
   }

@@ -96,6 +96,8 @@ Call decodeCall(const Cursor &c) {
   call.outs = c.at("outs").indices();
   if (c.has("reduce_input_of"))
     call.reduceInputOf = c.at("reduce_input_of").index();
+  if (c.has("mutates"))
+    call.mutates = c.at("mutates").indices();
   if (c.has("recompute"))
     call.recompute = c.at("recompute").boolean();
   return call;
@@ -142,7 +144,7 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
            {"phase", "module", "frees", "stream", "waits", "records"});
   };
   if (c.has("call")) {
-    keys({"call", "args", "outs"}, {"reduce_input_of", "recompute"});
+    keys({"call", "args", "outs"}, {"reduce_input_of", "mutates", "recompute"});
     instruction.kind = decodeCall(c);
   } else if (c.has("read_buffer")) {
     keys({"read_buffer", "out"});
@@ -223,11 +225,15 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     keys({"write_buffer", "value"});
     instruction.kind =
         WriteBuffer{c.at("write_buffer").index(), c.at("value").index()};
+  } else if (c.has("wait")) {
+    c.keys({"wait"}, {"phase", "module", "frees", "records"});
+    instruction.kind = Wait{};
+    instruction.waits = c.at("wait").indices();
   } else {
     c.error("expected an instruction (call, read_buffer, read_param, constant, "
             "all_gather, reshard, reduce_scatter, all_reduce, copy_to_device, "
             "copy_to_host, accumulate, loss_scale, unscale, clip_grad_norm, "
-            "optimizer_step, write_param or write_buffer)");
+            "optimizer_step, wait, write_param or write_buffer)");
   }
   if (hasPhase)
     instruction.phase = decodePhase(c);

@@ -24,6 +24,13 @@ std::string quoted(std::string_view text);
 /// "float32[2, 3]".
 std::string describe(const TensorSpec &spec);
 
+/// Checks P26 to P30 of one of the plan's lists of instructions, whose values
+/// and phases hold; `list` is its name. PlanError for the first that does not
+/// hold.
+void verifyStreams(const Plan &plan,
+                   const std::vector<Instruction> &instructions,
+                   const std::string &origin, const std::string &list);
+
 /// Checks the invariants of docs/plan-format.md; PlanError for the first that
 /// does not hold.
 class Verifier {
@@ -108,6 +115,7 @@ private:
   void visit(const ReadParam &read);
   void visit(const WriteParam &write);
   void visit(const WriteBuffer &write);
+  void visit(const Wait &) {}
   void verifyInit();
   void verifyEvaluation();
   void verifyLoss(ValueId loss);

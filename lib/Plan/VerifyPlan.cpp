@@ -179,6 +179,8 @@ void Verifier::useArgs(const ArgList &args) {
 
 void Verifier::visit(const Call &call) {
   useArgs(call.args);
+  for (ValueId value : call.mutates)
+    use(value);
   for (ValueId out : call.outs)
     if (out != -1)
       define(out);
@@ -395,13 +397,14 @@ void Verifier::verifyEvaluation() {
                    std::holds_alternative<Constant>(instruction.kind) ||
                    std::holds_alternative<ReadBuffer>(instruction.kind) ||
                    std::holds_alternative<ReadParam>(instruction.kind) ||
-                   std::holds_alternative<CopyToDevice>(instruction.kind);
+                   std::holds_alternative<CopyToDevice>(instruction.kind) ||
+                   std::holds_alternative<Wait>(instruction.kind);
     if (const auto *gather = std::get_if<AllGather>(&instruction.kind))
       allowed = gather->group == 0 && !gather->firstMicrobatch;
     else if (const auto *reshard = std::get_if<Reshard>(&instruction.kind))
       allowed = reshard->keep == 0 && !reshard->lastMicrobatch;
     if (!allowed)
-      fail("P17", "expected a call, constant, read, all_gather or reshard in "
+      fail("P17", "expected a call, constant, read, all_gather, reshard or wait in "
                   "the evaluation, for the whole axis and every microbatch");
     current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
@@ -473,6 +476,9 @@ void Verifier::verify() {
                       " is written but never reduced");
   verifyLoss(plan.loss);
   verifyArena();
+  verifyStreams(plan, plan.init, origin, "init");
+  verifyStreams(plan, plan.evaluation, origin, "evaluation");
+  verifyStreams(plan, plan.instructions, origin, "instructions");
 }
 
 void verifyPlan(const Plan &plan, const std::string &origin) {

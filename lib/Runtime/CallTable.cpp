@@ -44,6 +44,7 @@ std::string describeInstruction(const plan::Plan &plan,
     std::string operator()(const plan::ReduceScatter &reduce) {
       return unit("reduce_scatter", reduce.unit);
     }
+    std::string operator()(const plan::Wait &) { return "wait"; }
     std::string operator()(const plan::Accumulate &) { return "accumulate"; }
     std::string operator()(const plan::LossScale &) { return "loss_scale"; }
     std::string operator()(const plan::Unscale &) { return "unscale"; }

@@ -32,6 +32,15 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
   }
 }
 
+Executor::Program::Program(const plan::Plan &plan,
+                           const std::vector<plan::Instruction> &instructions)
+    : instructions(instructions), calls(plan, instructions) {
+  plan::EventId events = 0;
+  for (const plan::Instruction &instruction : instructions)
+    events = std::max(events, instruction.records + 1);
+  underWay.resize(size_t(events));
+}
+
 void Executor::createOptimizer(const plan::OptimizerStep &step,
                                const std::string &folder) {
   std::vector<plan::Optimizer> settings = {plan.optimizer};
@@ -69,13 +78,17 @@ void Executor::run(CallTable &calls, const plan::Call &call, size_t index) {
   calls.run(index, call, values);
 }
 
-void Executor::run(const plan::AllGather &gather) {
+Executor::Wait Executor::run(const plan::AllGather &gather) {
   std::vector<at::Tensor> &full = gathered[gather.unit];
-  if (!gather.firstMicrobatch || microbatch == 0)
-    full = comm.allGather(gather.unit, gather.group);
+  Collective begun;
+  if (!gather.firstMicrobatch || microbatch == 0) {
+    begun = comm.allGather(gather.unit, gather.group);
+    full = std::move(begun.results);
+  }
   for (size_t i = 0; i < full.size(); ++i)
     if (gather.outs[i] >= 0)
       values[gather.outs[i]] = full[i];
+  return std::move(begun.wait);
 }
 
 void Executor::run(const plan::Reshard &reshard) {
@@ -85,9 +98,9 @@ void Executor::run(const plan::Reshard &reshard) {
   comm.reshard(reshard.unit, reshard.keep);
 }
 
-void Executor::run(const plan::ReduceScatter &reduce) {
+Executor::Wait Executor::run(const plan::ReduceScatter &reduce) {
   if (reduce.lastMicrobatch && !isLastMicrobatch())
-    return;
+    return {};
   std::vector<at::Tensor> grads = take(reduce.ins);
   for (size_t i = 0; i < grads.size(); ++i) {
     const plan::Param &param = plan.params[reduce.params[i]];
@@ -99,13 +112,13 @@ void Executor::run(const plan::ReduceScatter &reduce) {
       throw RunError("the gradient of \"" + param.name +
                      "\" does not have the shape and dtype that the plan says");
   }
-  std::vector<at::Tensor> shards = comm.reduceScatter(reduce, grads);
-  for (size_t i = 0; i < shards.size(); ++i)
-    values[reduce.outs[i]] = std::move(shards[i]);
+  Collective begun = comm.reduceScatter(reduce, grads);
+  for (size_t i = 0; i < begun.results.size(); ++i)
+    values[reduce.outs[i]] = std::move(begun.results[i]);
+  return std::move(begun.wait);
 }
 
 void Executor::run(const plan::Accumulate &accumulate) {
-  comm.finishReductions();
   for (size_t i = 0; i < accumulate.params.size(); ++i) {
     at::Tensor &sum = sums[accumulate.params[i]];
     const at::Tensor &term = values[accumulate.ins[i]];
@@ -123,7 +136,6 @@ void Executor::run(const plan::Accumulate &accumulate) {
 }
 
 void Executor::run(const plan::Unscale &unscale) {
-  comm.finishReductions();
   unscaleDeferred = unscale.deferred;
   std::vector<at::Tensor> unscaled =
       scaler->unscale(comm, take(unscale.ins), unscale.deferred);
@@ -132,7 +144,6 @@ void Executor::run(const plan::Unscale &unscale) {
 }
 
 void Executor::run(const plan::ClipGradNorm &clip) {
-  comm.finishReductions();
   bool inPlace =
       !clip.outs.empty() && plan.values[clip.outs.front()].storage != -1;
   ClippedGrads clipped =
@@ -142,18 +153,18 @@ void Executor::run(const plan::ClipGradNorm &clip) {
     values[clip.outs[i]] = std::move(clipped.grads[i]);
 }
 
-void Executor::run(const plan::AllReduce &reduce) {
+Executor::Wait Executor::run(const plan::AllReduce &reduce) {
   if (reduce.lastMicrobatch && !isLastMicrobatch())
-    return;
-  std::vector<at::Tensor> reduced = comm.allReduce(reduce, take(reduce.ins));
-  for (size_t i = 0; i < reduced.size(); ++i)
-    values[reduce.outs[i]] = std::move(reduced[i]);
+    return {};
+  Collective begun = comm.allReduce(reduce, take(reduce.ins));
+  for (size_t i = 0; i < begun.results.size(); ++i)
+    values[reduce.outs[i]] = std::move(begun.results[i]);
+  return std::move(begun.wait);
 }
 
 void Executor::run(const plan::CopyToHost &copy) {
   if (copy.lastMicrobatch && !isLastMicrobatch())
     return;
-  comm.finishReductions();
   for (size_t i = 0; i < copy.ins.size(); ++i)
     values[copy.outs[i]] = values[copy.ins[i]].clone();
 }
@@ -174,6 +185,7 @@ void Executor::execute(Program &program, size_t index) {
     Executor &e;
     CallTable &calls;
     size_t index;
+    Wait begun = {};
     void operator()(const plan::Call &call) { e.run(calls, call, index); }
     void operator()(const plan::ReadBuffer &read) {
       e.values[read.out] = e.buffers[read.buffer];
@@ -181,9 +193,11 @@ void Executor::execute(Program &program, size_t index) {
     void operator()(const plan::Constant &constant) {
       e.values[constant.out] = calls.constant(index);
     }
-    void operator()(const plan::AllGather &gather) { e.run(gather); }
+    void operator()(const plan::AllGather &gather) { begun = e.run(gather); }
     void operator()(const plan::Reshard &reshard) { e.run(reshard); }
-    void operator()(const plan::ReduceScatter &reduce) { e.run(reduce); }
+    void operator()(const plan::ReduceScatter &reduce) {
+      begun = e.run(reduce);
+    }
     void operator()(const plan::Accumulate &accumulate) { e.run(accumulate); }
     void operator()(const plan::LossScale &read) {
       e.values[read.out] = e.scaler->scale();
@@ -197,13 +211,24 @@ void Executor::execute(Program &program, size_t index) {
     void operator()(const plan::ReadParam &read) {
       e.values[read.out] = e.comm.shard(read.param);
     }
-    void operator()(const plan::AllReduce &reduce) { e.run(reduce); }
+    void operator()(const plan::AllReduce &reduce) { begun = e.run(reduce); }
     void operator()(const plan::CopyToDevice &copy) {
       e.comm.copyToDevice(copy.unit);
     }
     void operator()(const plan::CopyToHost &copy) { e.run(copy); }
+    void operator()(const plan::Wait &) {}
   };
-  std::visit(Visitor{*this, program.calls, index}, instruction.kind);
+  for (plan::EventId event : instruction.waits)
+    if (Wait wait = std::exchange(program.underWay[event], {}))
+      wait();
+  Visitor visitor{*this, program.calls, index};
+  std::visit(visitor, instruction.kind);
+  if (visitor.begun) {
+    if (instruction.stream == plan::Stream::Compute)
+      visitor.begun();
+    else
+      program.underWay[instruction.records] = std::move(visitor.begun);
+  }
   for (plan::ValueId value : instruction.frees)
     values[value].reset();
 }

@@ -130,17 +130,20 @@ void ShmComm::beginMicrobatch() {
   acquired = 0;
 }
 
-std::vector<at::Tensor> ShmComm::allGather(int32_t unit, int64_t group) {
+Collective ShmComm::allGather(int32_t unit, int64_t group) {
   if (group > 0)
     return gatherParts(unit, group);
-  if (plan.units[unit].cpuOffload)
-    waitAll(shardGroup, &RankState::copied, copies, {"all_gather", unit});
-  else
-    waitAll(shardGroup, &RankState::published, versions, {"all_gather", unit});
-  std::vector<at::Tensor> result;
+  Collective gather;
   for (int32_t param : plan.units[unit].params)
-    result.push_back(fullParams[param]);
-  return result;
+    gather.results.push_back(fullParams[param]);
+  bool offloaded = plan.units[unit].cpuOffload;
+  gather.wait = [this, unit,
+                 counter =
+                     offloaded ? &RankState::copied : &RankState::published,
+                 target = offloaded ? copies : versions] {
+    waitAll(shardGroup, counter, target, {"all_gather", unit});
+  };
+  return gather;
 }
 
 std::vector<at::Tensor> ShmComm::gatherMasters(int32_t unit) {
@@ -182,9 +185,8 @@ void *ShmComm::reduceInput(int32_t param) {
   return segment.grad(ownRank, param);
 }
 
-std::vector<at::Tensor>
-ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
-                       const std::vector<at::Tensor> &grads) {
+Collective ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
+                                  const std::vector<at::Tensor> &grads) {
   int32_t ordinal = issued++;
   if (plan.shards() == 1) {
     std::vector<at::Tensor> outs;
@@ -203,10 +205,11 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
       }
       outs.push_back(grad);
     }
-    return outs;
+    return {std::move(outs), [] {}};
   }
   acquire(ordinal);
-  Pending entry{stepBase + uint32_t(ordinal), &reduce, {}};
+  uint32_t index = stepBase + uint32_t(ordinal);
+  Pending entry{index, &reduce, {}};
   for (size_t i = 0; i < grads.size(); ++i) {
     int32_t param = reduce.params[i];
     const plan::TensorSpec &spec = plan.values[reduce.ins[i]];
@@ -221,12 +224,12 @@ ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
     entry.outs.push_back(shardGrad(reduce, i));
   }
   std::vector<at::Tensor> outs = entry.outs;
-  own().inputsReady.publish(entry.index + 1);
+  own().inputsReady.publish(index + 1);
   pending.push_back(std::move(entry));
   while (!pending.empty() &&
          allReached(&RankState::inputsReady, pending.front().index + 1))
     finishFirst();
-  return outs;
+  return {std::move(outs), [this, index] { finish(index + 1); }};
 }
 
 at::Tensor ShmComm::shardGrad(const plan::ReduceScatter &reduce,
@@ -248,9 +251,8 @@ void ShmComm::awaitShardsRead() {
           {"all_reduce"});
 }
 
-std::vector<at::Tensor>
-ShmComm::allReduce(const plan::AllReduce &reduce,
-                   const std::vector<at::Tensor> &shards) {
+Collective ShmComm::allReduce(const plan::AllReduce &reduce,
+                              const std::vector<at::Tensor> &shards) {
   PendingAllReduce entry{&reduce, {}};
   for (size_t i = 0; i < shards.size(); ++i) {
     int32_t param = reduce.params[i];
@@ -262,12 +264,13 @@ ShmComm::allReduce(const plan::AllReduce &reduce,
                                    scalarType(plan.params[param].spec.dtype)));
   }
   pendingAllReduces.push_back(entry);
-  return entry.outs;
+  return {entry.outs, [this, round = allReduceRounds + 1] {
+            if (int32_t(allReduceRounds - round) < 0)
+              finishAllReduces();
+          }};
 }
 
 void ShmComm::finishAllReduces() {
-  if (pendingAllReduces.empty())
-    return;
   own().shardsReady.publish(++allReduceRounds);
   for (PendingAllReduce &entry : pendingAllReduces) {
     waitAll(replicateGroup, &RankState::shardsReady, allReduceRounds,
@@ -316,13 +319,7 @@ void ShmComm::finishFirst() {
   own().inputsRead.publish(entry.index + 1);
 }
 
-void ShmComm::finishReductions() {
-  finish(stepBase + uint32_t(issued));
-  finishAllReduces();
-}
-
 void ShmComm::beginUpdate() {
-  finishReductions();
   own().released.publish(uint32_t(step) + 1);
   waitAll(everybody, &RankState::released, uint32_t(step) + 1,
           {"optimizer_step"});

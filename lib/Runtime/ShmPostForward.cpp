@@ -36,19 +36,20 @@ void ShmComm::keepPart(int32_t unit, int64_t groupSize) {
   own().partsKept.publish(partsKept);
 }
 
-std::vector<at::Tensor> ShmComm::gatherParts(int32_t unit, int64_t groupSize) {
-  std::vector<int64_t> group;
-  for (int64_t rank : shardGroup)
-    if (rank / groupSize == ownRank / groupSize)
-      group.push_back(rank);
-  waitAll(group, &RankState::partsKept, keptParts[unit].number,
-          {"all_gather", unit});
-  std::vector<at::Tensor> result;
+Collective ShmComm::gatherParts(int32_t unit, int64_t groupSize) {
+  Collective gather;
   for (int32_t param : plan.units[unit].params)
-    result.push_back(at::from_blob(segment.kept(ownRank, param),
-                                   fullParams[param].sizes(),
-                                   fullParams[param].scalar_type()));
-  return result;
+    gather.results.push_back(at::from_blob(segment.kept(ownRank, param),
+                                           fullParams[param].sizes(),
+                                           fullParams[param].scalar_type()));
+  gather.wait = [this, unit, groupSize, number = keptParts[unit].number] {
+    std::vector<int64_t> group;
+    for (int64_t rank : shardGroup)
+      if (rank / groupSize == ownRank / groupSize)
+        group.push_back(rank);
+    waitAll(group, &RankState::partsKept, number, {"all_gather", unit});
+  };
+  return gather;
 }
 
 } // namespace fsdp::runtime

@@ -23,6 +23,11 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
   pm.addPass(createInsertOptimizer());      // gradients' shards -> update
 }
 
+void mlir::fsdp::buildSchedulePipeline(OpPassManager &pm) {
+  pm.addPass(createSplitCollectives()); // collectives -> begin and wait
+  pm.addPass(createDelayReduceWaits()); // reduce while computation goes on
+}
+
 void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {
   pm.addPass(createBindReduceInputs()); // gradients straight into the reduction
   pm.addPass(createInsertFrees());      // the end of every value's life
@@ -30,13 +35,17 @@ void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {
 
 void mlir::fsdp::buildPipeline(OpPassManager &pm) {
   buildShardPipeline(pm);
+  buildSchedulePipeline(pm);
   buildLowerPipeline(pm);
 }
 
 void mlir::fsdp::registerPipelines() {
   PassPipelineRegistration<>("fsdp-shard", "captured level to sharded level",
                              buildShardPipeline);
-  PassPipelineRegistration<>("fsdp-lower", "sharded level to planned level",
+  PassPipelineRegistration<>("fsdp-schedule",
+                             "sharded level to scheduled level",
+                             buildSchedulePipeline);
+  PassPipelineRegistration<>("fsdp-lower", "scheduled level to planned level",
                              buildLowerPipeline);
   PassPipelineRegistration<>("fsdp-pipeline", "captured level to planned level",
                              buildPipeline);

@@ -16,6 +16,8 @@ module attributes {fsdp.model = "Tiny"} {
   fsdp.gradient_clipping {max_norm = 0.5, norm_type = 0x7FF0000000000000 : f64}
   // CHECK: fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 1.000000e-01 : f64, total_steps = 9 : i64, warmup_steps = 2 : i64}
   fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 0.1, total_steps = 9, warmup_steps = 2}
+  // CHECK: fsdp.schedule {device = "h100", memory_budget = 68719476736 : i64, prefetch = "fsdp2"}
+  fsdp.schedule {prefetch = "fsdp2", memory_budget = 68719476736 : i64, device = "h100"}
   // CHECK: fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = false, reshard_after_backward = false, steps = 4 : i64}
   fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = false, reshard_after_backward = false, steps = 4}
   // CHECK: fsdp.unit_pattern "h.*" {gradient_division = #fsdp.gradient_division<factor = 8.000000e+00 : f64>}
@@ -115,6 +117,11 @@ module attributes {fsdp.model = "Tiny"} {
     fsdp.reshard @mixed %m : tensor<4xbf16>
     // CHECK: fsdp.reduce_scatter @mixed sum [@m] %{{.*}} {postdivide = 2.000000e+00 : f64, predivide = 4.000000e+00 : f64, reduce_dtype = f32} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     %md = fsdp.reduce_scatter @mixed sum [@m] %mg {reduce_dtype = f32, predivide = 4.0, postdivide = 2.0} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    // CHECK: %[[F:.*]] = fsdp.all_gather @mixed %{{.*}} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xbf16>>
+    %future = fsdp.all_gather @mixed %ms : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xbf16>>
+    // CHECK-NEXT: fsdp.wait %[[F]] : !fsdp.future<tensor<4xbf16>>
+    %come = fsdp.wait %future : !fsdp.future<tensor<4xbf16>>
+    fsdp.reshard @mixed %come : tensor<4xbf16>
     // CHECK: fsdp.write_grad @w, %{{.*}} : !fsdp.sharded<
     fsdp.write_grad @w, %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.phase optimizer

@@ -36,8 +36,19 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/nested.yaml 2>&1 | FileCheck %s --check-prefix=NESTED
 // NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known keys are: match, class, reshard_after_forward, mixed_precision
 
-// RUN: not fsdp-opt %t/model.mlir --config %t/later.yaml 2>&1 | FileCheck %s --check-prefix=LATER
-// LATER: later.yaml:1:1: error: key "schedule" is not supported yet
+// The schedule: FSDP2's own, or key by key; a device's file lies beside the config.
+// RUN: fsdp-opt %t/model.mlir --config %t/schedule-fsdp2.yaml --level captured | FileCheck %s --check-prefix=SCHEDULE2
+// SCHEDULE2: fsdp.schedule {prefetch = "fsdp2", reduce_scatters_in_flight = 1 : i64}
+// RUN: fsdp-opt %t/model.mlir --config %t/schedule.yaml --level captured | FileCheck %s --check-prefix=SCHEDULE
+// SCHEDULE: fsdp.schedule {bucket = "saturation", device = "{{.*}}a.yaml", memory = "auto", memory_budget = 40265318400 : i64, prefetch = "none", reduce_scatters_in_flight = 3 : i64}
+// RUN: not fsdp-opt %t/model.mlir --config %t/schedule-name.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULENAME
+// SCHEDULENAME: schedule-name.yaml:1:11: error: expected "fsdp2" or a mapping for "schedule", got: "fsdp3"
+// RUN: not fsdp-opt %t/model.mlir --config %t/schedule-key.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEKEY
+// SCHEDULEKEY: schedule-key.yaml:1:12: error: unknown key "prefetsh" in "schedule", did you mean "prefetch"?
+// RUN: not fsdp-opt %t/model.mlir --config %t/schedule-bytes.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEBYTES
+// SCHEDULEBYTES: schedule-bytes.yaml:1:27: error: expected bytes for "memory_budget", such as 1000000000, 40GB or 37.5GiB, got: "40 gigs"
+// RUN: not fsdp-opt %t/model.mlir --config %t/schedule-value.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEVALUE
+// SCHEDULEVALUE: schedule-value.yaml:1:12: error: 'fsdp.schedule' op Schedule-1: expected bucket "unit", "parameter", "saturation", "optimal", got: "layer"
 
 // The units inherit the global policy as a whole, or have one of their own.
 // RUN: fsdp-opt %t/model.mlir --config %t/mixed.yaml --level captured | FileCheck %s --check-prefix=MIXED
@@ -282,8 +293,29 @@ units:
   - reshard: true
     match: "layers.*"
 
-//--- later.yaml
-schedule: {prefetch: 1}
+//--- schedule-fsdp2.yaml
+schedule: fsdp2
+
+//--- schedule.yaml
+schedule:
+  prefetch: none
+  bucket: saturation
+  memory: auto
+  memory_budget: 37.5 GiB
+  reduce_scatters_in_flight: 3
+  device: a.yaml
+
+//--- schedule-name.yaml
+schedule: fsdp3
+
+//--- schedule-key.yaml
+schedule: {prefetsh: none}
+
+//--- schedule-bytes.yaml
+schedule: {memory_budget: 40 gigs}
+
+//--- schedule-value.yaml
+schedule: {bucket: layer}
 
 //--- root.yaml
 reshard_after_forward: 2

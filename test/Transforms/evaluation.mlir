@@ -9,12 +9,14 @@
 // CHECK-LABEL: fsdp.program @evaluate
 // CHECK-SAME:    (%[[X:.*]]: tensor<2x4xf32>) -> tensor<f32> attributes {evaluation}
 // CHECK-NEXT:    %[[S:.*]] = fsdp.read @layer.w : !fsdp.sharded
-// CHECK-NEXT:    %[[W:.*]] = fsdp.all_gather @layer %[[S]]
+// CHECK-NEXT:    %[[F:.*]] = fsdp.all_gather @layer %[[S]]
+// CHECK-NEXT:    %[[W:.*]] = fsdp.wait %[[F]]
 // CHECK-NEXT:    %[[Y:.*]] = aten.call "aten::mul.Tensor"(%[[X]], %[[W]])
 // CHECK-NEXT:    fsdp.free %[[X]]
 // CHECK-NEXT:    fsdp.reshard @layer %[[W]]
 // CHECK-NEXT:    %[[SB:.*]] = fsdp.read @b
-// CHECK-NEXT:    %[[B:.*]] = fsdp.all_gather @"(root)" %[[SB]]
+// CHECK-NEXT:    %[[G:.*]] = fsdp.all_gather @"(root)" %[[SB]]
+// CHECK-NEXT:    %[[B:.*]] = fsdp.wait %[[G]]
 // CHECK-NEXT:    %[[Z:.*]] = aten.call "aten::add.Tensor"(%[[Y]], %[[B]], 1)
 // CHECK-NEXT:    fsdp.free %[[Y]]
 // CHECK-NEXT:    fsdp.reshard @"(root)" %[[B]]

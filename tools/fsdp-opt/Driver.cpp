@@ -23,7 +23,7 @@ namespace cl = llvm::cl;
 
 namespace {
 enum class Emit { MLIR, Plan, Stats, Trace };
-enum class Level { Captured, Sharded, Planned };
+enum class Level { Captured, Sharded, Scheduled, Planned };
 
 cl::OptionCategory category("fsdp-opt options");
 cl::opt<Emit> emitKind(
@@ -41,6 +41,8 @@ cl::opt<Level> level(
     cl::init(Level::Planned),
     cl::values(clEnumValN(Level::Captured, "captured", "as captured"),
                clEnumValN(Level::Sharded, "sharded", "placements, collectives"),
+               clEnumValN(Level::Scheduled, "scheduled",
+                          "order of collectives and waits"),
                clEnumValN(Level::Planned, "planned", "ready to emit a plan")),
     cl::cat(category));
 cl::opt<std::string> configPath("config", cl::desc("Policy, a YAML file"),
@@ -107,6 +109,8 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
     if (emitKind == Emit::MLIR && level == Level::Captured)
       return success();
     buildShardPipeline(pm);
+    if (emitKind != Emit::MLIR || level >= Level::Scheduled)
+      buildSchedulePipeline(pm);
     if (emitKind != Emit::MLIR || level == Level::Planned)
       buildLowerPipeline(pm);
   }

@@ -253,7 +253,7 @@ TEST(ReadPlan, NamesThePathOfADefect) {
             "read_buffer, read_param, constant, all_gather, reshard, "
             "reduce_scatter, all_reduce, copy_to_device, copy_to_host, "
             "accumulate, loss_scale, unscale, clip_grad_norm, optimizer_step, "
-            "write_param or "
+            "wait, write_param or "
             "write_buffer)");
   EXPECT_EQ(errorOf("[]"), "p.json: expected an object, got array");
 }

@@ -73,12 +73,12 @@ void keepAndGather(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
         comm.beginMicrobatch();
       for (int32_t unit : {0, 1}) {
         delay();
-        check(unit, comm.allGather(unit), step);
+        check(unit, await(comm.allGather(unit)), step);
         comm.reshard(unit, group);
       }
       for (int32_t unit : {1, 0}) {
         delay();
-        check(unit, comm.allGather(unit, group), step);
+        check(unit, await(comm.allGather(unit, group)), step);
         comm.reshard(unit);
       }
     }

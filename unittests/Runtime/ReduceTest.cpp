@@ -117,14 +117,14 @@ TEST(Reduce, ShmCommCastsOwnRows) {
       comm.shard(1).fill_(1);
       comm.publish();
       comm.beginStep(0);
-      std::vector<at::Tensor> full = comm.allGather(0);
+      std::vector<at::Tensor> full = await(comm.allGather(0));
       check(at::equal(full[0], whole.to(at::kBFloat16)), "gathered");
       check(full[1].scalar_type() == at::kFloat, "not cast");
       check(at::equal(comm.gatherMasters(0)[0], whole), "masters");
       at::Tensor grad = at::ones({7, 3}, at::kBFloat16).mul(double(rank + 1));
       const auto &issued =
           std::get<plan::ReduceScatter>(plan.instructions[0].kind);
-      auto shards = comm.reduceScatter(issued, {grad, at::ones({5})});
+      auto shards = await(comm.reduceScatter(issued, {grad, at::ones({5})}));
       comm.beginUpdate();
       check(shards[0].scalar_type() == at::kFloat, "dtype of the shard");
       check(at::equal(shards[0], at::ones({rows.size(), 3})
@@ -170,9 +170,9 @@ TEST(Reduce, ReplicasReduceInReduceDtype) {
         std::vector<at::Tensor> grads;
         for (int32_t param : reduce->params)
           grads.push_back(gradOf(rank, param));
-        shards = comm.reduceScatter(*reduce, grads);
+        shards = await(comm.reduceScatter(*reduce, grads));
       } else if (auto *all = std::get_if<plan::AllReduce>(&instruction.kind)) {
-        for (const at::Tensor &out : comm.allReduce(*all, shards))
+        for (const at::Tensor &out : await(comm.allReduce(*all, shards)))
           reduced.push_back(out);
         params.insert(params.end(), all->params.begin(), all->params.end());
       }

@@ -39,10 +39,8 @@ float meanGrad(const plan::Plan &plan, int64_t turn, int32_t param) {
 }
 
 /// Steps the sample plan's collectives, of several microbatches a step; every
-/// rank checks its own parts. With `copied` the shards to all-reduce are not
-/// where the reduce-scatters leave them.
-void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
-               bool copied) {
+/// rank checks its own parts.
+void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank) {
   ShmComm comm(plan, segment, rank);
   int64_t shards = plan.shards(), replica = rank / shards;
   expect(comm.shardIndex() == rank % shards, "shard index");
@@ -54,8 +52,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
   writeShards(0);
   comm.publish();
   auto reduceAll = [&](int64_t turn) {
-    std::vector<std::pair<const plan::AllReduce *, std::vector<at::Tensor>>>
-        results;
+    std::vector<std::pair<const plan::AllReduce *, Collective>> results;
     std::vector<at::Tensor> reduced;
     for (const plan::Instruction &instruction : plan.instructions) {
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
@@ -64,15 +61,13 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
         for (int32_t p : reduce->params)
           grads.push_back(at::full(plan.params[size_t(p)].spec.shape,
                                    gradOf(rank, turn, p), at::kFloat));
-        reduced = comm.reduceScatter(*reduce, grads);
+        reduced = await(comm.reduceScatter(*reduce, grads));
       } else if (auto *all = std::get_if<plan::AllReduce>(&instruction.kind)) {
-        if (copied)
-          comm.finishReductions();
         results.emplace_back(all, comm.allReduce(*all, reduced));
       }
     }
-    comm.finishReductions();
-    for (const auto &[all, outs] : results)
+    for (const auto &[all, begun] : results) {
+      std::vector<at::Tensor> outs = await(begun);
       for (size_t i = 0; i < outs.size(); ++i) {
         plan::TensorSpec spec =
             plan::shardSpec(plan, all->params[i], comm.shardIndex());
@@ -81,11 +76,12 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
             outs[i].eq(meanGrad(plan, turn, all->params[i])).all().item<bool>(),
             "average over shards, then over replicas");
       }
+    }
   };
   for (int64_t step = 0; step < 4; ++step) {
     comm.beginStep(step);
     for (size_t u = 0; u < plan.units.size(); ++u)
-      for (const at::Tensor &full : comm.allGather(int32_t(u)))
+      for (const at::Tensor &full : await(comm.allGather(int32_t(u))))
         expect(full.eq(double(100 * replica + step)).all().item<bool>(),
                "a replica gathers its own parameters");
     for (int64_t microbatch = 0; microbatch < 3; ++microbatch) {
@@ -102,10 +98,10 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
 constexpr std::pair<int64_t, int64_t> kMeshes[] = {
     {4, 2}, {2, 2}, {6, 2}, {6, 3}};
 
-void trainAll(const plan::Plan &plan, bool copied) {
+void trainAll(const plan::Plan &plan) {
   ShmSegment segment(plan);
   for (const std::string &error : forkRanks(plan.worldSize, [&](int64_t rank) {
-         trainLike(plan, segment, rank, copied);
+         trainLike(plan, segment, rank);
        }))
     EXPECT_EQ(error, "") << plan.worldSize << " ranks, " << plan.replicas
                          << " replicas";
@@ -113,14 +109,14 @@ void trainAll(const plan::Plan &plan, bool copied) {
 
 TEST(Replicas, AverageOverBothAxes) {
   for (auto [ranks, replicas] : kMeshes)
-    trainAll(samplePlan(ranks, false, replicas), false);
+    trainAll(samplePlan(ranks, false, replicas));
 }
 
 TEST(Replicas, AverageSums) {
   for (auto [ranks, replicas] : kMeshes) {
     plan::Plan plan = samplePlan(ranks, false, replicas);
     accumulatePartial(plan);
-    trainAll(plan, true);
+    trainAll(plan);
   }
 }
 

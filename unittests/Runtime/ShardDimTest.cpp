@@ -85,16 +85,16 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank) {
   comm.publish();
   for (int64_t step = 0; step < 4; ++step) {
     comm.beginStep(step);
-    std::vector<at::Tensor> full = comm.allGather(0), grads;
+    std::vector<at::Tensor> full = await(comm.allGather(0)), grads;
     for (int32_t p = 0; p < count; ++p) {
       expect(full[p].equal(wholeOf(plan, p, double(step))), "all_gather");
       grads.push_back(wholeOf(plan, p, double(10 * rank)));
     }
-    std::vector<at::Tensor> outs = comm.reduceScatter(
-        std::get<plan::ReduceScatter>(plan.instructions[0].kind), grads);
+    std::vector<at::Tensor> outs = await(comm.reduceScatter(
+        std::get<plan::ReduceScatter>(plan.instructions[0].kind), grads));
     if (plan.replicas > 1)
-      outs = comm.allReduce(
-          std::get<plan::AllReduce>(plan.instructions[1].kind), outs);
+      outs = await(comm.allReduce(
+          std::get<plan::AllReduce>(plan.instructions[1].kind), outs));
     comm.beginUpdate();
     double mean = 10 * double(plan.worldSize - 1) / 2;
     for (int32_t p = 0; p < count; ++p) {

@@ -111,7 +111,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
     comm.beginStep(step);
     for (int32_t u = 0; u < kUnits; ++u) {
       delay();
-      std::vector<at::Tensor> full = comm.allGather(u);
+      std::vector<at::Tensor> full = await(comm.allGather(u));
       for (size_t i = 0; i < full.size(); ++i) {
         int32_t p = plan.units[size_t(u)].params[i];
         const T *data = full[i].template const_data_ptr<T>();
@@ -120,8 +120,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
       }
       comm.reshard(u);
     }
-    std::vector<std::pair<const plan::ReduceScatter *, std::vector<at::Tensor>>>
-        results;
+    std::vector<std::pair<const plan::ReduceScatter *, Collective>> results;
     auto *early = static_cast<T *>(comm.reduceInput(0));
     if (early)
       fill(early, plan.params[0].spec.numElements(), rank, step, 0, 0);
@@ -146,8 +145,11 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
       results.emplace_back(reduce, comm.reduceScatter(*reduce, grads));
     }
     delay();
+    for (const auto &[reduce, begun] : results)
+      begun.wait();
     comm.beginUpdate();
-    for (const auto &[reduce, shards] : results)
+    for (const auto &[reduce, begun] : results) {
+      const std::vector<at::Tensor> &shards = begun.results;
       for (size_t i = 0; i < shards.size(); ++i) {
         int32_t p = reduce->params[i];
         const auto &spec = plan.params[size_t(p)].spec;
@@ -162,6 +164,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
           expect(data[k] == sum / T(worldSize), "reduce_scatter");
         }
       }
+    }
     writeShards(step);
     comm.publish();
     std::vector<RankStats> stats =
@@ -234,7 +237,7 @@ TEST(ShmComm, NamesADeadPeer) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       raise(SIGKILL);
     }
-    comm.allGather(3);
+    await(comm.allGather(3));
     comm.beginUpdate();
   });
   EXPECT_THAT(errors[0], HasSubstr("rank 1 (pid "));
@@ -256,9 +259,9 @@ TEST(ShmComm, StopsWhenAborted) {
       return;
     }
     // That of the last unit comes first.
-    comm.reduceScatter(std::get<plan::ReduceScatter>(plan.instructions[1].kind),
-                       {at::from_blob(segment.grad(0, 7), {4, 4}, at::kFloat)});
-    comm.beginUpdate();
+    await(comm.reduceScatter(
+        std::get<plan::ReduceScatter>(plan.instructions[1].kind),
+        {at::from_blob(segment.grad(0, 7), {4, 4}, at::kFloat)}));
   });
   EXPECT_EQ(errors[0], "stopped while waiting in reduce_scatter of unit "
                        "\"unit4\" at step 1");
@@ -275,7 +278,7 @@ TEST(ShmComm, WaitingDoesNotBurnTheProcessor) {
       std::this_thread::sleep_for(std::chrono::seconds(1));
     comm.publish();
     std::clock_t before = std::clock();
-    comm.allGather(0);
+    await(comm.allGather(0));
     double seconds = double(std::clock() - before) / CLOCKS_PER_SEC;
     expect(seconds < 0.25, "used " + std::to_string(seconds) + " s");
   });
@@ -294,7 +297,7 @@ TEST(ShmComm, BarriersSeparateWritesFromReads) {
       comm.barrier();
       comm.shard(0).fill_(double(round));
       comm.publish();
-      at::Tensor whole = comm.allGather(0)[0];
+      at::Tensor whole = await(comm.allGather(0))[0];
       expect(whole.eq(double(round)).all().item<bool>(),
              "round " + std::to_string(round));
     }

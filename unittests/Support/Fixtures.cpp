@@ -133,6 +133,11 @@ ToolResult runTool(const std::vector<std::string> &args,
   return result;
 }
 
+std::vector<at::Tensor> await(const runtime::Collective &collective) {
+  collective.wait();
+  return collective.results;
+}
+
 std::vector<std::string> forkRanks(int64_t ranks,
                                    const std::function<void(int64_t)> &body) {
   std::vector<std::pair<pid_t, int>> children;

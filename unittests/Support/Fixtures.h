@@ -3,6 +3,7 @@
 #define FSDP_UNITTESTS_SUPPORT_FIXTURES_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Comm.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -53,6 +54,9 @@ struct ToolResult {
 /// and waits for it. Fails the test if processes of the group are left.
 ToolResult runTool(const std::vector<std::string> &args,
                    const std::map<std::string, std::string> &environment = {});
+
+/// The results of a collective, once they are there.
+std::vector<at::Tensor> await(const runtime::Collective &collective);
 
 /// Forks one process per rank, runs `body` in each and waits for all. Returns
 /// the ranks' error messages, empty where `body` returned.

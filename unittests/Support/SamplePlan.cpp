@@ -221,6 +221,38 @@ void accumulateWhole(Plan &plan) {
   plan.instructions = std::move(instructions);
 }
 
+void beginCollectives(Plan &plan) {
+  EventId events = 0;
+  std::vector<Instruction> result;
+  for (Instruction &instruction : plan.instructions) {
+    std::optional<Stream> stream;
+    if (std::holds_alternative<AllGather>(instruction.kind))
+      stream = Stream::AllGather;
+    else if (std::holds_alternative<ReduceScatter>(instruction.kind))
+      stream = Stream::ReduceScatter;
+    else if (std::holds_alternative<AllReduce>(instruction.kind))
+      stream = Stream::AllReduce;
+    if (const auto *call = std::get_if<Call>(&instruction.kind);
+        call && call->op == "aten::t")
+      plan.values[call->outs[0]].storage =
+          std::get<TensorArg>(call->args[0].value).value;
+    Phase phase = instruction.phase;
+    if (stream) {
+      instruction.stream = *stream;
+      if (!result.empty()) {
+        if (result.back().records == -1)
+          result.back().records = events++;
+        instruction.waits = {result.back().records};
+      }
+      instruction.records = events++;
+    }
+    result.push_back(std::move(instruction));
+    if (stream)
+      result.push_back({Wait{}, phase, -1, {}, Stream::Compute, {events - 1}});
+  }
+  plan.instructions = std::move(result);
+}
+
 void accumulatePartial(Plan &plan) {
   plan.accumulationSteps = 2;
   std::vector<Instruction> instructions;

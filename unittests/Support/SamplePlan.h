@@ -36,6 +36,11 @@ void addEvaluation(plan::Plan &plan);
 /// gradient. Call it before addEvaluation.
 void offload(plan::Plan &plan);
 
+/// Puts collectives beside the compute stream: each begins where it stands, and
+/// a wait for it follows at once. Gives the values that are views the storages
+/// that they share.
+void beginCollectives(plan::Plan &plan);
+
 /// Adds the results of the reduce-scatters over two microbatches a step: every
 /// all-reduce takes the sums, in the last one. For plans with all-reduces.
 void accumulatePartial(plan::Plan &plan);

@@ -85,6 +85,19 @@ llvm::StringRef getAxisName(Attribute axis);
 /// ignored.
 RankedTensorType getAccumulatedType(ParamOp param, UnitOp unit);
 
+/// The types of a collective's results, those of its future where it has one.
+llvm::SmallVector<Type> getCollectiveTypes(Operation *collective);
+
+/// The op that computes or communicates a value: the collective behind it where
+/// an fsdp.wait gives it; null for an argument.
+Operation *getProducer(Value value);
+/// The gather whose result `param` is, or null.
+AllGatherOp getGather(Value param);
+
+/// The op that gives the results of a collective: the wait for its future, else
+/// the collective itself.
+Operation *getResultsOp(Operation *collective);
+
 /// Which value's storage a value shares: follows the `views` of aten.call up
 /// to the value that owns the storage.
 Value getStorageOwner(Value value);

@@ -125,7 +125,21 @@ def FSDP_ShardedType : FSDP_Type<"Sharded", "sharded"> {
   }];
 }
 
+def FSDP_FutureType : FSDP_Type<"Future", "future"> {
+  let summary = "The results of a collective under way";
+  let description = [{
+    `!fsdp.future<tensor<4xf32>, tensor<2xf32>>`: a collective with a result of
+    this type has begun, and its results are there after an `fsdp.wait`. Nothing
+    else takes a future, so nothing can use what has not come yet.
+  }];
+  let parameters = (ins ArrayRefParameter<"::mlir::Type">:$types);
+  let assemblyFormat = "`<` $types `>`";
+}
+
 def FSDP_TensorOrSharded : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType]>;
+/// Results of a collective, or one future of them all.
+def FSDP_TensorOrFuture : AnyTypeOf<[AnyRankedTensor, FSDP_FutureType]>;
+def FSDP_ShardedOrFuture : AnyTypeOf<[FSDP_ShardedType, FSDP_FutureType]>;
 
 def FSDP_PhaseAttr : I32EnumAttr<"Phase", "part of a training step", [
   I32EnumAttrCase<"Forward", 0, "forward">,

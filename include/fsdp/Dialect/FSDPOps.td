@@ -320,6 +320,9 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-7**: only the program without a result writes parameters and
       buffers, each at most once; it has no arguments, and of other ops only
       `aten.call` and `fsdp.free`;
+    - **Program-10**: a future is waited for exactly once;
+    - **Program-11**: what a collective under way reads is not freed and not
+      written before the wait for it;
     - **Program-8**: an evaluation has a result, no phases, gradients or
       optimizer step, keeps no parameters in part or to a next microbatch, and
       has the training step's argument types.
@@ -439,6 +442,8 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,
     `first_microbatch` it gathers in the first microbatch of a step only; in
     later ones the results are the parameters that the last gather left.
 
+    With an `!fsdp.future` as its result it only begins (scheduled level).
+
     **AllGather-1**: operands are the shards of all parameters of the unit, in
     unit order: all read, all copies by one `fsdp.copy_to_device`, or all results
     of one `fsdp.reshard`.
@@ -448,7 +453,7 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
                        UnitAttr:$first_microbatch);
-  let results = (outs Variadic<AnyRankedTensor>:$params);
+  let results = (outs Variadic<FSDP_TensorOrFuture>:$params);
   let assemblyFormat = "$unit $shards attr-dict `:` functional-type($shards, $params)";
   let hasVerifier = 1;
 }
@@ -468,7 +473,7 @@ def FSDP_ReshardOp : FSDP_Op<"reshard", [HasParent<"ProgramOp">,
     ```
 
     **Reshard-1**: operands are all results of one `fsdp.all_gather` of the
-    same unit, in order. **Reshard-2**: there are results only for a unit with
+    same unit, or of the wait for it, in order. **Reshard-2**: there are results only for a unit with
     `post_forward_size`, which divides the ranks of the axis and is less; each
     has its operand's type and its parameter's sharding over that sub-axis.
   }];
@@ -495,7 +500,9 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
     own. `avg` over Gloo and shared memory is a sum in rank order and a
     division. `sum` divides each gradient by `predivide` before and the sum by
     `postdivide` after: so FSDP2 keeps an average in fp16 within its range.
-    With `last_microbatch` it runs in the last microbatch of a step only.
+    With `last_microbatch` it runs in the last microbatch of a step only. With an
+    `!fsdp.future` as its result it only begins, as does `fsdp.all_reduce`
+    (scheduled level).
 
     **ReduceScatter-1**: parameters belong to the unit, are in unit order and
     as many as operands and results. **ReduceScatter-2**: each operand has its
@@ -513,7 +520,7 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
                        OptionalAttr<F64Attr>:$predivide,
                        OptionalAttr<F64Attr>:$postdivide,
                        UnitAttr:$last_microbatch);
-  let results = (outs Variadic<FSDP_ShardedType>:$shards);
+  let results = (outs Variadic<FSDP_ShardedOrFuture>:$shards);
   let assemblyFormat = [{
     $unit $kind $param_names $grads attr-dict `:` functional-type($grads, $shards)
   }];
@@ -547,7 +554,7 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
                        OptionalAttr<TypeAttr>:$reduce_dtype,
                        OptionalAttr<F64Attr>:$postdivide,
                        UnitAttr:$last_microbatch);
-  let results = (outs Variadic<FSDP_ShardedType>:$reduced);
+  let results = (outs Variadic<FSDP_ShardedOrFuture>:$reduced);
   let assemblyFormat = [{
     $unit $kind `over` $axis $param_names $grads attr-dict `:`
     functional-type($grads, $reduced)
@@ -583,6 +590,7 @@ def FSDP_FreeOp : FSDP_Op<"free", [HasParent<"ProgramOp">,
 }
 
 include "fsdp/Dialect/FSDPOffloadOps.td"
+include "fsdp/Dialect/FSDPScheduleOps.td"
 include "fsdp/Dialect/FSDPTrainingOps.td"
 
 #endif

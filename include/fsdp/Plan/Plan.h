@@ -203,6 +203,8 @@ struct Call {
   /// this parameter (Plan::params); the runtime lets the operator write there,
   /// so that no copy-in is needed.
   int32_t reduceInputOf = -1;
+  /// Operands that it writes in place.
+  std::vector<ValueId> mutates = {};
   /// Made again in backward, as forward's results were not kept; for messages.
   bool recompute = false;
 };
@@ -363,11 +365,15 @@ struct WriteBuffer {
   ValueId value = -1;
 };
 
+/// Of the compute stream: lets no later instruction of it begin before its
+/// Instruction::waits are complete.
+struct Wait {};
+
 struct Instruction {
   std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
                Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer,
                ReadParam, AllReduce, CopyToDevice, CopyToHost, LossScale,
-               Unscale>
+               Unscale, Wait>
       kind;
   /// Of the step; without meaning in Plan::init and evaluation.
   Phase phase = Phase::Forward;

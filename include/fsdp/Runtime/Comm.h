@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace fsdp::runtime {
@@ -31,6 +32,14 @@ struct RankStats {
   int64_t peakRssBytes = 0;
   /// Where the step was followed by an evaluation.
   double evaluationLoss = 0;
+};
+
+/// A collective that this rank has begun.
+struct Collective {
+  std::vector<at::Tensor> results;
+  /// Waits until the results' contents are there; further calls do nothing.
+  /// The Comm, and the instruction that was begun, must live until then.
+  std::function<void()> wait;
 };
 
 /// How allReduce combines.
@@ -67,12 +76,11 @@ public:
   /// Copies this rank's shards of an offloaded unit to the device, for the
   /// next allGather of the unit.
   virtual void copyToDevice(int32_t unit) = 0;
-  /// The full parameters of a unit in their compute dtypes, in the unit's
-  /// order, valid until reshard(unit). Waits until every rank has published;
-  /// with `group` > 0 only until the ranks of this rank's group keep their
-  /// parts (see plan::Reshard::keep).
-  virtual std::vector<at::Tensor> allGather(int32_t unit,
-                                            int64_t group = 0) = 0;
+  /// Begins to gather the full parameters of a unit in their compute dtypes, in
+  /// the unit's order, valid until reshard(unit): from what every rank has
+  /// published, with `group` > 0 from what the ranks of this rank's group keep
+  /// (see plan::Reshard::keep).
+  virtual Collective allGather(int32_t unit, int64_t group = 0) = 0;
   /// The same in the parameters' own dtypes, of all ranks' parts.
   virtual std::vector<at::Tensor> gatherMasters(int32_t unit) = 0;
   /// With `keep` > 0 this rank keeps its part of the unit's parameters, which
@@ -84,30 +92,24 @@ public:
   virtual void *reduceInput(int32_t param) = 0;
   /// Begins the reduction of `grads` (full gradients of reduce.params) over the
   /// ranks of the replica, as plan::ReduceScatter says, in ascending rank
-  /// order. The results are this rank's rows; their contents are there after
-  /// finishReductions, until when `reduce` must live.
-  virtual std::vector<at::Tensor>
-  reduceScatter(const plan::ReduceScatter &reduce,
-                const std::vector<at::Tensor> &grads) = 0;
+  /// order. The results are this rank's rows.
+  virtual Collective reduceScatter(const plan::ReduceScatter &reduce,
+                                   const std::vector<at::Tensor> &grads) = 0;
 
-  /// Begins the average over the replicas of results of reduceScatter, or of
-  /// shards whose contents are there. The results' contents are there after
-  /// finishReductions, until when `reduce` must live. A unit is all-reduced at
-  /// most once between two calls of finishReductions.
-  virtual std::vector<at::Tensor>
-  allReduce(const plan::AllReduce &reduce,
-            const std::vector<at::Tensor> &shards) = 0;
+  /// Begins the average over the replicas of shards whose contents are there.
+  /// All-reduces begun since the last wait for one end together; a unit is
+  /// among them at most once.
+  virtual Collective allReduce(const plan::AllReduce &reduce,
+                               const std::vector<at::Tensor> &shards) = 0;
 
-  /// Waits until the results of all reductions begun are there.
-  virtual void finishReductions() = 0;
   /// Combines a vector of float32 or float64 over the ranks of a replica, in
   /// place, in ascending rank order; it has at most one element for each
   /// parameter. Max gives NaN where any rank has NaN. For plans that clip or
   /// unscale gradients.
   virtual void allReduce(const at::Tensor &vector, Reduction reduction) = 0;
 
-  /// Finishes the step's reductions and waits until no rank reads the
-  /// parameters any more.
+  /// Waits until no rank reads the parameters any more. All collectives of the
+  /// step have been waited for.
   virtual void beginUpdate() = 0;
 
   /// Waits until every rank is here.

@@ -85,21 +85,25 @@ private:
   /// A list of the plan's instructions.
   struct Program {
     Program(const plan::Plan &plan,
-            const std::vector<plan::Instruction> &instructions)
-        : instructions(instructions), calls(plan, instructions) {}
+            const std::vector<plan::Instruction> &instructions);
 
     const std::vector<plan::Instruction> &instructions;
     CallTable calls;
+    /// Per event: what to wait for; empty if it is complete.
+    std::vector<std::function<void()>> underWay;
   };
+  using Wait = std::function<void()>;
 
   void run(CallTable &calls, const plan::Call &call, size_t index);
-  void run(const plan::AllGather &gather);
+  /// Collectives return the wait for them, empty where they do not run in this
+  /// microbatch.
+  Wait run(const plan::AllGather &gather);
+  Wait run(const plan::ReduceScatter &reduce);
+  Wait run(const plan::AllReduce &reduce);
   void run(const plan::Reshard &reshard);
-  void run(const plan::ReduceScatter &reduce);
   void run(const plan::Accumulate &accumulate);
   void run(const plan::Unscale &unscale);
   void run(const plan::ClipGradNorm &clip);
-  void run(const plan::AllReduce &reduce);
   void run(const plan::CopyToHost &copy);
   void run(const plan::OptimizerStep &step);
   void createOptimizer(const plan::OptimizerStep &step,

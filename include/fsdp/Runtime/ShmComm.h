@@ -38,18 +38,15 @@ public:
   void beginStep(int64_t step) override;
   void beginMicrobatch() override;
   void copyToDevice(int32_t unit) override;
-  std::vector<at::Tensor> allGather(int32_t unit, int64_t group = 0) override;
+  Collective allGather(int32_t unit, int64_t group = 0) override;
   std::vector<at::Tensor> gatherMasters(int32_t unit) override;
   void reshard(int32_t unit, int64_t keep = 0) override;
   void *reduceInput(int32_t param) override;
-  std::vector<at::Tensor>
-  reduceScatter(const plan::ReduceScatter &reduce,
-                const std::vector<at::Tensor> &grads) override;
-  void finishReductions() override;
+  Collective reduceScatter(const plan::ReduceScatter &reduce,
+                           const std::vector<at::Tensor> &grads) override;
   void allReduce(const at::Tensor &vector, Reduction reduction) override;
-  std::vector<at::Tensor>
-  allReduce(const plan::AllReduce &reduce,
-            const std::vector<at::Tensor> &shards) override;
+  Collective allReduce(const plan::AllReduce &reduce,
+                       const std::vector<at::Tensor> &shards) override;
   void beginUpdate() override;
   void barrier() override;
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
@@ -93,8 +90,8 @@ private:
   /// Copies this rank's part of a unit's parameters to its group's place,
   /// unless what lies there is of the same version.
   void keepPart(int32_t unit, int64_t groupSize);
-  /// Waits for the parts of this rank's group; views of the group's place.
-  std::vector<at::Tensor> gatherParts(int32_t unit, int64_t groupSize);
+  /// Gathers the parts of this rank's group; views of the group's place.
+  Collective gatherParts(int32_t unit, int64_t groupSize);
   /// Makes the place of the step's `ordinal`-th reduction writable.
   void acquire(int32_t ordinal);
   /// Finishes the pending reductions below `index`.

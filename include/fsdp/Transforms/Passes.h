@@ -14,11 +14,12 @@ namespace mlir::fsdp {
 #include "fsdp/Transforms/Passes.h.inc"
 
 /// The stages, in order; each is also a pipeline of its own name.
-void buildShardPipeline(OpPassManager &pm); ///< --fsdp-shard
-void buildLowerPipeline(OpPassManager &pm); ///< --fsdp-lower
+void buildShardPipeline(OpPassManager &pm);    ///< --fsdp-shard
+void buildSchedulePipeline(OpPassManager &pm); ///< --fsdp-schedule
+void buildLowerPipeline(OpPassManager &pm);    ///< --fsdp-lower
 /// All stages: captured level to planned level (--fsdp-pipeline).
 void buildPipeline(OpPassManager &pm);
-/// Registers the three with the pass registry.
+/// Registers the four with the pass registry.
 void registerPipelines();
 
 } // namespace mlir::fsdp

@@ -261,7 +261,34 @@ def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
 }
 
 //===----------------------------------------------------------------------===//
-// Lower: sharded level -> planned level
+// Schedule: sharded level -> scheduled level
+//===----------------------------------------------------------------------===//
+
+def SplitCollectives : Pass<"fsdp-split-collectives", "::mlir::ModuleOp"> {
+  let summary = "Begin collectives, and wait for their results";
+  let description = [{
+    Gives each `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.all_reduce` of
+    every program a future as its result, and an `fsdp.wait` for it at once.
+
+    Before: sharded level. After: scheduled level.
+  }];
+}
+
+def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
+  let summary = "Let computation go on while gradients are reduced";
+  let description = [{
+    Moves the wait for each `fsdp.reduce_scatter` to its first use, or before
+    the reduction with which more than the schedule's
+    `reduce_scatters_in_flight` would be under way, if that comes first: so many
+    units' gradients are held. An `fsdp.all_reduce` of the results goes along;
+    it is waited for where its own results are used.
+
+    Before and after: scheduled level.
+  }];
+}
+
+//===----------------------------------------------------------------------===//
+// Lower: scheduled level -> planned level
 //===----------------------------------------------------------------------===//
 
 def BindReduceInputs : Pass<"fsdp-bind-reduce-inputs", "::mlir::ModuleOp"> {

@@ -5,6 +5,8 @@
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/TypeSwitch.h"
 
+#include <array>
+
 using namespace mlir;
 using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
@@ -38,6 +40,10 @@ private:
   LogicalResult emitBody(ProgramOp of, std::vector<plan::Instruction> &to) {
     instructions = &to;
     phase = plan::Phase::Forward;
+    numEvents = 0;
+    eventOf.clear();
+    lastCompute = -1;
+    forked.fill(-1);
     for (Operation &op : of.getBody().front())
       if (failed(emit(&op)))
         return failure();
@@ -293,6 +299,53 @@ private:
     instruction.phase = phase;
     instruction.module = getModuleIndex(op->getLoc());
     instructions->push_back(std::move(instruction));
+    if (std::optional<plan::Stream> stream = getStream(op))
+      fork(op, *stream);
+    else
+      lastCompute = int64_t(instructions->size()) - 1;
+  }
+
+  /// The stream of an op that runs beside computation.
+  static std::optional<plan::Stream> getStream(Operation *op) {
+    // A copy runs beside computation if the gather of the copies does.
+    Operation *collective = op;
+    if (isa<CopyToDeviceOp>(op) && !op->use_empty())
+      collective = *op->user_begin();
+    if (collective->getNumResults() != 1 ||
+        !isa<FutureType>(collective->getResult(0).getType()))
+      return std::nullopt;
+    return llvm::TypeSwitch<Operation *, plan::Stream>(op)
+        .Case<AllGatherOp>([](auto) { return plan::Stream::AllGather; })
+        .Case<ReduceScatterOp>([](auto) { return plan::Stream::ReduceScatter; })
+        .Case<AllReduceOp>([](auto) { return plan::Stream::AllReduce; })
+        .Case<CopyToDeviceOp>([](auto) { return plan::Stream::CopyToDevice; });
+  }
+
+  /// Puts the last instruction on a stream beside computation: it begins where
+  /// it stands in the compute stream, and after copies that it takes.
+  void fork(Operation *op, plan::Stream stream) {
+    plan::Instruction &instruction = instructions->back();
+    instruction.stream = stream;
+    if (lastCompute > forked[size_t(stream)]) {
+      plan::EventId &event = (*instructions)[size_t(lastCompute)].records;
+      if (event == -1)
+        event = numEvents++;
+      instruction.waits.push_back(event);
+      forked[size_t(stream)] = lastCompute;
+    }
+    for (Value operand : op->getOperands())
+      if (auto it = eventOf.find(operand.getDefiningOp());
+          it != eventOf.end() &&
+          !llvm::is_contained(instruction.waits, it->second))
+        instruction.waits.push_back(it->second);
+    eventOf[op] = instruction.records = numEvents++;
+  }
+
+  LogicalResult emitWait(WaitOp wait) {
+    append(wait, plan::Wait{});
+    instructions->back().waits = {
+        eventOf.lookup(wait.getFuture().getDefiningOp())};
+    return success();
   }
 
   LogicalResult emit(Operation *op) {
@@ -308,6 +361,7 @@ private:
           return success();
         })
         .Case<AllGatherOp>([&](auto gather) { return emitGather(gather); })
+        .Case<WaitOp>([&](auto wait) { return emitWait(wait); })
         .Case<ReshardOp>([&](auto reshard) {
           append(op, plan::Reshard{getUnit(reshard.getUnitAttr()),
                                    reshard.getKept().empty()
@@ -427,7 +481,7 @@ private:
     if (!gather.getShards().empty())
       if (auto kept = gather.getShards().front().getDefiningOp<ReshardOp>())
         kind.group = getPostForwardSize(kept);
-    for (Value param : gather.getParams())
+    for (Value param : getResultsOp(gather)->getResults())
       if (failed(define(param, kind.outs.emplace_back())))
         return failure();
     append(gather, std::move(kind));
@@ -447,7 +501,7 @@ private:
       kind.divisors = {
           reduce.getPredivide().value_or(APFloat(1.0)).convertToDouble(),
           reduce.getPostdivide().value_or(APFloat(1.0)).convertToDouble()};
-    for (Value shard : reduce.getShards())
+    for (Value shard : getResultsOp(reduce)->getResults())
       if (failed(define(shard, kind.outs.emplace_back())))
         return failure();
     kind.lastMicrobatch = reduce.getLastMicrobatch();
@@ -474,7 +528,7 @@ private:
            in == result.values[kind.outs[index]].dtype &&
            kind.reduceDtype.value_or(in) == in &&
            kind.divisors.value_or(one) == one &&
-           llvm::none_of(reduce.getShards()[index].getUsers(),
+           llvm::none_of(getResultsOp(reduce)->getResult(index).getUsers(),
                          llvm::IsaPred<AllReduceOp>);
   }
 
@@ -509,7 +563,7 @@ private:
       kind.params.push_back(paramIndex.lookup(name.getAttr()));
     for (Value grad : reduce.getGrads())
       kind.ins.push_back(use(grad));
-    for (Value reduced : reduce.getReduced())
+    for (Value reduced : getResultsOp(reduce)->getResults())
       if (failed(define(reduced, kind.outs.emplace_back())))
         return failure();
     if (reduce.getKind() == ReduceKind::Sum)
@@ -539,6 +593,8 @@ private:
     }
     if (FlatSymbolRefAttr param = call.getReduceInputOfAttr())
       kind.reduceInputOf = paramIndex.lookup(param.getAttr());
+    for (int64_t operand : call.getMutates().value_or(ArrayRef<int64_t>()))
+      kind.mutates.push_back(use(call.getOperand(operand)));
     kind.recompute = call.getRecompute();
     append(call, std::move(kind));
     return success();
@@ -582,6 +638,13 @@ private:
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
   std::map<std::string, int32_t> moduleIndex;
+  /// Of the program being emitted: its events, those of collectives and copies
+  /// beside computation, the last instruction of the compute stream, and for
+  /// each stream that up to which it has waited for it.
+  plan::EventId numEvents = 0;
+  llvm::DenseMap<Operation *, plan::EventId> eventOf;
+  int64_t lastCompute = -1;
+  std::array<int64_t, plan::kNumStreams> forked;
 };
 } // namespace
 

@@ -34,6 +34,7 @@ private:
       for (Operation *user : value.getUsers()) {
         if (isa<FreeOp, ReturnOp>(user))
           return;
+        user = getResultsOp(user); // a collective reads until it is awaited
         if (!last || last->isBeforeInBlock(user))
           last = user;
       }
@@ -43,14 +44,16 @@ private:
     for (BlockArgument argument : body.getArguments())
       end(argument, nullptr);
     for (Operation &op : body) {
-      if (isa<AllGatherOp>(op)) // ended by its reshard
-        continue;
+      if (isa<AllGatherOp>(op) ||
+          (isa<WaitOp>(op) && getGather(op.getResult(0))))
+        continue;             // ended by its reshard
       if (isa<ReshardOp>(op)) // parts end with the gather from them
         continue;
       if (isa<ReadOp, CopyToDeviceOp>(op)) // shards that a gather owns
         continue;
       for (Value result : op.getResults())
-        end(result, &op);
+        if (!isa<FutureType>(result.getType()))
+          end(result, &op);
     }
     for (auto &[last, values] : ends) {
       OpBuilder builder(last->getContext());

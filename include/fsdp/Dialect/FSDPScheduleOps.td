@@ -1,0 +1,65 @@
+//===- FSDPScheduleOps.td - the scheduled level ------------*- tablegen -*-===//
+//
+// Included by FSDPOps.td.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_DIALECT_FSDPSCHEDULEOPS_TD
+#define FSDP_DIALECT_FSDPSCHEDULEOPS_TD
+
+def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
+  let summary = "Policy: when collectives are launched and awaited";
+  let description = [{
+    A schedule changes no bits.
+
+    - `prefetch`: `latest_safe` launches each gather as late as hides it behind
+      the computation before its first use; `fsdp2` launches the next gather of
+      a phase when the one before it has come, as FSDP2 does; `none` launches it
+      where it is needed.
+    - `reduce_scatters_in_flight`: reduce-scatters whose gradients are held while
+      computation goes on. FSDP2 has one.
+    - `bucket`: what is gathered and reduced together: `unit`, FSDP2's units;
+      `parameter`, each by itself; `saturation`, neighbours up to the size at
+      which the link is busy; `optimal`, the partition into neighbours with the
+      least exposed time by the cost model.
+    - `memory`: `policy` takes what is resharded and recomputed from the policy;
+      `auto` chooses it, so that the step is fast within the budget.
+    - `memory_budget`: bytes a rank. No gather is launched where it would not
+      fit; a step that cannot fit is an error.
+    - `device`: the description that times and bytes come from: the name of one
+      that fsdp-opt knows, or a YAML file.
+
+    ```mlir
+    fsdp.schedule {device = "h100", memory_budget = 68719476736 : i64, prefetch = "latest_safe"}
+    ```
+
+    **Schedule-1**: `prefetch`, `bucket` and `memory` are one of the above; at
+    least one reduce-scatter is in flight; the budget is positive, and given
+    where `memory` is `auto`.
+  }];
+  let arguments = (ins DefaultValuedAttr<StrAttr, "\"latest_safe\"">:$prefetch,
+                       DefaultValuedAttr<I64Attr, "2">:$reduce_scatters_in_flight,
+                       DefaultValuedAttr<StrAttr, "\"unit\"">:$bucket,
+                       DefaultValuedAttr<StrAttr, "\"policy\"">:$memory,
+                       OptionalAttr<I64Attr>:$memory_budget,
+                       DefaultValuedAttr<StrAttr, "\"cpu\"">:$device);
+  let assemblyFormat = "attr-dict";
+  let hasVerifier = 1;
+}
+
+def FSDP_WaitOp : FSDP_Op<"wait", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
+    TypesMatchWith<"results are those of the future", "future", "values",
+                   "::llvm::cast<::mlir::fsdp::FutureType>($_self).getTypes()">]> {
+  let summary = "Waits for a collective and gives its results";
+  let description = [{
+    ```mlir
+    %f = fsdp.all_gather @layers.0 %s : (!fsdp.sharded<…>) -> !fsdp.future<tensor<64x64xf32>>
+    %w = fsdp.wait %f : !fsdp.future<tensor<64x64xf32>>
+    ```
+  }];
+  let arguments = (ins FSDP_FutureType:$future);
+  let results = (outs Variadic<FSDP_TensorOrSharded>:$values);
+  let assemblyFormat = "$future attr-dict `:` qualified(type($future))";
+}
+
+#endif // FSDP_DIALECT_FSDPSCHEDULEOPS_TD

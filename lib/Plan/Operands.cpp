@@ -1,0 +1,64 @@
+//===- Operands.cpp - what an instruction reads and defines ---------------===//
+#include "fsdp/Plan/Operands.h"
+
+namespace fsdp::plan {
+
+namespace {
+
+void appendTensors(const ArgList &args, std::vector<ValueId> &to) {
+  for (const Arg &arg : args)
+    if (const auto *tensor = std::get_if<TensorArg>(&arg.value))
+      to.push_back(tensor->value);
+    else if (const auto *list = std::get_if<ArgList>(&arg.value))
+      appendTensors(*list, to);
+}
+
+struct OperandVisitor {
+  std::vector<ValueId> operator()(const Call &call) const {
+    std::vector<ValueId> values;
+    appendTensors(call.args, values);
+    return values;
+  }
+  std::vector<ValueId> operator()(const OptimizerStep &step) const {
+    return step.grads;
+  }
+  std::vector<ValueId> operator()(const WriteParam &write) const {
+    return {write.value};
+  }
+  std::vector<ValueId> operator()(const WriteBuffer &write) const {
+    return {write.value};
+  }
+  template <typename KindT>
+  std::vector<ValueId> operator()(const KindT &kind) const {
+    if constexpr (requires { kind.ins; })
+      return kind.ins;
+    else
+      return {};
+  }
+};
+
+struct ResultVisitor {
+  template <typename KindT>
+  std::vector<ValueId> operator()(const KindT &kind) const {
+    if constexpr (requires { kind.outs; })
+      return kind.outs;
+    else if constexpr (requires { kind.out; })
+      return {kind.out};
+    else
+      return {};
+  }
+};
+
+} // namespace
+
+std::vector<ValueId> getOperands(const Instruction &instruction) {
+  return std::visit(OperandVisitor{}, instruction.kind);
+}
+
+std::vector<ValueId> getResults(const Instruction &instruction) {
+  std::vector<ValueId> results = std::visit(ResultVisitor{}, instruction.kind);
+  std::erase(results, -1);
+  return results;
+}
+
+} // namespace fsdp::plan

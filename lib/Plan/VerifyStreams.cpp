@@ -1,0 +1,291 @@
+//===- VerifyStreams.cpp - what streams and events must order -------------===//
+//
+// One pass with vector clocks (Mattern 1989): for each instruction and each
+// stream, how many of the list are certainly complete before it begins. Streams
+// are few, so a clock is small, and every question of order is one comparison.
+//
+//===----------------------------------------------------------------------===//
+#include "Verifier.h"
+#include "fsdp/Plan/Operands.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+namespace fsdp::plan {
+
+namespace {
+
+/// Per stream: the position after the last instruction that is complete.
+using Clock = std::array<int64_t, kNumStreams>;
+
+void join(Clock &clock, const Clock &other) {
+  for (size_t s = 0; s < kNumStreams; ++s)
+    clock[s] = std::max(clock[s], other[s]);
+}
+
+/// The streams that a kind of instruction may be on beside the compute stream.
+std::optional<Stream> ownStream(const Instruction &instruction) {
+  if (std::holds_alternative<AllGather>(instruction.kind))
+    return Stream::AllGather;
+  if (std::holds_alternative<ReduceScatter>(instruction.kind))
+    return Stream::ReduceScatter;
+  if (std::holds_alternative<AllReduce>(instruction.kind))
+    return Stream::AllReduce;
+  if (std::holds_alternative<CopyToDevice>(instruction.kind))
+    return Stream::CopyToDevice;
+  if (std::holds_alternative<CopyToHost>(instruction.kind))
+    return Stream::CopyToHost;
+  return std::nullopt;
+}
+
+class StreamVerifier {
+public:
+  StreamVerifier(const Plan &plan, const std::vector<Instruction> &instructions,
+                 const std::string &origin, const std::string &list)
+      : plan(plan), instructions(instructions), origin(origin), list(list),
+        storages(plan.values.size()), units(plan.units.size()) {}
+
+  void run() {
+    for (position = 0; position < int64_t(instructions.size()); ++position) {
+      const Instruction &instruction = instructions[size_t(position)];
+      begin(instruction);
+      for (ValueId value : getOperands(instruction))
+        read(value);
+      if (const auto *call = std::get_if<Call>(&instruction.kind))
+        for (ValueId value : call->mutates)
+          write(value, "written in place");
+      visitUnit(instruction);
+      for (ValueId value : getResults(instruction))
+        define(value);
+      finish(instruction);
+    }
+  }
+
+private:
+  /// What has happened to a storage: who wrote it last, and who has read it
+  /// since, the last on each stream.
+  struct Accesses {
+    int64_t writer = -1;
+    Clock readers = {};
+    /// Values of it that are defined and not freed.
+    int32_t live = 0;
+  };
+  struct UnitState {
+    int64_t gather = -1, reshard = -1, copy = -1;
+  };
+
+  [[noreturn]] void fail(const char *label, const std::string &message) const {
+    throw PlanError(origin + ": " + list + "[" + std::to_string(position) +
+                    "]: " + message + " (" + label + ")");
+  }
+  std::string at(int64_t other) const {
+    return list + "[" + std::to_string(other) + "]";
+  }
+  /// Whether the instruction at `other` is complete at `clock`.
+  bool isComplete(int64_t other, const Clock &clock) const {
+    return other < clock[size_t(instructions[size_t(other)].stream)];
+  }
+
+  /// P26 and P27; sets `now`.
+  void begin(const Instruction &instruction) {
+    std::optional<Stream> own = ownStream(instruction);
+    if (instruction.stream != Stream::Compute && own != instruction.stream)
+      fail("P26", "expected the compute stream" +
+                      (own ? " or stream " + quoted(streamName(*own)) : "") +
+                      ", got " + quoted(streamName(instruction.stream)));
+    if (own) {
+      auto [it, isFirst] = streamOf.try_emplace(*own, instruction.stream);
+      if (it->second != instruction.stream)
+        fail("P26", "expected one stream for all instructions of a kind, got " +
+                        quoted(streamName(it->second)) + " and " +
+                        quoted(streamName(instruction.stream)));
+    }
+    now = clocks[size_t(instruction.stream)];
+    for (EventId event : instruction.waits) {
+      auto it = recorded.find(event);
+      if (it == recorded.end())
+        fail("P27", "expected event " + std::to_string(event) +
+                        " to be recorded before, found no instruction that "
+                        "records it");
+      join(now, it->second);
+    }
+    if (instruction.stream != Stream::Compute && instruction.records == -1)
+      fail("P27", "expected an instruction beside the compute stream to record "
+                  "an event, it records none");
+  }
+
+  void finish(const Instruction &instruction) {
+    Clock &end = clocks[size_t(instruction.stream)];
+    end = now;
+    end[size_t(instruction.stream)] = position + 1;
+    if (instruction.records != -1 &&
+        !recorded.emplace(instruction.records, end).second)
+      fail("P27", "event " + std::to_string(instruction.records) +
+                      " is recorded twice");
+    for (ValueId value : instruction.frees)
+      free(value, end);
+  }
+
+  Accesses &accessesOf(ValueId value) {
+    ValueId owner = plan.values[value].storage;
+    return storages[owner == -1 ? value : owner];
+  }
+
+  void read(ValueId value) {
+    Accesses &accesses = accessesOf(value);
+    if (accesses.writer != -1 && !isComplete(accesses.writer, now))
+      fail("P28", "reads value " + std::to_string(value) + ", which " +
+                      at(accesses.writer) +
+                      " may not have written yet: no event orders them");
+    accesses.readers[size_t(instructions[size_t(position)].stream)] =
+        position + 1;
+  }
+
+  /// Everything that touched a storage is complete at `clock`, but for the
+  /// instruction itself.
+  void checkQuiet(const Accesses &accesses, ValueId value, const Clock &clock,
+                  const std::string &done) const {
+    auto check = [&](int64_t other, const char *what) {
+      if (other >= 0 && other != position && !isComplete(other, clock))
+        fail("P29", "value " + std::to_string(value) + " is " + done +
+                        " while " + at(other) + " may still " + what + " it");
+    };
+    check(accesses.writer, "write");
+    for (int64_t reader : accesses.readers)
+      check(reader - 1, "read");
+  }
+
+  void write(ValueId value, const char *done) {
+    Accesses &accesses = accessesOf(value);
+    checkQuiet(accesses, value, now, done);
+    accesses.writer = position;
+    accesses.readers = {};
+  }
+
+  void define(ValueId value) {
+    Accesses &accesses = accessesOf(value);
+    ++accesses.live;
+    const Value &entry = plan.values[value];
+    if (entry.storage != -1) {
+      // Of its operand's storage: a view, or the gradient of a lone rank.
+      const auto &kind = instructions[size_t(position)].kind;
+      const auto *unscale = std::get_if<Unscale>(&kind);
+      if (std::holds_alternative<ClipGradNorm>(kind) ||
+          (unscale && !unscale->deferred))
+        write(value, "written in place");
+      return;
+    }
+    accesses.writer = position;
+    accesses.readers = {};
+    if (entry.offset != -1)
+      occupy(value, entry.offset, entry.offset + entry.numBytes());
+  }
+
+  void free(ValueId value, const Clock &end) {
+    Accesses &accesses = accessesOf(value);
+    if (--accesses.live > 0)
+      return;
+    checkQuiet(accesses, value, end, "freed");
+    ValueId owner = plan.values[value].storage;
+    const Value &entry = plan.values[owner == -1 ? value : owner];
+    if (entry.offset == -1 || entry.numBytes() == 0)
+      return;
+    // What was there before has been found complete when this began.
+    int64_t last = entry.offset + entry.numBytes();
+    clear(entry.offset, last);
+    ended[entry.offset] = {last, position};
+  }
+
+  /// Splits and drops what `ended` has in [begin, end).
+  void clear(int64_t begin, int64_t end) {
+    auto it = ended.lower_bound(begin);
+    if (it != ended.begin() && std::prev(it)->second.end > begin)
+      --it;
+    while (it != ended.end() && it->first < end) {
+      auto [from, interval] = *it;
+      it = ended.erase(it);
+      if (from < begin)
+        ended[from] = {begin, interval.position};
+      if (interval.end > end)
+        it = std::next(ended.insert_or_assign(end, interval).first);
+    }
+  }
+
+  /// The bytes of a value that begins: who ended there must be complete.
+  void occupy(ValueId value, int64_t begin, int64_t end) const {
+    auto it = ended.lower_bound(begin);
+    if (it != ended.begin() && std::prev(it)->second.end > begin)
+      --it;
+    for (; it != ended.end() && it->first < end; ++it)
+      if (!isComplete(it->second.position, now))
+        fail("P29", "value " + std::to_string(value) +
+                        " takes bytes of the arena whose value " +
+                        at(it->second.position) +
+                        " frees: no event orders them");
+  }
+
+  /// P30: a unit's parameters and its shards.
+  void visitUnit(const Instruction &instruction) {
+    auto expect = [&](int64_t other, const std::string &what) {
+      if (other != -1 && !isComplete(other, now))
+        fail("P30", what + " before " + at(other) +
+                        " is complete: no event orders them");
+    };
+    if (const auto *gather = std::get_if<AllGather>(&instruction.kind)) {
+      UnitState &unit = units[gather->unit];
+      expect(unit.reshard, "unit " + nameOf(gather->unit) + " is gathered");
+      expect(unit.copy, "unit " + nameOf(gather->unit) + " is gathered");
+      unit.gather = position;
+    } else if (const auto *reshard = std::get_if<Reshard>(&instruction.kind)) {
+      UnitState &unit = units[reshard->unit];
+      expect(unit.gather, "unit " + nameOf(reshard->unit) + " is resharded");
+      unit.reshard = position;
+    } else if (const auto *copy =
+                   std::get_if<CopyToDevice>(&instruction.kind)) {
+      UnitState &unit = units[copy->unit];
+      expect(unit.reshard, "unit " + nameOf(copy->unit) + " is copied");
+      expect(unit.gather, "unit " + nameOf(copy->unit) + " is copied");
+      unit.copy = position;
+    } else if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
+      for (size_t u = 0; u < units.size(); ++u) {
+        expect(units[u].gather, "unit " + nameOf(int32_t(u)) + " is updated");
+        expect(units[u].copy, "unit " + nameOf(int32_t(u)) + " is updated");
+      }
+    }
+  }
+  std::string nameOf(int32_t unit) const {
+    return quoted(plan.units[size_t(unit)].name);
+  }
+
+  const Plan &plan;
+  const std::vector<Instruction> &instructions;
+  const std::string &origin;
+  const std::string &list;
+  int64_t position = 0;
+  /// Before the current instruction begins; after the last of each stream.
+  Clock now = {};
+  std::array<Clock, kNumStreams> clocks = {};
+  std::map<EventId, Clock> recorded;
+  /// Per kind of collective and copy: where all of it are.
+  std::map<Stream, Stream> streamOf;
+  /// Per value that has a storage of its own.
+  std::vector<Accesses> storages;
+  std::vector<UnitState> units;
+  /// Bytes of the arena that were freed, by their first.
+  struct Interval {
+    int64_t end = 0;
+    int64_t position = 0;
+  };
+  std::map<int64_t, Interval> ended;
+};
+
+} // namespace
+
+void verifyStreams(const Plan &plan,
+                   const std::vector<Instruction> &instructions,
+                   const std::string &origin, const std::string &list) {
+  StreamVerifier(plan, instructions, origin, list).run();
+}
+
+} // namespace fsdp::plan

@@ -1,0 +1,41 @@
+//===- SplitCollectives.cpp - collectives begin, and are waited for -------===//
+#include "fsdp/Transforms/Passes.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_SPLITCOLLECTIVES
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+struct SplitCollectives
+    : mlir::fsdp::impl::SplitCollectivesBase<SplitCollectives> {
+  void runOnOperation() override {
+    for (auto program : getOperation().getOps<ProgramOp>())
+      for (Operation &op :
+           llvm::make_early_inc_range(program.getBody().front()))
+        if (isa<AllGatherOp, ReduceScatterOp, AllReduceOp>(op) &&
+            !llvm::any_of(op.getResultTypes(), llvm::IsaPred<FutureType>))
+          split(&op);
+  }
+
+private:
+  static void split(Operation *op) {
+    OpBuilder builder(op);
+    auto future = FutureType::get(op->getContext(),
+                                  llvm::to_vector(op->getResultTypes()));
+    OperationState state(op->getLoc(), op->getName(), op->getOperands(),
+                         TypeRange(future));
+    state.propertiesAttr = op->getPropertiesAsAttribute();
+    state.addAttributes(
+        llvm::to_vector(op->getDiscardableAttrDictionary().getValue()));
+    Operation *begun = builder.create(state);
+    auto wait = WaitOp::create(builder, op->getLoc(), future.getTypes(),
+                               begun->getResult(0));
+    op->replaceAllUsesWith(wait.getValues());
+    op->erase();
+  }
+};
+} // namespace

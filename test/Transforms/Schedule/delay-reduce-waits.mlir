@@ -1,0 +1,120 @@
+// RUN: fsdp-opt --fsdp-delay-reduce-waits --split-input-file %s | FileCheck %s
+
+// Two reductions are under way at a time: the third begins when the first is
+// there. What the optimizer takes is awaited just before it.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[F0:.*]] = fsdp.reduce_scatter @u0
+// CHECK-NEXT:    aten.call
+// CHECK-NEXT:    %[[F1:.*]] = fsdp.reduce_scatter @u1
+// CHECK-NEXT:    aten.call
+// CHECK-NEXT:    fsdp.wait %[[F0]]
+// CHECK-NEXT:    %[[F2:.*]] = fsdp.reduce_scatter @u2
+// CHECK-NEXT:    fsdp.phase optimizer
+// CHECK-NEXT:    fsdp.wait %[[F1]]
+// CHECK-NEXT:    fsdp.wait %[[F2]]
+// CHECK-NEXT:    fsdp.optimizer_step
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u0
+fsdp.unit @u1
+fsdp.unit @u2
+fsdp.param @w0 : tensor<4xf32> unit @u0 sharding <@world, [{"shard"}]>
+fsdp.param @w1 : tensor<4xf32> unit @u1 sharding <@world, [{"shard"}]>
+fsdp.param @w2 : tensor<4xf32> unit @u2 sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %g0 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f0 = fsdp.reduce_scatter @u0 avg [@w0] %g0 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r0 = fsdp.wait %f0 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %g1 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f1 = fsdp.reduce_scatter @u1 avg [@w1] %g1 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r1 = fsdp.wait %f1 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %g2 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f2 = fsdp.reduce_scatter @u2 avg [@w2] %g2 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r2 = fsdp.wait %f2 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  fsdp.phase optimizer
+  fsdp.optimizer_step [@w0, @w1, @w2] %r0, %r1, %r2 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// One at a time, as FSDP2.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[F0:.*]] = fsdp.reduce_scatter @u0
+// CHECK-NEXT:    aten.call
+// CHECK-NEXT:    fsdp.wait %[[F0]]
+// CHECK-NEXT:    %[[F1:.*]] = fsdp.reduce_scatter @u1
+// CHECK-NEXT:    aten.call
+// CHECK-NEXT:    fsdp.wait %[[F1]]
+// CHECK-NEXT:    %[[F2:.*]] = fsdp.reduce_scatter @u2
+fsdp.mesh @world <["shard"=2]>
+fsdp.schedule {reduce_scatters_in_flight = 1 : i64}
+fsdp.optimizer "sgd" {}
+fsdp.unit @u0
+fsdp.unit @u1
+fsdp.unit @u2
+fsdp.param @w0 : tensor<4xf32> unit @u0 sharding <@world, [{"shard"}]>
+fsdp.param @w1 : tensor<4xf32> unit @u1 sharding <@world, [{"shard"}]>
+fsdp.param @w2 : tensor<4xf32> unit @u2 sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %g0 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f0 = fsdp.reduce_scatter @u0 avg [@w0] %g0 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r0 = fsdp.wait %f0 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %g1 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f1 = fsdp.reduce_scatter @u1 avg [@w1] %g1 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r1 = fsdp.wait %f1 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %g2 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f2 = fsdp.reduce_scatter @u2 avg [@w2] %g2 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r2 = fsdp.wait %f2 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  fsdp.phase optimizer
+  fsdp.optimizer_step [@w0, @w1, @w2] %r0, %r1, %r2 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// An all-reduce over the replicas follows its reduce-scatter, and goes on until
+// the optimizer.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[F0:.*]] = fsdp.reduce_scatter @u0
+// CHECK:         fsdp.reduce_scatter @u1
+// CHECK:         %[[R0:.*]] = fsdp.wait %[[F0]]
+// CHECK-NEXT:    %[[H0:.*]] = fsdp.all_reduce @u0 avg over "replicate" [@w0] %[[R0]]
+// CHECK-NEXT:    fsdp.reduce_scatter @u2
+// CHECK-NEXT:    fsdp.phase optimizer
+// CHECK-NEXT:    fsdp.wait %[[H0]]
+// CHECK:         fsdp.optimizer_step
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u0
+fsdp.unit @u1
+fsdp.unit @u2
+fsdp.param @w0 : tensor<4xf32> unit @u0 sharding <@world, [{"shard"}]>
+fsdp.param @w1 : tensor<4xf32> unit @u1 sharding <@world, [{"shard"}]>
+fsdp.param @w2 : tensor<4xf32> unit @u2 sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %g0 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f0 = fsdp.reduce_scatter @u0 avg [@w0] %g0 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r0 = fsdp.wait %f0 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %h0 = fsdp.all_reduce @u0 avg over "replicate" [@w0] %r0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %a0 = fsdp.wait %h0 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %g1 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f1 = fsdp.reduce_scatter @u1 avg [@w1] %g1 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r1 = fsdp.wait %f1 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %h1 = fsdp.all_reduce @u1 avg over "replicate" [@w1] %r1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %a1 = fsdp.wait %h1 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %g2 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %f2 = fsdp.reduce_scatter @u2 avg [@w2] %g2 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r2 = fsdp.wait %f2 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %h2 = fsdp.all_reduce @u2 avg over "replicate" [@w2] %r2 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %a2 = fsdp.wait %h2 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  fsdp.phase optimizer
+  fsdp.optimizer_step [@w0, @w1, @w2] %a0, %a1, %a2 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}

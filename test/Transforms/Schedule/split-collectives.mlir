@@ -1,0 +1,51 @@
+// RUN: fsdp-opt --fsdp-split-collectives --split-input-file %s | FileCheck %s
+
+// Each collective begins where it stood, and is awaited at once.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[S:.*]] = fsdp.read @w
+// CHECK-NEXT:    %[[F:.*]] = fsdp.all_gather @u %[[S]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xf32>>
+// CHECK-NEXT:    %[[W:.*]] = fsdp.wait %[[F]] : !fsdp.future<tensor<4xf32>>
+// CHECK-NEXT:    aten.call "aten::dot"(%{{.*}}, %[[W]])
+// CHECK-NEXT:    fsdp.reshard @u %[[W]]
+// CHECK:         %[[RF:.*]] = fsdp.reduce_scatter @u avg [@w] %{{.*}} -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+// CHECK-NEXT:    %[[R:.*]] = fsdp.wait %[[RF]]
+// CHECK-NEXT:    fsdp.write_grad @w, %[[R]]
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+  fsdp.reshard @u %w : tensor<4xf32>
+  fsdp.phase backward
+  %g = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// Attributes stay; what has begun already stays as it is.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         fsdp.all_gather @u %{{.*}} {first_microbatch} : ({{.*}}) -> !fsdp.future<tensor<4xf32>>
+// CHECK-NEXT:    aten.call "aten::neg"
+// CHECK-NEXT:    fsdp.wait
+// CHECK-NOT:     fsdp.wait
+// CHECK:         fsdp.return
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %f = fsdp.all_gather @u %s {first_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xf32>>
+  %y = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %w = fsdp.wait %f : !fsdp.future<tensor<4xf32>>
+  %loss = aten.call "aten::dot"(%y, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+  fsdp.reshard @u %w {last_microbatch} : tensor<4xf32>
+  fsdp.return %loss : tensor<f32>
+}
