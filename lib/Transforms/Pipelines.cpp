@@ -24,8 +24,9 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
 }
 
 void mlir::fsdp::buildSchedulePipeline(OpPassManager &pm) {
-  pm.addPass(createSplitCollectives()); // collectives -> begin and wait
-  pm.addPass(createDelayReduceWaits()); // reduce while computation goes on
+  pm.addPass(createSplitCollectives());   // collectives -> begin and wait
+  pm.addPass(createDelayReduceWaits());   // reduce while computation goes on
+  pm.addPass(createPrefetchAllGathers()); // gather before it is needed
 }
 
 void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {

@@ -7,6 +7,7 @@
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/Schedule.h"
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Support/FileUtilities.h"
@@ -89,11 +90,18 @@ LogicalResult applyPolicy(ModuleOp module) {
         << worldSize << '\n';
     return failure();
   }
-  if (!configPath.empty())
-    return applyConfig(module, configPath, worldSize);
-  // A module that brings its policy keeps it.
-  if (module.getOps<MeshOp>().empty())
-    return applyDefaultConfig(module, worldSize);
+  if (!configPath.empty()) {
+    if (failed(applyConfig(module, configPath, worldSize)))
+      return failure();
+  } else if (module.getOps<MeshOp>().empty() &&
+             failed(applyDefaultConfig(module, worldSize))) {
+    return failure(); // a module that brings its policy keeps it
+  }
+  FailureOr<std::string> device = getDeviceOption();
+  if (failed(device))
+    return failure();
+  if (!device->empty())
+    getSchedule(module).setDevice(*device);
   return success();
 }
 
@@ -117,14 +125,12 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   return pm.run(module);
 }
 
-/// That of --memory, without it that of the device that is simulated.
+/// That of --memory, without it that of the device.
 FailureOr<::fsdp::plan::MemoryModel>
-getMemoryModel(const ::fsdp::plan::Plan &plan) {
-  bool simulates = emitKind == Emit::Trace ||
-                   (emitKind == Emit::Stats && isSimulationAsked());
-  if (memoryModel.getNumOccurrences() || !simulates)
+getMemoryModel(const ::fsdp::plan::Plan &plan, ModuleOp module) {
+  if (memoryModel.getNumOccurrences())
     return memoryModel.getValue();
-  return getSimulatedMemoryModel(plan);
+  return getSimulatedMemoryModel(plan, getSchedule(module).getDevice().str());
 }
 
 /// A plan with its arena; verified, as every plan that is written.
@@ -134,7 +140,7 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
     return failure();
   try {
     ::fsdp::plan::verifyPlan(*plan, "plan");
-    FailureOr<::fsdp::plan::MemoryModel> model = getMemoryModel(*plan);
+    FailureOr<::fsdp::plan::MemoryModel> model = getMemoryModel(*plan, module);
     if (failed(model))
       return failure();
     ::fsdp::plan::layOutArena(*plan, *model);

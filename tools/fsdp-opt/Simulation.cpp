@@ -105,13 +105,34 @@ bool mlir::fsdp::isSimulationAsked() {
          !profilePath.empty();
 }
 
+FailureOr<std::string> mlir::fsdp::getDeviceOption() {
+  if (!deviceName.getNumOccurrences())
+    return std::string();
+  try {
+    loadDevice(deviceName);
+  } catch (const SimulateError &error) {
+    return fail(error.what());
+  }
+  return deviceName.getValue();
+}
+
 FailureOr<plan::MemoryModel>
-mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan) {
-  FailureOr<Setting> setting = readSetting(plan);
-  if (failed(setting))
-    return failure();
-  return setting->cluster.device.sharedMemory ? plan::MemoryModel::SharedHost
-                                              : plan::MemoryModel::Device;
+mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan,
+                                    const std::string &device) {
+  bool shared;
+  if (isSimulationAsked()) {
+    FailureOr<Setting> setting = readSetting(plan);
+    if (failed(setting))
+      return failure();
+    shared = setting->cluster.device.sharedMemory;
+  } else {
+    try {
+      shared = loadDevice(device).sharedMemory;
+    } catch (const SimulateError &error) {
+      return fail(error.what());
+    }
+  }
+  return shared ? plan::MemoryModel::SharedHost : plan::MemoryModel::Device;
 }
 
 LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,

@@ -7,15 +7,21 @@
 #include "mlir/Support/LogicalResult.h"
 #include "llvm/Support/raw_ostream.h"
 
+#include <string>
+
 namespace mlir::fsdp {
 
 /// True when the options name a device, a cluster or a profile.
 bool isSimulationAsked();
 
-/// Whose memory a rank's is on the device that the options name. Prints errors
-/// itself.
+/// The device that --device names, empty without it. Prints errors itself.
+FailureOr<std::string> getDeviceOption();
+
+/// Whose memory a rank's is on the device that the options name, else on
+/// `device`. Prints errors itself.
 FailureOr<::fsdp::plan::MemoryModel>
-getSimulatedMemoryModel(const ::fsdp::plan::Plan &plan);
+getSimulatedMemoryModel(const ::fsdp::plan::Plan &plan,
+                        const std::string &device);
 
 /// Simulates a step as the options say and prints its time, what of it is
 /// exposed communication, tokens a second, MFU, and whether its peak memory

@@ -9,7 +9,9 @@ namespace mlir::fsdp {
 
 /// Translates a module at the planned level. Fails with an error at the op
 /// that a plan cannot express (a dynamic shape, a whole parameter read, …).
-FailureOr<::fsdp::plan::Plan> emitPlan(ModuleOp module);
+/// `ops` gets the op behind each instruction of the training step.
+FailureOr<::fsdp::plan::Plan>
+emitPlan(ModuleOp module, llvm::SmallVectorImpl<Operation *> *ops = nullptr);
 
 } // namespace mlir::fsdp
 

@@ -274,6 +274,28 @@ def SplitCollectives : Pass<"fsdp-split-collectives", "::mlir::ModuleOp"> {
   }];
 }
 
+def PrefetchAllGathers : Pass<"fsdp-prefetch-all-gathers", "::mlir::ModuleOp"> {
+  let summary = "Launch gathers before their parameters are needed";
+  let description = [{
+    Moves each `fsdp.all_gather` of the training step, with what it reads, ahead
+    of the computation that hides it, by the costs of the schedule's `device`.
+    The order of gathers stays.
+
+    `latest_safe`: from the last gather to the first, the latest launch is its
+    duration, and a quarter of that in reserve, before its first use and the
+    next gather's launch. From the first to the last, a gather is launched at the
+    first instruction at or after that time from which on it fits into
+    `memory_budget`, with the gathers launched before.
+    `fsdp2`: when the gather before it has come, within a phase.
+    `none`: changes nothing.
+
+    A gather never passes the reshard of its unit. A remark says where each
+    went, and what limited it.
+
+    Before and after: scheduled level.
+  }];
+}
+
 def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
   let summary = "Let computation go on while gradients are reduced";
   let description = [{

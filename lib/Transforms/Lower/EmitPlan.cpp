@@ -14,7 +14,8 @@ namespace plan = ::fsdp::plan;
 namespace {
 class PlanEmitter {
 public:
-  explicit PlanEmitter(ModuleOp module) : module(module) {}
+  PlanEmitter(ModuleOp module, SmallVectorImpl<Operation *> *ops)
+      : module(module), ops(ops) {}
 
   FailureOr<plan::Plan> run() {
     program = getProgram(module);
@@ -299,6 +300,8 @@ private:
     instruction.phase = phase;
     instruction.module = getModuleIndex(op->getLoc());
     instructions->push_back(std::move(instruction));
+    if (ops && instructions == &result.instructions)
+      ops->push_back(op);
     if (std::optional<plan::Stream> stream = getStream(op))
       fork(op, *stream);
     else
@@ -629,6 +632,7 @@ private:
   }
 
   ModuleOp module;
+  SmallVectorImpl<Operation *> *ops;
   ProgramOp program;
   plan::Plan result;
   /// Where the instructions and the loss of the program being emitted go.
@@ -648,6 +652,7 @@ private:
 };
 } // namespace
 
-FailureOr<plan::Plan> mlir::fsdp::emitPlan(ModuleOp module) {
-  return PlanEmitter(module).run();
+FailureOr<plan::Plan> mlir::fsdp::emitPlan(ModuleOp module,
+                                           SmallVectorImpl<Operation *> *ops) {
+  return PlanEmitter(module, ops).run();
 }
