@@ -17,9 +17,9 @@ namespace fsdp::runtime {
 Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
                    std::vector<at::Tensor> buffers, const std::string &folder)
     : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
-      values(plan.values.size()), training(plan, plan.instructions),
-      evaluation(plan, plan.evaluation), gathered(plan.units.size()),
-      sums(plan.params.size()) {
+      arena(plan, comm.shardIndex()), values(plan.values.size()),
+      training(plan, plan.instructions), evaluation(plan, plan.evaluation),
+      gathered(plan.units.size()), sums(plan.params.size()) {
   c10::InferenceMode guard;
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler);
@@ -67,6 +67,10 @@ Executor::take(const std::vector<plan::ValueId> &ids) const {
 }
 
 void Executor::run(CallTable &calls, const plan::Call &call, size_t index) {
+  // Of the microbatch before, where the plan does not free it.
+  for (plan::ValueId out : call.outs)
+    if (out != -1)
+      values[out].reset();
   void *place =
       call.reduceInputOf >= 0 ? comm.reduceInput(call.reduceInputOf) : nullptr;
   if (!place) {
@@ -218,6 +222,9 @@ void Executor::execute(Program &program, size_t index) {
     void operator()(const plan::CopyToHost &copy) { e.run(copy); }
     void operator()(const plan::Wait &) {}
   };
+  RankArena::Scope scope(arena, &program == &evaluation
+                                    ? plan.instructions.size() + index
+                                    : index);
   for (plan::EventId event : instruction.waits)
     if (Wait wait = std::exchange(program.underWay[event], {}))
       wait();
@@ -229,6 +236,7 @@ void Executor::execute(Program &program, size_t index) {
     else
       program.underWay[instruction.records] = std::move(visitor.begun);
   }
+  arena.settle(values);
   for (plan::ValueId value : instruction.frees)
     values[value].reset();
 }
@@ -284,9 +292,7 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   for (microbatch = 0; microbatch < plan.accumulationSteps; ++microbatch) {
     if (microbatch > 0)
       comm.beginMicrobatch();
-    std::vector<at::Tensor> batch = inputs(microbatch);
-    for (size_t i = 0; i < batch.size(); ++i)
-      values[plan.inputs[i].value] = std::move(batch[i]);
+    bindInputs(arena.stepInputs(), inputs, microbatch);
     execute(training, 0, optimizerBegin);
     result.loss += values[plan.loss].item<double>();
   }
@@ -304,17 +310,29 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
     result.skipped = scaler->foundInf();
     scaler->update();
   }
+  arena.endProgram();
   return result;
 }
 
-double Executor::evaluate(const std::vector<at::Tensor> &batch) {
-  c10::InferenceMode guard;
+void Executor::bindInputs(RankArena::Site site, const Inputs &inputs,
+                          int64_t number) {
+  RankArena::Scope scope(arena, site);
+  for (const plan::Input &input : plan.inputs)
+    values[input.value].reset();
+  std::vector<at::Tensor> batch = inputs(number);
   for (size_t i = 0; i < batch.size(); ++i)
-    values[plan.inputs[i].value] = batch[i];
+    values[plan.inputs[i].value] = std::move(batch[i]);
+  arena.settle(values);
+}
+
+double Executor::evaluate(const Inputs &inputs) {
+  c10::InferenceMode guard;
+  bindInputs(arena.evaluationInputs(), inputs, 0);
   execute(evaluation, 0, plan.evaluation.size());
   double loss = values[plan.evaluationLoss].item<double>();
   for (at::Tensor &value : values)
     value.reset();
+  arena.endProgram();
   return loss;
 }
 

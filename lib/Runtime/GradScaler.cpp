@@ -37,7 +37,7 @@ GradScaler::unscale(Comm &comm, std::vector<at::Tensor> shards, bool deferred) {
   for (auto &[dtype, alike] : byDtype)
     at::_amp_foreach_non_finite_check_and_unscale_(alike, anywhere, inverse);
   comm.allReduce(anywhere, Reduction::Max);
-  found = anywhere.reshape({});
+  found.copy_(anywhere.reshape({}));
   return shards;
 }
 
@@ -48,7 +48,7 @@ void GradScaler::update() {
   at::_amp_update_scale_(currentScale, growthTracker, found,
                          settings.growthFactor, settings.backoffFactor,
                          settings.growthInterval);
-  found = at::zeros({}, at::kFloat);
+  found.zero_();
 }
 
 } // namespace fsdp::runtime

@@ -335,8 +335,9 @@ std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
   // The ring has two places; the one of two steps ago must have been read.
   if (step >= 2)
     wait(0, &RankState::statsRead, done - 2, {"statistics"});
-  own().stats[step % 2] = {stats.loss, stats.peakBytes, stats.peakRssBytes,
-                           stats.evaluationLoss};
+  own().stats[step % 2] = {stats.loss,         stats.peakBytes,
+                           stats.peakRssBytes, stats.evaluationLoss,
+                           stats.scratchBytes, stats.heapAllocations};
   own().statsWritten.publish(done);
   if (ownRank != 0)
     return {};
@@ -344,8 +345,9 @@ std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
   for (int64_t r = 0; r < worldSize(); ++r) {
     wait(r, &RankState::statsWritten, done, {"statistics"});
     const auto &from = segment.state(r).stats[step % 2];
-    all.push_back(
-        {from.loss, from.peakBytes, from.peakRssBytes, from.evaluationLoss});
+    all.push_back({from.loss, from.peakBytes, from.peakRssBytes,
+                   from.evaluationLoss, from.scratchBytes,
+                   from.heapAllocations});
   }
   own().statsRead.publish(done);
   return all;

@@ -14,9 +14,12 @@ namespace {
 
 std::atomic<int64_t> currentBytes{0};
 std::atomic<int64_t> peakBytes{0};
+std::atomic<int64_t> allocations{0};
+std::atomic<RawFree> rawFree{nullptr};
 
 thread_local void *steeredPlace = nullptr;
 thread_local size_t steeredBytes = 0;
+thread_local AllocationSource *currentSource = nullptr;
 
 /// What the default allocator's block really occupies; the deleter has no
 /// other way to learn a size.
@@ -25,32 +28,26 @@ int64_t blockBytes(void *block) { return int64_t(malloc_usable_size(block)); }
 void release(void *block) {
   if (!block)
     return;
-  currentBytes.fetch_sub(blockBytes(block), std::memory_order_relaxed);
-  c10::GetDefaultCPUAllocator()->raw_deleter()(block);
+  RawFree elsewhere = rawFree.load(std::memory_order_acquire);
+  if (!elsewhere || !elsewhere(block))
+    freeInHeap(block);
 }
 
 class Allocator final : public c10::Allocator {
 public:
   c10::DataPtr allocate(size_t bytes) override {
+    c10::Device cpu(c10::DeviceType::CPU);
     if (steeredPlace && bytes == steeredBytes) {
       void *place = steeredPlace;
       steeredPlace = nullptr;
       // No context: whoever asks for a raw pointer gets an assertion instead of
       // memory that it cannot free.
-      return {place, c10::Device(c10::DeviceType::CPU)};
+      return {place, cpu};
     }
-    void *block =
-        c10::GetDefaultCPUAllocator()->allocate(bytes).release_context();
-    if (block) {
-      int64_t now =
-          currentBytes.fetch_add(blockBytes(block), std::memory_order_relaxed) +
-          blockBytes(block);
-      int64_t peak = peakBytes.load(std::memory_order_relaxed);
-      while (now > peak && !peakBytes.compare_exchange_weak(
-                               peak, now, std::memory_order_relaxed)) {
-      }
-    }
-    return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
+    if (currentSource && bytes > 0)
+      return currentSource->allocate(bytes);
+    void *block = allocateInHeap(bytes);
+    return {block, block, &freeInHeap, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void *to, const void *from, size_t bytes) const override {
@@ -74,8 +71,49 @@ SteerAllocation::SteerAllocation(void *place, size_t bytes) {
 
 SteerAllocation::~SteerAllocation() { steeredPlace = nullptr; }
 
+UseAllocationSource::UseAllocationSource(AllocationSource &source)
+    : before(currentSource) {
+  currentSource = &source;
+}
+
+UseAllocationSource::~UseAllocationSource() { currentSource = before; }
+
+void *allocateInHeap(size_t bytes) {
+  void *block =
+      c10::GetDefaultCPUAllocator()->allocate(bytes).release_context();
+  if (block) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    countAllocatedBytes(blockBytes(block));
+  }
+  return block;
+}
+
+void freeInHeap(void *block) {
+  if (!block)
+    return;
+  currentBytes.fetch_sub(blockBytes(block), std::memory_order_relaxed);
+  c10::GetDefaultCPUAllocator()->raw_deleter()(block);
+}
+
+void setRawFree(RawFree free) {
+  rawFree.store(free, std::memory_order_release);
+}
+
+void countAllocatedBytes(int64_t bytes) {
+  int64_t now =
+      currentBytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  int64_t peak = peakBytes.load(std::memory_order_relaxed);
+  while (now > peak && !peakBytes.compare_exchange_weak(
+                           peak, now, std::memory_order_relaxed)) {
+  }
+}
+
 int64_t peakAllocatedBytes() {
   return peakBytes.load(std::memory_order_relaxed);
+}
+
+int64_t heapAllocations() {
+  return allocations.load(std::memory_order_relaxed);
 }
 
 } // namespace fsdp::runtime

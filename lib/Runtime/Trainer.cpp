@@ -65,15 +65,18 @@ public:
 
   /// `result` is rank 0's; of it the loss alone differs between ranks.
   void report(int64_t step, double seconds, const StepResult &result,
-              const std::vector<RankStats> &stats, bool evaluated) {
+              const std::vector<RankStats> &stats, const RankArena &memory,
+              bool evaluated) {
     double loss = 0, evalLoss = 0;
-    int64_t peak = 0, peakRss = 0;
+    int64_t peak = 0, peakRss = 0, scratch = 0, allocations = 0;
     std::string losses, evalLosses;
     for (const RankStats &rank : stats) {
       loss += rank.loss;
       evalLoss += rank.evaluationLoss;
       peak = std::max(peak, rank.peakBytes);
       peakRss = std::max(peakRss, rank.peakRssBytes);
+      scratch = std::max(scratch, rank.scratchBytes);
+      allocations = std::max(allocations, rank.heapAllocations);
       losses += (losses.empty() ? "" : ", ") + digits9(rank.loss);
       evalLosses +=
           (evalLosses.empty() ? "" : ", ") + digits9(rank.evaluationLoss);
@@ -107,11 +110,14 @@ public:
         file.get(),
         "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
         "%s%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
-        "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld}\n",
+        "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld, "
+        "\"arena_bytes\": %lld, \"scratch_bytes\": %lld, "
+        "\"allocator_calls\": %lld}\n",
         static_cast<long long>(step + 1), digits9(loss).c_str(), losses.c_str(),
         evaluation.c_str(), norm.c_str(), scaling.c_str(), result.learningRate,
         seconds * 1e3, rate, static_cast<long long>(peak),
-        static_cast<long long>(peakRss));
+        static_cast<long long>(peakRss), static_cast<long long>(memory.bytes()),
+        static_cast<long long>(scratch), static_cast<long long>(allocations));
     if (std::fflush(file.get()) != 0)
       throw RunError(path + ": cannot write: " + std::strerror(errno));
   }
@@ -249,8 +255,9 @@ double evaluate(const RunFiles &files, const RunOptions &options,
   double sum = 0;
   for (int64_t batch = 0; batch < files.evalBatches; ++batch)
     // Another seed than that of the training data.
-    sum += executor.evaluate(
-        stepInputs(files.plan, data, ~options.seed, batch, rank));
+    sum += executor.evaluate([&](int64_t) {
+      return stepInputs(files.plan, data, ~options.seed, batch, rank);
+    });
   return sum / double(files.evalBatches);
 }
 
@@ -287,6 +294,7 @@ void runRank(const RunFiles &files, const RunOptions &options,
   generator.set_current_seed(options.seed);
   const SafeTensors *data = files.data ? &*files.data : nullptr;
   for (int64_t step = 0; step < options.steps; ++step) {
+    int64_t allocations = heapAllocations();
     auto begin = std::chrono::steady_clock::now();
     StepResult result = session.step([&](int64_t microbatch) {
       return stepInputs(plan, data, options.seed,
@@ -300,11 +308,14 @@ void runRank(const RunFiles &files, const RunOptions &options,
     auto evaluated = std::chrono::steady_clock::now();
     std::vector<RankStats> stats = session.comm().exchangeStats(
         {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
-         peakResidentBytes(), evalLoss});
+         peakResidentBytes(), evalLoss,
+         session.executor().memory().extraBytes(),
+         heapAllocations() - allocations});
     std::chrono::duration<double> elapsed =
         trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
-      reporter->report(step, elapsed.count(), result, stats, evaluates);
+      reporter->report(step, elapsed.count(), result, stats,
+                       session.executor().memory(), evaluates);
     if (profiler)
       profiler->endStep(elapsed.count());
   }

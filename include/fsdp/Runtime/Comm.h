@@ -32,6 +32,8 @@ struct RankStats {
   int64_t peakRssBytes = 0;
   /// Where the step was followed by an evaluation.
   double evaluationLoss = 0;
+  int64_t scratchBytes = 0;    ///< RankArena::extraBytes
+  int64_t heapAllocations = 0; ///< in this step and the evaluation after it
 };
 
 /// A collective that this rank has begun.

@@ -13,6 +13,7 @@
 #include "fsdp/Runtime/GradScaler.h"
 #include "fsdp/Runtime/Position.h"
 #include "fsdp/Runtime/Profiler.h"
+#include "fsdp/Runtime/RankArena.h"
 #include "fsdp/Runtime/ShardedOptimizer.h"
 
 #include <ATen/core/Tensor.h>
@@ -64,10 +65,10 @@ public:
   /// operator, module and unit; errors of the collectives pass through.
   StepResult runStep(int64_t step, const Inputs &inputs);
 
-  /// The loss of one batch by the plan's evaluation, which it must have; call
-  /// it between steps, on all ranks alike. Changes buffers only where the model
-  /// does in eval mode. Throws as runStep does.
-  double evaluate(const std::vector<at::Tensor> &batch);
+  /// The loss of one batch, inputs(0), by the plan's evaluation, which it must
+  /// have; call it between steps, on all ranks alike. Changes buffers only
+  /// where the model does in eval mode. Throws as runStep does.
+  double evaluate(const Inputs &inputs);
 
   /// Sets the learning rate of each of the plan's parameter groups, the first
   /// being Plan::optimizer. Throws InputError for another number of them.
@@ -76,6 +77,8 @@ public:
   /// Null for a plan that updates nothing. Its shards are those of the plan's
   /// optimizer_step.
   ShardedOptimizer *shardedOptimizer() { return optimizer.get(); }
+
+  const RankArena &memory() const { return arena; }
 
   void setFault(const Fault &value) { fault = value; }
   /// Measures the instructions of steps from now on; null: none. Borrowed.
@@ -114,6 +117,9 @@ private:
   /// Executes instructions [begin, end).
   void execute(Program &program, size_t begin, size_t end);
   void execute(Program &program, size_t index);
+  /// Binds the inputs of a microbatch to their values.
+  void bindInputs(RankArena::Site site, const Inputs &inputs,
+                  int64_t microbatch);
   void injectFault(size_t position) const;
   std::vector<at::Tensor> take(const std::vector<plan::ValueId> &ids) const;
 
@@ -121,6 +127,8 @@ private:
   Comm &comm;
   Position &position;
   std::vector<at::Tensor> buffers;
+  /// Outlives the values.
+  RankArena arena;
   std::vector<at::Tensor> values;
   Program training, evaluation;
   std::unique_ptr<ShardedOptimizer> optimizer;

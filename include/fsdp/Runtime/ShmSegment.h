@@ -85,6 +85,8 @@ struct RankState {
     int64_t peakBytes;
     int64_t peakRssBytes;
     double evaluationLoss;
+    int64_t scratchBytes;
+    int64_t heapAllocations;
   } stats[2];
   /// Null-terminated message, complete before SegmentHeader::failedRank is
   /// set to this rank.

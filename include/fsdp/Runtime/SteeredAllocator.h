@@ -1,12 +1,15 @@
 //===- SteeredAllocator.h - the CPU allocator of a rank -------------------===//
 //
-// Forwards to ATen's default CPU allocator and counts bytes. It can be told to
-// serve one allocation of a given size from given memory: operators that
-// allocate their result can so be made to write where a collective reads.
+// Forwards to ATen's default CPU allocator and counts. It can be told where to
+// take memory from: one allocation of a given size from given memory, so that
+// an operator writes where a collective reads, and all allocations of a thread
+// from a source (RankArena.h).
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_STEEREDALLOCATOR_H
 #define FSDP_RUNTIME_STEEREDALLOCATOR_H
+
+#include <c10/core/Allocator.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -28,9 +31,43 @@ public:
   ~SteerAllocation();
 };
 
+/// Where a thread's allocations come from.
+class AllocationSource {
+public:
+  virtual ~AllocationSource() = default;
+  /// Memory of `bytes` > 0, from the heap where there is none. Its context is
+  /// its address, as raw_allocate demands.
+  virtual c10::DataPtr allocate(size_t bytes) = 0;
+};
+
+/// While alive, `source` serves this thread.
+class UseAllocationSource {
+public:
+  explicit UseAllocationSource(AllocationSource &source);
+  UseAllocationSource(const UseAllocationSource &) = delete;
+  UseAllocationSource &operator=(const UseAllocationSource &) = delete;
+  ~UseAllocationSource();
+
+private:
+  AllocationSource *before;
+};
+
+/// Memory of the heap, counted; `freeInHeap` frees it.
+void *allocateInHeap(size_t bytes);
+void freeInHeap(void *block);
+
+/// Called where a raw pointer is freed that is not of the heap: true if it is
+/// known and now free. From any thread.
+using RawFree = bool (*)(void *);
+void setRawFree(RawFree free);
+
+/// Counts memory that was mapped for tensors as allocated.
+void countAllocatedBytes(int64_t bytes);
 /// Most bytes allocated at once in this process since the allocator was
 /// installed, steered ones not counted.
 int64_t peakAllocatedBytes();
+/// Allocations that the heap served, of all threads.
+int64_t heapAllocations();
 
 } // namespace fsdp::runtime
 

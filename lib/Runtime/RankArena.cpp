@@ -1,0 +1,399 @@
+//===- RankArena.cpp - the memory in which a rank executes ----------------===//
+#include "fsdp/Runtime/RankArena.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+constexpr size_t kHugePage = size_t(2) << 20;
+/// Room for what the plan does not know, of virtual memory alone.
+constexpr size_t kMinSlack = size_t(1) << 30;
+
+/// Memory that arenas gave out and that is not freed; heap memory too while a
+/// slot learns when it is.
+struct Live {
+  std::byte *end;
+  RankArena *arena; ///< null if it is gone
+  RankArena::Slot *slot;
+  bool inHeap;
+};
+struct Registry {
+  std::mutex lock;
+  std::map<std::byte *, Live> live;
+};
+/// Never destroyed: tensors may outlive static objects.
+Registry &registry() {
+  static auto *instance = new Registry();
+  return *instance;
+}
+
+/// Frees what an arena gave out, false if it did not.
+bool releaseLive(void *block) {
+  Registry &all = registry();
+  bool inHeap;
+  {
+    std::lock_guard guard(all.lock);
+    auto found = all.live.find(static_cast<std::byte *>(block));
+    if (found == all.live.end())
+      return false;
+    const Live &live = found->second;
+    if (live.arena)
+      live.arena->released(*live.slot);
+    inHeap = live.inHeap;
+    all.live.erase(found);
+  }
+  if (inHeap)
+    freeInHeap(block);
+  return true;
+}
+
+int64_t alignedBytes(size_t bytes) {
+  return (int64_t(bytes) + plan::kArenaAlign - 1) / plan::kArenaAlign *
+         plan::kArenaAlign;
+}
+
+void deleteLive(void *block) { releaseLive(block); }
+
+/// The results of an instruction for this rank: value and parameter, -1 where
+/// it is no parameter's.
+struct Results {
+  std::vector<std::pair<plan::ValueId, int32_t>> list;
+
+  void add(const std::vector<plan::ValueId> &outs,
+           const std::vector<int32_t> &params) {
+    for (size_t i = 0; i < outs.size(); ++i)
+      list.emplace_back(outs[i], params[i]);
+  }
+  void operator()(const plan::Call &call) {
+    for (plan::ValueId out : call.outs)
+      if (out != -1)
+        list.emplace_back(out, -1);
+  }
+  void operator()(const plan::ReduceScatter &i) { add(i.outs, i.params); }
+  void operator()(const plan::AllReduce &i) { add(i.outs, i.params); }
+  void operator()(const plan::Accumulate &i) { add(i.outs, i.params); }
+  void operator()(const plan::Unscale &i) { add(i.outs, i.params); }
+  void operator()(const plan::ClipGradNorm &i) { add(i.outs, i.params); }
+  void operator()(const plan::CopyToHost &i) { add(i.outs, i.params); }
+  void operator()(const auto &) {}
+};
+
+} // namespace
+
+RankArena::RankArena(const plan::Plan &plan, int64_t shardIndex)
+    : plan(plan), sites(plan.instructions.size() + plan.evaluation.size() + 2),
+      stepPositions(int64_t(plan.instructions.size())),
+      arenaBytes(plan.arena ? plan.arena->bytes : 0) {
+  expectValues(plan, shardIndex);
+  findTops(plan);
+  // Aligned for huge pages.
+  mappedBytes = 2 * size_t(arenaBytes) + kMinSlack;
+  mappedBytes = (mappedBytes + kHugePage - 1) / kHugePage * kHugePage;
+  size_t whole = mappedBytes + kHugePage;
+  void *mapped = mmap(nullptr, whole, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED)
+    throw RunError("cannot map " + std::to_string(whole) +
+                   " bytes for the arena: " + std::strerror(errno));
+  auto *begin = static_cast<std::byte *>(mapped);
+  size_t before =
+      (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (before > 0)
+    munmap(begin, before);
+  base = begin + before;
+  munmap(base + mappedBytes, kHugePage - before);
+  countAllocatedBytes(arenaBytes);
+  setRawFree(&releaseLive);
+}
+
+RankArena::~RankArena() {
+  Registry &all = registry();
+  std::lock_guard guard(all.lock);
+  bool alive = false;
+  for (auto &[block, live] : all.live)
+    if (live.arena == this) {
+      live.arena = nullptr;
+      alive |= !live.inHeap;
+    }
+  countAllocatedBytes(-arenaBytes - extraBytes());
+  if (!alive)
+    munmap(base, mappedBytes);
+}
+
+void RankArena::expectValues(const plan::Plan &plan, int64_t shardIndex) {
+  auto expect = [&](Site site, plan::ValueId value, int32_t param) {
+    const plan::Value &spec = plan.values[value];
+    if (spec.offset == -1)
+      return;
+    plan::TensorSpec own = spec;
+    // A shard's value is that of rank 0; not so a whole gradient.
+    if (param != -1 && own.shape == plan::shardSpec(plan, param, 0).shape)
+      own.shape = plan::shardSpec(plan, param, shardIndex).shape;
+    if (own.numBytes() > 0)
+      sites[site].values.push_back({value, size_t(own.numBytes())});
+  };
+  for (Site site = 0; site + 2 < sites.size(); ++site) {
+    Results results;
+    std::visit(results, plan::instructionAt(plan, int64_t(site)).kind);
+    for (auto [value, param] : results.list)
+      expect(site, value, param);
+  }
+  for (Site site : {stepInputs(), evaluationInputs()})
+    for (const plan::Input &input : plan.inputs)
+      expect(site, input.value, -1);
+}
+
+void RankArena::findTops(const plan::Plan &plan) {
+  plan::Memory memory = plan::replayMemory(plan, plan::arenaModel(plan));
+  std::vector<std::vector<int64_t>> begins(size_t(memory.positions) + 1),
+      ends(begins.size());
+  for (const plan::Storage &storage : memory.storages) {
+    int64_t offset =
+        storage.value == -1 ? -1 : plan.values[storage.value].offset;
+    // Of what has no value, such as a kept part on a device, nobody knows.
+    int64_t end = offset == -1 ? 0 : offset + storage.bytes;
+    for (const plan::Life &life : storage.lives) {
+      begins[size_t(life.first)].push_back(end);
+      ends[size_t(life.last)].push_back(end);
+    }
+  }
+  std::multiset<int64_t> alive;
+  tops.resize(size_t(memory.positions));
+  for (size_t i = 0; i < tops.size(); ++i) {
+    alive.insert(begins[i].begin(), begins[i].end());
+    tops[i] = alive.empty() ? 0 : *alive.rbegin();
+    for (int64_t end : ends[i])
+      alive.erase(alive.find(end));
+  }
+}
+
+int64_t RankArena::positionOf(Site site) const {
+  if (site == stepInputs())
+    return 0;
+  return site == evaluationInputs() ? stepPositions : int64_t(site);
+}
+
+void RankArena::begin(Site site) {
+  // Other threads free too.
+  std::lock_guard guard(registry().lock);
+  current = site;
+  SiteState &state = sites[site];
+  state.next = 0;
+  state.ticks = 0;
+  auto position = size_t(positionOf(site));
+  state.unmeasured = position < tops.size() ? tops[position] : arenaBytes;
+  ++state.run;
+}
+
+RankArena::Slot &RankArena::match(size_t bytes) {
+  SiteState &site = sites[current];
+  auto fits = [&](const std::unique_ptr<Slot> &slot) {
+    return slot->bytes == bytes && slot->run != site.run && !slot->alive;
+  };
+  auto begin = site.slots.begin(), end = site.slots.end();
+  auto found = std::find_if(begin + long(site.next), end, fits);
+  if (found == end)
+    found = std::find_if(begin, begin + long(site.next), fits);
+  if (found != end && fits(*found)) {
+    site.next = size_t(found - begin) + 1;
+    return **found;
+  }
+  measured = true;
+  Slot &slot = *site.slots.emplace_back(std::make_unique<Slot>());
+  slot.bytes = bytes;
+  slot.site = current;
+  site.next = site.slots.size();
+  // A guess, which settle() corrects.
+  auto isAlive = [&](plan::ValueId value) {
+    return std::any_of(
+        site.slots.begin(), site.slots.end(),
+        [&](const auto &s) { return s->value == value && s->alive; });
+  };
+  for (const Expected &expected : site.values)
+    if (expected.bytes == bytes && expected.run != site.run &&
+        !isAlive(expected.value)) {
+      slot.value = expected.value;
+      break;
+    }
+  return slot;
+}
+
+std::byte *RankArena::placeOf(const Slot &slot) {
+  int64_t offset =
+      slot.value != -1 ? plan.values[slot.value].offset : slot.offset;
+  if (offset == -1 && !slot.stays && !slot.outlives) {
+    // Before it is measured: above what is alive, if there is room.
+    SiteState &site = sites[current];
+    int64_t end = site.unmeasured + alignedBytes(slot.bytes);
+    if (end <= arenaBytes)
+      offset = std::exchange(site.unmeasured, end);
+  }
+  return offset == -1 ? nullptr : base + offset;
+}
+
+c10::DataPtr RankArena::allocate(size_t bytes) {
+  Registry &all = registry();
+  c10::Device cpu(c10::DeviceType::CPU);
+  std::unique_lock guard(all.lock);
+  SiteState &site = sites[current];
+  Slot &slot = match(bytes);
+  slot.run = site.run;
+  slot.born = site.ticks++;
+  slot.alive = true;
+  for (Expected &expected : site.values)
+    if (expected.value == slot.value)
+      expected.run = site.run;
+  if (std::byte *place = placeOf(slot)) {
+    auto next = all.live.lower_bound(place);
+    bool taken = next != all.live.end() && next->first < place + bytes;
+    if (next != all.live.begin())
+      taken |= std::prev(next)->second.end > place;
+    if (!taken) {
+      all.live[place] = {place + bytes, this, &slot, false};
+      return {place, place, &deleteLive, cpu};
+    }
+  }
+  auto *block = static_cast<std::byte *>(allocateInHeap(bytes));
+  if (slot.stays || !block) {
+    slot.alive = false;
+    return {block, block, &freeInHeap, cpu};
+  }
+  all.live[block] = {block + bytes, this, &slot, true};
+  return {block, block, &deleteLive, cpu};
+}
+
+void RankArena::released(Slot &slot) {
+  SiteState &site = sites[slot.site];
+  slot.alive = false;
+  if (slot.site == current && slot.run == site.run) {
+    slot.died = site.ticks++;
+    return;
+  }
+  slot.freedAt = positionOf(current);
+  if (slot.outlives)
+    return;
+  slot.outlives = true;
+  if (slot.value == -1) {
+    slot.offset = -1;
+    measured = true;
+  }
+}
+
+void RankArena::settle(std::vector<at::Tensor> &values) {
+  SiteState &site = sites[current];
+  for (const Expected &expected : site.values) {
+    at::Tensor &tensor = values[expected.value];
+    if (!tensor.defined() || !tensor.has_storage())
+      continue;
+    auto *data = static_cast<const std::byte *>(tensor.storage().data());
+    const std::byte *place = base + plan.values[expected.value].offset;
+    bool aliases = false;
+    {
+      Registry &all = registry();
+      std::lock_guard guard(all.lock);
+      auto found = all.live.find(const_cast<std::byte *>(data));
+      Slot *slot = found != all.live.end() && found->second.arena == this
+                       ? found->second.slot
+                       : nullptr;
+      if (slot && slot->site == current && slot->run == site.run) {
+        if (slot->value == expected.value)
+          continue;
+        for (auto &other : site.slots)
+          if (other->value == expected.value)
+            other->value = -1;
+        slot->value = expected.value;
+        measured = true;
+        continue;
+      }
+      aliases = data != place && data >= base && data < base + arenaBytes;
+    }
+    // What it shares may end before it.
+    if (aliases)
+      tensor = tensor.clone();
+  }
+}
+
+void RankArena::endProgram() {
+  if (!measured)
+    return;
+  measured = false;
+  std::lock_guard guard(registry().lock);
+  for (auto &[block, live] : registry().live)
+    if (live.arena == this && live.inHeap)
+      live.slot->stays = true;
+  int64_t before = extraBytes();
+  placeSurvivors();
+  placeScratch();
+  countAllocatedBytes(extraBytes() - before);
+}
+
+void RankArena::placeSurvivors() {
+  plan::Memory memory;
+  memory.positions = int64_t(tops.size());
+  std::vector<Slot *> slots;
+  for (SiteState &site : sites)
+    for (auto &slot : site.slots) {
+      if (slot->value != -1 || slot->stays || !slot->outlives ||
+          slot->offset != -1)
+        continue;
+      plan::Storage storage;
+      storage.bytes = alignedBytes(slot->bytes);
+      plan::Life life{positionOf(slot->site), slot->freedAt};
+      // Freed in the next microbatch, or by a program that ended.
+      if (life.last < life.first ||
+          (life.first < stepPositions) != (life.last < stepPositions))
+        life = {0, memory.positions - 1};
+      storage.lives = {life};
+      memory.storages.push_back(storage);
+      slots.push_back(slot.get());
+    }
+  plan::Placement placement = plan::placeStorages(memory);
+  int64_t begin = arenaBytes + reservedBytes;
+  if (begin + placement.bytes > int64_t(mappedBytes))
+    return;
+  for (size_t i = 0; i < slots.size(); ++i)
+    slots[i]->offset = begin + placement.offsets[i];
+  reservedBytes += placement.bytes;
+}
+
+void RankArena::placeScratch() {
+  scratchBytes = 0;
+  int64_t behind = arenaBytes + reservedBytes;
+  for (Site s = 0; s < sites.size(); ++s) {
+    plan::Memory memory;
+    std::vector<Slot *> slots;
+    for (auto &slot : sites[s].slots) {
+      if (slot->value != -1 || slot->stays || slot->outlives)
+        continue;
+      plan::Storage storage;
+      storage.bytes = alignedBytes(slot->bytes);
+      storage.lives = {{slot->born, std::max(slot->born, slot->died)}};
+      memory.positions = std::max(memory.positions, storage.lives[0].last + 1);
+      memory.storages.push_back(storage);
+      slots.push_back(slot.get());
+    }
+    if (slots.empty())
+      continue;
+    plan::Placement placement = plan::placeStorages(memory);
+    int64_t top = tops.empty() ? arenaBytes : tops[size_t(positionOf(s))];
+    int64_t begin = top + placement.bytes <= arenaBytes ? top : behind;
+    bool fits = begin + placement.bytes <= int64_t(mappedBytes);
+    for (size_t i = 0; i < slots.size(); ++i)
+      slots[i]->offset = fits ? begin + placement.offsets[i] : -1;
+    if (begin == behind && fits)
+      scratchBytes = std::max(scratchBytes, placement.bytes);
+  }
+}
+
+} // namespace fsdp::runtime
