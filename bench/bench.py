@@ -8,7 +8,9 @@ Runs rounds of A B C D A B C D ... so that drift of the machine meets all alike:
   floor2   two such independent processes at once: what the shared memory
            bandwidth and caches leave to two ranks
 
-on the 29 M Llama, sequence 256, fp32, fused AdamW. Writes out/bench.json and out/bench.md.
+on the 29 M Llama, sequence 256, fused AdamW, in fp32 or with mixed precision: parameters in bf16,
+reductions in fp32; the floors compute with a copy of the weights in bf16. Writes
+out/bench.json and out/bench.md.
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ from harness import (  # noqa: E402
 
 WARMUP = 2  # steps of each run that are not measured
 MIB = 1 << 20
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}},
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,10 @@ def run_floor2(captured: Captured, case: Case) -> Sample:
         return measure(*pool.map(run, range(2)))
 
 
-def sides(captured: Captured, steps: int) -> dict[str, Callable[[], Sample]]:
-    two = Case(captured.model, ADAMW_FUSED, world=2, steps=steps)
+def sides(
+    captured: Captured, steps: int, precision: dict[str, Any]
+) -> dict[str, Callable[[], Sample]]:
+    two = Case(captured.model, ADAMW_FUSED, world=2, steps=steps, precision=precision)
     one = replace(two, world=1)
     plan = compile_plan(captured, two, "bench")
     return {
@@ -115,6 +123,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--batch", type=int, default=2, help="samples a rank and step")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=12, help="steps a run, 2 of them warm-up")
     args = parser.parse_args()
@@ -122,8 +131,9 @@ def main() -> None:
         parser.error(f"expected --steps > {WARMUP}, --rounds and --batch > 0")
 
     model = replace(LLAMA_29M, batch=args.batch)
-    captured = capture(model, ROOT / "out" / "bench", samples=256)
-    runs = sides(captured, args.steps)
+    precision = PRECISIONS[args.precision]
+    captured = capture(model, ROOT / "out" / "bench", samples=256, precision=precision or None)
+    runs = sides(captured, args.steps, precision)
     rounds: list[dict[str, Sample]] = []
     for number in range(args.rounds):
         rounds.append({})
@@ -136,8 +146,8 @@ def main() -> None:
             )
 
     title = (
-        f"29 M Llama, sequence {model.seq}, batch {model.batch} a rank, fp32, fused AdamW; "
-        f"median over {args.rounds} rounds (min-max)"
+        f"29 M Llama, sequence {model.seq}, batch {model.batch} a rank, {args.precision}, "
+        f"fused AdamW; median over {args.rounds} rounds (min-max)"
     )
     text = f"{title}\n\n{table(rounds)}\n"
     (ROOT / "out" / "bench.md").write_text(text)

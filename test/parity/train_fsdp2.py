@@ -13,6 +13,7 @@ each index modulo the number of samples. With n microbatches a step, s counts mi
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import importlib
 import json
@@ -303,6 +304,27 @@ def clip(model: nn.Module, given: Any) -> float:
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
+class Cast:
+    """A copy of a model in the policy's `param_dtype`, which computes for it: the arithmetic of
+    mixed precision on one rank, without FSDP. Buffers are cast too, as the policy casts what
+    units are given."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.model = copy.deepcopy(model).to(dtype)
+        self.pairs = list(zip(model.parameters(), self.model.parameters(), strict=True))
+
+    def give_gradients(self) -> None:
+        """Moves the gradients to the model, in its own dtype."""
+        for own, cast in self.pairs:
+            own.grad = None if cast.grad is None else cast.grad.to(own.dtype)
+            cast.grad = None
+
+    @torch.no_grad()
+    def take_weights(self) -> None:
+        for own, cast in self.pairs:
+            cast.copy_(own)
+
+
 def train(args: argparse.Namespace, rank: int, world: int) -> None:
     module_name, _, factory = args.model.partition(":")
     base_rss = peak_rss_bytes()
@@ -312,6 +334,8 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
         checkpoint_modules(model, args.checkpoint)
     if args.mode == "fsdp2":
         shard_model(model, args.units, args.training, args.precision)
+    param_dtype = mixed_precision(args.precision).param_dtype
+    cast = Cast(model, param_dtype) if args.mode == "single" and param_dtype else None
     optimizer = make_optimizer(model, args.optimizer)
     schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
     microbatches = args.training.get("gradient_accumulation_steps", 1)
@@ -345,13 +369,15 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
                 model.set_requires_gradient_sync(m == microbatches - 1)
             elif not args.training.get("all_reduce_each_microbatch", True):
                 model.set_requires_all_reduce(m == microbatches - 1)
-            loss = compute_loss(model, batch)
+            loss = compute_loss(cast.model if cast else model, batch)
             scaler.scale(loss / microbatches if microbatches > 1 else loss).backward()
             losses.append(loss.item())
         if not reshards:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+        if cast:
+            cast.give_gradients()
         if scaling is not None:
             record["loss_scale"] = scaler.get_scale()
         if "clip_grad_norm" in args.training:
@@ -361,6 +387,8 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
         scaler.update()
         schedule.step()
         optimizer.zero_grad()
+        if cast:
+            cast.take_weights()
         record["seconds"] = time.perf_counter() - start
         if args.eval_every and (step + 1) % args.eval_every == 0:
             record["eval_loss"] = evaluate(
