@@ -2,6 +2,7 @@
 #include "fsdp/Plan/Profile.h"
 #include "JsonCursor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -30,12 +31,16 @@ void appendTensors(const Plan &plan, const Arg &arg, std::string &text) {
 /// Writes the text of an instruction.
 struct Signature {
   const Plan &plan;
+  const Instruction &instruction;
 
   std::string unit(const char *name, int32_t unit) const {
     int64_t bytes = 0;
     for (int32_t param : plan.units[unit].params)
       bytes += plan.params[param].computeSpec().numBytes();
     return std::string(name) + ' ' + std::to_string(bytes) + " bytes";
+  }
+  static std::string over(int64_t ranks) {
+    return " over " + std::to_string(ranks) + " ranks";
   }
   std::string values(const char *name, const std::vector<ValueId> &ids) const {
     int64_t bytes = 0;
@@ -55,14 +60,23 @@ struct Signature {
       text += ' ' + (out < 0 ? "-" : specText(plan.values[out]));
     return text;
   }
-  /// What binds values or waits.
+  /// On CPU ranks the work of a reduction is done here.
+  std::string operator()(const Wait &) const {
+    std::string text = "wait";
+    for (const Instruction &other : plan.instructions)
+      if (other.records >= 0 &&
+          std::find(instruction.waits.begin(), instruction.waits.end(),
+                    other.records) != instruction.waits.end())
+        text += " for " + signature(plan, other);
+    return text;
+  }
+  /// What binds values.
   template <typename Kind> std::string operator()(const Kind &) const {
     return "none";
   }
   std::string operator()(const AllGather &gather) const {
-    std::string text = unit("all_gather", gather.unit);
-    return gather.group ? text + " in groups of " + std::to_string(gather.group)
-                        : text;
+    return unit("all_gather", gather.unit) +
+           over(gather.group ? gather.group : plan.shards());
   }
   std::string operator()(const Reshard &reshard) const {
     std::string text = unit("reshard", reshard.unit);
@@ -71,10 +85,10 @@ struct Signature {
                : text;
   }
   std::string operator()(const ReduceScatter &reduce) const {
-    return values("reduce_scatter", reduce.ins);
+    return values("reduce_scatter", reduce.ins) + over(plan.shards());
   }
   std::string operator()(const AllReduce &reduce) const {
-    return values("all_reduce", reduce.ins);
+    return values("all_reduce", reduce.ins) + over(plan.replicas);
   }
   std::string operator()(const Accumulate &sum) const {
     return values("accumulate", sum.ins);
@@ -112,7 +126,7 @@ std::string digits(double value) {
 } // namespace
 
 std::string signature(const Plan &plan, const Instruction &instruction) {
-  return std::visit(Signature{plan}, instruction.kind);
+  return std::visit(Signature{plan, instruction}, instruction.kind);
 }
 
 Profile parseProfile(std::string_view json, const std::string &origin) {

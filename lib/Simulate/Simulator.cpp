@@ -185,11 +185,25 @@ private:
   // Where the time went
   //===--------------------------------------------------------------------===//
 
+  /// What is waited for, of a wait.
+  void findKinds() {
+    std::vector<Stream> ofEvent(recorders.size(), Stream::Compute);
+    for (const Instruction &instruction : plan.instructions) {
+      Stream kind = kindOf(instruction);
+      if (std::holds_alternative<Wait>(instruction.kind))
+        for (EventId event : instruction.waits)
+          kind = ofEvent[event];
+      if (instruction.records >= 0)
+        ofEvent[instruction.records] = kind;
+      kinds.push_back(kind);
+    }
+  }
   Stream kindOfSpan(int span) const {
-    return kindOf(plan.instructions[result.spans[span].instruction]);
+    return kinds[result.spans[span].instruction];
   }
 
   void account() {
+    findKinds();
     for (size_t i = 0; i < result.spans.size(); ++i)
       result.busy[size_t(kindOfSpan(int(i)))] +=
           result.spans[i].end - result.spans[i].begin;
@@ -224,6 +238,7 @@ private:
   std::vector<std::vector<int>> awaited;
   std::vector<int> recorders; ///< per event: the span that records it, or -1
   std::vector<bool> ended;
+  std::vector<Stream> kinds; ///< per instruction
   double now = 0;
   Timeline result;
 };

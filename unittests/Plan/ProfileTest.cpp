@@ -19,8 +19,20 @@ TEST(Profile, SignaturesNameOperatorsAndShapes) {
   };
   EXPECT_EQ(of(test::find<Call>(plan)),
             "aten::mm float32[4,3] float32[3,7] -> float32[4,7]");
-  EXPECT_EQ(of(test::find<AllGather>(plan)), "all_gather 164 bytes");
+  EXPECT_EQ(of(test::find<AllGather>(plan)),
+            "all_gather 164 bytes over 2 ranks");
   EXPECT_EQ(of(test::find<Reshard>(plan)), "reshard 84 bytes");
+  EXPECT_EQ(of(test::find<ReadBuffer>(plan)), "none");
+  plan.instructions[test::find<AllGather>(plan)].records = 3;
+  Instruction wait{Wait{}};
+  wait.waits = {3};
+  EXPECT_EQ(signature(plan, wait),
+            "wait for all_gather 164 bytes over 2 ranks");
+  Plan replicated = test::samplePlan(4, false, /*replicas=*/2);
+  EXPECT_THAT(
+      signature(replicated,
+                replicated.instructions[test::find<AllReduce>(replicated)]),
+      testing::MatchesRegex("all_reduce [0-9]+ bytes over 2 ranks"));
   EXPECT_THAT(of(test::find<OptimizerStep>(plan)),
               HasSubstr("optimizer_step "));
 }

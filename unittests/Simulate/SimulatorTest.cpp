@@ -70,6 +70,18 @@ TEST(Simulator, CollectivesOnTheComputeStreamAreExposed) {
   EXPECT_EQ(p.run().exposed[size_t(Stream::ReduceScatter)], 4);
 }
 
+TEST(Simulator, AWaitCountsAsWhatItWaitsFor) {
+  Program p;
+  p.add(Stream::ReduceScatter, 3).records = 0;
+  p.add(Stream::Compute, 2);
+  p.add(Stream::Compute, 4).waits = {0};
+  p.plan.instructions.back().kind = Wait{};
+  Timeline t = p.run();
+  EXPECT_EQ(t.seconds, 7);
+  EXPECT_EQ(t.exposed[size_t(Stream::ReduceScatter)], 1 + 4);
+  EXPECT_EQ(t.busy[size_t(Stream::Compute)], 2);
+}
+
 TEST(Simulator, ComputeIsSlowerBesideACollective) {
   Program p;
   p.device.collectiveSlowdown = 2;

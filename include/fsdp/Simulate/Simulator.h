@@ -27,7 +27,8 @@ struct Span {
 };
 
 /// What the step's time went to, by Stream: of a collective or copy the stream
-/// that its kind has, also where it is on the compute stream.
+/// that its kind has, also where it is on the compute stream; of a Wait that
+/// takes time itself that of what it waits for.
 using StreamSeconds = std::array<double, plan::kNumStreams>;
 
 struct Timeline {
