@@ -7,8 +7,13 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
-  pm.addPass(createDetectUnits());          // repeated modules -> patterns
-  pm.addPass(createAssignUnits());          // patterns -> units
+  pm.addPass(createDetectUnits());  // repeated modules -> patterns
+  pm.addPass(createAssignUnits());  // patterns -> units
+  pm.addPass(createChooseMemory()); // budget -> what is kept
+  buildAfterChoicePipeline(pm);
+}
+
+void mlir::fsdp::buildAfterChoicePipeline(OpPassManager &pm) {
   pm.addPass(createRecomputeActivations()); // checkpoints -> calls in backward
   pm.addPass(createPlaceParams());          // parameters -> shards
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit

@@ -6,14 +6,17 @@
 #include "fsdp/Import/Import.h"
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Transforms/EmitPlan.h"
+#include "fsdp/Transforms/ExploreMemory.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
+#include "mlir/IR/Remarks.h"
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Support/FileUtilities.h"
 #include "mlir/Support/Timing.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "llvm/Support/CommandLine.h"
+#include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/Path.h"
 #include "llvm/Support/SourceMgr.h"
 #include "llvm/Support/ToolOutputFile.h"
@@ -23,7 +26,7 @@ using namespace mlir::fsdp;
 namespace cl = llvm::cl;
 
 namespace {
-enum class Emit { MLIR, Plan, Stats, Trace };
+enum class Emit { MLIR, Plan, Stats, Trace, Pareto };
 enum class Level { Captured, Sharded, Scheduled, Planned };
 
 cl::OptionCategory category("fsdp-opt options");
@@ -35,7 +38,9 @@ cl::opt<Emit> emitKind(
                           "parameters, units, bytes and collectives a step; "
                           "with --device or --simulate also its time"),
                clEnumValN(Emit::Trace, "trace",
-                          "a simulated step, for Perfetto")),
+                          "a simulated step, for Perfetto"),
+               clEnumValN(Emit::Pareto, "pareto",
+                          "time against memory of choices of what is kept")),
     cl::cat(category));
 cl::opt<Level> level(
     "level", cl::desc("How far to lower for --emit mlir"),
@@ -114,6 +119,11 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   if (failed(config.setupPassPipeline(pm)))
     return failure();
   if (pm.empty()) {
+    if (emitKind == Emit::Pareto) {
+      pm.addPass(createDetectUnits());
+      pm.addPass(createAssignUnits());
+      return pm.run(module);
+    }
     if (emitKind == Emit::MLIR && level == Level::Captured)
       return success();
     buildShardPipeline(pm);
@@ -151,6 +161,27 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
   return plan;
 }
 
+/// Choices of what is kept, those that nothing beats first.
+LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
+  // The budget limits none of them.
+  getSchedule(module).removeMemoryBudgetAttr();
+  getSchedule(module).setMemory("policy");
+  MemoryExplorer explorer(module);
+  FailureOr<SmallVector<MemoryOutcome>> outcomes = exploreMemory(explorer);
+  if (failed(outcomes))
+    return failure();
+  size_t front = sortByParetoFront(*outcomes);
+  os << "peak a rank    step time, ms\n";
+  for (auto [index, outcome] : llvm::enumerate(*outcomes)) {
+    if (index == front)
+      os << "\nbeaten in both\n";
+    os << llvm::formatv("{0,11} {1,16:F3}  {2}\n", formatBytes(outcome.bytes),
+                        outcome.seconds * 1e3,
+                        explorer.describe(outcome.choice));
+  }
+  return success();
+}
+
 LogicalResult write(ModuleOp module, StringRef path) {
   std::string text;
   llvm::raw_string_ostream stream(text);
@@ -166,6 +197,9 @@ LogicalResult write(ModuleOp module, StringRef path) {
       return failure();
     printMemory(*plan, ::fsdp::plan::arenaModel(*plan), stream);
     if (isSimulationAsked() && failed(printSimulatedStats(*plan, stream)))
+      return failure();
+  } else if (emitKind == Emit::Pareto) {
+    if (failed(printPareto(module, stream)))
       return failure();
   } else if (emitKind == Emit::Trace) {
     auto plan = emitVerifiedPlan(module);
@@ -187,6 +221,19 @@ LogicalResult write(ModuleOp module, StringRef path) {
 }
 } // namespace
 
+/// Prints the remarks that the options of mlir-opt select.
+static void enableRemarks(MLIRContext &context) {
+  auto config = MlirOptMainConfig::createFromCLOptions();
+  remark::RemarkCategories categories{
+      config.getRemarksAllFilter(), config.getRemarksPassedFilter(),
+      config.getRemarksMissedFilter(), config.getRemarksAnalyseFilter(),
+      config.getRemarksFailedFilter()};
+  if (config.shouldEmitRemarks())
+    (void)remark::enableOptimizationRemarks(
+        context, nullptr, std::make_unique<remark::RemarkEmittingPolicyAll>(),
+        categories, /*printAsEmitRemarks=*/true);
+}
+
 bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
   return isCapture(inputFilename) || !configPath.empty() ||
          emitKind != Emit::MLIR;
@@ -201,6 +248,7 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   // One core: threads would only add their start-up.
   MLIRContext context(registry, MLIRContext::Threading::DISABLED);
   context.printOpOnDiagnostic(false);
+  enableRemarks(context);
   llvm::SourceMgr sources;
   SourceMgrDiagnosticHandler diagnostics(sources, &context);
 

@@ -30,20 +30,6 @@ static int64_t getPaddedBytes(ParamOp param, int64_t ranks) {
   return rows * rowBytes;
 }
 
-std::string mlir::fsdp::formatBytes(int64_t bytes) {
-  std::string text;
-  llvm::raw_string_ostream os(text);
-  if (bytes >= int64_t{1} << 30)
-    os << llvm::format("%.2f GiB", bytes / double(1 << 30));
-  else if (bytes >= 1 << 20)
-    os << llvm::format("%.2f MiB", bytes / double(1 << 20));
-  else if (bytes >= 1 << 10)
-    os << llvm::format("%.2f KiB", bytes / double(1 << 10));
-  else
-    os << bytes << " B";
-  return text;
-}
-
 namespace {
 struct Traffic {
   int64_t count = 0, bytes = 0;

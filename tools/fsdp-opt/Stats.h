@@ -3,10 +3,9 @@
 #define FSDP_TOOLS_FSDPOPT_STATS_H
 
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Transforms/ExploreMemory.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "llvm/Support/raw_ostream.h"
-
-#include <string>
 
 namespace mlir::fsdp {
 
@@ -20,9 +19,6 @@ void printStats(ModuleOp module, llvm::raw_ostream &os);
 /// take at least, and what is alive at the peak.
 void printMemory(const ::fsdp::plan::Plan &plan,
                  ::fsdp::plan::MemoryModel model, llvm::raw_ostream &os);
-
-/// "1.50 MiB".
-std::string formatBytes(int64_t bytes);
 
 } // namespace mlir::fsdp
 

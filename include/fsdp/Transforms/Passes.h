@@ -14,7 +14,9 @@ namespace mlir::fsdp {
 #include "fsdp/Transforms/Passes.h.inc"
 
 /// The stages, in order; each is also a pipeline of its own name.
-void buildShardPipeline(OpPassManager &pm);    ///< --fsdp-shard
+void buildShardPipeline(OpPassManager &pm); ///< --fsdp-shard
+/// What of it follows fsdp-choose-memory.
+void buildAfterChoicePipeline(OpPassManager &pm);
 void buildSchedulePipeline(OpPassManager &pm); ///< --fsdp-schedule
 void buildLowerPipeline(OpPassManager &pm);    ///< --fsdp-lower
 /// All stages: captured level to planned level (--fsdp-pipeline).

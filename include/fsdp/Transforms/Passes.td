@@ -61,6 +61,29 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
   }];
 }
 
+def ChooseMemory : Pass<"fsdp-choose-memory", "::mlir::ModuleOp"> {
+  let summary = "Choose what is kept, so that the step is fast and fits";
+  let description = [{
+    Without a `memory_budget` of the schedule, changes nothing. Else the module
+    is compiled to a plan, its memory laid out, and compared with the budget.
+    With `memory = "policy"` a step that does not fit is an error, which names
+    what holds the memory at the peak and the choice that fits with the least
+    loss of time.
+
+    With `memory = "auto"` choices for the model's blocks, the units with
+    parameters of the same types that are most, are compiled and simulated on
+    the schedule's device: parameters resharded after forward as the policy
+    says, to the ranks of a host, or not at all; activations kept, or recomputed
+    in so many blocks, all or all but those of matrix products and attention.
+    Time and memory are linear in the number of blocks that recompute, so a few
+    of them are enough. The fastest that fits is taken; a remark names it.
+    Prefetching then fills the budget (fsdp-prefetch-all-gathers). Where the
+    policy has checkpoint patterns, recomputation is not varied.
+
+    Before and after: captured level, every parameter has a unit.
+  }];
+}
+
 def RecomputeActivations
     : Pass<"fsdp-recompute-activations", "::mlir::ModuleOp"> {
   let summary = "Compute the activations of checkpointed modules again in backward";

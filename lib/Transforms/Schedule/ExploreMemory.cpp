@@ -1,0 +1,232 @@
+//===- ExploreMemory.cpp - time against memory of a step ------------------===//
+#include "fsdp/Transforms/ExploreMemory.h"
+
+#include "fsdp/Dialect/Aten.h"
+#include "fsdp/Plan/Memory.h"
+#include "fsdp/Simulate/Simulator.h"
+#include "fsdp/Transforms/EmitPlan.h"
+#include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/Schedule.h"
+#include "mlir/Pass/PassManager.h"
+#include "llvm/ADT/MapVector.h"
+#include "llvm/Support/Format.h"
+#include "llvm/Support/FormatVariadic.h"
+
+#include <numeric>
+
+using namespace mlir;
+using namespace mlir::fsdp;
+namespace plan = ::fsdp::plan;
+namespace simulate = ::fsdp::simulate;
+
+std::string mlir::fsdp::formatBytes(int64_t bytes) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  if (bytes >= int64_t{1} << 30)
+    os << llvm::format("%.2f GiB", bytes / double(1 << 30));
+  else if (bytes >= 1 << 20)
+    os << llvm::format("%.2f MiB", bytes / double(1 << 20));
+  else if (bytes >= 1 << 10)
+    os << llvm::format("%.2f KiB", bytes / double(1 << 10));
+  else
+    os << bytes << " B";
+  return text;
+}
+
+MemoryExplorer::MemoryExplorer(ModuleOp module) : module(module) {
+  llvm::MapVector<Attribute, SmallVector<StringAttr>> classes;
+  for (auto &[unit, params] : getUnitParams(module)) {
+    if (unit.getValue() == rootUnitName)
+      continue;
+    SmallVector<Attribute> types;
+    for (ParamOp param : params)
+      types.push_back(TypeAttr::get(param.getType()));
+    classes[ArrayAttr::get(module.getContext(), types)].push_back(unit);
+  }
+  for (auto &[types, units] : classes)
+    if (units.size() > blocks.size())
+      blocks = units;
+
+  int64_t shards = 1;
+  for (auto mesh : module.getOps<MeshOp>())
+    shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
+  bool sharedMemory = true;
+  try {
+    auto device = simulate::loadDevice(getSchedule(module).getDevice().str());
+    ranksPerHost = device.ranksPerHost;
+    sharedMemory = device.sharedMemory;
+  } catch (const simulate::SimulateError &) {
+    // The scheduling passes say so.
+  }
+  reshardKinds = {MemoryChoice::Reshard::Policy};
+  bool resharded = llvm::any_of(module.getOps<UnitOp>(), [&](UnitOp unit) {
+    return llvm::is_contained(blocks, unit.getSymNameAttr()) &&
+           unit.getReshardAfterForward();
+  });
+  if (resharded && shards > 1 && !sharedMemory) {
+    reshardKinds.push_back(MemoryChoice::Reshard::Keep);
+    if (ranksPerHost > 1 && ranksPerHost < shards && shards % ranksPerHost == 0)
+      reshardKinds.push_back(MemoryChoice::Reshard::Host);
+  }
+  findProducts();
+  // What the policy says about recomputation stays.
+  if (blocks.empty() || !module.getOps<CheckpointPatternOp>().empty())
+    return;
+  if (!products.empty())
+    recomputeKinds.push_back(MemoryChoice::Recompute::Products);
+  recomputeKinds.push_back(MemoryChoice::Recompute::Full);
+}
+
+void MemoryExplorer::findProducts() {
+  ProgramOp program = getProgram(module);
+  if (!program || blocks.empty())
+    return;
+  // The blocks are alike.
+  StringRef block = blocks.front().getValue().split('+').first;
+  llvm::SetVector<StringRef> found;
+  for (auto call : program.getOps<aten::CallOp>()) {
+    auto named = dyn_cast<NameLoc>(call.getLoc());
+    StringRef name = named ? named.getName().strref() : StringRef();
+    if (!name.consume_front(block) || (!name.empty() && name.front() != '.'))
+      continue;
+    StringRef op = call.getCallee().split('.').first;
+    if (llvm::is_contained(
+            {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}, op) ||
+        (op.contains("scaled_dot_product") && !op.contains("backward")))
+      found.insert(op);
+  }
+  products = found.takeVector();
+}
+
+void MemoryExplorer::apply(const MemoryChoice &choice) {
+  apply(module, choice);
+}
+
+void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
+  for (auto unit : to.getOps<UnitOp>()) {
+    if (!llvm::is_contained(blocks, unit.getSymNameAttr()))
+      continue;
+    if (choice.reshard == MemoryChoice::Reshard::Keep) {
+      unit.setReshardAfterForward(false);
+      unit.removePostForwardSizeAttr();
+    } else if (choice.reshard == MemoryChoice::Reshard::Host) {
+      unit.setPostForwardSize(ranksPerHost);
+    }
+  }
+  auto builder = OpBuilder::atBlockBegin(to.getBody());
+  ArrayAttr save;
+  if (choice.recompute == MemoryChoice::Recompute::Products)
+    save = builder.getStrArrayAttr(products);
+  for (StringAttr block : ArrayRef(blocks).take_front(size_t(choice.blocks))) {
+    SmallVector<StringRef> modules;
+    block.getValue().split(modules, '+');
+    for (StringRef name : modules)
+      CheckpointPatternOp::create(builder, to.getLoc(), name, save);
+  }
+}
+
+FailureOr<MemoryOutcome> MemoryExplorer::evaluate(const MemoryChoice &choice) {
+  for (const MemoryOutcome &outcome : known)
+    if (outcome.choice == choice)
+      return outcome;
+  // What passes say of a copy is of no interest, unless it is an error.
+  ScopedDiagnosticHandler quiet(module.getContext(), [](Diagnostic &message) {
+    return success(message.getSeverity() != DiagnosticSeverity::Error);
+  });
+  OwningOpRef<ModuleOp> copy = module.clone();
+  apply(*copy, choice);
+  PassManager pm(module.getContext());
+  pm.enableVerifier(false);
+  buildAfterChoicePipeline(pm);
+  buildSchedulePipeline(pm);
+  buildLowerPipeline(pm);
+  if (failed(pm.run(*copy)))
+    return failure();
+  auto emitted = emitPlan(*copy);
+  if (failed(emitted))
+    return failure();
+  MemoryOutcome outcome{choice};
+  try {
+    auto device = simulate::clusterOf(simulate::loadDevice(
+                                          getSchedule(*copy).getDevice().str()),
+                                      emitted->worldSize)
+                      .device;
+    auto model = device.sharedMemory ? plan::MemoryModel::SharedHost
+                                     : plan::MemoryModel::Device;
+    plan::layOutArena(*emitted, model);
+    auto kept = plan::staticBytes(*emitted, model);
+    int64_t always = std::accumulate(kept.begin(), kept.end(), int64_t{0});
+    outcome.bytes = emitted->arena->bytes + always;
+    outcome.seconds =
+        simulate::simulate(*emitted, simulate::costOf(*emitted, device), device)
+            .seconds;
+    plan::Memory memory = plan::replayMemory(*emitted, model);
+    std::vector<int64_t> live = memory.liveBytes();
+    int64_t peak = std::max_element(live.begin(), live.end()) - live.begin();
+    std::array<int64_t, plan::kNumMemoryUses> uses = kept;
+    for (int32_t storage : memory.aliveAt(peak))
+      uses[size_t(memory.storages[size_t(storage)].use)] +=
+          memory.storages[size_t(storage)].bytes;
+    SmallVector<size_t> order(uses.size());
+    std::iota(order.begin(), order.end(), 0);
+    llvm::sort(order, [&](size_t a, size_t b) { return uses[a] > uses[b]; });
+    peakHolders.clear();
+    for (size_t use : ArrayRef(order).take_front(3))
+      peakHolders += (peakHolders.empty() ? "" : ", ") +
+                     (std::string(plan::memoryUseName(plan::MemoryUse(use))) +
+                      " " + formatBytes(uses[use]));
+  } catch (const simulate::SimulateError &error) {
+    return getSchedule(module).emitOpError(error.what());
+  }
+  known.push_back(outcome);
+  return outcome;
+}
+
+std::string MemoryExplorer::describe(const MemoryChoice &choice) const {
+  std::string text;
+  if (choice.blocks > 0)
+    text = llvm::formatv("recompute {0} of {1} blocks{2}", choice.blocks,
+                         blocks.size(),
+                         choice.recompute == MemoryChoice::Recompute::Products
+                             ? " but matrix products and attention"
+                             : "");
+  if (choice.reshard == MemoryChoice::Reshard::Keep)
+    text += text.empty() ? "keep parameters gathered"
+                         : ", keep parameters gathered";
+  if (choice.reshard == MemoryChoice::Reshard::Host)
+    text += std::string(text.empty() ? "" : ", ") +
+            "reshard after forward to the ranks of a host";
+  return text.empty() ? "as the policy says" : text;
+}
+
+size_t mlir::fsdp::sortByParetoFront(SmallVectorImpl<MemoryOutcome> &outcomes) {
+  auto key = [](const MemoryOutcome &outcome) {
+    return std::tuple(outcome.bytes, outcome.seconds, outcome.choice.reshard,
+                      outcome.choice.recompute, outcome.choice.blocks);
+  };
+  llvm::sort(outcomes,
+             [&](const auto &a, const auto &b) { return key(a) < key(b); });
+  SmallVector<MemoryOutcome> front, rest;
+  for (const MemoryOutcome &outcome : outcomes)
+    (front.empty() || outcome.seconds < front.back().seconds ? front : rest)
+        .push_back(outcome);
+  size_t size = front.size();
+  front.append(rest);
+  outcomes = std::move(front);
+  return size;
+}
+
+FailureOr<SmallVector<MemoryOutcome>>
+mlir::fsdp::exploreMemory(MemoryExplorer &explorer) {
+  int64_t total = explorer.numBlocks();
+  for (MemoryChoice::Reshard reshard : explorer.reshards()) {
+    if (failed(explorer.evaluate({reshard})))
+      return failure();
+    for (MemoryChoice::Recompute recompute : explorer.recomputations())
+      for (int64_t quarter = 1; quarter <= 4; ++quarter)
+        if (int64_t blocks = total * quarter / 4; blocks > 0)
+          if (failed(explorer.evaluate({reshard, recompute, blocks})))
+            return failure();
+  }
+  return SmallVector<MemoryOutcome>(explorer.outcomes());
+}

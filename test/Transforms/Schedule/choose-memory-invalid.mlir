@@ -1,0 +1,32 @@
+// RUN: fsdp-opt --fsdp-choose-memory --verify-diagnostics %s
+
+fsdp.mesh @world <["shard"=2]>
+// expected-error @below {{expected a step of at most 1.00 MiB a rank, got: }}
+fsdp.schedule {device = "h100", memory_budget = 1048576 : i64}
+fsdp.optimizer "sgd" {}
+fsdp.unit @b0
+fsdp.unit @b1
+fsdp.param @b0.w : tensor<64x64xf32> unit @b0
+fsdp.param @b1.w : tensor<64x64xf32> unit @b1
+fsdp.program @train_step(%x: tensor<65536x64xf32>) -> tensor<f32> {
+  %w0 = fsdp.read @b0.w : tensor<64x64xf32>
+  %w1 = fsdp.read @b1.w : tensor<64x64xf32>
+  fsdp.phase forward
+  %m0 = aten.call "aten::mm"(%x, %w0) : (tensor<65536x64xf32>, tensor<64x64xf32>) -> tensor<65536x64xf32> loc("b0")
+  %t0 = aten.call "aten::tanh"(%m0) : (tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b0")
+  %u0 = aten.call "aten::mul.Tensor"(%t0, %t0) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b0")
+  %m1 = aten.call "aten::mm"(%u0, %w1) : (tensor<65536x64xf32>, tensor<64x64xf32>) -> tensor<65536x64xf32> loc("b1")
+  %t1 = aten.call "aten::tanh"(%m1) : (tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b1")
+  %u1 = aten.call "aten::mul.Tensor"(%t1, %t1) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b1")
+  %loss = aten.call "aten::sum"(%u1, none) : (tensor<65536x64xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %d1 = aten.call "aten::mul.Tensor"(%t1, %t1) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b1")
+  %p1 = aten.call "aten::t"(%u0) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32> loc("b1")
+  %g1 = aten.call "aten::mm"(%p1, %d1) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32> loc("b1")
+  fsdp.write_grad @b1.w, %g1 : tensor<64x64xf32>
+  %d0 = aten.call "aten::mul.Tensor"(%d1, %t0) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b0")
+  %p0 = aten.call "aten::t"(%x) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32> loc("b0")
+  %g0 = aten.call "aten::mm"(%p0, %d0) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32> loc("b0")
+  fsdp.write_grad @b0.w, %g0 : tensor<64x64xf32>
+  fsdp.return %loss : tensor<f32>
+}
