@@ -61,4 +61,18 @@ std::vector<ValueId> getResults(const Instruction &instruction) {
   return results;
 }
 
+bool runsIn(const Instruction &instruction, bool isFirst, bool isLast) {
+  return std::visit(
+      [&](const auto &kind) {
+        if constexpr (requires { kind.firstMicrobatch; }) {
+          return !kind.firstMicrobatch || isFirst;
+        } else if constexpr (requires { kind.lastMicrobatch; }) {
+          return !kind.lastMicrobatch || isLast;
+        } else {
+          return true;
+        }
+      },
+      instruction.kind);
+}
+
 } // namespace fsdp::plan

@@ -80,11 +80,6 @@ void Verifier::verifyArena() const {
                std::to_string(plan.arena->bytes) + " bytes of the arena, got " +
                std::to_string(value.offset) + " + " + std::to_string(bytes));
   }
-  if (plan.arena->lowerBound > plan.arena->bytes)
-    fail("P24", "expected a lower_bound of at most the arena's " +
-                    std::to_string(plan.arena->bytes) + " bytes, got " +
-                    std::to_string(plan.arena->lowerBound));
-
   std::vector<Place> places;
   for (const Storage &storage : memory.storages)
     if (storage.value != -1 && plan.values[storage.value].offset != -1)
@@ -118,6 +113,13 @@ void Verifier::verifyArena() const {
     taken.emplace(place.begin, &place);
     ends.emplace(place.life.last, place.begin);
   }
+
+  std::vector<int64_t> live = memory.liveBytes();
+  int64_t most = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+  if (plan.arena->lowerBound != most)
+    fail("P24", "expected a lower_bound of " + std::to_string(most) +
+                    " bytes, the most that are alive at once, got " +
+                    std::to_string(plan.arena->lowerBound));
 }
 
 } // namespace fsdp::plan

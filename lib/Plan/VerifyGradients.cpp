@@ -213,6 +213,9 @@ void Verifier::visit(const AllReduce &reduce) {
     checkIndex(reduce.params[i], plan.params, "a parameter");
     const std::string &name = plan.params[reduce.params[i]].name;
     useShard(reduce.ins[i], reduce.params[i], "P16");
+    if (plan.params[reduce.params[i]].unit != reduce.unit)
+      fail("P9", "parameter " + quoted(name) + " is not of unit " +
+                     quoted(plan.units[reduce.unit].name));
     if (allReduced[reduce.params[i]])
       fail("P16",
            "the gradient of " + quoted(name) + " is all-reduced a second time");

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 namespace fsdp::plan {
 
@@ -46,9 +47,29 @@ public:
       : plan(plan), instructions(instructions), origin(origin), list(list),
         storages(plan.values.size()), units(plan.units.size()) {}
 
+  /// Of a step with microbatches: the first, two between, the last, so that
+  /// any two that follow one another are seen.
   void run() {
-    for (position = 0; position < int64_t(instructions.size()); ++position) {
-      const Instruction &instruction = instructions[size_t(position)];
+    bool isStep = &instructions == &plan.instructions;
+    int64_t rounds = isStep ? std::min<int64_t>(plan.accumulationSteps, 4) : 1;
+    for (int64_t round = 0; round < rounds; ++round) {
+      if (round > 0)
+        beginMicrobatch();
+      play(round, round == rounds - 1);
+    }
+  }
+
+private:
+  void play(int64_t round, bool isLast) {
+    for (size_t i = 0; i < instructions.size(); ++i) {
+      const Instruction &instruction = instructions[i];
+      position = round * count + int64_t(i);
+      if (instruction.phase == Phase::Optimizer && !isLast)
+        return;
+      if (!runsIn(instruction, round == 0, isLast)) {
+        skip(instruction);
+        continue;
+      }
       begin(instruction);
       for (ValueId value : getOperands(instruction))
         read(value);
@@ -62,7 +83,37 @@ public:
     }
   }
 
-private:
+  /// What did not end with a microbatch may be made again in the next one, or
+  /// give its place to something else.
+  void beginMicrobatch() {
+    recorded.clear();
+    for (size_t v = 0; v < storages.size(); ++v) {
+      Accesses &accesses = storages[v];
+      if (std::exchange(accesses.live, 0) <= 0)
+        continue;
+      accesses.stale = true;
+      const Value &entry = plan.values[v];
+      if (entry.offset == -1 || entry.numBytes() == 0)
+        continue;
+      Clock done = accesses.readers;
+      if (accesses.writer != -1)
+        join(done, after(accesses.writer));
+      int64_t last = entry.offset + entry.numBytes();
+      clear(entry.offset, last);
+      ended[entry.offset] = {last, done};
+    }
+  }
+
+  /// An instruction that the microbatch leaves out: its event is complete.
+  void skip(const Instruction &instruction) {
+    if (instruction.records != -1)
+      recorded.emplace(instruction.records, Clock{});
+    for (ValueId value : getResults(instruction))
+      ++accessesOf(value).live;
+    for (ValueId value : instruction.frees)
+      free(value, clocks[size_t(instruction.stream)]);
+  }
+
   /// What has happened to a storage: who wrote it last, and who has read it
   /// since, the last on each stream.
   struct Accesses {
@@ -70,21 +121,35 @@ private:
     Clock readers = {};
     /// Values of it that are defined and not freed.
     int32_t live = 0;
+    /// Not freed by the microbatch before.
+    bool stale = false;
   };
   struct UnitState {
     int64_t gather = -1, reshard = -1, copy = -1;
   };
 
   [[noreturn]] void fail(const char *label, const std::string &message) const {
-    throw PlanError(origin + ": " + list + "[" + std::to_string(position) +
-                    "]: " + message + " (" + label + ")");
+    throw PlanError(origin + ": " + list + "[" +
+                    std::to_string(position % count) + "]: " + message + " (" +
+                    label + ")");
   }
   std::string at(int64_t other) const {
-    return list + "[" + std::to_string(other) + "]";
+    return list + "[" + std::to_string(other % count) + "]" +
+           (other / count < position / count ? " of the microbatch before"
+                                             : "");
+  }
+  Stream streamAt(int64_t other) const {
+    return instructions[size_t(other % count)].stream;
+  }
+  /// A clock at which the instruction at `other` is complete, and no more.
+  Clock after(int64_t other) const {
+    Clock clock = {};
+    clock[size_t(streamAt(other))] = other + 1;
+    return clock;
   }
   /// Whether the instruction at `other` is complete at `clock`.
   bool isComplete(int64_t other, const Clock &clock) const {
-    return other < clock[size_t(instructions[size_t(other)].stream)];
+    return other < clock[size_t(streamAt(other))];
   }
 
   /// P26 and P27; sets `now`.
@@ -138,8 +203,7 @@ private:
       fail("P28", "reads value " + std::to_string(value) + ", which " +
                       at(accesses.writer) +
                       " may not have written yet: no event orders them");
-    accesses.readers[size_t(instructions[size_t(position)].stream)] =
-        position + 1;
+    accesses.readers[size_t(streamAt(position))] = position + 1;
   }
 
   /// Everything that touched a storage is complete at `clock`, but for the
@@ -169,13 +233,15 @@ private:
     const Value &entry = plan.values[value];
     if (entry.storage != -1) {
       // Of its operand's storage: a view, or the gradient of a lone rank.
-      const auto &kind = instructions[size_t(position)].kind;
+      const auto &kind = instructions[size_t(position % count)].kind;
       const auto *unscale = std::get_if<Unscale>(&kind);
       if (std::holds_alternative<ClipGradNorm>(kind) ||
           (unscale && !unscale->deferred))
         write(value, "written in place");
       return;
     }
+    if (std::exchange(accesses.stale, false))
+      checkQuiet(accesses, value, now, "made again");
     accesses.writer = position;
     accesses.readers = {};
     if (entry.offset != -1)
@@ -186,6 +252,7 @@ private:
     Accesses &accesses = accessesOf(value);
     if (--accesses.live > 0)
       return;
+    accesses.stale = false;
     checkQuiet(accesses, value, end, "freed");
     ValueId owner = plan.values[value].storage;
     const Value &entry = plan.values[owner == -1 ? value : owner];
@@ -194,7 +261,7 @@ private:
     // What was there before has been found complete when this began.
     int64_t last = entry.offset + entry.numBytes();
     clear(entry.offset, last);
-    ended[entry.offset] = {last, position};
+    ended[entry.offset] = {last, after(position)};
   }
 
   /// Splits and drops what `ended` has in [begin, end).
@@ -206,7 +273,7 @@ private:
       auto [from, interval] = *it;
       it = ended.erase(it);
       if (from < begin)
-        ended[from] = {begin, interval.position};
+        ended[from] = {begin, interval.done};
       if (interval.end > end)
         it = std::next(ended.insert_or_assign(end, interval).first);
     }
@@ -218,11 +285,12 @@ private:
     if (it != ended.begin() && std::prev(it)->second.end > begin)
       --it;
     for (; it != ended.end() && it->first < end; ++it)
-      if (!isComplete(it->second.position, now))
-        fail("P29", "value " + std::to_string(value) +
-                        " takes bytes of the arena whose value " +
-                        at(it->second.position) +
-                        " frees: no event orders them");
+      for (size_t s = 0; s < kNumStreams; ++s)
+        if (int64_t other = it->second.done[s]; other > now[s])
+          fail("P29", "value " + std::to_string(value) +
+                          " takes bytes of the arena whose value " +
+                          at(other - 1) +
+                          " frees or uses last: no event orders them");
   }
 
   /// P30: a unit's parameters and its shards.
@@ -262,6 +330,8 @@ private:
   const std::vector<Instruction> &instructions;
   const std::string &origin;
   const std::string &list;
+  const int64_t count = int64_t(instructions.size());
+  /// In the list; of the n-th microbatch, n lists further.
   int64_t position = 0;
   /// Before the current instruction begins; after the last of each stream.
   Clock now = {};
@@ -272,10 +342,11 @@ private:
   /// Per value that has a storage of its own.
   std::vector<Accesses> storages;
   std::vector<UnitState> units;
-  /// Bytes of the arena that were freed, by their first.
+  /// Bytes of the arena that were freed, or outlive a microbatch, by their
+  /// first.
   struct Interval {
     int64_t end = 0;
-    int64_t position = 0;
+    Clock done = {}; ///< when they are free
   };
   std::map<int64_t, Interval> ended;
 };

@@ -1,6 +1,8 @@
 //===- Simulator.cpp - a plan's step in time ------------------------------===//
 #include "fsdp/Simulate/Simulator.h"
 
+#include "fsdp/Plan/Operands.h"
+
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -11,20 +13,6 @@ namespace fsdp::simulate {
 using namespace plan;
 
 namespace {
-
-bool runsIn(const Instruction &instruction, int64_t microbatch, bool last) {
-  return std::visit(
-      [&](const auto &kind) {
-        if constexpr (requires { kind.firstMicrobatch; }) {
-          return !kind.firstMicrobatch || microbatch == 0;
-        } else if constexpr (requires { kind.lastMicrobatch; }) {
-          return !kind.lastMicrobatch || last;
-        } else {
-          return true;
-        }
-      },
-      instruction.kind);
-}
 
 struct KindOf {
   Stream operator()(const AllGather &) { return Stream::AllGather; }
@@ -84,7 +72,7 @@ private:
     bool last = microbatch == plan.accumulationSteps - 1;
     for (size_t i = begin; i < end; ++i) {
       const Instruction &instruction = plan.instructions[i];
-      bool runs = runsIn(instruction, microbatch, last);
+      bool runs = runsIn(instruction, microbatch == 0, last);
       int span = runs ? int(result.spans.size()) : -1;
       if (runs) {
         result.spans.push_back({int32_t(i), int32_t(microbatch)});

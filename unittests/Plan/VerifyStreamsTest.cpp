@@ -1,5 +1,8 @@
 //===- VerifyStreamsTest.cpp - P26 to P30, each broken --------------------===//
 #include "Support/PlanMutations.h"
+#include "fsdp/Plan/Memory.h"
+
+#include <algorithm>
 
 namespace fsdp::test {
 namespace {
@@ -22,6 +25,12 @@ void move(Plan &plan, size_t from, size_t to) {
   Instruction instruction = take(plan, from);
   plan.instructions.insert(plan.instructions.begin() + long(to),
                            std::move(instruction));
+}
+
+/// An arena larger than what has a place in it.
+void giveArena(Plan &plan) {
+  std::vector<int64_t> live = replayMemory(plan, arenaModel(plan)).liveBytes();
+  plan.arena = {1 << 20, *std::max_element(live.begin(), live.end())};
 }
 
 /// The wait for a collective.
@@ -83,7 +92,6 @@ const std::vector<Mutation> kMutations = {
     {"PlaceGivenAway", "P29",
      [](Plan &p) {
        // A gather lands where a value is that the compute stream frees later.
-       p.arena = {1 << 20, 1 << 20};
        ValueId gathered = first<AllGather>(p, 2).outs[0];
        p.values.push_back(p.values[size_t(gathered)]);
        auto value = ValueId(p.values.size()) - 1;
@@ -94,6 +102,7 @@ const std::vector<Mutation> kMutations = {
        call.frees = {value};
        p.instructions.insert(
            p.instructions.begin() + long(find<AllGather>(p, 2)), call);
+       giveArena(p);
      }},
     {"GatheredAgainTooEarly", "P30",
      [](Plan &p) { at<AllGather>(p, 2).waits.clear(); }},
@@ -127,12 +136,12 @@ TEST(VerifyStreams, AcceptsReplicas) {
 
 TEST(VerifyStreams, AcceptsAPlaceThatIsFree) {
   Plan plan = streamedPlan();
-  plan.arena = {1 << 20, 1 << 20};
   ValueId grad = first<ReduceScatter>(plan).ins[0];
   plan.instructions[waitFor(plan, at<ReduceScatter>(plan))].frees = {grad};
   ValueId shard = first<ReduceScatter>(plan, 1).outs[0];
   plan.values[grad].offset = plan.values[shard].offset = 64;
   plan.values[first<AllGather>(plan).outs[0]].offset = 4096;
+  giveArena(plan);
   EXPECT_NO_THROW(verifyPlan(plan, "p.json"));
 }
 

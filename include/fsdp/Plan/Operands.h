@@ -12,6 +12,10 @@ std::vector<ValueId> getOperands(const Instruction &instruction);
 /// Values that it defines.
 std::vector<ValueId> getResults(const Instruction &instruction);
 
+/// Whether an instruction of forward or backward runs in a microbatch that is
+/// the step's first, its last, both or neither.
+bool runsIn(const Instruction &instruction, bool isFirst, bool isLast);
+
 } // namespace fsdp::plan
 
 #endif // FSDP_PLAN_OPERANDS_H

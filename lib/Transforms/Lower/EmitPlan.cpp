@@ -327,6 +327,18 @@ private:
   /// Puts the last instruction on a stream beside computation: it begins where
   /// it stands in the compute stream, and after copies that it takes.
   void fork(Operation *op, plan::Stream stream) {
+    if (lastCompute == -1 && instructions == &result.instructions &&
+        result.accumulationSteps > 1) {
+      // Nothing of the microbatch comes before it: a wait for nothing, so that
+      // it follows the compute stream of the microbatch before.
+      plan::Instruction begin;
+      begin.kind = plan::Wait{};
+      begin.phase = phase;
+      instructions->insert(instructions->begin(), std::move(begin));
+      if (ops)
+        ops->insert(ops->begin(), op);
+      lastCompute = 0;
+    }
     plan::Instruction &instruction = instructions->back();
     instruction.stream = stream;
     if (lastCompute > forked[size_t(stream)]) {

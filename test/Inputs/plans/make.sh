@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Compiles the plans of this folder again: test/Inputs/plans/make.sh [FSDP_OPT]
+set -euo pipefail
+cd "$(dirname "$0")"
+root=../../..
+opt=$(realpath "${1:-$root/build/bin/fsdp-opt}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+PYTHONPATH=$root/python $root/.venv/bin/python -m fsdp_mlir.capture \
+  --model fsdp_mlir.models.llama:llama_debug \
+  --inputs 'tokens=int64[1,8]<256' 'targets=int64[1,8]<256' -o "$work/model.pt"
+
+compile() { # NAME WORLD_SIZE OPTIONS, the policy on standard input
+  cat >"$work/$1.yaml"
+  "$opt" "$work/model.pt" --config "$work/$1.yaml" --world-size "$2" "${@:3}" --emit plan -o "$work/$1.json"
+  mv "$work/$1.json" "$1.json"
+}
+
+compile llama-2 2 <<'YAML'
+units: [{match: "layers.*"}]
+YAML
+compile llama-2-fsdp2 2 --memory=device <<'YAML'
+units: [{match: "layers.*"}]
+schedule: fsdp2
+YAML
+compile llama-hsdp-4 4 --memory=device <<'YAML'
+units: [{match: "layers.*"}]
+mesh: {replicate: 2}
+clip_grad_norm: 1.0
+optimizer: {name: adamw, fused: true}
+YAML
+compile llama-microbatches-2 2 <<'YAML'
+units: [{match: "layers.*"}]
+gradient_accumulation_steps: 2
+YAML

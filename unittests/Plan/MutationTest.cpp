@@ -1,0 +1,544 @@
+//===- MutationTest.cpp - every mutant of compiled plans is caught --------===//
+//
+// Compiled plans, each changed in one place in every way of a list. verifyPlan
+// must refuse a mutant, or the mutant must be the same program.
+//
+// A mutant that changes nothing but order (streams, events, places in the list)
+// is the same program if it orders every two instructions that touch one thing,
+// of which one writes it, as the original does. Dependences decides that by
+// the transitive closure of stream order and events, pair by pair, and shares
+// no code with the verifier.
+//
+//===----------------------------------------------------------------------===//
+#include "Support/PlanMutations.h"
+#include "fsdp/Plan/Memory.h"
+#include "fsdp/Plan/Operands.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <regex>
+#include <set>
+
+namespace fsdp::test {
+namespace {
+
+using namespace plan;
+
+/// A mutant, and for each of its instructions the original's position; -1 for
+/// one that it has besides.
+struct Mutant {
+  Plan plan;
+  std::vector<int> origin;
+};
+
+using Relation = std::vector<std::vector<bool>>;
+
+/// [y][x]: x is complete before y begins. nullopt if an instruction waits for
+/// what no earlier one records.
+std::optional<Relation> orderOf(const std::vector<Instruction> &list) {
+  size_t count = list.size();
+  Relation before(count, std::vector<bool>(count));
+  std::map<EventId, size_t> recorders;
+  std::map<Stream, size_t> last;
+  for (size_t i = 0; i < count; ++i) {
+    auto after = [&](size_t other) {
+      before[i][other] = true;
+      for (size_t k = 0; k < other; ++k)
+        if (before[other][k])
+          before[i][k] = true;
+    };
+    if (auto it = last.find(list[i].stream); it != last.end())
+      after(it->second);
+    for (EventId event : list[i].waits) {
+      auto it = recorders.find(event);
+      if (it == recorders.end())
+        return std::nullopt;
+      after(it->second);
+    }
+    last[list[i].stream] = i;
+    if (list[i].records != -1 && !recorders.emplace(list[i].records, i).second)
+      return std::nullopt;
+  }
+  return before;
+}
+
+/// The steps' forward and backward twice, then the optimizer phase, as a plan
+/// with microbatches runs them. `position` has where each copy comes from.
+std::vector<Instruction> unrolled(const Plan &plan,
+                                  std::vector<size_t> &position) {
+  std::vector<Instruction> list;
+  EventId shift = 0;
+  for (const Instruction &instruction : plan.instructions)
+    shift = std::max(shift, instruction.records + 1);
+  int rounds = plan.accumulationSteps > 1 ? 2 : 1;
+  for (int round = 0; round < rounds; ++round)
+    for (size_t i = 0; i < plan.instructions.size(); ++i) {
+      Instruction instruction = plan.instructions[i];
+      bool isLast = round == rounds - 1;
+      if (instruction.phase == Phase::Optimizer && !isLast)
+        continue;
+      if (!isLast) {
+        for (EventId &event : instruction.waits)
+          event += shift;
+        if (instruction.records != -1)
+          instruction.records += shift;
+      }
+      list.push_back(std::move(instruction));
+      position.push_back(i);
+    }
+  return list;
+}
+
+class Dependences {
+public:
+  explicit Dependences(const Plan &plan) : plan(plan) {
+    for (const Instruction &instruction : unrolled(plan, position)) {
+      visit(instruction);
+      ++now;
+    }
+    for (const auto &[thing, accesses] : touched)
+      for (size_t a = 0; a < accesses.size(); ++a)
+        for (size_t b = a + 1; b < accesses.size(); ++b)
+          if (accesses[a].at != accesses[b].at &&
+              (accesses[a].writes || accesses[b].writes))
+            pairs.insert({accesses[a].at, accesses[b].at});
+    addPlaces();
+  }
+
+  size_t size() const { return pairs.size(); }
+
+  bool holdIn(const Mutant &mutant) const {
+    std::vector<size_t> places;
+    std::vector<Instruction> list = unrolled(mutant.plan, places);
+    std::optional<Relation> before = orderOf(list);
+    if (!before)
+      return false;
+    // Where the instructions of the original's unrolled list are in it.
+    std::vector<int> found(position.size(), -1);
+    std::map<int, size_t> rounds;
+    for (size_t i = 0; i < places.size(); ++i) {
+      int origin = mutant.origin[places[i]];
+      if (origin == -1)
+        continue;
+      size_t round = rounds[origin]++;
+      for (size_t k = 0, seen = 0; k < position.size(); ++k)
+        if (int(position[k]) == origin && seen++ == round)
+          found[k] = int(i);
+    }
+    return std::all_of(pairs.begin(), pairs.end(), [&](const auto &pair) {
+      int a = found[pair.first], b = found[pair.second];
+      return a == -1 || b == -1 || (*before)[size_t(b)][size_t(a)];
+    });
+  }
+
+private:
+  struct Access {
+    size_t at;
+    bool writes;
+  };
+  enum class Kind { Storage, Gathered, Shards };
+
+  void touch(Kind kind, int32_t index, bool writes) {
+    touched[{kind, index}].push_back({now, writes});
+  }
+  ValueId ownerOf(ValueId value) const {
+    ValueId owner = plan.values[size_t(value)].storage;
+    return owner == -1 ? value : owner;
+  }
+
+  void visit(const Instruction &instruction) {
+    for (ValueId value : getOperands(instruction))
+      touch(Kind::Storage, ownerOf(value), false);
+    if (const auto *call = std::get_if<Call>(&instruction.kind))
+      for (ValueId value : call->mutates)
+        touch(Kind::Storage, ownerOf(value), true);
+    bool inPlace = std::holds_alternative<ClipGradNorm>(instruction.kind);
+    for (ValueId value : getResults(instruction)) {
+      bool writes = inPlace || ownerOf(value) == value;
+      touch(Kind::Storage, ownerOf(value), writes);
+      ++alive[ownerOf(value)];
+    }
+    if (const auto *gather = std::get_if<AllGather>(&instruction.kind)) {
+      touch(Kind::Gathered, gather->unit, true);
+      touch(Kind::Shards, gather->unit, false);
+    } else if (const auto *end = std::get_if<Reshard>(&instruction.kind)) {
+      touch(Kind::Gathered, end->unit, true);
+    } else if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
+      for (size_t u = 0; u < plan.units.size(); ++u)
+        touch(Kind::Shards, int32_t(u), true);
+    }
+    for (ValueId value : instruction.frees)
+      if (--alive[ownerOf(value)] == 0)
+        touch(Kind::Storage, ownerOf(value), true);
+  }
+
+  /// What lay in a storage's bytes before must be over when it is made.
+  void addPlaces() {
+    struct Place {
+      int64_t begin, end;
+      const std::vector<Access> *accesses;
+    };
+    std::vector<Place> places;
+    for (const auto &[thing, accesses] : touched)
+      if (thing.first == Kind::Storage)
+        if (const Value &value = plan.values[size_t(thing.second)];
+            value.offset != -1)
+          places.push_back(
+              {value.offset, value.offset + value.numBytes(), &accesses});
+    for (const Place &a : places)
+      for (const Place &b : places) {
+        if (&a == &b || a.begin >= b.end || b.begin >= a.end)
+          continue;
+        // Every access of one comes before a later one's of the other.
+        for (const Access &x : *a.accesses)
+          for (const Access &y : *b.accesses)
+            if (x.at < y.at && (x.writes || y.writes))
+              pairs.insert({x.at, y.at});
+      }
+  }
+
+  const Plan &plan;
+  /// Of the unrolled list: the position in the plan.
+  std::vector<size_t> position;
+  size_t now = 0;
+  std::map<std::pair<Kind, int32_t>, std::vector<Access>> touched;
+  std::map<ValueId, int> alive;
+  std::set<std::pair<size_t, size_t>> pairs;
+};
+
+/// The mutants of one plan.
+class Corpus {
+public:
+  Corpus(const std::string &name)
+      : name(name), plan(readPlan(FSDP_TEST_INPUTS "/plans/" + name + ".json")),
+        dependences(plan), memory(replayMemory(plan, arenaModel(plan))) {}
+
+  void run() {
+    ASSERT_TRUE(dependences.holdIn(whole())) << name;
+    order();
+    pairsOfWaits();
+    lives();
+    places();
+    indices();
+    for (const auto &[what, count] : counts)
+      std::printf("[ mutants  ] %s, %s: %d of %d caught%s\n", name.c_str(),
+                  what.c_str(), count.caught, count.all,
+                  count.same == 0 ? ""
+                                  : (", " + std::to_string(count.same) +
+                                     " are the same program")
+                                        .c_str());
+  }
+
+private:
+  struct Count {
+    int all = 0, caught = 0, same = 0;
+  };
+
+  Mutant whole() const {
+    Mutant mutant{plan, std::vector<int>(plan.instructions.size())};
+    std::iota(mutant.origin.begin(), mutant.origin.end(), 0);
+    return mutant;
+  }
+
+  /// Counts one; `same` decides whether it may pass.
+  template <typename Same>
+  void expect(const char *what, const Plan &mutant, const std::string &where,
+              Same same) {
+    Count &count = counts[what];
+    ++count.all;
+    try {
+      verifyPlan(mutant, "m.json");
+    } catch (const PlanError &error) {
+      static const std::regex label(" \\(P[0-9]+\\)$");
+      EXPECT_TRUE(std::regex_search(error.what(), label)) << error.what();
+      ++count.caught;
+      return;
+    }
+    if (same())
+      ++count.same;
+    else
+      ADD_FAILURE() << name << ", " << what << ", " << where << ": not caught";
+  }
+  void expectCaught(const char *what, const Plan &mutant,
+                    const std::string &where) {
+    expect(what, mutant, where, [] { return false; });
+  }
+  void expectOrdered(const char *what, const Mutant &mutant,
+                     const std::string &where) {
+    expect(what, mutant.plan, where,
+           [&] { return dependences.holdIn(mutant); });
+  }
+  static std::string at(size_t i) {
+    return "instructions[" + std::to_string(i) + "]";
+  }
+  std::vector<Instruction> &list(Mutant &mutant) const {
+    return mutant.plan.instructions;
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Order
+  //===--------------------------------------------------------------------===//
+
+  void order() {
+    const std::vector<Instruction> &original = plan.instructions;
+    std::map<Stream, size_t> before;
+    for (size_t i = 0; i < original.size(); ++i) {
+      const Instruction &instruction = original[i];
+      for (size_t k = 0; k < instruction.waits.size(); ++k) {
+        Mutant mutant = whole();
+        auto &waits = list(mutant)[i].waits;
+        waits.erase(waits.begin() + long(k));
+        expectOrdered("waits dropped", mutant, at(i));
+      }
+      if (instruction.records != -1) {
+        Mutant mutant = whole();
+        for (Instruction &other : list(mutant))
+          std::erase(other.waits, instruction.records);
+        expectOrdered("events deleted", mutant, at(i));
+        mutant = whole();
+        list(mutant)[i].records = -1;
+        expectOrdered("records deleted", mutant, at(i));
+      }
+      if (std::holds_alternative<Wait>(instruction.kind) &&
+          i + 1 < original.size()) {
+        Mutant mutant = whole();
+        std::swap(list(mutant)[i], list(mutant)[i + 1]);
+        std::swap(mutant.origin[i], mutant.origin[i + 1]);
+        // A program may run on without it, but phases must not mix.
+        expectOrdered("waits one instruction later", mutant, at(i));
+      }
+      Stream stream = instruction.stream;
+      if (stream == Stream::Compute)
+        continue;
+      if (auto it = before.find(stream); it != before.end()) {
+        size_t other = it->second;
+        Mutant mutant = whole();
+        std::swap(list(mutant)[other], list(mutant)[i]);
+        std::swap(mutant.origin[other], mutant.origin[i]);
+        expectOrdered("collectives swapped", mutant, at(other) + ", " + at(i));
+        mutant = whole();
+        std::swap(list(mutant)[other].kind, list(mutant)[i].kind);
+        std::swap(mutant.origin[other], mutant.origin[i]);
+        expectOrdered("collectives swapped between their events", mutant,
+                      at(other) + ", " + at(i));
+      }
+      before[stream] = i;
+      for (size_t s = 0; s < kNumStreams; ++s)
+        if (Stream(s) != stream) {
+          Mutant mutant = whole();
+          list(mutant)[i].stream = Stream(s);
+          expectOrdered("streams changed", mutant, at(i));
+        }
+    }
+  }
+
+  /// One wait may be implied by another until that is gone too.
+  void pairsOfWaits() {
+    std::vector<std::pair<size_t, EventId>> waits;
+    for (size_t i = 0; i < plan.instructions.size(); ++i)
+      for (EventId event : plan.instructions[i].waits)
+        waits.push_back({i, event});
+    for (size_t a = 0; a < waits.size(); ++a)
+      for (size_t b = a + 1; b < waits.size(); ++b) {
+        Mutant mutant = whole();
+        for (const auto &[i, event] : {waits[a], waits[b]})
+          std::erase(list(mutant)[i].waits, event);
+        expectOrdered("pairs of waits dropped", mutant,
+                      at(waits[a].first) + ", " + at(waits[b].first));
+      }
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Lives
+  //===--------------------------------------------------------------------===//
+
+  void lives() {
+    const std::vector<Instruction> &original = plan.instructions;
+    std::vector<int> lastUse(plan.values.size(), -1);
+    for (size_t i = 0; i < original.size(); ++i) {
+      for (ValueId value : getOperands(original[i]))
+        lastUse[size_t(value)] = int(i);
+      for (size_t k = 0; k < original[i].frees.size(); ++k)
+        freedEarlier(i, k, lastUse[size_t(original[i].frees[k])]);
+    }
+  }
+
+  void freedEarlier(size_t freed, size_t k, int lastUse) {
+    ValueId value = plan.instructions[freed].frees[k];
+    auto isCompute = [&](int i) {
+      return plan.instructions[size_t(i)].stream == Stream::Compute;
+    };
+    auto freeAt = [&](int i) {
+      Mutant mutant = whole();
+      auto &frees = list(mutant)[freed].frees;
+      frees.erase(frees.begin() + long(k));
+      list(mutant)[size_t(i)].frees.push_back(value);
+      return mutant;
+    };
+    int earlier = lastUse - 1;
+    while (earlier >= 0 && !isCompute(earlier))
+      --earlier;
+    if (earlier >= 0)
+      expectCaught("freed before the last use", freeAt(earlier).plan,
+                   at(freed));
+    // Between the last use, on another stream, and what waits for it.
+    if (lastUse >= 0 && !isCompute(lastUse)) {
+      earlier = int(freed) - 1;
+      while (earlier > lastUse && !isCompute(earlier))
+        --earlier;
+      if (earlier > lastUse) {
+        Mutant mutant = freeAt(earlier);
+        auto before = orderOf(list(mutant));
+        expect("freed one instruction earlier, read on another stream",
+               mutant.plan, at(freed), [&] {
+                 return before && (*before)[size_t(earlier)][size_t(lastUse)];
+               });
+      }
+    }
+    Mutant mutant = whole();
+    Instruction use{Call{"aten::detach", "", {{TensorArg{value}}}, {-1}},
+                    plan.instructions[freed].phase};
+    list(mutant).insert(list(mutant).begin() + long(freed) + 1, use);
+    expectCaught("used after the free", mutant.plan, at(freed));
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Places
+  //===--------------------------------------------------------------------===//
+
+  static bool together(const Storage &a, const Storage &b) {
+    for (const Life &life : a.lives)
+      for (const Life &other : b.lives)
+        if (life.overlaps(other))
+          return true;
+    return false;
+  }
+
+  void places() {
+    constexpr int kEach = 6; // neighbours that a storage is put on
+    for (const Storage &a : memory.storages) {
+      if (a.value == -1)
+        continue;
+      std::string where = "value " + std::to_string(a.value);
+      int tried = 0;
+      for (const Storage &b : memory.storages) {
+        if (&a == &b || b.value == -1 || !together(a, b) || tried == kEach)
+          continue;
+        ++tried;
+        Plan mutant = plan;
+        mutant.values[size_t(a.value)].offset =
+            plan.values[size_t(b.value)].offset;
+        expectCaught("storages put on one that is alive", mutant, where);
+      }
+      Plan mutant = plan;
+      mutant.values[size_t(a.value)].offset += kArenaAlign / 2;
+      expectCaught("offsets not aligned", mutant, where);
+      mutant = plan;
+      std::vector<int64_t> &shape = mutant.values[size_t(a.value)].shape;
+      shape.insert(shape.begin(), 2);
+      expect("storages twice as large", mutant, where,
+             [&] { return fits(mutant); });
+    }
+    for (int64_t bytes : {plan.arena->bytes - kArenaAlign, int64_t(0)}) {
+      Plan mutant = plan;
+      mutant.arena->bytes = bytes;
+      mutant.arena->lowerBound = std::min(bytes, mutant.arena->lowerBound);
+      expectCaught("arena too small", mutant, "");
+    }
+    Plan mutant = plan;
+    mutant.arena.reset();
+    expectCaught("arena too small", mutant, "");
+    for (int64_t more : {-kArenaAlign, kArenaAlign}) {
+      mutant = plan;
+      mutant.arena->lowerBound += more;
+      expectCaught("lower bound changed", mutant, "");
+    }
+  }
+
+  /// A plan does not say which shape an operator gives: what is larger and has
+  /// room is another plan that holds.
+  static bool fits(const Plan &mutant) {
+    Memory memory = replayMemory(mutant, arenaModel(mutant));
+    const std::vector<Storage> &all = memory.storages;
+    for (size_t a = 0; a < all.size(); ++a) {
+      if (all[a].value == -1)
+        continue;
+      int64_t begin = mutant.values[size_t(all[a].value)].offset;
+      if (begin + all[a].bytes > mutant.arena->bytes)
+        return false;
+      for (size_t b = a + 1; b < all.size(); ++b) {
+        if (all[b].value == -1)
+          continue;
+        int64_t other = mutant.values[size_t(all[b].value)].offset;
+        if (begin < other + all[b].bytes && other < begin + all[a].bytes &&
+            together(all[a], all[b]))
+          return false;
+      }
+    }
+    return true;
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Indices
+  //===--------------------------------------------------------------------===//
+
+  void indices() {
+    for (size_t i = 0; i < plan.instructions.size(); ++i)
+      std::visit(
+          [&](const auto &kind) {
+            if constexpr (requires { kind.unit; })
+              otherUnits(i, kind);
+            if constexpr (requires { kind.params; })
+              otherParams(i, kind);
+          },
+          plan.instructions[i].kind);
+  }
+
+  template <typename Kind> void otherUnits(size_t i, const Kind &kind) {
+    for (int32_t unit = -1; unit <= int32_t(plan.units.size()); ++unit)
+      if (unit != kind.unit) {
+        Plan mutant = plan;
+        std::get<Kind>(mutant.instructions[i].kind).unit = unit;
+        expectCaught("units changed", mutant, at(i));
+      }
+  }
+
+  template <typename Kind> void otherParams(size_t i, const Kind &kind) {
+    for (size_t k = 0; k < kind.params.size(); ++k) {
+      Plan mutant = plan;
+      auto &params = std::get<Kind>(mutant.instructions[i].kind).params;
+      std::swap(params[k], params[(k + 1) % params.size()]);
+      expectCaught("parameters swapped", mutant, at(i));
+      for (int32_t other : {-1, int32_t(plan.params.size())}) {
+        params = kind.params;
+        params[k] = other;
+        expectCaught("parameters out of range", mutant, at(i));
+      }
+    }
+  }
+
+  std::string name;
+  Plan plan;
+  Dependences dependences;
+  Memory memory;
+  std::map<std::string, Count> counts;
+};
+
+class Mutations : public testing::TestWithParam<const char *> {};
+
+TEST_P(Mutations, AreCaught) { Corpus(GetParam()).run(); }
+
+INSTANTIATE_TEST_SUITE_P(Compiled, Mutations,
+                         testing::Values("llama-2", "llama-2-fsdp2",
+                                         "llama-hsdp-4",
+                                         "llama-microbatches-2"),
+                         [](const auto &info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+} // namespace
+} // namespace fsdp::test
