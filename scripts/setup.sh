@@ -20,6 +20,7 @@ packages=(
   llvm-22-dev llvm-22-tools libmlir-22-dev mlir-22-tools
   libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libxxhash-dev
   zlib1g-dev libzstd-dev
+  chromium-headless-shell # opens the pages of fsdp-opt --emit html in tests
 )
 
 installed() {

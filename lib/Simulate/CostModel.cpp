@@ -13,9 +13,6 @@ namespace fsdp::simulate {
 
 using namespace plan;
 
-namespace {
-
-/// Bytes of all ranks' shards of a parameter, padded to the largest.
 double paddedBytes(const Plan &plan, int32_t param, DType dtype) {
   const Param &entry = plan.params[param];
   if (entry.spec.shape.empty())
@@ -26,6 +23,8 @@ double paddedBytes(const Plan &plan, int32_t param, DType dtype) {
   return (rows ? elements / double(rows) * double(padded) : 0) *
          double(byteWidth(dtype));
 }
+
+namespace {
 
 double valueBytes(const Plan &plan, const std::vector<ValueId> &ids) {
   double bytes = 0;

@@ -51,9 +51,9 @@ std::vector<MemorySample> memoryOverTime(const Plan &plan,
       time = std::max(time, span.begin);
     const Uses &bytes = atPosition[span.instruction];
     if (samples.empty() || samples.back().time < time)
-      samples.push_back({time, bytes});
+      samples.push_back({time, span.instruction, bytes});
     else if (sum(bytes) > samples.back().total())
-      samples.back().bytes = bytes;
+      samples.back() = {samples.back().time, span.instruction, bytes};
   }
   auto same = [](const MemorySample &a, const MemorySample &b) {
     return a.bytes == b.bytes;

@@ -26,7 +26,7 @@ using namespace mlir::fsdp;
 namespace cl = llvm::cl;
 
 namespace {
-enum class Emit { MLIR, Plan, Stats, Trace, Pareto };
+enum class Emit { MLIR, Plan, Stats, Trace, Html, Pareto };
 enum class Level { Captured, Sharded, Scheduled, Planned };
 
 cl::OptionCategory category("fsdp-opt options");
@@ -39,6 +39,7 @@ cl::opt<Emit> emitKind(
                           "with --device or --simulate also its time"),
                clEnumValN(Emit::Trace, "trace",
                           "a simulated step, for Perfetto"),
+               clEnumValN(Emit::Html, "html", "a simulated step, as a page"),
                clEnumValN(Emit::Pareto, "pareto",
                           "time against memory of choices of what is kept")),
     cl::cat(category));
@@ -61,6 +62,10 @@ cl::opt<::fsdp::plan::MemoryModel> memoryModel(
                clEnumValN(::fsdp::plan::MemoryModel::Device, "device",
                           "of a device a rank, which gathers into its own")),
     cl::cat(category));
+cl::opt<std::string>
+    diffPath("diff",
+             cl::desc("Say what changed from this plan to the input, a plan"),
+             cl::value_desc("plan.json"), cl::cat(category));
 cl::opt<int64_t> worldSize("world-size", cl::desc("Ranks to compile for"),
                            cl::init(1), cl::cat(category));
 
@@ -182,6 +187,18 @@ LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
   return success();
 }
 
+LogicalResult writeText(StringRef text, StringRef path) {
+  std::string message;
+  auto output = openOutputFile(path, &message);
+  if (!output) {
+    llvm::errs() << "fsdp-opt: error: " << message << '\n';
+    return failure();
+  }
+  output->os() << text;
+  output->keep();
+  return success();
+}
+
 LogicalResult write(ModuleOp module, StringRef path) {
   std::string text;
   llvm::raw_string_ostream stream(text);
@@ -205,19 +222,34 @@ LogicalResult write(ModuleOp module, StringRef path) {
     auto plan = emitVerifiedPlan(module);
     if (failed(plan) || failed(printSimulatedTrace(*plan, stream)))
       return failure();
+  } else if (emitKind == Emit::Html) {
+    auto plan = emitVerifiedPlan(module);
+    if (failed(plan) || failed(printSimulatedPage(*plan, stream)))
+      return failure();
   } else {
     module.print(stream);
     stream << '\n';
   }
-  std::string message;
-  auto output = openOutputFile(path, &message);
-  if (!output) {
-    llvm::errs() << "fsdp-opt: error: " << message << '\n';
+  return writeText(text, path);
+}
+
+LogicalResult writeDifference(StringRef inputPath, StringRef outputPath) {
+  if (inputPath == "-") {
+    llvm::errs() << "fsdp-opt: error: --diff: expected a second plan\n";
     return failure();
   }
-  output->os() << text;
-  output->keep();
-  return success();
+  std::string text;
+  llvm::raw_string_ostream stream(text);
+  try {
+    if (failed(printPlanDifference(::fsdp::plan::readPlan(diffPath),
+                                   ::fsdp::plan::readPlan(inputPath.str()),
+                                   stream)))
+      return failure();
+  } catch (const ::fsdp::plan::PlanError &error) {
+    llvm::errs() << "fsdp-opt: error: " << error.what() << '\n';
+    return failure();
+  }
+  return writeText(text, outputPath);
 }
 } // namespace
 
@@ -235,13 +267,15 @@ static void enableRemarks(MLIRContext &context) {
 }
 
 bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
-  return isCapture(inputFilename) || !configPath.empty() ||
+  return isCapture(inputFilename) || !configPath.empty() || !diffPath.empty() ||
          emitKind != Emit::MLIR;
 }
 
 LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
                                     StringRef outputFilename,
                                     const DialectRegistry &registry) {
+  if (!diffPath.empty())
+    return writeDifference(inputFilename, outputFilename);
   DefaultTimingManager timingManager;
   applyDefaultTimingManagerCLOptions(timingManager);
   TimingScope timing = timingManager.getRootScope();

@@ -9,11 +9,12 @@
 namespace mlir::fsdp {
 
 /// True when the options ask for more than mlir-opt does: a captured model as
-/// input, a config, or an --emit other than IR.
+/// input, a config, a plan to compare with, or an --emit other than IR.
 bool isDriverInvocation(llvm::StringRef inputFilename);
 
 /// Imports (or parses) the input, applies the policy, runs the pipeline (or
-/// the passes given on the command line) and writes what --emit names.
+/// the passes given on the command line) and writes what --emit names. With
+/// --diff, writes what changed between two plans.
 LogicalResult runDriver(llvm::StringRef inputFilename,
                         llvm::StringRef outputFilename,
                         const DialectRegistry &registry);

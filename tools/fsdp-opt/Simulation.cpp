@@ -4,6 +4,9 @@
 
 #include "fsdp/Simulate/CostModel.h"
 #include "fsdp/Simulate/DeviceModel.h"
+#include "fsdp/Simulate/DiffPlans.h"
+#include "fsdp/Simulate/Format.h"
+#include "fsdp/Simulate/Page.h"
 #include "fsdp/Simulate/Simulator.h"
 #include "fsdp/Simulate/Trace.h"
 #include "llvm/ADT/StringExtras.h"
@@ -77,10 +80,6 @@ std::string formatted(const char *format, double value) {
   return text;
 }
 
-std::string milliseconds(double seconds) {
-  return formatted("%.3f ms", seconds * 1e3);
-}
-
 /// "all-gathers" and so on.
 const char *transferName(size_t stream) {
   constexpr const char *names[plan::kNumStreams] = {
@@ -95,7 +94,7 @@ std::string listed(const StreamSeconds &seconds) {
   for (size_t s = 0; s < seconds.size(); ++s)
     if (seconds[s] > 0)
       parts.push_back(std::string(transferName(s)) + " " +
-                      milliseconds(seconds[s]));
+                      formatMilliseconds(seconds[s]));
   return llvm::join(parts, ", ");
 }
 } // namespace
@@ -157,14 +156,14 @@ LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
                      " instructions measured, " + llvm::Twine(cost.modelled) +
                      " modelled");
   }
-  row("step time", milliseconds(timeline.seconds));
+  row("step time", formatMilliseconds(timeline.seconds));
   row("busy", listed(timeline.busy));
   double exposed = timeline.exposedCommunication();
   row("exposed communication",
-      milliseconds(exposed) +
+      formatMilliseconds(exposed) +
           (exposed > 0 ? " (" + listed(timeline.exposed) + ")" : ""));
   if (timeline.slowdown > 0)
-    row("compute slowed by", milliseconds(timeline.slowdown));
+    row("compute slowed by", formatMilliseconds(timeline.slowdown));
   double seconds = timeline.seconds;
   if (seconds > 0) {
     double tokens = double(tokensPerStep(plan)) / seconds;
@@ -206,5 +205,33 @@ LogicalResult mlir::fsdp::printSimulatedTrace(const plan::Plan &plan,
     timelines.push_back({rank, std::move(timeline), std::move(memory)});
   }
   os << printTrace(plan, timelines);
+  return success();
+}
+
+LogicalResult mlir::fsdp::printSimulatedPage(const plan::Plan &plan,
+                                             llvm::raw_ostream &os) {
+  FailureOr<Setting> setting = readSetting(plan);
+  if (failed(setting))
+    return failure();
+  StepCost cost = setting->cost(plan);
+  Timeline timeline = simulate(plan, cost, setting->cluster.device);
+  os << printPage(plan, setting->cluster, cost, timeline,
+                  plan::arenaModel(plan));
+  return success();
+}
+
+LogicalResult mlir::fsdp::printPlanDifference(const plan::Plan &a,
+                                              const plan::Plan &b,
+                                              llvm::raw_ostream &os) {
+  if (!clusterPath.empty() || !profilePath.empty())
+    return fail("--diff: expected --device, got --simulate or --profile");
+  if (!isSimulationAsked()) {
+    os << printDifference(a, b, nullptr);
+    return success();
+  }
+  FailureOr<Setting> setting = readSetting(a);
+  if (failed(setting))
+    return failure();
+  os << printDifference(a, b, &setting->cluster.device);
   return success();
 }

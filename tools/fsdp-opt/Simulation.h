@@ -34,6 +34,17 @@ LogicalResult printSimulatedStats(const ::fsdp::plan::Plan &plan,
 LogicalResult printSimulatedTrace(const ::fsdp::plan::Plan &plan,
                                   llvm::raw_ostream &os);
 
+/// The step of rank 0 as a page for people. The plan has an arena. Prints
+/// errors itself.
+LogicalResult printSimulatedPage(const ::fsdp::plan::Plan &plan,
+                                 llvm::raw_ostream &os);
+
+/// What changed from one plan to another; in time too where the options name a
+/// device. Prints errors itself.
+LogicalResult printPlanDifference(const ::fsdp::plan::Plan &a,
+                                  const ::fsdp::plan::Plan &b,
+                                  llvm::raw_ostream &os);
+
 } // namespace mlir::fsdp
 
 #endif // FSDP_TOOLS_FSDPOPT_SIMULATION_H

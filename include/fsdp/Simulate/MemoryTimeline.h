@@ -15,6 +15,8 @@ namespace fsdp::simulate {
 /// What a rank holds from `time` on, in bytes by plan::MemoryUse.
 struct MemorySample {
   double time = 0; ///< seconds
+  /// The position in the step that it shows.
+  int32_t position = 0;
   std::array<int64_t, plan::kNumMemoryUses> bytes = {};
 
   int64_t total() const;

@@ -8,6 +8,7 @@
 #define FSDP_TRANSFORMS_EXPLOREMEMORY_H
 
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Simulate/Format.h"
 
 #include <string>
 
@@ -83,8 +84,7 @@ FailureOr<SmallVector<MemoryOutcome>> exploreMemory(MemoryExplorer &explorer);
 /// How many of exploreMemory's outcomes are such.
 size_t sortByParetoFront(SmallVectorImpl<MemoryOutcome> &outcomes);
 
-/// "40.25 GiB", "3.00 MiB".
-std::string formatBytes(int64_t bytes);
+using ::fsdp::simulate::formatBytes;
 
 } // namespace mlir::fsdp
 

@@ -9,7 +9,6 @@
 #include "fsdp/Transforms/Schedule.h"
 #include "mlir/Pass/PassManager.h"
 #include "llvm/ADT/MapVector.h"
-#include "llvm/Support/Format.h"
 #include "llvm/Support/FormatVariadic.h"
 
 #include <numeric>
@@ -18,20 +17,6 @@ using namespace mlir;
 using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
 namespace simulate = ::fsdp::simulate;
-
-std::string mlir::fsdp::formatBytes(int64_t bytes) {
-  std::string text;
-  llvm::raw_string_ostream os(text);
-  if (bytes >= int64_t{1} << 30)
-    os << llvm::format("%.2f GiB", bytes / double(1 << 30));
-  else if (bytes >= 1 << 20)
-    os << llvm::format("%.2f MiB", bytes / double(1 << 20));
-  else if (bytes >= 1 << 10)
-    os << llvm::format("%.2f KiB", bytes / double(1 << 10));
-  else
-    os << bytes << " B";
-  return text;
-}
 
 MemoryExplorer::MemoryExplorer(ModuleOp module) : module(module) {
   llvm::MapVector<Attribute, SmallVector<StringAttr>> classes;
