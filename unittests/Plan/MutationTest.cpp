@@ -227,7 +227,7 @@ public:
                   what.c_str(), count.caught, count.all,
                   count.same == 0 ? ""
                                   : (", " + std::to_string(count.same) +
-                                     " are the same program")
+                                     " the same program")
                                         .c_str());
   }
 

@@ -495,15 +495,18 @@ function reasons(c, [begin, finish, exposed, cause, queued, use]) {
   const lines = [];
   const hidden = finish - begin - exposed;
   if (cause < 0) lines.push('Begins with the step: it waits for nothing.');
-  else if (queued) lines.push(`Begins when ${named(cause)}, before it on its stream, has ended.`);
+  else if (queued) lines.push(`Begins when ${named(cause)}, before it on its ${plan.serial ? 'thread' : 'stream'}, ` +
+    'has ended.');
   else lines.push(`Begins as soon as ${named(cause)} has ended: it waits for that event.`);
   if (c.wait === c.instruction)
     lines.push('It is on the compute stream: compute waits until it has ended.');
-  if (exposed > 0 && c.wait !== c.instruction)
+  if (exposed > 0 && plan.serial)
+    lines.push('One thread runs all streams: nothing is computed beside it.');
+  else if (exposed > 0 && c.wait !== c.instruction)
     lines.push(`Compute waits ${time(exposed)} for it: of its ${time(finish - begin)}, ` +
       `${hidden > 0 ? time(hidden) : 'nothing'} is hidden by the ${plural(c.callsToWait, 'call')} between its ` +
       'launch and the wait.');
-  if (exposed > 0 && use > finish)
+  if (exposed > 0 && use > finish && !plan.serial)
     lines.push(`Its first use is ${time(use - finish)} after its end: the wait stands before other work.`);
   if (exposed === 0 && finish > begin) lines.push('Compute does not wait for it: all of it is hidden.');
   if (use >= 0 && exposed === 0 && use > finish) lines.push(`It is done ${time(use - finish)} before its first use.`);
