@@ -70,11 +70,12 @@ namespace {
 /// for the root unit, which contains all; -1 if none does. A unit's name joins
 /// its modules with `+`.
 int64_t containingLength(const Unit &unit, std::string_view module) {
-  if (unit.name == "(root)")
-    return 0;
   int64_t longest = -1;
   for (auto part : std::views::split(std::string_view(unit.name), '+')) {
     std::string_view prefix(part.begin(), part.end());
+    prefix = prefix.substr(0, prefix.find('[')); // a bucket of the unit
+    if (prefix == "(root)")
+      longest = std::max<int64_t>(longest, 0);
     if (module == prefix || (module.starts_with(prefix) &&
                              module.substr(prefix.size()).starts_with('.')))
       longest = std::max<int64_t>(longest, prefix.size());

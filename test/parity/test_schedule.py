@@ -22,6 +22,7 @@ OPTIONS: dict[str, list[Any]] = {
     "reduce_scatters_in_flight": [1, 2, 3, 100],
     "device": ["cpu", "h100"],
     "memory": ["policy", "auto"],
+    "bucket": ["unit", "parameter", "saturation"],
 }
 MESHES: list[tuple[int, dict[str, Any]]] = [
     (1, {}),
@@ -48,10 +49,11 @@ def draw(seed: int, count: int) -> list[dict[str, Any]]:
     return combinations
 
 
-def least_memory(captured: Captured, case: Case, stem: str) -> int:
+def least_memory(captured: Captured, case: Case, options: dict[str, Any], stem: str) -> int:
     """Bytes of the choice of `--emit pareto` that takes least, and a little more."""
     config = captured.directory / f"{stem}.pareto.yaml"
-    write_config(replace(case, training={**case.training, "schedule": {"device": "h100"}}), config)
+    options = {name: value for name, value in options.items() if name != "memory"}
+    write_config(replace(case, training={**case.training, "schedule": options}), config)
     command = [BIN / "fsdp-opt", captured.archive, "--config", config, "--emit", "pareto"]
     output = subprocess.run(
         [*map(str, command), "--world-size", str(case.world)],
@@ -77,10 +79,9 @@ def test_schedules_keep_every_bit(captured: Callable[[Model], Captured], mesh: i
     case = Case(LLAMA, ADAMW_FUSED, world=world, steps=3, training=training)
     model = captured(LLAMA)
     default = run_plan(model, case, f"schedule_{mesh}")
-    budget = least_memory(model, case, f"schedule_{mesh}")
     for options in draw(SEED + mesh, 4):
         if options["memory"] == "auto":
-            options["memory_budget"] = budget
+            options["memory_budget"] = least_memory(model, case, options, f"schedule_{mesh}")
         print(f"seed {SEED + mesh}, {world} ranks, {training}: {options}")
         scheduled = replace(case, training={**training, "schedule": options})
         assert_same(default, run_plan(model, scheduled, f"schedule_{mesh}"))

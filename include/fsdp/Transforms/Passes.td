@@ -84,6 +84,23 @@ def ChooseMemory : Pass<"fsdp-choose-memory", "::mlir::ModuleOp"> {
   }];
 }
 
+def BucketUnits : Pass<"fsdp-bucket-units", "::mlir::ModuleOp"> {
+  let summary = "Gather and reduce other groups of parameters than the units";
+  let description = [{
+    With the schedule's `bucket = "unit"` changes nothing. With `parameter` each
+    parameter becomes a unit by itself. With `saturation` neighbours, in the
+    order of the module, are one unit until its gather is so large that the
+    latency of the link is a tenth of its time on the schedule's device, at least
+    10 and at most 500 MB: units are joined, and large ones cut.
+
+    Only units of the same policy are joined. A unit with parameters of several
+    dtypes, which are reduced in their common one, stays as it is. The bits are
+    those of the units: every element is reduced in the same order.
+
+    Before and after: captured level, every parameter has a unit.
+  }];
+}
+
 def RecomputeActivations
     : Pass<"fsdp-recompute-activations", "::mlir::ModuleOp"> {
   let summary = "Compute the activations of checkpointed modules again in backward";
