@@ -404,8 +404,9 @@ void Verifier::verifyEvaluation() {
     else if (const auto *reshard = std::get_if<Reshard>(&instruction.kind))
       allowed = reshard->keep == 0 && !reshard->lastMicrobatch;
     if (!allowed)
-      fail("P17", "expected a call, constant, read, all_gather, reshard or wait in "
-                  "the evaluation, for the whole axis and every microbatch");
+      fail("P17",
+           "expected a call, constant, read, all_gather, reshard or wait in "
+           "the evaluation, for the whole axis and every microbatch");
     current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
     verifyFrees(instruction, plan.evaluationLoss);
