@@ -1,6 +1,6 @@
-"""Time and memory of fsdp-opt on the Llama-3-8B shape at several depths.
+"""Time and memory of fsdp-opt on the shapes of Llama 3 at several depths.
 
-Captures `transformers`' Llama-3-8B shape on `meta` (no weights) and compiles each capture to a
+Captures `transformers`' Llama 3, 8B or 405B, on `meta` (no weights) and compiles each capture to a
 plan, one process a run, nothing cached. Files stay in out/bench-compile/; a capture that is there
 is made again, because its time is part of the table. Writes out/bench-compile.json and .md.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench-compile"
 FSDP_OPT = ROOT / "build" / "bin" / "fsdp-opt"
-CONFIG = "units:\n  - match: model.layers.*\n"
+CONFIG = "units: [{match: model.layers.*}]\n"
 MIB = 1 << 20
 
 
@@ -49,17 +49,17 @@ class Compilation:
     plan_bytes: int
 
 
-def capture_layers(layers: int, seq: int) -> Capture:
+def capture_layers(shape: str, layers: int, seq: int) -> Capture:
     """Runs in a process of its own: torch would raise the peak RSS of every child of this one."""
     import torch
     from fsdp_mlir import capture
-    from fsdp_mlir.models.llama3 import llama3_8b
+    from fsdp_mlir.models import llama3
 
-    path = OUT / f"llama3-{layers}.pt"
+    path = OUT / f"llama3-{shape}-{layers}.pt"
     tokens = torch.zeros((1, seq), dtype=torch.int64)
     tokens[0, 0] = 128255
     with torch.device("meta"):
-        model = llama3_8b(layers)
+        model = getattr(llama3, f"llama3_{shape}")(layers)
     summary = capture(model, kwargs={"input_ids": tokens, "labels": tokens}, path=path)
     return Capture(layers, summary.elements, summary.nodes, summary.seconds, str(path))
 
@@ -76,9 +76,9 @@ def measure(command: list[str]) -> tuple[float, float, int]:
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
-def compile_capture(captured: Capture, ranks: int, rounds: int) -> Compilation:
+def compile_capture(captured: Capture, ranks: int, rounds: int, schedule: str) -> Compilation:
     plan = OUT / f"llama3-{captured.layers}.{ranks}.json"
-    command = opt_command(captured.path, ranks, "plan", plan)
+    command = opt_command(captured.path, ranks, "plan", plan, schedule)
     samples = [measure(command) for _ in range(rounds)]
     return Compilation(
         captured.layers,
@@ -90,9 +90,11 @@ def compile_capture(captured: Capture, ranks: int, rounds: int) -> Compilation:
     )
 
 
-def opt_command(archive: str, ranks: int, emit: str, output: Path | str) -> list[str]:
+def opt_command(
+    archive: str, ranks: int, emit: str, output: Path | str, schedule: str
+) -> list[str]:
     config = OUT / "fsdp.yaml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG + (f"schedule: {schedule}\n" if schedule else ""))
     options = ["--config", config, "--world-size", ranks, "--emit", emit, "-o", output]
     return [str(part) for part in (FSDP_OPT, archive, *options)]
 
@@ -136,6 +138,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--shape", choices=["8b", "405b"], default="8b")
+    parser.add_argument("--schedule", default="", help="the config's key, as YAML in one line")
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 1024])
     parser.add_argument("--rounds", type=int, default=5, help="runs of fsdp-opt, the median counts")
@@ -160,11 +164,11 @@ def main() -> None:
     for layers in args.layers:
         # A new process for each capture: torch and the graph before would slow it.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            captured = pool.apply(capture_layers, (layers, args.seq))
+            captured = pool.apply(capture_layers, (args.shape, layers, args.seq))
         captures.append(captured)
         print(f"{layers} layers: captured in {captured.seconds:.2f} s", flush=True)
         for ranks in args.ranks:
-            result = compile_capture(captured, ranks, args.rounds)
+            result = compile_capture(captured, ranks, args.rounds, args.schedule)
             compilations.append(result)
             seconds = statistics.median(result.seconds)
             print(f"{layers} layers, {ranks} ranks: {seconds:.2f} s", flush=True)
@@ -183,7 +187,9 @@ def main() -> None:
         if captured.layers == args.stats:
             for ranks in args.ranks:
                 print(f"\n{captured.layers} layers, {ranks} ranks", flush=True)
-                subprocess.run(opt_command(captured.path, ranks, "stats", "-"), check=True)
+                subprocess.run(
+                    opt_command(captured.path, ranks, "stats", "-", args.schedule), check=True
+                )
 
 
 if __name__ == "__main__":

@@ -81,8 +81,9 @@ void expectDisjoint(const Memory &memory, const Placement &placement) {
     ASSERT_LE(end, placement.bytes);
     for (size_t j = 0; j < i; ++j)
       if (begin < placement.offsets[j] + storages[j].bytes &&
-          placement.offsets[j] < end)
+          placement.offsets[j] < end) {
         ASSERT_FALSE(meet(storages[i], storages[j])) << i << " and " << j;
+      }
   }
 }
 
