@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from harness import ADAMW_FUSED, LLAMA, SGD, Captured, Case, Model, Run, compile_plan, run_plan
@@ -69,10 +70,18 @@ def test_four_ranks(captured: Capture, reference: Reference) -> None:
     assert_close(run_plan(captured(case.model), case, "corner_four"), reference(case))
 
 
-def test_what_is_whole_at_once(captured: Capture) -> None:
-    """In forward the root's parameters and one layer's; in backward one layer's gradients too; the
-    optimizer has shards alone."""
-    case = Case(LLAMA, ADAMW_FUSED, reshard="true")
+@pytest.mark.parametrize(
+    ("schedule", "ahead"),
+    [
+        ({"prefetch": "none", "reduce_scatters_in_flight": 1}, 0),
+        ("fsdp2", 1),
+    ],
+)
+def test_what_is_whole_at_once(captured: Capture, schedule: Any, ahead: int) -> None:
+    """In forward the root's parameters and one layer's, with FSDP2's prefetching the next one's
+    too; in backward also the gradients of one layer and of those being reduced; the optimizer has
+    shards alone."""
+    case = Case(LLAMA, ADAMW_FUSED, reshard="true", training={"schedule": schedule})
     plan = json.loads(compile_plan(captured(LLAMA), case, "whole").read_text())
     root = [unit["name"] for unit in plan["units"]].index("(root)")
     unit_of = {}  # of each whole gradient's value
@@ -92,10 +101,11 @@ def test_what_is_whole_at_once(captured: Capture) -> None:
         layers = {unit_of[value] for value in grads} - {root}
         before = most.get(phase, (0, 0))
         most[phase] = (max(before[0], len(params - {root})), max(before[1], len(layers)))
-        if phase == "optimizer":
+        if "optimizer_step" in instruction:
             assert not params and not grads
         grads -= set(instruction.get("frees", []))
-    assert most == {"forward": (1, 0), "backward": (1, 1), "optimizer": (0, 0)}
+    gathered = 1 + ahead
+    assert most == {"forward": (gathered, 0), "backward": (gathered, 2), "optimizer": (0, 0)}
 
 
 @pytest.mark.parametrize(("reshard", "forward", "backward"), [("true", 3, 2), ("false", 3, 0)])
