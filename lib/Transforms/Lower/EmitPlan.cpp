@@ -1,12 +1,11 @@
 //===- EmitPlan.cpp - planned level to the executable plan ----------------===//
 #include "fsdp/Transforms/EmitPlan.h"
+#include "AssignStreams.h"
 #include "EmitTrainingPolicy.h"
 
 #include "fsdp/Transforms/Passes.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/TypeSwitch.h"
-
-#include <array>
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -42,10 +41,9 @@ private:
   LogicalResult emitBody(ProgramOp of, std::vector<plan::Instruction> &to) {
     instructions = &to;
     phase = plan::Phase::Forward;
-    numEvents = 0;
-    eventOf.clear();
-    lastCompute = -1;
-    forked.fill(-1);
+    bool isStep = &to == &result.instructions;
+    streams.emplace(to, isStep ? ops : nullptr,
+                    isStep && result.accumulationSteps > 1);
     for (Operation &op : of.getBody().front())
       if (failed(emit(&op)))
         return failure();
@@ -242,65 +240,7 @@ private:
     instructions->push_back(std::move(instruction));
     if (ops && instructions == &result.instructions)
       ops->push_back(op);
-    if (std::optional<plan::Stream> stream = getStream(op))
-      fork(op, *stream);
-    else
-      lastCompute = int64_t(instructions->size()) - 1;
-  }
-
-  /// The stream of an op that runs beside computation.
-  static std::optional<plan::Stream> getStream(Operation *op) {
-    // A copy runs beside computation if the gather of the copies does.
-    Operation *collective = op;
-    if (isa<CopyToDeviceOp>(op) && !op->use_empty())
-      collective = *op->user_begin();
-    if (collective->getNumResults() != 1 ||
-        !isa<FutureType>(collective->getResult(0).getType()))
-      return std::nullopt;
-    return llvm::TypeSwitch<Operation *, plan::Stream>(op)
-        .Case<AllGatherOp>([](auto) { return plan::Stream::AllGather; })
-        .Case<ReduceScatterOp>([](auto) { return plan::Stream::ReduceScatter; })
-        .Case<AllReduceOp>([](auto) { return plan::Stream::AllReduce; })
-        .Case<CopyToDeviceOp>([](auto) { return plan::Stream::CopyToDevice; });
-  }
-
-  /// Puts the last instruction on a stream beside computation: it begins where
-  /// it stands in the compute stream, and after copies that it takes.
-  void fork(Operation *op, plan::Stream stream) {
-    if (lastCompute == -1 && instructions == &result.instructions &&
-        result.accumulationSteps > 1) {
-      // Nothing of the microbatch comes before it: a wait for nothing, so that
-      // it follows the compute stream of the microbatch before.
-      plan::Instruction begin;
-      begin.kind = plan::Wait{};
-      begin.phase = phase;
-      instructions->insert(instructions->begin(), std::move(begin));
-      if (ops)
-        ops->insert(ops->begin(), op);
-      lastCompute = 0;
-    }
-    plan::Instruction &instruction = instructions->back();
-    instruction.stream = stream;
-    if (lastCompute > forked[size_t(stream)]) {
-      plan::EventId &event = (*instructions)[size_t(lastCompute)].records;
-      if (event == -1)
-        event = numEvents++;
-      instruction.waits.push_back(event);
-      forked[size_t(stream)] = lastCompute;
-    }
-    for (Value operand : op->getOperands())
-      if (auto it = eventOf.find(operand.getDefiningOp());
-          it != eventOf.end() &&
-          !llvm::is_contained(instruction.waits, it->second))
-        instruction.waits.push_back(it->second);
-    eventOf[op] = instruction.records = numEvents++;
-  }
-
-  LogicalResult emitWait(WaitOp wait) {
-    append(wait, plan::Wait{});
-    instructions->back().waits = {
-        eventOf.lookup(wait.getFuture().getDefiningOp())};
-    return success();
+    streams->assign(op);
   }
 
   LogicalResult emit(Operation *op) {
@@ -316,7 +256,10 @@ private:
           return success();
         })
         .Case<AllGatherOp>([&](auto gather) { return emitGather(gather); })
-        .Case<WaitOp>([&](auto wait) { return emitWait(wait); })
+        .Case<WaitOp>([&](auto wait) {
+          append(wait, plan::Wait{});
+          return success();
+        })
         .Case<ReshardOp>([&](auto reshard) {
           append(op, plan::Reshard{getUnit(reshard.getUnitAttr()),
                                    reshard.getKept().empty()
@@ -594,13 +537,7 @@ private:
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
   std::map<std::string, int32_t> moduleIndex;
-  /// Of the program being emitted: its events, those of collectives and copies
-  /// beside computation, the last instruction of the compute stream, and for
-  /// each stream that up to which it has waited for it.
-  plan::EventId numEvents = 0;
-  llvm::DenseMap<Operation *, plan::EventId> eventOf;
-  int64_t lastCompute = -1;
-  std::array<int64_t, plan::kNumStreams> forked;
+  std::optional<StreamAssigner> streams; ///< of the same program
 };
 } // namespace
 
