@@ -1,5 +1,6 @@
 //===- Memory.cpp - what a plan keeps in memory, and when -----------------===//
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Plan/SegmentLayout.h"
 
 #include <algorithm>
@@ -76,42 +77,20 @@ private:
     bool stays = false;
   };
 
-  void useArgs(const ArgList &args) {
-    for (const Arg &arg : args)
-      if (const auto *tensor = std::get_if<TensorArg>(&arg.value))
-        isUsed[tensor->value] = true;
-      else if (const auto *list = std::get_if<ArgList>(&arg.value))
-        useArgs(*list);
-  }
-
-  /// Notes which values are whole gradients and which are used at all.
+  /// Notes which values are used at all, which are whole gradients, and which
+  /// units stay gathered.
   void scan(const Instruction &instruction) {
-    auto grads = [&](const std::vector<ValueId> &ids, bool whole) {
-      for (ValueId id : ids) {
-        isUsed[id] = true;
-        ValueId root = plan.values[id].storage;
-        if (whole)
-          isGrad[root == -1 ? id : root] = true;
-      }
-    };
     const auto &kind = instruction.kind;
-    if (const auto *call = std::get_if<Call>(&kind))
-      useArgs(call->args);
-    else if (const auto *reduce = std::get_if<ReduceScatter>(&kind))
-      grads(reduce->ins, true);
-    else if (const auto *sums = std::get_if<Accumulate>(&kind))
-      grads(sums->ins, true);
-    else if (const auto *step = std::get_if<OptimizerStep>(&kind))
-      grads(step->grads, true);
-    else if (const auto *reduce = std::get_if<AllReduce>(&kind))
-      grads(reduce->ins, false);
-    else if (const auto *copy = std::get_if<CopyToHost>(&kind))
-      grads(copy->ins, false);
-    else if (const auto *unscale = std::get_if<Unscale>(&kind))
-      grads(unscale->ins, false);
-    else if (const auto *clip = std::get_if<ClipGradNorm>(&kind))
-      grads(clip->ins, false);
-    else if (const auto *gather = std::get_if<AllGather>(&kind))
+    bool takesGrads = std::holds_alternative<ReduceScatter>(kind) ||
+                      std::holds_alternative<Accumulate>(kind) ||
+                      std::holds_alternative<OptimizerStep>(kind);
+    for (ValueId value : getOperands(instruction)) {
+      isUsed[value] = true;
+      ValueId root = plan.values[value].storage;
+      if (takesGrads)
+        isGrad[root == -1 ? value : root] = true;
+    }
+    if (const auto *gather = std::get_if<AllGather>(&kind))
       units[gather->unit].stays |= wraps && gather->firstMicrobatch;
   }
 
@@ -374,6 +353,20 @@ std::vector<int64_t> Memory::liveBytes() const {
   for (size_t i = 1; i < bytes.size(); ++i)
     bytes[i] += bytes[i - 1];
   bytes.pop_back();
+  return bytes;
+}
+
+int64_t Memory::peakPosition() const {
+  std::vector<int64_t> live = liveBytes();
+  return std::max_element(live.begin(), live.end()) - live.begin();
+}
+
+BytesByUse Memory::usesAt(int64_t position) const {
+  BytesByUse bytes{};
+  for (int32_t index : aliveAt(position)) {
+    const Storage &storage = storages[size_t(index)];
+    bytes[size_t(storage.use)] += storage.bytes;
+  }
   return bytes;
 }
 

@@ -1,4 +1,4 @@
-//===- Operands.cpp - what an instruction reads and defines ---------------===//
+//===- Operands.cpp - what an instruction reads, defines and occupies -----===//
 #include "fsdp/Plan/Operands.h"
 
 namespace fsdp::plan {
@@ -37,6 +37,19 @@ struct OperandVisitor {
   }
 };
 
+struct StreamVisitor {
+  Stream operator()(const AllGather &) const { return Stream::AllGather; }
+  Stream operator()(const ReduceScatter &) const {
+    return Stream::ReduceScatter;
+  }
+  Stream operator()(const AllReduce &) const { return Stream::AllReduce; }
+  Stream operator()(const CopyToDevice &) const { return Stream::CopyToDevice; }
+  Stream operator()(const CopyToHost &) const { return Stream::CopyToHost; }
+  template <typename KindT> Stream operator()(const KindT &) const {
+    return Stream::Compute;
+  }
+};
+
 struct ResultVisitor {
   template <typename KindT>
   std::vector<ValueId> operator()(const KindT &kind) const {
@@ -59,6 +72,10 @@ std::vector<ValueId> getResults(const Instruction &instruction) {
   std::vector<ValueId> results = std::visit(ResultVisitor{}, instruction.kind);
   std::erase(results, -1);
   return results;
+}
+
+Stream ownStream(const Instruction &instruction) {
+  return std::visit(StreamVisitor{}, instruction.kind);
 }
 
 bool runsIn(const Instruction &instruction, bool isFirst, bool isLast) {

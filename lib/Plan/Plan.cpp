@@ -51,6 +51,12 @@ std::optional<DType> parseDType(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view phaseName(Phase phase) {
+  constexpr std::array<std::string_view, 3> names = {"forward", "backward",
+                                                     "optimizer"};
+  return names[size_t(phase)];
+}
+
 std::string_view streamName(Stream stream) {
   constexpr std::array<std::string_view, kNumStreams> names = {
       "compute",    "all_gather",     "reduce_scatter",

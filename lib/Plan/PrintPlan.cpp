@@ -132,18 +132,6 @@ void Printer::hex(std::string_view bytes) {
   raw("\"");
 }
 
-std::string_view phaseName(Phase phase) {
-  switch (phase) {
-  case Phase::Forward:
-    return "forward";
-  case Phase::Backward:
-    return "backward";
-  case Phase::Optimizer:
-    return "optimizer";
-  }
-  return "";
-}
-
 void Printer::instruction(const Instruction &instruction, bool hasPhase) {
   struct Visitor {
     Printer &p;

@@ -2,6 +2,8 @@
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/SegmentLayout.h"
 
+#include <numeric>
+
 namespace fsdp::plan {
 
 namespace {
@@ -21,7 +23,7 @@ public:
       : plan(plan), onDevice(model == MemoryModel::Device),
         index(rank % plan.shards()) {}
 
-  std::array<int64_t, kNumMemoryUses> run() {
+  BytesByUse run() {
     if (onDevice)
       addShards();
     else
@@ -92,14 +94,21 @@ private:
   const Plan &plan;
   const bool onDevice;
   const int64_t index;
-  std::array<int64_t, kNumMemoryUses> bytes{};
+  BytesByUse bytes{};
 };
 
 } // namespace
 
-std::array<int64_t, kNumMemoryUses>
-staticBytes(const Plan &plan, MemoryModel model, int64_t rank) {
+BytesByUse staticBytes(const Plan &plan, MemoryModel model, int64_t rank) {
   return StaticMemory(plan, model, rank).run();
+}
+
+int64_t sum(const BytesByUse &bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+int64_t peakBytes(const Plan &plan, MemoryModel model) {
+  return sum(staticBytes(plan, model)) + (plan.arena ? plan.arena->bytes : 0);
 }
 
 } // namespace fsdp::plan

@@ -25,21 +25,6 @@ void join(Clock &clock, const Clock &other) {
     clock[s] = std::max(clock[s], other[s]);
 }
 
-/// The streams that a kind of instruction may be on beside the compute stream.
-std::optional<Stream> ownStream(const Instruction &instruction) {
-  if (std::holds_alternative<AllGather>(instruction.kind))
-    return Stream::AllGather;
-  if (std::holds_alternative<ReduceScatter>(instruction.kind))
-    return Stream::ReduceScatter;
-  if (std::holds_alternative<AllReduce>(instruction.kind))
-    return Stream::AllReduce;
-  if (std::holds_alternative<CopyToDevice>(instruction.kind))
-    return Stream::CopyToDevice;
-  if (std::holds_alternative<CopyToHost>(instruction.kind))
-    return Stream::CopyToHost;
-  return std::nullopt;
-}
-
 class StreamVerifier {
 public:
   StreamVerifier(const Plan &plan, const std::vector<Instruction> &instructions,
@@ -154,13 +139,14 @@ private:
 
   /// P26 and P27; sets `now`.
   void begin(const Instruction &instruction) {
-    std::optional<Stream> own = ownStream(instruction);
+    Stream own = ownStream(instruction);
+    bool hasOwn = own != Stream::Compute;
     if (instruction.stream != Stream::Compute && own != instruction.stream)
       fail("P26", "expected the compute stream" +
-                      (own ? " or stream " + quoted(streamName(*own)) : "") +
+                      (hasOwn ? " or stream " + quoted(streamName(own)) : "") +
                       ", got " + quoted(streamName(instruction.stream)));
-    if (own) {
-      auto [it, isFirst] = streamOf.try_emplace(*own, instruction.stream);
+    if (hasOwn) {
+      auto [it, isFirst] = streamOf.try_emplace(own, instruction.stream);
       if (it->second != instruction.stream)
         fail("P26", "expected one stream for all instructions of a kind, got " +
                         quoted(streamName(it->second)) + " and " +

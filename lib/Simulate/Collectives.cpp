@@ -98,11 +98,11 @@ std::vector<CollectiveUse> findCollectives(const Plan &plan) {
             ended.wait = int32_t(i);
             ended.callsToWait = calls[i] - calls[size_t(ended.instruction)];
           }
-    if (kindOf(instruction) == Stream::Compute)
+    if (ownStream(instruction) == Stream::Compute)
       continue;
     CollectiveUse use;
     use.instruction = int32_t(i);
-    use.kind = kindOf(instruction);
+    use.kind = ownStream(instruction);
     use.unit = unitOf(instruction);
     use.bytes = std::visit(BytesOf{plan}, instruction.kind);
     if (instruction.phase != Phase::Optimizer)

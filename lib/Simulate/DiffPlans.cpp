@@ -163,12 +163,9 @@ private:
     MemoryModel model = arenaModel(plan);
     Memory memory = replayMemory(plan, model);
     auto staticUses = staticBytes(plan, model);
-    int64_t total = plan.arena ? plan.arena->bytes : 0;
-    for (int64_t use : staticUses)
-      total += use;
     text("memory", "gathered parameters lie",
          model == MemoryModel::Device ? "on the device" : "in shared memory");
-    bytes("memory", "peak a rank", total);
+    bytes("memory", "peak a rank", peakBytes(plan, model));
     bytes("memory", "arena", plan.arena ? plan.arena->bytes : 0);
     bytes("memory", "lower bound of the arena",
           plan.arena ? plan.arena->lowerBound : 0);
@@ -177,14 +174,7 @@ private:
         bytes("memory",
               "all the time: " + std::string(memoryUseName(MemoryUse(use))),
               staticUses[use]);
-    std::vector<int64_t> live = memory.liveBytes();
-    if (live.empty())
-      return;
-    auto peak = std::max_element(live.begin(), live.end()) - live.begin();
-    std::array<int64_t, kNumMemoryUses> uses{};
-    for (int32_t index : memory.aliveAt(peak))
-      uses[size_t(memory.storages[size_t(index)].use)] +=
-          memory.storages[size_t(index)].bytes;
+    BytesByUse uses = memory.usesAt(memory.peakPosition());
     for (size_t use = 0; use < kNumMemoryUses; ++use)
       if (uses[use] != 0)
         bytes("memory",

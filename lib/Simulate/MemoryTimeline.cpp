@@ -2,24 +2,17 @@
 #include "fsdp/Simulate/MemoryTimeline.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace fsdp::simulate {
 
 using namespace plan;
 
-using Uses = std::array<int64_t, kNumMemoryUses>;
-
-static int64_t sum(const Uses &bytes) {
-  return std::accumulate(bytes.begin(), bytes.end(), int64_t(0));
-}
-
 /// Bytes by use at each position of the step.
-static std::vector<Uses> bytesAtPositions(const Plan &plan, MemoryModel model,
-                                          int64_t rank) {
+static std::vector<BytesByUse>
+bytesAtPositions(const Plan &plan, MemoryModel model, int64_t rank) {
   Memory memory = replayMemory(plan, model);
   auto positions = size_t(memory.stepPositions);
-  std::vector<Uses> changes(positions + 1, Uses{});
+  std::vector<BytesByUse> changes(positions + 1, BytesByUse{});
   for (const Storage &storage : memory.storages)
     for (const Life &life : storage.lives) {
       if (life.first >= memory.stepPositions)
@@ -28,8 +21,8 @@ static std::vector<Uses> bytesAtPositions(const Plan &plan, MemoryModel model,
       changes[size_t(life.first)][use] += storage.bytes;
       changes[std::min(positions, size_t(life.last) + 1)][use] -= storage.bytes;
     }
-  Uses alive = staticBytes(plan, model, rank);
-  for (Uses &entry : changes) {
+  BytesByUse alive = staticBytes(plan, model, rank);
+  for (BytesByUse &entry : changes) {
     for (size_t use = 0; use < kNumMemoryUses; ++use)
       alive[use] += entry[use];
     entry = alive;
@@ -43,13 +36,13 @@ int64_t MemorySample::total() const { return sum(bytes); }
 std::vector<MemorySample> memoryOverTime(const Plan &plan,
                                          const Timeline &timeline,
                                          MemoryModel model, int64_t rank) {
-  std::vector<Uses> atPosition = bytesAtPositions(plan, model, rank);
+  std::vector<BytesByUse> atPosition = bytesAtPositions(plan, model, rank);
   std::vector<MemorySample> samples;
   double time = 0;
   for (const Span &span : timeline.spans) {
     if (plan.instructions[span.instruction].stream == Stream::Compute)
       time = std::max(time, span.begin);
-    const Uses &bytes = atPosition[span.instruction];
+    const BytesByUse &bytes = atPosition[span.instruction];
     if (samples.empty() || samples.back().time < time)
       samples.push_back({time, span.instruction, bytes});
     else if (sum(bytes) > samples.back().total())

@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #include "fsdp/Simulate/Page.h"
 
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Plan/Profile.h"
 #include "fsdp/Simulate/Collectives.h"
 #include "fsdp/Simulate/MemoryTimeline.h"
@@ -165,7 +166,7 @@ private:
       for (size_t s = 0; s < timeline.spans.size(); ++s) {
         const Span &span = timeline.spans[s];
         if (span.end <= span.begin &&
-            kindOf(plan.instructions[size_t(span.instruction)]) ==
+            ownStream(plan.instructions[size_t(span.instruction)]) ==
                 Stream::Compute)
           continue;
         row(int64_t(span.instruction), nanoseconds(span.begin),

@@ -14,17 +14,6 @@ using namespace plan;
 
 namespace {
 
-struct KindOf {
-  Stream operator()(const AllGather &) { return Stream::AllGather; }
-  Stream operator()(const ReduceScatter &) { return Stream::ReduceScatter; }
-  Stream operator()(const AllReduce &) { return Stream::AllReduce; }
-  Stream operator()(const CopyToDevice &) { return Stream::CopyToDevice; }
-  Stream operator()(const CopyToHost &) { return Stream::CopyToHost; }
-  template <typename Kind> Stream operator()(const Kind &) {
-    return Stream::Compute;
-  }
-};
-
 class Player {
 public:
   Player(const Plan &plan, const StepCost &cost, const DeviceModel &device)
@@ -177,7 +166,7 @@ private:
   void findKinds() {
     std::vector<Stream> ofEvent(recorders.size(), Stream::Compute);
     for (const Instruction &instruction : plan.instructions) {
-      Stream kind = kindOf(instruction);
+      Stream kind = ownStream(instruction);
       if (std::holds_alternative<Wait>(instruction.kind))
         for (EventId event : instruction.waits)
           kind = ofEvent[event];
@@ -236,10 +225,6 @@ private:
 double Timeline::exposedCommunication() const {
   return std::accumulate(exposed.begin(), exposed.end(), 0.0) -
          exposed[size_t(Stream::Compute)];
-}
-
-Stream kindOf(const Instruction &instruction) {
-  return std::visit(KindOf{}, instruction.kind);
 }
 
 Timeline simulate(const Plan &plan, const StepCost &cost,

@@ -14,18 +14,6 @@ using namespace plan;
 
 namespace {
 
-const char *phaseName(Phase phase) {
-  switch (phase) {
-  case Phase::Forward:
-    return "forward";
-  case Phase::Backward:
-    return "backward";
-  case Phase::Optimizer:
-    return "optimizer";
-  }
-  return "";
-}
-
 /// The operator, or the collective with its unit.
 std::string title(const Plan &plan, const Instruction &instruction) {
   if (const auto *call = std::get_if<Call>(&instruction.kind))
@@ -88,7 +76,7 @@ private:
     json.object([&] {
       json.attribute("ph", "X");
       json.attribute("name", title(plan, instruction));
-      json.attribute("cat", phaseName(instruction.phase));
+      json.attribute("cat", llvm::StringRef(phaseName(instruction.phase)));
       json.attribute("pid", rank);
       json.attribute("tid", int64_t(instruction.stream));
       json.attribute("ts", span.begin * 1e6);

@@ -41,14 +41,11 @@ void mlir::fsdp::printMemory(const Plan &plan, MemoryModel model,
   Memory memory = replayMemory(plan, model);
   std::vector<int64_t> live = memory.liveBytes();
   auto staticUses = staticBytes(plan, model);
-  int64_t staticTotal = 0;
-  for (int64_t bytes : staticUses)
-    staticTotal += bytes;
   auto row = [&](llvm::StringRef name, const Twine &value) {
     os << llvm::left_justify(name, 28) << value << '\n';
   };
   os << '\n';
-  row("peak bytes a rank", formatBytes(staticTotal + plan.arena->bytes));
+  row("peak bytes a rank", formatBytes(peakBytes(plan, model)));
   for (size_t use = 0; use < kNumMemoryUses; ++use)
     if (staticUses[use] != 0)
       row("  " + std::string(memoryUseName(MemoryUse(use))),
@@ -61,21 +58,18 @@ void mlir::fsdp::printMemory(const Plan &plan, MemoryModel model,
   if (live.empty() || memory.storages.empty())
     return;
 
-  auto at = std::max_element(live.begin(), live.end());
-  int64_t peak = at - live.begin();
+  int64_t peak = memory.peakPosition();
   const Instruction &instruction = instructionAt(plan, peak);
   constexpr const char *phases[] = {"forward", "backward", "optimizer phase"};
   bool evaluates = peak >= memory.stepPositions;
   row("most bytes alive",
-      formatBytes(*at) + " at " +
+      formatBytes(live[size_t(peak)]) + " at " +
           (evaluates ? "evaluation[" + Twine(peak - memory.stepPositions)
                      : "instructions[" + Twine(peak)) +
           "], in " +
           (evaluates ? "evaluation" : phases[size_t(instruction.phase)]));
-  std::array<int64_t, kNumMemoryUses> uses{};
+  BytesByUse uses = memory.usesAt(peak);
   std::vector<int32_t> alive = memory.aliveAt(peak);
-  for (int32_t index : alive)
-    uses[size_t(memory.storages[index].use)] += memory.storages[index].bytes;
   for (size_t use = 0; use < kNumMemoryUses; ++use)
     if (uses[use] != 0)
       row("  " + std::string(memoryUseName(MemoryUse(use))),

@@ -118,20 +118,17 @@ FailureOr<std::string> mlir::fsdp::getDeviceOption() {
 FailureOr<plan::MemoryModel>
 mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan,
                                     const std::string &device) {
-  bool shared;
   if (isSimulationAsked()) {
     FailureOr<Setting> setting = readSetting(plan);
     if (failed(setting))
       return failure();
-    shared = setting->cluster.device.sharedMemory;
-  } else {
-    try {
-      shared = loadDevice(device).sharedMemory;
-    } catch (const SimulateError &error) {
-      return fail(error.what());
-    }
+    return setting->cluster.device.memoryModel();
   }
-  return shared ? plan::MemoryModel::SharedHost : plan::MemoryModel::Device;
+  try {
+    return loadDevice(device).memoryModel();
+  } catch (const SimulateError &error) {
+    return fail(error.what());
+  }
 }
 
 LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
@@ -175,9 +172,7 @@ LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
       formatted("%.2f %%", 100 * modelFlopsUtilization(cost, device, seconds)) +
           " of " + formatted("%.4g FLOP/s", device.peak(cost.flopsDtype)) +
           " (" + std::string(plan::dtypeName(cost.flopsDtype)) + ")");
-  int64_t peak = plan.arena->bytes;
-  for (int64_t bytes : plan::staticBytes(plan, plan::arenaModel(plan)))
-    peak += bytes;
+  int64_t peak = plan::peakBytes(plan, plan::arenaModel(plan));
   std::string fits;
   if (device.memoryCapacity > 0)
     fits = " of " + formatBytes(device.memoryCapacity) +

@@ -1,6 +1,7 @@
 //===- CollectivesTest.cpp - where collectives stand in plans -------------===//
 #include "fsdp/Simulate/Collectives.h"
 #include "Support/SamplePlan.h"
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Simulate/CostModel.h"
 #include "fsdp/Simulate/DiffPlans.h"
 
@@ -64,8 +65,8 @@ TEST_P(Exposed, AddsUp) {
   for (const CollectiveTime &time :
        timeCollectives(plan, uses, timeline, device)) {
     const Span &span = timeline.spans[size_t(time.span)];
-    exposed[size_t(kindOf(plan.instructions[size_t(span.instruction)]))] +=
-        time.exposed;
+    exposed[size_t(plan::ownStream(
+        plan.instructions[size_t(span.instruction)]))] += time.exposed;
     if (time.cause >= 0) {
       EXPECT_LE(timeline.spans[size_t(time.cause)].end, span.begin);
       EXPECT_NEAR(timeline.spans[size_t(time.cause)].end, span.begin, 1e-12);

@@ -53,6 +53,10 @@ inline constexpr size_t kNumMemoryUses = size_t(MemoryUse::Communication) + 1;
 /// "gathered parameters" and so on.
 std::string_view memoryUseName(MemoryUse use);
 
+/// Bytes of each use.
+using BytesByUse = std::array<int64_t, kNumMemoryUses>;
+int64_t sum(const BytesByUse &bytes);
+
 /// Bytes a place in the arena is aligned to, as ATen aligns tensors.
 inline constexpr int64_t kArenaAlign = 64;
 
@@ -95,6 +99,10 @@ struct Memory {
 
   /// Bytes alive at each position.
   std::vector<int64_t> liveBytes() const;
+  /// The first position at which most bytes are alive.
+  int64_t peakPosition() const;
+  /// Bytes alive at a position.
+  BytesByUse usesAt(int64_t position) const;
   /// Indices of the storages alive at a position, the largest first.
   std::vector<int32_t> aliveAt(int64_t position) const;
 };
@@ -109,8 +117,11 @@ Memory replayMemory(const Plan &plan, MemoryModel model);
 /// What a rank keeps all the time, in bytes by MemoryUse; 0 for uses of
 /// storages. A plug-in optimizer's state is unknown here and counts nothing.
 /// On SharedHost a rank keeps an equal share of the segment.
-std::array<int64_t, kNumMemoryUses>
-staticBytes(const Plan &plan, MemoryModel model, int64_t rank = 0);
+BytesByUse staticBytes(const Plan &plan, MemoryModel model, int64_t rank = 0);
+
+/// A rank's peak: what it keeps all the time and, if the plan has one, its
+/// arena.
+int64_t peakBytes(const Plan &plan, MemoryModel model);
 
 /// The instruction at a position of the replay.
 const Instruction &instructionAt(const Plan &plan, int64_t position);

@@ -1,4 +1,4 @@
-//===- Operands.h - what an instruction reads and defines -----------------===//
+//===- Operands.h - what an instruction reads, defines and occupies -------===//
 #ifndef FSDP_PLAN_OPERANDS_H
 #define FSDP_PLAN_OPERANDS_H
 
@@ -11,6 +11,10 @@ namespace fsdp::plan {
 std::vector<ValueId> getOperands(const Instruction &instruction);
 /// Values that it defines.
 std::vector<ValueId> getResults(const Instruction &instruction);
+
+/// The stream that collectives and copies of its kind run on when they run
+/// beside computation; Stream::Compute for what runs there alone.
+Stream ownStream(const Instruction &instruction);
 
 /// Whether an instruction of forward or backward runs in a microbatch that is
 /// the step's first, its last, both or neither.

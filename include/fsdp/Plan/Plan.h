@@ -172,6 +172,8 @@ struct Unit {
 };
 
 enum class Phase : uint8_t { Forward, Backward, Optimizer };
+/// "forward" and so on.
+std::string_view phaseName(Phase phase);
 
 /// Where an instruction runs. Those of one stream run one after the other, in
 /// the order of the list; those of different streams at the same time, unless

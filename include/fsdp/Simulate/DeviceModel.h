@@ -8,6 +8,7 @@
 #ifndef FSDP_SIMULATE_DEVICEMODEL_H
 #define FSDP_SIMULATE_DEVICEMODEL_H
 
+#include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/Plan.h"
 
 #include <cstdint>
@@ -67,6 +68,11 @@ struct DeviceModel {
   bool fusePointwise = false;
 
   double peak(plan::DType dtype) const;
+  /// SharedHost with sharedMemory.
+  plan::MemoryModel memoryModel() const {
+    return sharedMemory ? plan::MemoryModel::SharedHost
+                        : plan::MemoryModel::Device;
+  }
 };
 
 /// Ranks of one process group: `ranks` of them, `stride` apart.

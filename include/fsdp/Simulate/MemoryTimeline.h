@@ -17,7 +17,7 @@ struct MemorySample {
   double time = 0; ///< seconds
   /// The position in the step that it shows.
   int32_t position = 0;
-  std::array<int64_t, plan::kNumMemoryUses> bytes = {};
+  plan::BytesByUse bytes = {};
 
   int64_t total() const;
 };

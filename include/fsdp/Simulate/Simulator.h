@@ -45,9 +45,6 @@ struct Timeline {
   double exposedCommunication() const;
 };
 
-/// The stream that such instructions would run on.
-plan::Stream kindOf(const plan::Instruction &instruction);
-
 /// Plays a step. Forward and backward run once a microbatch, what runs in the
 /// first or last one alone only there, then the optimizer phase.
 ///
