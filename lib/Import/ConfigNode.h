@@ -2,6 +2,7 @@
 #ifndef FSDP_IMPORT_CONFIGNODE_H
 #define FSDP_IMPORT_CONFIGNODE_H
 
+#include "fsdp/Support/Nearest.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/IR/Diagnostics.h"
 #include "llvm/ADT/StringExtras.h"
@@ -106,20 +107,6 @@ protected:
   // Nodes to values
   //===--------------------------------------------------------------------===//
 
-  static std::string nearest(StringRef key, ArrayRef<StringRef> known) {
-    StringRef best;
-    unsigned bestDistance = 4;
-    for (StringRef candidate : known)
-      if (unsigned distance = key.edit_distance(candidate);
-          distance < bestDistance) {
-        bestDistance = distance;
-        best = candidate;
-      }
-    if (best.empty())
-      return "; known keys are: " + llvm::join(known, ", ");
-    return ", did you mean \"" + best.str() + "\"?";
-  }
-
   /// Calls `visit(key, value)` for each entry; keys are checked first.
   LogicalResult forEachEntry(
       const Node &node, StringRef where, ArrayRef<StringRef> known,
@@ -129,8 +116,9 @@ protected:
     llvm::StringSet<> seen;
     for (const auto &[key, value] : node.entries) {
       if (!llvm::is_contained(known, key.scalar))
-        return emitError(key.loc) << "unknown key \"" << key.scalar << "\" in "
-                                  << where << nearest(key.scalar, known);
+        return emitError(key.loc)
+               << "unknown key \"" << key.scalar << "\" in " << where
+               << ::fsdp::nearest(key.scalar, known);
       if (!seen.insert(key.scalar).second)
         return emitError(key.loc)
                << "key \"" << key.scalar << "\" is given twice";

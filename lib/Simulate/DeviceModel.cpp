@@ -2,6 +2,7 @@
 #include "fsdp/Simulate/DeviceModel.h"
 
 #include "YamlReader.h"
+#include "fsdp/Support/Nearest.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/Support/FileSystem.h"

@@ -1,6 +1,8 @@
 //===- YamlReader.cpp - YAML mappings with positions in errors ------------===//
 #include "YamlReader.h"
 
+#include "fsdp/Support/Nearest.h"
+
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/SmallString.h"
 #include "llvm/ADT/StringExtras.h"
@@ -13,20 +15,6 @@
 using namespace llvm;
 
 namespace fsdp::simulate {
-
-std::string nearest(StringRef text, ArrayRef<StringRef> known) {
-  StringRef best;
-  unsigned bestDistance = 4;
-  for (StringRef candidate : known)
-    if (unsigned distance = text.edit_distance(candidate);
-        distance < bestDistance) {
-      bestDistance = distance;
-      best = candidate;
-    }
-  if (best.empty())
-    return "; known ones are: " + join(known, ", ");
-  return ", did you mean \"" + best.str() + "\"?";
-}
 
 void YamlReader::error(const YamlNode &node, const std::string &what) const {
   throw SimulateError(path + ":" + std::to_string(node.line) + ":" +

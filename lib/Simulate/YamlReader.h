@@ -54,10 +54,6 @@ private:
   std::string path;
 };
 
-/// The candidate nearest to `text`, as ", did you mean \"…\"?", or all of them.
-std::string nearest(llvm::StringRef text,
-                    llvm::ArrayRef<llvm::StringRef> known);
-
 } // namespace fsdp::simulate
 
 #endif // FSDP_LIB_SIMULATE_YAMLREADER_H

@@ -34,7 +34,7 @@
 // UNKNOWN: unknown.yaml:2:1: error: unknown key "optimiser" in the config, did you mean "optimizer"?
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/nested.yaml 2>&1 | FileCheck %s --check-prefix=NESTED
-// NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known keys are: match, class, reshard_after_forward, mixed_precision
+// NESTED: nested.yaml:2:5: error: unknown key "reshard" in "units"; known ones are: match, class, reshard_after_forward, mixed_precision
 
 // The schedule: FSDP2's own, or key by key; a device's file lies beside the config.
 // RUN: fsdp-opt %t/model.mlir --config %t/schedule-fsdp2.yaml --level captured | FileCheck %s --check-prefix=SCHEDULE2
@@ -70,7 +70,7 @@
 // ROOT-WORD: root-word.yaml:1:24: error: expected true or false for "reshard_after_forward", got: "no"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/precision.yaml 2>&1 | FileCheck %s --check-prefix=PRECISION
-// PRECISION: precision.yaml:1:19: error: unknown key "buffer_dtype" in "mixed_precision"; known keys are: param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
+// PRECISION: precision.yaml:1:19: error: unknown key "buffer_dtype" in "mixed_precision"; known ones are: param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/auto-precision.yaml 2>&1 | FileCheck %s --check-prefix=AUTO-PRECISION
 // AUTO-PRECISION: auto-precision.yaml:1:8: error: expected units by name or class with "mixed_precision", got: auto
@@ -102,7 +102,7 @@
 // SCALER-RANGE: scaler-range.yaml:1:15: error: 'fsdp.grad_scaler' op GradScaler-1: expected a backoff_factor between 0 and 1, got: 2
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/scaler-key.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-KEY
-// SCALER-KEY: scaler-key.yaml:1:15: error: unknown key "scale" in "grad_scaler"; known keys are: init_scale, growth_factor, backoff_factor, growth_interval
+// SCALER-KEY: scaler-key.yaml:1:15: error: unknown key "scale" in "grad_scaler"; known ones are: init_scale, growth_factor, backoff_factor, growth_interval
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/scaler-word.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-WORD
 // SCALER-WORD: scaler-word.yaml:1:14: error: expected true or false for "grad_scaler"
