@@ -111,7 +111,7 @@ LogicalResult applyPolicy(ModuleOp module) {
   if (failed(device))
     return failure();
   if (!device->empty())
-    getSchedule(module).setDevice(*device);
+    getOrCreateSchedule(module).setDevice(*device);
   return success();
 }
 
@@ -145,7 +145,8 @@ FailureOr<::fsdp::plan::MemoryModel>
 getMemoryModel(const ::fsdp::plan::Plan &plan, ModuleOp module) {
   if (memoryModel.getNumOccurrences())
     return memoryModel.getValue();
-  return getSimulatedMemoryModel(plan, getSchedule(module).getDevice().str());
+  return getSimulatedMemoryModel(plan,
+                                 getOrCreateSchedule(module).getDevice().str());
 }
 
 /// A plan with its arena; verified, as every plan that is written.
@@ -169,10 +170,13 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
 /// Choices of what is kept, those that nothing beats first.
 LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
   // The budget limits none of them.
-  getSchedule(module).removeMemoryBudgetAttr();
-  getSchedule(module).setMemory("policy");
-  MemoryExplorer explorer(module);
-  FailureOr<SmallVector<MemoryOutcome>> outcomes = exploreMemory(explorer);
+  ScheduleOp schedule = getOrCreateSchedule(module);
+  schedule.removeMemoryBudgetAttr();
+  schedule.setMemory("policy");
+  FailureOr<MemoryExplorer> explorer = MemoryExplorer::create(module);
+  if (failed(explorer))
+    return failure();
+  FailureOr<SmallVector<MemoryOutcome>> outcomes = exploreMemory(*explorer);
   if (failed(outcomes))
     return failure();
   size_t front = sortByParetoFront(*outcomes);
@@ -182,7 +186,7 @@ LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
       os << "\nbeaten in both\n";
     os << llvm::formatv("{0,11} {1,16:F3}  {2}\n", formatBytes(outcome.bytes),
                         outcome.seconds * 1e3,
-                        explorer.describe(outcome.choice));
+                        explorer->describe(outcome.choice));
   }
   return success();
 }

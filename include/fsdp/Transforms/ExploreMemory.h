@@ -8,6 +8,7 @@
 #define FSDP_TRANSFORMS_EXPLOREMEMORY_H
 
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Simulate/DeviceModel.h"
 #include "fsdp/Simulate/Format.h"
 
 #include <string>
@@ -43,7 +44,8 @@ struct MemoryOutcome {
 /// Compiles copies of a module whose units are assigned.
 class MemoryExplorer {
 public:
-  explicit MemoryExplorer(ModuleOp module);
+  /// Errors name the description of the schedule's device.
+  static FailureOr<MemoryExplorer> create(ModuleOp module);
 
   int64_t numBlocks() const { return int64_t(blocks.size()); }
   /// Choices of resharding and recomputation that this module has.
@@ -63,17 +65,18 @@ public:
   ArrayRef<MemoryOutcome> outcomes() const { return known; }
 
 private:
+  MemoryExplorer(ModuleOp module, ::fsdp::simulate::DeviceModel device);
   void apply(ModuleOp to, const MemoryChoice &choice) const;
   /// Fills `products`.
   void findProducts();
 
   ModuleOp module;
+  ::fsdp::simulate::DeviceModel device;
   SmallVector<StringAttr> blocks;
   SmallVector<MemoryChoice::Reshard> reshardKinds;
   SmallVector<MemoryChoice::Recompute> recomputeKinds;
   /// Operators of a block whose results Recompute::Products keeps.
   SmallVector<StringRef> products;
-  int64_t ranksPerHost = 1;
   SmallVector<MemoryOutcome> known;
   std::string peakHolders;
 };

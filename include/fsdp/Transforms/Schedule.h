@@ -3,12 +3,17 @@
 #define FSDP_TRANSFORMS_SCHEDULE_H
 
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Simulate/DeviceModel.h"
 
 namespace mlir::fsdp {
 
 /// The module's fsdp.schedule. Where it has none, one with the defaults is
 /// added.
-ScheduleOp getSchedule(ModuleOp module);
+ScheduleOp getOrCreateSchedule(ModuleOp module);
+
+/// The description of the schedule's device, as it reaches the others of the
+/// module's mesh. Errors name the description.
+FailureOr<::fsdp::simulate::DeviceModel> loadDevice(ModuleOp module);
 
 } // namespace mlir::fsdp
 

@@ -32,12 +32,12 @@ struct Bucket {
 struct BucketUnits : mlir::fsdp::impl::BucketUnitsBase<BucketUnits> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
-    ScheduleOp schedule = getSchedule(module);
+    ScheduleOp schedule = getOrCreateSchedule(module);
     if (schedule.getBucket() == "unit")
       return;
     double least = 0;
     if (schedule.getBucket() == "saturation") {
-      FailureOr<double> bytes = getSaturation(module, schedule);
+      FailureOr<double> bytes = getSaturation(module);
       if (failed(bytes))
         return signalPassFailure();
       least = *bytes;
@@ -52,28 +52,21 @@ struct BucketUnits : mlir::fsdp::impl::BucketUnitsBase<BucketUnits> {
 
 private:
   /// Bytes from which on the link of the shard axis is busy.
-  static FailureOr<double> getSaturation(ModuleOp module, ScheduleOp schedule) {
-    int64_t shards = 1, ranks = 1;
-    for (auto mesh : module.getOps<MeshOp>()) {
-      ranks = mesh.getMesh().getNumRanks();
+  static FailureOr<double> getSaturation(ModuleOp module) {
+    int64_t shards = 1;
+    for (auto mesh : module.getOps<MeshOp>())
       shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
-    }
-    try {
-      simulate::DeviceModel device =
-          simulate::clusterOf(simulate::loadDevice(schedule.getDevice().str()),
-                              ranks)
-              .device;
-      auto time = [&](double bytes) {
-        return simulate::transferTime(device, simulate::Collective::AllGather,
-                                      {shards, 1}, bytes)
-            .seconds;
-      };
-      double latency = time(0), rate = (time(1e9) - latency) / 1e9;
-      double bytes = rate > 0 ? kBusy / (1 - kBusy) * latency / rate : kMost;
-      return std::clamp(bytes, kLeast, kMost);
-    } catch (const simulate::SimulateError &error) {
-      return schedule.emitOpError(error.what());
-    }
+    auto device = loadDevice(module);
+    if (failed(device))
+      return failure();
+    auto time = [&](double bytes) {
+      return simulate::transferTime(*device, simulate::Collective::AllGather,
+                                    {shards, 1}, bytes)
+          .seconds;
+    };
+    double latency = time(0), rate = (time(1e9) - latency) / 1e9;
+    double bytes = rate > 0 ? kBusy / (1 - kBusy) * latency / rate : kMost;
+    return std::clamp(bytes, kLeast, kMost);
   }
 
   static double getBytes(ParamOp param) {
@@ -89,7 +82,7 @@ private:
     return attributes.getDictionary(unit.getContext());
   }
 
-  /// Neighbours in the order of first use; a unit of several dtypes, which are
+  /// Neighbours in the order of the module; a unit of several dtypes, which are
   /// reduced in their common one, stays whole and alone.
   static SmallVector<Bucket> fill(ModuleOp module, double least) {
     llvm::DenseMap<StringAttr, UnitOp> units;
@@ -125,7 +118,7 @@ private:
     for (const Bucket &bucket : buckets)
       for (StringAttr unit : bucket.units)
         ++parts[unit];
-    SmallVector<std::pair<UnitOp, UnitOp>> made;
+    llvm::DenseSet<Operation *> made;
     for (const Bucket &bucket : buckets) {
       std::string name;
       for (StringAttr unit : bucket.units) {
@@ -139,13 +132,10 @@ private:
       unit.setSymName(name);
       for (ParamOp param : bucket.params)
         param.setUnitAttr(FlatSymbolRefAttr::get(unit.getSymNameAttr()));
-      made.push_back({policy, unit});
+      made.insert(unit);
     }
-    llvm::DenseSet<Operation *> kept;
-    for (auto [policy, unit] : made)
-      kept.insert(unit);
     for (auto unit : llvm::make_early_inc_range(module.getOps<UnitOp>()))
-      if (!kept.contains(unit))
+      if (!made.contains(unit))
         unit.erase();
   }
 };

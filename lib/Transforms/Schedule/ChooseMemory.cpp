@@ -25,34 +25,36 @@ namespace {
 struct ChooseMemory : mlir::fsdp::impl::ChooseMemoryBase<ChooseMemory> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
-    ScheduleOp schedule = getSchedule(module);
+    ScheduleOp schedule = getOrCreateSchedule(module);
     std::optional<uint64_t> budget = schedule.getMemoryBudget();
     if (!budget)
       return;
-    MemoryExplorer explorer(module);
-    FailureOr<MemoryOutcome> policy = explorer.evaluate({});
+    FailureOr<MemoryExplorer> explorer = MemoryExplorer::create(module);
+    if (failed(explorer))
+      return signalPassFailure();
+    FailureOr<MemoryOutcome> policy = explorer->evaluate({});
     if (failed(policy))
       return signalPassFailure();
     bool chooses = schedule.getMemory() == "auto";
-    std::string holders = explorer.holders();
+    std::string holders = explorer->holders();
     bool fits = policy->bytes <= int64_t(*budget);
     if (fits && !chooses)
       return;
     FailureOr<std::optional<MemoryOutcome>> best =
-        search(explorer, int64_t(*budget));
+        search(*explorer, int64_t(*budget));
     if (failed(best))
       return signalPassFailure();
     if (!chooses || !*best) {
-      report(schedule, explorer, *policy, holders, *best);
+      report(schedule, *explorer, *policy, holders, *best);
       return signalPassFailure();
     }
-    explorer.apply((*best)->choice);
+    explorer->apply((*best)->choice);
     remark::passed(schedule.getLoc(),
                    remark::RemarkOpts::name("Memory").category("fsdp-memory"))
-        << explorer.describe((*best)->choice) + ": " +
+        << explorer->describe((*best)->choice) + ": " +
                formatBytes((*best)->bytes) + " of " + formatBytes(*budget) +
                ", the fastest that fits of " +
-               std::to_string(explorer.outcomes().size()) + " compiled";
+               std::to_string(explorer->outcomes().size()) + " compiled";
   }
 
 private:

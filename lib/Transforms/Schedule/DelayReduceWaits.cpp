@@ -32,7 +32,7 @@ struct DelayReduceWaits
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    size_t inFlight = getSchedule(module).getReduceScattersInFlight();
+    size_t inFlight = getOrCreateSchedule(module).getReduceScattersInFlight();
     SmallVector<Operation *> begun;
     for (auto reduce : program.getOps<ReduceScatterOp>())
       if (getWait(reduce))

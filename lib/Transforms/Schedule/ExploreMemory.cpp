@@ -9,16 +9,23 @@
 #include "fsdp/Transforms/Schedule.h"
 #include "mlir/Pass/PassManager.h"
 #include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
-
-#include <numeric>
 
 using namespace mlir;
 using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
 namespace simulate = ::fsdp::simulate;
 
-MemoryExplorer::MemoryExplorer(ModuleOp module) : module(module) {
+FailureOr<MemoryExplorer> MemoryExplorer::create(ModuleOp module) {
+  auto device = loadDevice(module);
+  if (failed(device))
+    return failure();
+  return MemoryExplorer(module, std::move(*device));
+}
+
+MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
+    : module(module), device(std::move(device)) {
   llvm::MapVector<Attribute, SmallVector<StringAttr>> classes;
   for (auto &[unit, params] : getUnitParams(module)) {
     if (unit.getValue() == rootUnitName)
@@ -35,22 +42,15 @@ MemoryExplorer::MemoryExplorer(ModuleOp module) : module(module) {
   int64_t shards = 1;
   for (auto mesh : module.getOps<MeshOp>())
     shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
-  bool sharedMemory = true;
-  try {
-    auto device = simulate::loadDevice(getSchedule(module).getDevice().str());
-    ranksPerHost = device.ranksPerHost;
-    sharedMemory = device.sharedMemory;
-  } catch (const simulate::SimulateError &) {
-    // The scheduling passes say so.
-  }
   reshardKinds = {MemoryChoice::Reshard::Policy};
   bool resharded = llvm::any_of(module.getOps<UnitOp>(), [&](UnitOp unit) {
     return llvm::is_contained(blocks, unit.getSymNameAttr()) &&
            unit.getReshardAfterForward();
   });
-  if (resharded && shards > 1 && !sharedMemory) {
+  if (resharded && shards > 1 && !this->device.sharedMemory) {
     reshardKinds.push_back(MemoryChoice::Reshard::Keep);
-    if (ranksPerHost > 1 && ranksPerHost < shards && shards % ranksPerHost == 0)
+    if (int64_t perHost = this->device.ranksPerHost;
+        perHost > 1 && perHost < shards && shards % perHost == 0)
       reshardKinds.push_back(MemoryChoice::Reshard::Host);
   }
   findProducts();
@@ -95,7 +95,7 @@ void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
       unit.setReshardAfterForward(false);
       unit.removePostForwardSizeAttr();
     } else if (choice.reshard == MemoryChoice::Reshard::Host) {
-      unit.setPostForwardSize(ranksPerHost);
+      unit.setPostForwardSize(device.ranksPerHost);
     }
   }
   auto builder = OpBuilder::atBlockBegin(to.getBody());
@@ -108,6 +108,23 @@ void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
     for (StringRef name : modules)
       CheckpointPatternOp::create(builder, to.getLoc(), name, save);
   }
+}
+
+/// The three uses that hold most at the peak.
+static std::string describePeak(const plan::Plan &plan,
+                                plan::MemoryModel model) {
+  plan::Memory memory = plan::replayMemory(plan, model);
+  plan::BytesByUse uses = memory.usesAt(memory.peakPosition());
+  plan::BytesByUse always = plan::staticBytes(plan, model);
+  SmallVector<std::pair<int64_t, plan::MemoryUse>> order;
+  for (size_t use = 0; use < plan::kNumMemoryUses; ++use)
+    order.push_back({uses[use] + always[use], plan::MemoryUse(use)});
+  llvm::sort(order, std::greater());
+  SmallVector<std::string> holders;
+  for (auto &[bytes, use] : ArrayRef(order).take_front(3))
+    holders.push_back(
+        (plan::memoryUseName(use) + Twine(" ") + formatBytes(bytes)).str());
+  return llvm::join(holders, ", ");
 }
 
 FailureOr<MemoryOutcome> MemoryExplorer::evaluate(const MemoryChoice &choice) {
@@ -130,39 +147,14 @@ FailureOr<MemoryOutcome> MemoryExplorer::evaluate(const MemoryChoice &choice) {
   auto emitted = emitPlan(*copy);
   if (failed(emitted))
     return failure();
+  plan::MemoryModel model = device.memoryModel();
+  plan::layOutArena(*emitted, model);
   MemoryOutcome outcome{choice};
-  try {
-    auto device = simulate::clusterOf(simulate::loadDevice(
-                                          getSchedule(*copy).getDevice().str()),
-                                      emitted->worldSize)
-                      .device;
-    auto model = device.sharedMemory ? plan::MemoryModel::SharedHost
-                                     : plan::MemoryModel::Device;
-    plan::layOutArena(*emitted, model);
-    auto kept = plan::staticBytes(*emitted, model);
-    int64_t always = std::accumulate(kept.begin(), kept.end(), int64_t{0});
-    outcome.bytes = emitted->arena->bytes + always;
-    outcome.seconds =
-        simulate::simulate(*emitted, simulate::costOf(*emitted, device), device)
-            .seconds;
-    plan::Memory memory = plan::replayMemory(*emitted, model);
-    std::vector<int64_t> live = memory.liveBytes();
-    int64_t peak = std::max_element(live.begin(), live.end()) - live.begin();
-    std::array<int64_t, plan::kNumMemoryUses> uses = kept;
-    for (int32_t storage : memory.aliveAt(peak))
-      uses[size_t(memory.storages[size_t(storage)].use)] +=
-          memory.storages[size_t(storage)].bytes;
-    SmallVector<size_t> order(uses.size());
-    std::iota(order.begin(), order.end(), 0);
-    llvm::sort(order, [&](size_t a, size_t b) { return uses[a] > uses[b]; });
-    peakHolders.clear();
-    for (size_t use : ArrayRef(order).take_front(3))
-      peakHolders += (peakHolders.empty() ? "" : ", ") +
-                     (std::string(plan::memoryUseName(plan::MemoryUse(use))) +
-                      " " + formatBytes(uses[use]));
-  } catch (const simulate::SimulateError &error) {
-    return getSchedule(module).emitOpError(error.what());
-  }
+  outcome.bytes = plan::peakBytes(*emitted, model);
+  outcome.seconds =
+      simulate::simulate(*emitted, simulate::costOf(*emitted, device), device)
+          .seconds;
+  peakHolders = describePeak(*emitted, model);
   known.push_back(outcome);
   return outcome;
 }

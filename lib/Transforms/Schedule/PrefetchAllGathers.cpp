@@ -167,7 +167,7 @@ struct PrefetchAllGathers
     ModuleOp module = getOperation();
     if (!getProgram(module))
       return signalPassFailure();
-    ScheduleOp schedule = getSchedule(module);
+    ScheduleOp schedule = getOrCreateSchedule(module);
     if (schedule.getPrefetch() == "none")
       return;
     FailureOr<StepModel> model = StepModel::build(module);

@@ -5,11 +5,26 @@
 
 using namespace mlir;
 using namespace mlir::fsdp;
+namespace simulate = ::fsdp::simulate;
 
-ScheduleOp mlir::fsdp::getSchedule(ModuleOp module) {
+ScheduleOp mlir::fsdp::getOrCreateSchedule(ModuleOp module) {
   for (auto schedule : module.getOps<ScheduleOp>())
     return schedule;
   auto builder = OpBuilder::atBlockBegin(module.getBody());
   OperationState state(module.getLoc(), ScheduleOp::getOperationName());
   return cast<ScheduleOp>(builder.create(state));
+}
+
+FailureOr<simulate::DeviceModel> mlir::fsdp::loadDevice(ModuleOp module) {
+  ScheduleOp schedule = getOrCreateSchedule(module);
+  int64_t ranks = 1;
+  for (auto mesh : module.getOps<MeshOp>())
+    ranks = mesh.getMesh().getNumRanks();
+  try {
+    return simulate::clusterOf(simulate::loadDevice(schedule.getDevice().str()),
+                               ranks)
+        .device;
+  } catch (const simulate::SimulateError &error) {
+    return schedule.emitOpError(error.what());
+  }
 }

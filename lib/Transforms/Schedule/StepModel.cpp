@@ -4,8 +4,6 @@
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/InsertFrees.h"
 
-#include <numeric>
-
 using namespace mlir;
 using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
@@ -22,21 +20,14 @@ FailureOr<StepModel> StepModel::build(ModuleOp module) {
   if (failed(emitted))
     return failure();
   model.plan = std::move(*emitted);
-  try {
-    model.device =
-        simulate::clusterOf(
-            simulate::loadDevice(getSchedule(module).getDevice().str()),
-            model.plan.worldSize)
-            .device;
-  } catch (const simulate::SimulateError &error) {
-    return getSchedule(module).emitOpError(error.what());
-  }
+  auto device = loadDevice(module);
+  if (failed(device))
+    return failure();
+  model.device = std::move(*device);
   model.cost = simulate::costOf(model.plan, model.device);
-  model.memoryModel = model.device.sharedMemory ? plan::MemoryModel::SharedHost
-                                                : plan::MemoryModel::Device;
-  model.memory = plan::replayMemory(model.plan, model.memoryModel);
-  auto kept = plan::staticBytes(model.plan, model.memoryModel);
-  model.staticBytes = std::accumulate(kept.begin(), kept.end(), int64_t{0});
+  plan::MemoryModel memoryModel = model.device.memoryModel();
+  model.memory = plan::replayMemory(model.plan, memoryModel);
+  model.staticBytes = plan::sum(plan::staticBytes(model.plan, memoryModel));
   return model;
 }
 

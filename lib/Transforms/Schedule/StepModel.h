@@ -24,7 +24,6 @@ struct StepModel {
   SmallVector<Operation *> ops;
   ::fsdp::simulate::DeviceModel device;
   ::fsdp::simulate::StepCost cost;
-  ::fsdp::plan::MemoryModel memoryModel;
   ::fsdp::plan::Memory memory;
   /// Bytes a rank keeps all the time.
   int64_t staticBytes = 0;
