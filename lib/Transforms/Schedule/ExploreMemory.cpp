@@ -2,19 +2,13 @@
 #include "fsdp/Transforms/ExploreMemory.h"
 
 #include "fsdp/Dialect/Aten.h"
-#include "fsdp/Plan/Memory.h"
-#include "fsdp/Simulate/Simulator.h"
-#include "fsdp/Transforms/EmitPlan.h"
-#include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/CompileStep.h"
 #include "fsdp/Transforms/Schedule.h"
-#include "mlir/Pass/PassManager.h"
 #include "llvm/ADT/MapVector.h"
-#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
-namespace plan = ::fsdp::plan;
 namespace simulate = ::fsdp::simulate;
 
 FailureOr<MemoryExplorer> MemoryExplorer::create(ModuleOp module) {
@@ -111,50 +105,16 @@ void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
 }
 
 /// The three uses that hold most at the peak.
-static std::string describePeak(const plan::Plan &plan,
-                                plan::MemoryModel model) {
-  plan::Memory memory = plan::replayMemory(plan, model);
-  plan::BytesByUse uses = memory.usesAt(memory.peakPosition());
-  plan::BytesByUse always = plan::staticBytes(plan, model);
-  SmallVector<std::pair<int64_t, plan::MemoryUse>> order;
-  for (size_t use = 0; use < plan::kNumMemoryUses; ++use)
-    order.push_back({uses[use] + always[use], plan::MemoryUse(use)});
-  llvm::sort(order, std::greater());
-  SmallVector<std::string> holders;
-  for (auto &[bytes, use] : ArrayRef(order).take_front(3))
-    holders.push_back(
-        (plan::memoryUseName(use) + Twine(" ") + formatBytes(bytes)).str());
-  return llvm::join(holders, ", ");
-}
-
 FailureOr<MemoryOutcome> MemoryExplorer::evaluate(const MemoryChoice &choice) {
   for (const MemoryOutcome &outcome : known)
     if (outcome.choice == choice)
       return outcome;
-  // What passes say of a copy is of no interest, unless it is an error.
-  ScopedDiagnosticHandler quiet(module.getContext(), [](Diagnostic &message) {
-    return success(message.getSeverity() != DiagnosticSeverity::Error);
-  });
-  OwningOpRef<ModuleOp> copy = module.clone();
-  apply(*copy, choice);
-  PassManager pm(module.getContext());
-  pm.enableVerifier(false);
-  buildAfterChoicePipeline(pm);
-  buildSchedulePipeline(pm);
-  buildLowerPipeline(pm);
-  if (failed(pm.run(*copy)))
+  FailureOr<CompiledStep> step =
+      compileStep(module, device, [&](ModuleOp copy) { apply(copy, choice); });
+  if (failed(step))
     return failure();
-  auto emitted = emitPlan(*copy);
-  if (failed(emitted))
-    return failure();
-  plan::MemoryModel model = device.memoryModel();
-  plan::layOutArena(*emitted, model);
-  MemoryOutcome outcome{choice};
-  outcome.bytes = plan::peakBytes(*emitted, model);
-  outcome.seconds =
-      simulate::simulate(*emitted, simulate::costOf(*emitted, device), device)
-          .seconds;
-  peakHolders = describePeak(*emitted, model);
+  MemoryOutcome outcome{choice, step->seconds, step->bytes};
+  peakHolders = std::move(step->holders);
   known.push_back(outcome);
   return outcome;
 }
