@@ -6,6 +6,7 @@
 #include "fsdp/Simulate/DeviceModel.h"
 #include "fsdp/Simulate/DiffPlans.h"
 #include "fsdp/Simulate/Format.h"
+#include "fsdp/Simulate/LowerBound.h"
 #include "fsdp/Simulate/Page.h"
 #include "fsdp/Simulate/Simulator.h"
 #include "fsdp/Simulate/Trace.h"
@@ -154,6 +155,8 @@ LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
                      " modelled");
   }
   row("step time", formatMilliseconds(timeline.seconds));
+  row("gap to the bound",
+      describeGap(lowerBound(plan, cost, device), timeline.seconds));
   row("busy", listed(timeline.busy));
   double exposed = timeline.exposedCommunication();
   row("exposed communication",
