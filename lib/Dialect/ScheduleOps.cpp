@@ -1,4 +1,5 @@
-//===- ScheduleOps.cpp - futures, and the policy of a schedule ------------===//
+//===- ScheduleOps.cpp - futures, reasons, the policy of a schedule
+//--------===//
 #include "fsdp/Dialect/FSDP.h"
 
 using namespace mlir;
@@ -28,6 +29,27 @@ Operation *mlir::fsdp::getResultsOp(Operation *collective) {
       collective->hasOneUse())
     return *collective->user_begin();
   return collective;
+}
+
+void mlir::fsdp::setReason(Operation *op, const llvm::Twine &why) {
+  op->setDiscardableAttr(whyAttrName, StringAttr::get(op->getContext(), why));
+}
+
+StringRef mlir::fsdp::getReason(Operation *op) {
+  auto why =
+      llvm::dyn_cast_or_null<StringAttr>(op->getDiscardableAttr(whyAttrName));
+  return why ? why.getValue() : StringRef();
+}
+
+LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
+                                                    NamedAttribute attribute) {
+  if (attribute.getName() != whyAttrName)
+    return success();
+  auto why = llvm::dyn_cast<StringAttr>(attribute.getValue());
+  if (why && !why.empty())
+    return success();
+  return op->emitOpError("Why-1: expected a text as ")
+         << whyAttrName << ", got: " << attribute.getValue();
 }
 
 LogicalResult ScheduleOp::verify() {

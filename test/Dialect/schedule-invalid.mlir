@@ -20,6 +20,16 @@ fsdp.schedule {memory = "auto"}
 
 // -----
 
+// expected-error @below {{Why-1: expected a text as fsdp.why, got: 1 : i64}}
+fsdp.unit @u {fsdp.why = 1 : i64}
+
+// -----
+
+// expected-error @below {{Why-1: expected a text as fsdp.why, got: ""}}
+fsdp.unit @u {fsdp.why = ""}
+
+// -----
+
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>

@@ -56,6 +56,8 @@ inline constexpr llvm::StringLiteral capturedPrecisionAttrName =
 inline constexpr llvm::StringLiteral inputNameAttrName = "fsdp.name";
 inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";
 inline constexpr llvm::StringLiteral inputHighAttrName = "fsdp.high";
+/// Attribute of any op in a program: why it stands where it does.
+inline constexpr llvm::StringLiteral whyAttrName = "fsdp.why";
 
 } // namespace mlir::fsdp
 
@@ -97,6 +99,12 @@ AllGatherOp getGather(Value param);
 /// The op that gives the results of a collective: the wait for its future, else
 /// the collective itself.
 Operation *getResultsOp(Operation *collective);
+
+/// Says, for people, why an op stands where it does; the last pass that places
+/// it has the word.
+void setReason(Operation *op, const llvm::Twine &why);
+/// Empty where nothing is said.
+StringRef getReason(Operation *op);
 
 /// Which value's storage a value shares: follows the `views` of aten.call up
 /// to the value that owns the storage.

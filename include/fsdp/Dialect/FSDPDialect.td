@@ -23,7 +23,13 @@ def FSDP_Dialect : Dialect {
     Collectives are never `Pure`: they have effects on one communication
     resource, so that no generic pass merges a backward re-gather into the
     forward gather or changes the order that every rank must agree on.
+
+    A pass that places an op says why it stands there, for people, in the
+    attribute `fsdp.why`. The plan has it too.
+
+    **Why-1**: `fsdp.why` is a text that is not empty.
   }];
+  let hasOperationAttrVerify = 1;
   let useDefaultAttributePrinterParser = 1;
   let useDefaultTypePrinterParser = 1;
 }

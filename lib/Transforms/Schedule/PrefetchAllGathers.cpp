@@ -1,11 +1,14 @@
 //===- PrefetchAllGathers.cpp - gather before it is needed ----------------===//
 //
-// Latest-safe launch: a gather that is launched as late as still hides it holds
-// its memory for the shortest time. All times are those of the compute stream
-// without stalls.
+// Turns the step into numbers, for LatestSafeLaunch.h to decide on, and moves
+// gathers there.
 //
 //===----------------------------------------------------------------------===//
+#include "LatestSafeLaunch.h"
 #include "StepModel.h"
+#include "fsdp/Simulate/Format.h"
+#include "fsdp/Simulate/LowerBound.h"
+#include "fsdp/Simulate/Simulator.h"
 #include "fsdp/Transforms/Passes.h"
 #include "mlir/IR/Remarks.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -17,65 +20,62 @@ namespace mlir::fsdp {
 
 using namespace mlir;
 using namespace mlir::fsdp;
+using namespace ::fsdp::schedule;
 namespace plan = ::fsdp::plan;
+namespace simulate = ::fsdp::simulate;
 
 namespace {
 /// Of a gather's duration: how much earlier than needed it is launched.
 constexpr double kReserve = 0.25;
 
-struct Gather {
-  AllGatherOp op;
-  size_t begin;    ///< position in the plan
-  size_t wait;     ///< that of its wait
-  size_t earliest; ///< after what it needs: its unit's reshard
-  int64_t bytes;   ///< that it holds
-  double seconds;
-};
+/// Why a gather is not launched earlier, or later, for people.
+std::string describeLimit(const Launch &launch, ScheduleOp schedule) {
+  switch (launch.limit) {
+  case LaunchLimit::Duration:
+    return "its duration";
+  case LaunchLimit::StepBegin:
+    return "the beginning of the step";
+  case LaunchLimit::Link:
+    return "the gather before it, which has the link until then";
+  case LaunchLimit::Needs:
+    return "what it needs: its unit is resharded before";
+  case LaunchLimit::Order:
+    return "the launch of the gather before it";
+  case LaunchLimit::Budget:
+    return llvm::formatv("the memory budget of {0}: launched earlier, {1} "
+                         "would be alive",
+                         simulate::formatBytes(*schedule.getMemoryBudget()),
+                         simulate::formatBytes(launch.excess));
+  case LaunchLimit::FSDP2:
+    return "FSDP2's order";
+  }
+  llvm_unreachable("every limit has a text");
+}
 
 class Prefetcher {
 public:
   Prefetcher(ScheduleOp schedule, StepModel &model)
-      : schedule(schedule), model(model), time(model.computeTime()),
-        live(model.memory.liveBytes()) {
+      : schedule(schedule), model(model) {
+    problem.time = model.computeTime();
+    problem.live = model.memory.liveBytes();
+    problem.live.resize(model.plan.instructions.size());
+    for (int64_t &bytes : problem.live)
+      bytes += model.staticBytes;
+    if (std::optional<uint64_t> budget = schedule.getMemoryBudget())
+      problem.budget = int64_t(*budget);
+    problem.reserve = kReserve;
     findGathers();
   }
 
-  void latestSafe() {
-    std::vector<double> launch(gathers.size());
-    double next = time.back();
-    for (size_t k = gathers.size(); k-- > 0;) {
-      Gather &gather = gathers[k];
-      next =
-          std::min(next, time[gather.wait]) - gather.seconds * (1 + kReserve);
-      launch[k] = next;
-    }
-    size_t previous = 0;
-    for (size_t k = 0; k < gathers.size(); ++k) {
-      Gather &gather = gathers[k];
-      size_t earliest = std::max(previous, gather.earliest);
-      // The last instruction that begins by then.
-      size_t wanted = size_t(
-          std::upper_bound(time.begin(), time.end(), launch[k]) - time.begin());
-      wanted = std::min(std::max<size_t>(wanted, 1) - 1, gather.begin);
-      size_t at = std::max(wanted, earliest);
-      const char *limit = at > wanted ? "what it needs" : "its duration";
-      if (size_t fits = firstFit(gather, at); fits > at) {
-        at = fits;
-        limit = "the memory budget";
-      }
-      previous = move(gather, at, limit);
-    }
-  }
-
-  void likeFSDP2() {
-    for (size_t k = 1; k < gathers.size(); ++k) {
-      Gather &gather = gathers[k];
-      size_t at = gathers[k - 1].wait + 1;
-      if (model.plan.instructions[gathers[k - 1].wait].phase !=
-          model.plan.instructions[gather.wait].phase)
-        at = gather.begin;
-      at = std::max(at, gather.earliest);
-      move(gather, firstFit(gather, at), "FSDP2's order");
+  void run() {
+    std::vector<Launch> launches = schedule.getPrefetch() == "fsdp2"
+                                       ? fsdp2Launches(problem)
+                                       : latestSafeLaunches(problem);
+    for (auto [gather, numbers, launch] :
+         llvm::zip(gathers, problem.gathers, launches)) {
+      explain(gather, numbers, launch);
+      if (launch.at < numbers.latest)
+        moveBefore(gather, model.ops[launch.at]);
     }
   }
 
@@ -99,34 +99,16 @@ private:
       if (!op || instructions[i].stream == plan::Stream::Compute)
         continue;
       int32_t unit = std::get<plan::AllGather>(instructions[i].kind).unit;
-      gathers.push_back({op, i, positions.lookup(getResultsOp(op)),
-                         reshards.lookup(unit), bytes[i],
-                         model.cost.instructions[i].seconds});
+      gathers.push_back(op);
+      problem.gathers.push_back(
+          {model.cost.instructions[i].seconds, bytes[i], reshards.lookup(unit),
+           i, positions.lookup(getResultsOp(op)), int(instructions[i].phase)});
     }
   }
 
-  /// The first position at or after `at` from which on the gather fits.
-  size_t firstFit(const Gather &gather, size_t at) {
-    std::optional<uint64_t> budget = schedule.getMemoryBudget();
-    if (!budget)
-      return at;
-    size_t fits = gather.begin;
-    while (fits > at && model.staticBytes + live[fits - 1] + gather.bytes <=
-                            int64_t(*budget))
-      --fits;
-    return fits;
-  }
-
-  /// Launches the gather before the first instruction at or after `at` that
-  /// computes for some time; returns its position.
-  size_t move(Gather &gather, size_t at, const char *limit) {
-    while (at < gather.begin && time[at] == time[at + 1])
-      ++at;
-    remark(gather, at, limit);
-    if (at >= gather.begin)
-      return gather.begin;
-    Operation *before = model.ops[at];
-    for (Value operand : gather.op.getShards()) {
+  /// With the reads and copies of what it gathers.
+  static void moveBefore(AllGatherOp gather, Operation *before) {
+    for (Value operand : gather.getShards()) {
       Operation *source = operand.getDefiningOp();
       if (auto copy = dyn_cast<CopyToDeviceOp>(source))
         for (Value read : copy.getShards())
@@ -134,50 +116,82 @@ private:
       if (isa<ReadOp, CopyToDeviceOp>(source))
         source->moveBefore(before);
     }
-    gather.op->moveBefore(before);
-    for (size_t i = at; i < gather.begin; ++i)
-      live[i] += gather.bytes;
-    return at;
+    gather->moveBefore(before);
   }
 
-  void remark(Gather &gather, size_t at, const char *limit) {
-    double hidden = time[gather.wait] - time[std::min(at, gather.begin)];
+  void explain(AllGatherOp gather, const GatherToLaunch &numbers,
+               const Launch &launch) {
+    std::string limit = describeLimit(launch, schedule);
+    setReason(gather,
+              launch.at < numbers.latest
+                  ? "launched ahead of its first use; limited by " + limit
+                  : "launched where it is needed; limited by " + limit);
+    double ahead = problem.time[numbers.use] - problem.time[launch.at];
     auto opts = remark::RemarkOpts::name("AllGather").category("fsdp-prefetch");
-    std::string text = llvm::formatv(
-        "unit {0}: launched {1:F3} ms of computation before its "
-        "first use, takes {2:F3} ms; limited by {3}",
-        gather.op.getUnit(), hidden * 1e3, gather.seconds * 1e3, limit);
-    if (hidden >= gather.seconds)
-      remark::passed(gather.op.getLoc(), opts) << text;
-    else
-      remark::missed(gather.op.getLoc(), opts) << text;
+    auto message = launch.stall > 0 ? remark::missed(gather.getLoc(), opts)
+                                    : remark::passed(gather.getLoc(), opts);
+    if (message)
+      message << llvm::formatv(
+                     "unit {0}: launched {1:F3} ms of computation before its "
+                     "first use, takes {2:F3} ms{3}; limited by {4}",
+                     gather.getUnit(), ahead * 1e3, numbers.seconds * 1e3,
+                     launch.stall > 0
+                         ? llvm::formatv(", compute waits {0:F3} ms",
+                                         launch.stall * 1e3)
+                               .str()
+                         : "",
+                     limit)
+                     .str();
   }
 
   ScheduleOp schedule;
   StepModel &model;
-  std::vector<double> time;
-  /// Bytes alive at each position, with the gathers launched so far.
-  std::vector<int64_t> live;
-  std::vector<Gather> gathers;
+  /// The gathers beside computation, and the same in numbers.
+  SmallVector<AllGatherOp> gathers;
+  LaunchProblem problem;
 };
 
 struct PrefetchAllGathers
     : mlir::fsdp::impl::PrefetchAllGathersBase<PrefetchAllGathers> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
-    if (!getProgram(module))
+    ProgramOp program = getProgram(module);
+    if (!program)
       return signalPassFailure();
     ScheduleOp schedule = getOrCreateSchedule(module);
-    if (schedule.getPrefetch() == "none")
-      return;
-    FailureOr<StepModel> model = StepModel::build(module);
-    if (failed(model))
+    if (schedule.getPrefetch() == "none") {
+      for (auto gather : program.getOps<AllGatherOp>())
+        setReason(gather, "launched where it is needed: nothing is prefetched");
+    } else {
+      FailureOr<StepModel> model = StepModel::build(module);
+      if (failed(model))
+        return signalPassFailure();
+      Prefetcher(schedule, *model).run();
+    }
+    if (failed(remarkStep(schedule)))
       return signalPassFailure();
-    Prefetcher prefetcher(schedule, *model);
-    if (schedule.getPrefetch() == "fsdp2")
-      prefetcher.likeFSDP2();
-    else
-      prefetcher.latestSafe();
+  }
+
+private:
+  /// The step as it is now, against what no schedule can beat.
+  LogicalResult remarkStep(ScheduleOp schedule) {
+    auto message = remark::analysis(
+        schedule.getLoc(),
+        remark::RemarkOpts::name("Step").category("fsdp-prefetch"));
+    if (!message)
+      return success();
+    FailureOr<StepModel> model = StepModel::build(getOperation());
+    if (failed(model))
+      return failure();
+    simulate::Timeline timeline =
+        simulate::simulate(model->plan, model->cost, model->device);
+    message << "step of " + simulate::formatMilliseconds(timeline.seconds) +
+                   ", " +
+                   simulate::describeGap(simulate::lowerBound(model->plan,
+                                                              model->cost,
+                                                              model->device),
+                                         timeline.seconds);
+    return success();
   }
 };
 } // namespace
