@@ -343,6 +343,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
     key("frees");
     numbers(instruction.frees);
   }
+  if (!instruction.why.empty()) {
+    key("why");
+    string(instruction.why);
+  }
   raw("}");
 }
 

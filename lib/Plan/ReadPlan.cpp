@@ -141,7 +141,7 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   auto keys = [&](std::initializer_list<const char *> required,
                   std::initializer_list<const char *> optional = {}) {
     c.keys(required, optional,
-           {"phase", "module", "frees", "stream", "waits", "records"});
+           {"phase", "module", "frees", "stream", "waits", "records", "why"});
   };
   if (c.has("call")) {
     keys({"call", "args", "outs"}, {"reduce_input_of", "mutates", "recompute"});
@@ -249,6 +249,11 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     instruction.waits = c.at("waits").indices();
   if (c.has("records"))
     instruction.records = c.at("records").index();
+  if (c.has("why")) {
+    instruction.why = c.at("why").string();
+    if (instruction.why.empty())
+      c.at("why").error("expected a text, got \"\"");
+  }
   return instruction;
 }
 

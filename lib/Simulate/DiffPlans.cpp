@@ -35,6 +35,7 @@ const char *kindName(Stream kind) {
 struct Entry {
   std::string text;
   std::optional<double> number = std::nullopt;
+  std::string why = {}; ///< of a collective's place
 };
 
 /// What a plan is like, by section and name.
@@ -59,9 +60,9 @@ private:
             std::string value) {
     rows[{section, name}] = {std::move(value)};
   }
-  void count(const std::string &section, const std::string &name,
-             int64_t value) {
-    rows[{section, name}] = {std::to_string(value), double(value)};
+  void count(const std::string &section, const std::string &name, int64_t value,
+             const std::string &why = {}) {
+    rows[{section, name}] = {std::to_string(value), double(value), why};
   }
   void bytes(const std::string &section, const std::string &name,
              int64_t value) {
@@ -142,7 +143,8 @@ private:
       count("schedule",
             names[i] + (begins ? ": calls from launch to first use"
                                : ": calls from launch to wait"),
-            begins ? use.callsToUse : use.callsToWait);
+            begins ? use.callsToUse : use.callsToWait,
+            plan.instructions[size_t(use.instruction)].why);
       while (!ends.empty() && ends.begin()->first < use.instruction) {
         --underWay[size_t(ends.begin()->second)];
         ends.erase(ends.begin());
@@ -240,7 +242,8 @@ std::string patternOf(const std::string &name) {
 
 struct Row {
   std::string section, name, a, b, change;
-  std::string last = ""; ///< of several that show the same
+  std::string whyA, whyB; ///< where they differ
+  std::string last = "";  ///< of several that show the same
   int64_t times = 1;
 
   std::string title() const {
@@ -282,11 +285,15 @@ std::vector<Row> differingRows(const Summary &a, const Summary &b) {
   auto add = [&](const Summary::Key &key, const Entry &x, const Entry &y) {
     if (x.text == y.text)
       return;
-    std::vector<std::string> shown = {key.first, patternOf(key.second), x.text,
-                                      y.text};
+    bool sameWhy = x.why == y.why;
+    std::string whyX = sameWhy ? "" : x.why, whyY = sameWhy ? "" : y.why;
+    std::vector<std::string> shown = {key.first,       patternOf(key.second),
+                                      x.text,          y.text,
+                                      patternOf(whyX), patternOf(whyY)};
     auto [it, isNew] = merged.try_emplace(shown, rows.size());
     if (isNew) {
-      rows.push_back({key.first, key.second, x.text, y.text, changeOf(x, y)});
+      rows.push_back(
+          {key.first, key.second, x.text, y.text, changeOf(x, y), whyX, whyY});
       return;
     }
     rows[it->second].last = key.second;
@@ -350,6 +357,9 @@ std::string printDifference(const Plan &a, const Plan &b,
     if (!row.change.empty())
       os << "  " << padded(row.change, widths[3], false);
     os << '\n';
+    for (auto [name, why] : {std::pair("a", row.whyA), {"b", row.whyB}})
+      if (!why.empty())
+        os << "      " << name << ": " << why << '\n';
   }
   return text;
 }

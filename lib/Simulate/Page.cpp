@@ -146,7 +146,7 @@ private:
                                   : plan.modules[size_t(instruction.module)];
   }
 
-  /// [stream, phase, made again, title, module, signature]
+  /// [stream, phase, made again, title, module, signature, why]
   void printInstructions() {
     json.attributeArray("instructions", [&] {
       for (const Instruction &instruction : plan.instructions) {
@@ -154,7 +154,7 @@ private:
         row(int64_t(instruction.stream), int64_t(instruction.phase),
             int64_t(call && call->recompute), strings(title(instruction)),
             strings(moduleOf(instruction)),
-            strings(signature(plan, instruction)));
+            strings(signature(plan, instruction)), strings(instruction.why));
       }
     });
   }

@@ -86,6 +86,8 @@ private:
         if (instruction.module >= 0)
           json.attribute("module", plan.modules[instruction.module]);
         json.attribute("what", signature(plan, instruction));
+        if (!instruction.why.empty())
+          json.attribute("why", instruction.why);
         if (plan.accumulationSteps > 1)
           json.attribute("microbatch", span.microbatch);
       });

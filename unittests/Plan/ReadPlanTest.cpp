@@ -56,6 +56,21 @@ TEST(ReadPlan, KeepsRecomputedCalls) {
   EXPECT_EQ(printPlan(read), text);
 }
 
+TEST(ReadPlan, KeepsWhyAnInstructionStandsThere) {
+  Plan plan = samplePlan(2);
+  EXPECT_EQ(printPlan(plan).find("\"why\""), std::string::npos);
+  size_t first = find<AllGather>(plan);
+  plan.instructions[first].why = "of \"layers.0\", \xc3\xa9";
+  std::string text = printPlan(plan);
+  Plan read = parsePlan(text, "p.json");
+  EXPECT_EQ(read.instructions[first].why, plan.instructions[first].why);
+  EXPECT_EQ(printPlan(read), text);
+  plan.instructions[first].why = "x";
+  EXPECT_EQ(errorOf(with(printPlan(plan), "\"why\": \"x\"", "\"why\": \"\"")),
+            "p.json: instructions[" + std::to_string(first) +
+                "].why: expected a text, got \"\"");
+}
+
 TEST(ReadPlan, RoundTripsTrainingPolicy) {
   Plan plan = samplePlan(2);
   plan.optimizer.name = "plugin";

@@ -389,6 +389,8 @@ struct Instruction {
   std::vector<EventId> waits = {};
   /// The event that its end completes, or -1.
   EventId records = -1;
+  /// Why it stands where it does, for people; empty where nothing is said.
+  std::string why = {};
 };
 
 /// torch.optim's names and defaults; `fused` selects the fused ATen kernel,

@@ -123,6 +123,10 @@ def RecomputeActivations
     A chain of writes in place is recomputed whole or kept whole. CSE merges
     nothing of it with forward: a call that allocates is not merged.
 
+    A remark (`fsdp-recompute`) says of each module how many calls are made
+    again and how many bytes are not kept; a missed one, what is kept all the
+    same, and why.
+
     Before: captured level. After: no `fsdp.checkpoint_pattern`.
   }];
 }
@@ -164,6 +168,9 @@ def InsertReshards : Pass<"fsdp-insert-reshards", "::mlir::ModuleOp"> {
 
     A unit with `post_forward_size = k` is resharded to 1/k of its parameters
     after forward, and gathered again from the parts that k neighbours kept.
+
+    A remark (`fsdp-reshard`) says of each unit what became of it after forward;
+    a missed one, that nothing is computed until it is gathered again.
 
     Before: one gather a unit. After: Program-3 holds.
   }];
@@ -325,12 +332,18 @@ def PrefetchAllGathers : Pass<"fsdp-prefetch-all-gathers", "::mlir::ModuleOp"> {
     duration, and a quarter of that in reserve, before its first use and the
     next gather's launch. From the first to the last, a gather is launched at the
     first instruction at or after that time from which on it fits into
-    `memory_budget`, with the gathers launched before.
+    `memory_budget`, with the gathers launched before; not before the link is
+    nearly free, and what computation had to wait so far moves all that follows.
+    On plain numbers this is
+    [LatestSafeLaunch.h](../lib/Transforms/Schedule/LatestSafeLaunch.h), which
+    a test compares with all launches in this order.
     `fsdp2`: when the gather before it has come, within a phase.
     `none`: changes nothing.
 
-    A gather never passes the reshard of its unit. A remark says where each
-    went, and what limited it.
+    A gather never passes the reshard of its unit. A remark (`fsdp-prefetch`)
+    says where each went, and what limited it; a missed one, that computation
+    waits for it. A last one says how far the step, simulated, is above the
+    least time of its instructions.
 
     Before and after: scheduled level.
   }];
@@ -343,7 +356,8 @@ def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
     the reduction with which more than the schedule's
     `reduce_scatters_in_flight` would be under way, if that comes first: so many
     units' gradients are held. An `fsdp.all_reduce` of the results goes along;
-    it is waited for where its own results are used.
+    it is waited for where its own results are used. A remark (`fsdp-reduce`)
+    says where each wait went; a missed one, that it had to come early.
 
     Before and after: scheduled level.
   }];
@@ -360,7 +374,9 @@ def BindReduceInputs : Pass<"fsdp-bind-reduce-inputs", "::mlir::ModuleOp"> {
     operator that allocates it. Where that is result 0 of an `aten.call`, of
     the gradient's size, and nothing uses the storage after the reduction, the
     call is marked `reduce_input_of`: the runtime then lets it allocate in the
-    collective's input buffer and no copy-in is needed.
+    collective's input buffer and no copy-in is needed. A remark
+    (`fsdp-in-place`) counts them; a missed one says of each other gradient what
+    stands against it.
   }];
 }
 

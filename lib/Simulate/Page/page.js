@@ -37,6 +37,11 @@ const escape = (string) => String(string).replace(/[&<>"]/g,
 const titleOf = (i) => text[plan.instructions[i][3]];
 const moduleOf = (i) => text[plan.instructions[i][4]];
 const phaseOf = (i) => PHASES[plan.instructions[i][1]];
+/** Why the compiler put it there, as a sentence; empty where the plan does not say. */
+const whyOf = (i) => {
+  const why = text[plan.instructions[i][6]];
+  return why && `${why[0].toUpperCase()}${why.slice(1)}.`;
+};
 /** `aten::mm in layers.0 (instruction 12)` */
 const named = (i) => `${titleOf(i)}${moduleOf(i) ? ` in ${moduleOf(i)}` : ''} (instruction ${i})`;
 const kindName = (c) => plan.streams[c.kind];
@@ -450,6 +455,7 @@ function spanTip([i, begin, finish, microbatch]) {
   const lines = [`<b>${escape(titleOf(i))}</b> ${time(finish - begin)}`,
     `${phaseOf(i)}, from ${time(begin)} on${plan.microbatches > 1 ? `, microbatch ${microbatch}` : ''}`];
   if (moduleOf(i)) lines.push(escape(moduleOf(i)));
+  if (whyOf(i)) lines.push(`<span class="why">${escape(whyOf(i))}</span>`);
   const collective = collectiveAt.get(i);
   if (collective === undefined) {
     lines.push(`<span class="hint">${escape(text[plan.instructions[i][5]])}</span>`);
@@ -490,7 +496,7 @@ function memoryTip(at, row) {
 // Why a collective stands where it does
 // ---------------------------------------------------------------------------
 
-/** Sentences, from the timeline alone. */
+/** Sentences on what comes of it in the simulated step. */
 function reasons(c, [begin, finish, exposed, cause, queued, use]) {
   const lines = [];
   const hidden = finish - begin - exposed;
@@ -513,6 +519,10 @@ function reasons(c, [begin, finish, exposed, cause, queued, use]) {
   return lines;
 }
 
+/** The instruction that ends what a gather made; -1 if there is none. */
+const reshardAfter = (c) => plan.instructions.findIndex((_, i) => i > c.instruction &&
+  titleOf(i) === `reshard ${unitName(c)}`);
+
 function select(index, run = 0) {
   selected = {collective: index, run: Math.max(0, run)};
   const c = plan.collectives[index];
@@ -525,11 +535,15 @@ function select(index, run = 0) {
       facts.push(['first use', `${at[5] >= 0 ? `${time(at[5])}, ` : ''}${escape(named(c.use))}`]);
     facts.push(['launched ahead', `${plural(c.callsToUse || c.callsToWait, 'call')}` +
       (at[5] >= 0 ? `, ${time(at[5] - at[0])} before its first use` : '')]);
+    const reshard = plan.streams[c.kind] === 'all_gather' ? reshardAfter(c) : -1;
+    if (reshard >= 0)
+      facts.push(['held until', escape(`${named(reshard)}${whyOf(reshard) && `: ${whyOf(reshard)}`}`)]);
     if (c.wait >= 0 && c.wait !== c.instruction) facts.push(['awaited by', escape(named(c.wait))]);
     facts.push(['exposed', time(at[2])]);
     if (at[5] >= 0) facts.push(['slack', time(Math.max(0, at[5] - at[1]))]);
   }
   $('detail').innerHTML = `<h3>${escape(kindName(c))} of ${escape(unitName(c))}, ${phaseOf(c.instruction)}</h3>` +
+    (whyOf(c.instruction) ? `<p class="why">${escape(whyOf(c.instruction))}</p>` : '') +
     (at ? reasons(c, at).map((line) => `<p>${escape(line)}</p>`).join('') : '') +
     `<dl>${facts.map(([name, value]) => `<dt>${name}</dt><dd>${value}</dd>`).join('')}</dl>`;
   for (const row of document.querySelectorAll('#units tr'))

@@ -1,5 +1,7 @@
 //===- BindReduceInputs.cpp - gradients straight into the reduction -------===//
 #include "fsdp/Transforms/Passes.h"
+#include "mlir/IR/Remarks.h"
+#include "llvm/Support/FormatVariadic.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_BINDREDUCEINPUTS
@@ -37,26 +39,53 @@ struct BindReduceInputs
     if (!program)
       return signalPassFailure();
     for (auto reduce : program.getOps<ReduceScatterOp>())
-      for (auto [name, grad] :
-           llvm::zip(reduce.getParamNames(), reduce.getGrads()))
-        bind(reduce, cast<FlatSymbolRefAttr>(name), grad);
+      bind(reduce);
   }
 
 private:
-  static void bind(ReduceScatterOp reduce, FlatSymbolRefAttr param,
-                   Value grad) {
+  static void bind(ReduceScatterOp reduce) {
+    auto opts = remark::RemarkOpts::name("InPlace").category("fsdp-in-place");
+    int64_t bound = 0;
+    for (auto [name, grad] :
+         llvm::zip(reduce.getParamNames(), reduce.getGrads())) {
+      auto param = cast<FlatSymbolRefAttr>(name);
+      StringRef obstacle = bind(reduce, param, grad);
+      if (obstacle.empty())
+        ++bound;
+      else if (auto message = remark::missed(reduce.getLoc(), opts))
+        message << ("unit " + reduce.getUnit() + ": the gradient of " +
+                    param.getValue() +
+                    " is copied into the reduction: " + obstacle)
+                       .str();
+    }
+    if (auto message = remark::passed(reduce.getLoc(), opts))
+      message << llvm::formatv("unit {0}: {1} of {2} gradients are written "
+                               "where the reduction reads them",
+                               reduce.getUnit(), bound,
+                               reduce.getGrads().size())
+                     .str();
+  }
+
+  /// Says what stands against it; nothing if the gradient is bound.
+  static StringRef bind(ReduceScatterOp reduce, FlatSymbolRefAttr param,
+                        Value grad) {
     Value owner = getStorageOwner(grad);
     auto call = owner.getDefiningOp<aten::CallOp>();
-    if (!call || cast<OpResult>(owner).getResultNumber() != 0 ||
-        call.getReduceInputOf())
-      return;
+    if (!call)
+      return "no operator allocates it";
+    if (cast<OpResult>(owner).getResultNumber() != 0)
+      return "it is not the first result of its operator";
+    if (call.getReduceInputOf())
+      return "its storage is that of another gradient too";
     auto type = cast<RankedTensorType>(owner.getType());
     auto gradType = cast<RankedTensorType>(grad.getType());
     if (type.getNumElements() != gradType.getNumElements() ||
-        type.getElementType() != gradType.getElementType() ||
-        !endsBy(owner, reduce))
-      return;
+        type.getElementType() != gradType.getElementType())
+      return "it is a part of its storage";
+    if (!endsBy(owner, reduce))
+      return "its storage is used after the reduction";
     call.setReduceInputOfAttr(param);
+    return "";
   }
 };
 } // namespace

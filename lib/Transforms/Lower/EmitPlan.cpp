@@ -237,6 +237,7 @@ private:
     instruction.kind = std::move(kind);
     instruction.phase = phase;
     instruction.module = getModuleIndex(op->getLoc());
+    instruction.why = getReason(op).str();
     instructions->push_back(std::move(instruction));
     if (ops && instructions == &result.instructions)
       ops->push_back(op);

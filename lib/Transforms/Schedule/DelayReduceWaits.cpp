@@ -1,6 +1,9 @@
 //===- DelayReduceWaits.cpp - reduce while computation goes on ------------===//
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
+#include "mlir/IR/Remarks.h"
+#include "llvm/ADT/TypeSwitch.h"
+#include "llvm/Support/FormatVariadic.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_DELAYREDUCEWAITS
@@ -24,6 +27,26 @@ static Operation *getFirstUser(Operation *op) {
   return first;
 }
 
+/// What takes the results of a reduction, for people.
+static std::string describeUse(Operation *use) {
+  return llvm::TypeSwitch<Operation *, std::string>(use)
+      .Case<AllReduceOp>([](auto) { return "its all-reduce"; })
+      .Case<AccumulateOp>([](auto) { return "the sums of the microbatches"; })
+      .Case<CopyToHostOp>([](auto) { return "its copy to the host"; })
+      .Case<UnscaleOp>([](auto) { return "the unscaling"; })
+      .Case<ClipGradNormOp>([](auto) { return "the clipping"; })
+      .Case<OptimizerStepOp>([](auto) { return "the optimizer"; })
+      .Default(
+          [](Operation *op) { return op->getName().getStringRef().str(); });
+}
+
+/// Calls between two ops of a block.
+static int64_t countCalls(Operation *from, Operation *to) {
+  return llvm::count_if(
+      llvm::make_range(from->getIterator(), to->getIterator()),
+      llvm::IsaPred<aten::CallOp>);
+}
+
 namespace {
 struct DelayReduceWaits
     : mlir::fsdp::impl::DelayReduceWaitsBase<DelayReduceWaits> {
@@ -32,8 +55,8 @@ struct DelayReduceWaits
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    size_t inFlight = getOrCreateSchedule(module).getReduceScattersInFlight();
-    SmallVector<Operation *> begun;
+    inFlight = getOrCreateSchedule(module).getReduceScattersInFlight();
+    SmallVector<ReduceScatterOp> begun;
     for (auto reduce : program.getOps<ReduceScatterOp>())
       if (getWait(reduce))
         begun.push_back(reduce);
@@ -46,26 +69,58 @@ private:
   /// Moves the wait behind what may run during the reduction: to `limit`, or
   /// its first use. An all-reduce of the results goes along, and the wait for
   /// that to its own first use.
-  static void delay(Operation *reduce, Operation *limit) {
+  void delay(ReduceScatterOp reduce, ReduceScatterOp limit) {
     WaitOp wait = getWait(reduce);
     Operation *use = getFirstUser(wait);
     AllReduceOp all = dyn_cast_or_null<AllReduceOp>(use);
+    Operation *end = use; // what takes the results in the end
     if (all) {
-      if (WaitOp allWait = getWait(all)) {
-        if (Operation *allUse = getFirstUser(allWait))
-          allWait->moveBefore(allUse);
-        use = allWait;
-      } else {
-        use = getFirstUser(all);
-      }
+      WaitOp allWait = getWait(all);
+      end = getFirstUser(allWait ? allWait.getOperation() : all.getOperation());
+      if (allWait && end)
+        allWait->moveBefore(end);
+      use = allWait ? allWait.getOperation() : end;
     }
-    Operation *to =
-        limit && (!use || limit->isBeforeInBlock(use)) ? limit : use;
+    bool limited = limit && (!use || limit->isBeforeInBlock(use));
+    Operation *to = limited ? limit.getOperation() : use;
     if (!to)
       return;
     wait->moveBefore(to);
     if (all)
       all->moveBefore(to);
+    explain(reduce, all, limited ? limit : ReduceScatterOp(), wait, end);
   }
+
+  /// Says where the waits went; `limit` is null where the reduction may go on
+  /// to `end`, the first use.
+  void explain(ReduceScatterOp reduce, AllReduceOp all, ReduceScatterOp limit,
+               WaitOp wait, Operation *end) {
+    std::string until =
+        limit ? llvm::formatv("before the reduce-scatter of {0} begins, as "
+                              "{1} may be in flight",
+                              limit.getUnit(), inFlight)
+                    .str()
+        : all ? "where its all-reduce begins"
+        : end ? "before its first use, " + describeUse(end)
+              : "at the end of the step";
+    setReason(reduce,
+              "begins when the last gradient is there; awaited " + until);
+    if (all)
+      setReason(all, "begins when the shards are reduced; awaited " +
+                         (end ? "before its first use, " + describeUse(end)
+                              : std::string("at the end of the step")));
+    auto opts =
+        remark::RemarkOpts::name("ReduceScatter").category("fsdp-reduce");
+    auto message = limit ? remark::missed(reduce.getLoc(), opts)
+                         : remark::passed(reduce.getLoc(), opts);
+    int64_t calls = countCalls(reduce, wait);
+    if (message)
+      message << llvm::formatv(
+                     "unit {0}: reduced beside {1} call{2}, awaited {3}",
+                     reduce.getUnit(), calls, calls == 1 ? "" : "s", until)
+                     .str();
+  }
+
+  int64_t inFlight = 0;
 };
 } // namespace

@@ -47,6 +47,8 @@ struct DeferReshards : mlir::fsdp::impl::DeferReshardsBase<DeferReshards> {
         backwardEnd = reshard;
       }
       reshard.setLastMicrobatch(true);
+      setReason(reshard, "at the end of the last microbatch: the next one uses "
+                         "what this one gathered");
       firstGathers[unit].setFirstMicrobatch(true);
     }
   }

@@ -7,6 +7,7 @@
 #include "fsdp/Transforms/Passes.h"
 
 #include "mlir/IR/IRMapping.h"
+#include "mlir/IR/Remarks.h"
 #include "llvm/ADT/MapVector.h"
 
 namespace mlir::fsdp {
@@ -59,23 +60,68 @@ struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
     for (auto unit : module.getOps<UnitOp>())
       units[unit.getSymNameAttr()] = unit;
 
-    for (auto gather : llvm::to_vector(program.getOps<AllGatherOp>())) {
-      UnitOp unit = units[gather.getUnitAttr().getAttr()];
-      if (backward && unit.getReshardAfterForward() &&
-          gather->isBeforeInBlock(backward))
-        gatherAgain(gather, backward, unit.getPostForwardSize());
-      reshardAfterLastUse(gather);
-    }
+    for (auto gather : llvm::to_vector(program.getOps<AllGatherOp>()))
+      reshard(gather, backward, units[gather.getUnitAttr().getAttr()]);
     if (ProgramOp evaluation = getEvaluationProgram(module))
       for (auto gather : llvm::to_vector(evaluation.getOps<AllGatherOp>()))
-        reshardAfterLastUse(gather);
+        reshardAfterLastUse(gather, "after the last use");
   }
 
 private:
+  static void reshard(AllGatherOp gather, PhaseOp backward, UnitOp unit) {
+    if (!backward || backward->isBeforeInBlock(gather))
+      return reshardAfterLastUse(gather, "after the last use");
+    if (!unit.getReshardAfterForward()) {
+      reshardAfterLastUse(gather, "after the last use: the unit stays gathered "
+                                  "between forward and backward");
+      return explain(unit, "stays gathered between forward and backward: "
+                           "reshard_after_forward is false");
+    }
+    AllGatherOp again =
+        gatherAgain(gather, backward, unit.getPostForwardSize());
+    if (!again) {
+      reshardAfterLastUse(gather,
+                          "after the last use: backward does not need it");
+      return explain(unit, "resharded after forward: backward does not need "
+                           "it");
+    }
+    reshardAfterLastUse(gather, "after the last use in forward: the unit is "
+                                "gathered again for backward");
+    reshardAfterLastUse(again, "after the last use in backward");
+    std::string how = "resharded after forward";
+    if (std::optional<int64_t> size = unit.getPostForwardSize())
+      how += ", a part on each of " + std::to_string(*size) + " neighbours";
+    // Something has to come in between, or nothing is saved.
+    Operation *end = *llvm::find_if(gather.getParams().front().getUsers(),
+                                    llvm::IsaPred<ReshardOp>);
+    bool useful =
+        llvm::any_of(llvm::make_range(end->getIterator(), again->getIterator()),
+                     [](Operation &op) {
+                       auto call = dyn_cast<aten::CallOp>(op);
+                       return call && !call.getViews();
+                     });
+    if (useful)
+      explain(unit, how + ", gathered again for backward");
+    else
+      explain(unit,
+              how + ", and at once gathered again: nothing is computed "
+                    "in between",
+              /*limited=*/true);
+  }
+
+  static void explain(UnitOp unit, const Twine &what, bool limited = false) {
+    auto opts = remark::RemarkOpts::name("Reshard").category("fsdp-reshard");
+    auto message = limited ? remark::missed(unit.getLoc(), opts)
+                           : remark::passed(unit.getLoc(), opts);
+    if (message)
+      message << ("unit " + unit.getSymName() + ": " + what).str();
+  }
+
   /// Moves the uses in backward onto a second gather, from the whole axis or
   /// from the parts that neighbours keep.
-  static void gatherAgain(AllGatherOp gather, PhaseOp backward,
-                          std::optional<int64_t> postForwardSize) {
+  /// The gather, or null where backward uses none of them.
+  static AllGatherOp gatherAgain(AllGatherOp gather, PhaseOp backward,
+                                 std::optional<int64_t> postForwardSize) {
     GatheredStorage storage(gather);
     SmallVector<OpOperand *> uses;
     Operation *firstUse = nullptr;
@@ -93,7 +139,7 @@ private:
       }
     }
     if (!firstUse)
-      return;
+      return {};
 
     OpBuilder builder(firstUse);
     IRMapping again;
@@ -111,6 +157,7 @@ private:
     // Views taken in forward, rebuilt only where backward needs them.
     for (OpOperand *use : uses)
       use->set(rebuild(use->get(), again, builder));
+    return second;
   }
 
   /// Reshards after the last use in forward to parts over a sub-axis.
@@ -133,6 +180,8 @@ private:
     builder.setInsertionPointAfter(lastUse);
     auto reshard = ReshardOp::create(builder, lastUse->getLoc(), types,
                                      gather.getUnitAttr(), gather.getParams());
+    setReason(reshard, "after the last use in forward: each of " + Twine(size) +
+                           " neighbours keeps a part");
     return llvm::to_vector_of<Value>(reshard.getKept());
   }
 
@@ -148,26 +197,19 @@ private:
     return again.lookup(value);
   }
 
-  static void reshardAfterLastUse(AllGatherOp first) {
-    // The second gather of the unit, where there is one, was put behind it.
-    SmallVector<AllGatherOp> gathers{first};
-    for (auto other : first->getBlock()->getOps<AllGatherOp>())
-      if (other != first && other.getUnitAttr() == first.getUnitAttr())
-        gathers.push_back(other);
-    for (AllGatherOp gather : gathers) {
-      if (llvm::any_of(gather->getUsers(), llvm::IsaPred<ReshardOp>))
-        continue; // it keeps parts
-      GatheredStorage storage(gather);
-      Operation *lastUse = gather;
-      for (Value value : storage.values)
-        for (Operation *user : value.getUsers())
-          if (lastUse->isBeforeInBlock(user))
-            lastUse = user;
-      OpBuilder builder(lastUse->getContext());
-      builder.setInsertionPointAfter(lastUse);
-      ReshardOp::create(builder, lastUse->getLoc(), TypeRange(),
-                        gather.getUnitAttr(), gather.getParams());
-    }
+  static void reshardAfterLastUse(AllGatherOp gather, const Twine &why) {
+    if (llvm::any_of(gather->getUsers(), llvm::IsaPred<ReshardOp>))
+      return; // it keeps parts
+    Operation *lastUse = gather;
+    for (Value value : GatheredStorage(gather).values)
+      for (Operation *user : value.getUsers())
+        if (lastUse->isBeforeInBlock(user))
+          lastUse = user;
+    OpBuilder builder(lastUse->getContext());
+    builder.setInsertionPointAfter(lastUse);
+    auto reshard = ReshardOp::create(builder, lastUse->getLoc(), TypeRange(),
+                                     gather.getUnitAttr(), gather.getParams());
+    setReason(reshard, why);
   }
 };
 } // namespace

@@ -9,7 +9,9 @@
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 
+#include "fsdp/Simulate/Format.h"
 #include "mlir/IR/IRMapping.h"
+#include "mlir/IR/Remarks.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/StringMap.h"
@@ -22,6 +24,7 @@ namespace mlir::fsdp {
 using namespace mlir;
 using namespace mlir::fsdp;
 using aten::CallOp;
+using ::fsdp::simulate::formatBytes;
 
 /// The qualified name of the module whose forward, or the backward of it, made
 /// the call.
@@ -113,6 +116,16 @@ private:
   llvm::DenseMap<Value, Storage> byOwner;
 };
 
+/// Why a storage is kept for backward all the same.
+enum class KeptBecause { Policy, Random, OperandsChange, UsedElsewhere };
+constexpr size_t kNumKeptBecause = 4;
+
+int64_t getNumBytes(Value value) {
+  auto type = cast<RankedTensorType>(value.getType());
+  return type.getNumElements() *
+         int64_t(llvm::divideCeil(type.getElementTypeBitWidth(), 8));
+}
+
 /// Recomputes what one run's backward uses.
 class RunRecomputer {
 public:
@@ -124,14 +137,16 @@ public:
 
   void recompute() {
     for (CallOp call : run.calls) {
-      if (!canCallAgain(call))
-        pin(call);
+      if (std::optional<KeptBecause> obstacle = findObstacle(call))
+        pin(call, *obstacle);
       for (OpResult result : call->getOpResults())
         if (ownsStorage(result) && isHeldAnyway(result))
-          keep(result);
+          keep(result, KeptBecause::UsedElsewhere);
     }
     propagate();
-    if (Operation *firstUse = needWhatBackwardUses())
+    Operation *firstUse = needWhatBackwardUses();
+    explain();
+    if (firstUse)
       cloneBefore(firstUse);
   }
 
@@ -176,17 +191,19 @@ private:
     }
   }
 
-  /// Whether a second call in backward would do what the first did, where the
-  /// storages that the run owns are recomputed.
-  bool canCallAgain(CallOp call) const {
-    if (call.getRandom() || savedCalls.contains(call))
-      return false;
+  /// Why a second call in backward is not wanted, or would not do what the
+  /// first did where the storages that the run owns are recomputed.
+  std::optional<KeptBecause> findObstacle(CallOp call) const {
+    if (savedCalls.contains(call))
+      return KeptBecause::Policy;
+    if (call.getRandom())
+      return KeptBecause::Random;
     for (Value operand : call.getOperands()) {
       Value owner = storages.getOwner(operand);
       if (!isOwned(owner) && storages.isWrittenFrom(owner, call))
-        return false;
+        return KeptBecause::OperandsChange;
     }
-    return true;
+    return std::nullopt;
   }
 
   /// Whether the storage outlives forward whatever this run does, or changes
@@ -203,37 +220,38 @@ private:
     return false;
   }
 
-  void pin(CallOp call) {
-    if (pinned.insert(call).second)
+  void pin(CallOp call, KeptBecause why) {
+    if (pinned.try_emplace(call, why).second)
       worklist.push_back(call);
   }
 
-  void keep(Value owner) {
-    if (!kept.insert(owner).second)
+  void keep(Value owner, KeptBecause why) {
+    if (!kept.try_emplace(owner, why).second)
       return;
     const Storage &storage = storages.get(owner);
-    pin(owner.getDefiningOp<CallOp>());
+    pin(owner.getDefiningOp<CallOp>(), why);
     for (CallOp writer : storage.writers)
       if (inRun.contains(writer))
-        pin(writer);
+        pin(writer, why);
     // In backward it holds what was written last.
     for (Value value : storage.values)
       for (Operation *user : value.getUsers())
         if (inRun.contains(user) && storages.isWrittenFrom(owner, user))
-          pin(cast<CallOp>(user));
+          pin(cast<CallOp>(user), why);
   }
 
   /// Keeps everything that pinned calls allocate or write.
   void propagate() {
     while (!worklist.empty()) {
       CallOp call = worklist.pop_back_val();
+      KeptBecause why = pinned.lookup(call);
       for (OpResult result : call->getOpResults())
         if (ownsStorage(result))
-          keep(result);
+          keep(result, why);
       for (int64_t operand : getWrittenOperands(call)) {
         Value owner = storages.getOwner(call.getOperand(operand));
         if (isOwned(owner))
-          keep(owner);
+          keep(owner, why);
       }
     }
   }
@@ -276,6 +294,52 @@ private:
       needCall(writer);
   }
 
+  bool isUsedInBackward(Value owner) const {
+    return llvm::any_of(storages.get(owner).values, [&](Value value) {
+      return llvm::any_of(value.getUsers(),
+                          [&](Operation *user) { return isInBackward(user); });
+    });
+  }
+
+  /// Of what the run makes and backward uses: what is made again, and what is
+  /// kept although the policy would not have it.
+  void explain() const {
+    Location loc = run.calls.front().getLoc();
+    if (!loc->getContext()->getRemarkEngine())
+      return;
+    int64_t dropped = 0;
+    std::array<int64_t, kNumKeptBecause> bytes = {};
+    for (CallOp call : run.calls)
+      for (Value result : call.getResults())
+        if (ownsStorage(result) && isUsedInBackward(result)) {
+          auto it = kept.find(result);
+          (it == kept.end() ? dropped : bytes[size_t(it->second)]) +=
+              getNumBytes(result);
+        }
+    std::string name = "module " + run.checkpoint.module.str() + ": ";
+    auto opts =
+        remark::RemarkOpts::name("Recompute").category("fsdp-recompute");
+    remark::passed(loc, opts)
+        << name + std::to_string(needed.size()) +
+               (needed.size() == 1 ? " call is" : " calls are") +
+               " made again in backward, " + formatBytes(dropped) +
+               " are not kept" +
+               (bytes[0] > 0
+                    ? ", " + formatBytes(bytes[0]) + " are, as save says"
+                    : "");
+    constexpr const char *whys[kNumKeptBecause] = {"", "by a random operator",
+                                                   "as operands change later",
+                                                   "as others use them"};
+    std::string list;
+    for (size_t why = 1; why < kNumKeptBecause; ++why)
+      if (bytes[why] > 0)
+        list += (list.empty() ? "" : ", ") + formatBytes(bytes[why]) + " " +
+                whys[why];
+    if (!list.empty())
+      remark::missed(loc, opts)
+          << name + "kept for backward all the same: " + list;
+  }
+
   void cloneBefore(Operation *firstUse) {
     OpBuilder builder(firstUse);
     IRMapping again;
@@ -284,6 +348,8 @@ private:
         continue;
       auto clone = cast<CallOp>(builder.clone(*call, again));
       clone.setRecompute(true);
+      setReason(clone, "activations of " + run.checkpoint.module +
+                           " are made again where backward first uses them");
       for (auto [first, second] :
            llvm::zip(call.getResults(), clone.getResults()))
         first.replaceUsesWithIf(second, [&](OpOperand &use) {
@@ -295,8 +361,9 @@ private:
   Run &run;
   const Storages &storages;
   Operation *backward;
-  llvm::DenseSet<Operation *> inRun, savedCalls, pinned, needed;
-  llvm::DenseSet<Value> kept;
+  llvm::DenseSet<Operation *> inRun, savedCalls, needed;
+  llvm::DenseMap<Operation *, KeptBecause> pinned;
+  llvm::DenseMap<Value, KeptBecause> kept;
   SmallVector<CallOp> worklist;
 };
 

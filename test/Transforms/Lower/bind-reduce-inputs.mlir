@@ -1,4 +1,5 @@
-// RUN: fsdp-opt --fsdp-bind-reduce-inputs --split-input-file %s | FileCheck %s
+// RUN: fsdp-opt --fsdp-bind-reduce-inputs --split-input-file --remarks-filter=fsdp-in-place --remark-format=emitRemark %s 2>%t | FileCheck %s
+// RUN: FileCheck %s --check-prefix=REMARK < %t
 
 // The gradient is a view of what `mm` allocates: `mm` may write it where the
 // reduction reads it.
@@ -6,6 +7,7 @@
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         aten.call "aten::mm"(%{{.*}}, %{{.*}}) {reduce_input_of = @w}
 // CHECK-NEXT:    aten.call "aten::t"(%{{.*}}) {views = array<i64: 0>}
+// REMARK:        remark: [Passed] InPlace {{.*}}unit u: 1 of 1 gradients are written where the reduction reads them
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
 fsdp.param @w : tensor<4x8xf32> unit @u sharding <@world, [{"shard"}, {}]>
@@ -26,6 +28,11 @@ fsdp.program @train_step(%x: tensor<8x2xf32>, %y: tensor<2x4xf32>) -> tensor<f32
 
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK-NOT:     reduce_input_of
+// REMARK:        remark: [Missed] InPlace {{.*}}unit u: the gradient of a is copied into the reduction: its storage is used after the reduction
+// REMARK:        remark: [Missed] {{.*}}the gradient of b {{.*}}: it is a part of its storage
+// REMARK:        remark: [Missed] {{.*}}the gradient of c {{.*}}: it is not the first result of its operator
+// REMARK:        remark: [Missed] {{.*}}the gradient of d {{.*}}: no operator allocates it
+// REMARK:        remark: [Passed] {{.*}}unit u: 0 of 4 gradients are written
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>

@@ -1,10 +1,11 @@
-// RUN: fsdp-opt --fsdp-delay-reduce-waits --split-input-file %s | FileCheck %s
+// RUN: fsdp-opt --fsdp-delay-reduce-waits --split-input-file --remarks-filter=fsdp-reduce --remark-format=emitRemark %s 2>%t | FileCheck %s
+// RUN: FileCheck %s --check-prefix=REMARK < %t
 
 // Two reductions are under way at a time: the third begins when the first is
 // there. What the optimizer takes is awaited just before it.
 
 // CHECK-LABEL: fsdp.program @train_step
-// CHECK:         %[[F0:.*]] = fsdp.reduce_scatter @u0
+// CHECK:         %[[F0:.*]] = fsdp.reduce_scatter @u0 {{.*}} {fsdp.why = "begins when the last gradient is there; awaited before the reduce-scatter of u2 begins, as 2 may be in flight"}
 // CHECK-NEXT:    aten.call
 // CHECK-NEXT:    %[[F1:.*]] = fsdp.reduce_scatter @u1
 // CHECK-NEXT:    aten.call
@@ -14,6 +15,9 @@
 // CHECK-NEXT:    fsdp.wait %[[F1]]
 // CHECK-NEXT:    fsdp.wait %[[F2]]
 // CHECK-NEXT:    fsdp.optimizer_step
+// REMARK:      remark: [Missed] ReduceScatter {{.*}}unit u0: reduced beside 2 calls, awaited before the reduce-scatter of u2 begins, as 2 may be in flight
+// REMARK:      remark: [Passed] ReduceScatter {{.*}}unit u1: reduced beside 1 call, awaited before its first use, the optimizer
+// REMARK:      remark: [Passed] ReduceScatter {{.*}}unit u2: reduced beside 0 calls, awaited before its first use, the optimizer
 fsdp.mesh @world <["shard"=2]>
 fsdp.optimizer "sgd" {}
 fsdp.unit @u0
@@ -82,9 +86,9 @@ fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
 
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[F0:.*]] = fsdp.reduce_scatter @u0
-// CHECK:         fsdp.reduce_scatter @u1
+// CHECK:         fsdp.reduce_scatter @u1 {{.*}} {fsdp.why = "begins when the last gradient is there; awaited where its all-reduce begins"}
 // CHECK:         %[[R0:.*]] = fsdp.wait %[[F0]]
-// CHECK-NEXT:    %[[H0:.*]] = fsdp.all_reduce @u0 avg over "replicate" [@w0] %[[R0]]
+// CHECK-NEXT:    %[[H0:.*]] = fsdp.all_reduce @u0 avg over "replicate" [@w0] %[[R0]] {fsdp.why = "begins when the shards are reduced; awaited before its first use, the optimizer"}
 // CHECK-NEXT:    fsdp.reduce_scatter @u2
 // CHECK-NEXT:    fsdp.phase optimizer
 // CHECK-NEXT:    fsdp.wait %[[H0]]

@@ -19,7 +19,8 @@
 // CHECK-NEXT:    fsdp.read @w2
 // CHECK-NEXT:    fsdp.all_gather @u2
 // CHECK-NEXT:    aten.call "aten::sum"
-// REMARK-DAG: remark: {{.*}}unit u0: launched 0.000 ms of computation before its first use{{.*}}limited by
+// REMARK-DAG: remark: [Missed] {{.*}}unit u0: launched 0.000 ms of computation before its first use{{.*}}, compute waits {{.*}}; limited by the beginning of the step
+// REMARK-DAG: remark: [Analysis] Step {{.*}}step of {{.*}} ms, {{.*}} % above the least time of its instructions, {{.*}} ms of compute
 // REMARK-DAG: remark: {{.*}}unit u1: launched {{.*}}limited by its duration
 // REMARK-DAG: remark: {{.*}}unit u2: launched {{.*}}limited by what it needs
 fsdp.mesh @world <["shard"=2]>

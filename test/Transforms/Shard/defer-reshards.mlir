@@ -14,7 +14,7 @@
 // CHECK:         %[[W2:.*]] = fsdp.all_gather @u %{{[^ ]*}} : (
 // CHECK-NEXT:    aten.call
 // CHECK-NEXT:    fsdp.write_grad
-// CHECK-NEXT:    fsdp.reshard @u %[[W2]] {last_microbatch} : tensor<4xf32>
+// CHECK-NEXT:    fsdp.reshard @u %[[W2]] {fsdp.why = "at the end of the last microbatch: the next one uses what this one gathered", last_microbatch} : tensor<4xf32>
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, reshard_after_backward = false, steps = 2}

@@ -1,4 +1,5 @@
-// RUN: fsdp-opt --fsdp-insert-reshards --split-input-file %s | FileCheck %s
+// RUN: fsdp-opt --fsdp-insert-reshards --split-input-file --remarks-filter=fsdp-reshard --remark-format=emitRemark %s 2>%t | FileCheck %s
+// RUN: FileCheck %s --check-prefix=REMARK < %t
 
 // With reshard_after_forward the unit is gathered again for backward, and the
 // view `t` that forward took is rebuilt from the second gather.
@@ -8,13 +9,14 @@
 // CHECK-NEXT:    %[[W:.*]] = fsdp.all_gather @u %[[S]]
 // CHECK-NEXT:    %[[T:.*]] = aten.call "aten::t"(%[[W]])
 // CHECK-NEXT:    aten.call "aten::mm"(%{{.*}}, %[[T]])
-// CHECK-NEXT:    fsdp.reshard @u %[[W]]
+// CHECK-NEXT:    fsdp.reshard @u %[[W]] {fsdp.why = "after the last use in forward: the unit is gathered again for backward"}
 // CHECK:         fsdp.phase backward
 // CHECK-NEXT:    %[[S2:.*]] = fsdp.read @w
 // CHECK-NEXT:    %[[W2:.*]] = fsdp.all_gather @u %[[S2]]
 // CHECK-NEXT:    %[[T2:.*]] = aten.call "aten::t"(%[[W2]])
 // CHECK-NEXT:    aten.call "aten::mm"(%{{.*}}, %[[T2]])
-// CHECK-NEXT:    fsdp.reshard @u %[[W2]]
+// CHECK-NEXT:    fsdp.reshard @u %[[W2]] {fsdp.why = "after the last use in backward"}
+// REMARK:        remark: [Passed] Reshard {{.*}}unit u: resharded after forward, gathered again for backward
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {reshard_after_forward = true}
 fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
@@ -70,7 +72,8 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK-NOT:     fsdp.reshard
 // CHECK:         fsdp.phase backward
 // CHECK-NEXT:    aten.call "aten::mul.Tensor"(%{{.*}}, %[[W]])
-// CHECK-NEXT:    fsdp.reshard @u %[[W]]
+// CHECK-NEXT:    fsdp.reshard @u %[[W]] {fsdp.why = "after the last use: the unit stays gathered between forward and backward"}
+// REMARK:        remark: [Passed] Reshard {{.*}}unit u: stays gathered between forward and backward: reshard_after_forward is false
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {reshard_after_forward = false}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
@@ -92,8 +95,9 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[W:.*]] = fsdp.all_gather @u
 // CHECK-NEXT:    aten.call "aten::add.Tensor"
-// CHECK-NEXT:    fsdp.reshard @u %[[W]]
+// CHECK-NEXT:    fsdp.reshard @u %[[W]] {fsdp.why = "after the last use: backward does not need it"}
 // CHECK-NOT:     fsdp.all_gather
+// REMARK:        remark: [Passed] Reshard {{.*}}unit u: resharded after forward: backward does not need it
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {reshard_after_forward = true}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
@@ -117,12 +121,13 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[W:.*]] = fsdp.all_gather @u
 // CHECK-NEXT:    aten.call "aten::dot"(%{{.*}}, %[[W]])
-// CHECK-NEXT:    %[[K:.*]] = fsdp.reshard @u %[[W]] : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
+// CHECK-NEXT:    %[[K:.*]] = fsdp.reshard @u %[[W]] {fsdp.why = "after the last use in forward: each of 2 neighbours keeps a part"} : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
 // CHECK-NEXT:    fsdp.phase backward
 // CHECK-NOT:     fsdp.read
 // CHECK:         %[[W2:.*]] = fsdp.all_gather @u %[[K]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> tensor<4xf32>
 // CHECK-NEXT:    aten.call "aten::mul.Tensor"(%{{.*}}, %[[W2]])
-// CHECK-NEXT:    fsdp.reshard @u %[[W2]] : tensor<4xf32>{{$}}
+// CHECK-NEXT:    fsdp.reshard @u %[[W2]] {fsdp.why = "after the last use in backward"} : tensor<4xf32>{{$}}
+// REMARK:        remark: [Missed] Reshard {{.*}}unit u: resharded after forward, a part on each of 2 neighbours, and at once gathered again: nothing is computed in between
 fsdp.mesh @world <["shard"=4]>
 fsdp.unit @u {post_forward_size = 2}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
@@ -144,7 +149,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[W:.*]] = fsdp.all_gather @u
 // CHECK-NEXT:    aten.call "aten::dot"
-// CHECK-NEXT:    fsdp.reshard @u %[[W]] : tensor<4xf32>{{$}}
+// CHECK-NEXT:    fsdp.reshard @u %[[W]] {{.*}} : tensor<4xf32>{{$}}
 fsdp.mesh @world <["shard"=4]>
 fsdp.unit @u {post_forward_size = 2}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>

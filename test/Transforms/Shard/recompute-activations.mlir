@@ -1,10 +1,11 @@
-// RUN: fsdp-opt --fsdp-recompute-activations --split-input-file %s | FileCheck %s
+// RUN: fsdp-opt --fsdp-recompute-activations --split-input-file --remarks-filter=fsdp-recompute --remark-format=emitRemark %s 2>%t | FileCheck %s
+// RUN: FileCheck %s --check-prefix=REMARK < %t
 // RUN: fsdp-opt --fsdp-recompute-activations --cse --split-input-file %s | FileCheck %s --check-prefix=CSE
 
 // What the layer's backward uses is computed again before the first use; the
 // input stays, and so does the output: the loss is outside. CSE merges nothing.
 
-// CSE: aten.call "aten::mm"({{.*}}) {recompute}
+// CSE: aten.call "aten::mm"({{.*}}) {{.*}}recompute}
 
 // CHECK-NOT:   fsdp.checkpoint_pattern
 // CHECK-LABEL: fsdp.program @train_step
@@ -17,9 +18,10 @@
 // CHECK-NEXT:  aten.call "aten::ones_like"
 // CHECK-NEXT:  aten.call "aten::expand"
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%{{.*}}, %[[E]])
-// CHECK-NEXT:  %[[F2:.*]] = aten.call "aten::mm"(%[[X]], %[[W]]) {recompute}
+// CHECK-NEXT:  %[[F2:.*]] = aten.call "aten::mm"(%[[X]], %[[W]]) {fsdp.why = "activations of layer are made again where backward first uses them", recompute}
 // CHECK-NEXT:  %[[G:.*]] = aten.call "aten::silu_backward"(%{{.*}}, %[[F2]])
 // CHECK-NEXT:  aten.call "aten::mm"(%[[X]], %[[G]])
+// REMARK:      remark: {{.*}}[Passed] Recompute {{.*}}module layer: 1 call is made again in backward, 64 B are not kept
 fsdp.checkpoint_pattern "layer"
 fsdp.param @layer.w : tensor<4x4xf32>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
@@ -50,10 +52,10 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  %[[C:.*]] = aten.call "aten::exp"(%[[B]]) :
 // CHECK-NEXT:  aten.call "aten::silu"(%[[C]]) :
 // CHECK:       fsdp.phase backward
-// CHECK-NEXT:  %[[C2:.*]] = aten.call "aten::exp"(%[[B]]) {recompute}
+// CHECK-NEXT:  %[[C2:.*]] = aten.call "aten::exp"(%[[B]]) {{.*}}recompute}
 // CHECK-NEXT:  %[[G:.*]] = aten.call "aten::silu_backward"(%[[X]], %[[C2]])
 // CHECK-NEXT:  %[[H:.*]] = aten.call "aten::mul.Tensor"(%[[G]], %[[C2]])
-// CHECK-NEXT:  %[[A2:.*]] = aten.call "aten::exp"(%[[X]]) {recompute}
+// CHECK-NEXT:  %[[A2:.*]] = aten.call "aten::exp"(%[[X]]) {{.*}}recompute}
 // CHECK-NEXT:  aten.call "aten::silu_backward"(%[[H]], %[[A2]])
 fsdp.checkpoint_pattern "layers.*"
 fsdp.program @two_layers(%x: tensor<4xf32>) -> tensor<f32> {
@@ -83,9 +85,11 @@ fsdp.program @two_layers(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  %[[N:.*]] = aten.call "aten::empty_like"
 // CHECK-NEXT:  %[[B:.*]] = aten.call "aten::bernoulli_.float"(%[[N]]
 // CHECK:       fsdp.phase backward
-// CHECK-NEXT:  %[[E2:.*]] = aten.call "aten::exp"(%{{.*}}) {recompute}
-// CHECK-NEXT:  %[[P2:.*]] = aten.call "aten::mul.Tensor"(%[[A]], %[[B]]) {recompute}
+// CHECK-NEXT:  %[[E2:.*]] = aten.call "aten::exp"(%{{.*}}) {{.*}}recompute}
+// CHECK-NEXT:  %[[P2:.*]] = aten.call "aten::mul.Tensor"(%[[A]], %[[B]]) {{.*}}recompute}
 // CHECK-NEXT:  "aten::foo"([%[[E2]], %[[M]], %[[A]], %[[B]], %[[P2]]])
+// REMARK:      remark: {{.*}}[Passed] Recompute {{.*}}module layer: 2 calls are made again in backward, 128 B are not kept, 128 B are, as save says
+// REMARK:      remark: {{.*}}[Missed] Recompute {{.*}}module layer: kept for backward all the same: 64 B by a random operator
 fsdp.checkpoint_pattern "layer" {save = ["aten::mm", "aten::add.Tensor"]}
 fsdp.program @selective(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
@@ -109,10 +113,10 @@ fsdp.program @selective(%x: tensor<4x4xf32>) -> tensor<f32> {
 
 // CHECK-LABEL: fsdp.program @in_place
 // CHECK:       fsdp.phase backward
-// CHECK-NEXT:  %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) {recompute}
-// CHECK-NEXT:  %[[R:.*]] = aten.call "aten::select.int"(%[[A]], 0, 1) {recompute, views = array<i64: 0>}
-// CHECK-NEXT:  aten.call "aten::copy_"(%[[R]], %[[Y:.*]], false) {mutates = array<i64: 0>, recompute, views = array<i64: 0>}
-// CHECK-NEXT:  %[[B:.*]] = aten.call "aten::mul_.Tensor"(%[[A]], %[[X]]) {mutates = array<i64: 0>, recompute, views = array<i64: 0>}
+// CHECK-NEXT:  %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) {{.*}}recompute}
+// CHECK-NEXT:  %[[R:.*]] = aten.call "aten::select.int"(%[[A]], 0, 1) {{.*}}recompute, views = array<i64: 0>}
+// CHECK-NEXT:  aten.call "aten::copy_"(%[[R]], %[[Y:.*]], false) {{.*}}mutates = array<i64: 0>, recompute, views = array<i64: 0>}
+// CHECK-NEXT:  %[[B:.*]] = aten.call "aten::mul_.Tensor"(%[[A]], %[[X]]) {{.*}}mutates = array<i64: 0>, recompute, views = array<i64: 0>}
 // CHECK-NEXT:  %[[V:.*]] = aten.call "aten::t"(%[[B]]) {views = array<i64: 0>}
 // CHECK-NEXT:  aten.call "aten::mm"(%[[V]], %[[X]])
 fsdp.checkpoint_pattern "layer"
@@ -138,9 +142,10 @@ fsdp.program @in_place(%x: tensor<4x4xf32>, %y: tensor<4xf32>) -> tensor<f32> {
 
 // CHECK-LABEL: fsdp.program @kept
 // CHECK:       fsdp.phase backward
-// CHECK-NEXT:  %[[M:.*]] = aten.call "aten::mm"({{.*}}) {recompute}
+// CHECK-NEXT:  %[[M:.*]] = aten.call "aten::mm"({{.*}}) {{.*}}recompute}
 // CHECK-NEXT:  aten.call "aten::foo"(
 // CHECK-NOT:   recompute
+// REMARK:      remark: {{.*}}[Missed] Recompute {{.*}}module layer: kept for backward all the same: 112 B as operands change later, 128 B as others use them
 fsdp.buffer @mean : tensor<4xf32>
 fsdp.buffer @var : tensor<4xf32>
 fsdp.checkpoint_pattern "layer"
@@ -167,10 +172,10 @@ fsdp.program @kept(%x: tensor<4x4xf32>) -> tensor<f32> {
 
 // CHECK-LABEL: fsdp.program @nested_and_twice
 // CHECK:       fsdp.phase backward
-// CHECK-NEXT:  %[[I:.*]] = aten.call "aten::exp"(%[[S:.*]]) {recompute}
+// CHECK-NEXT:  %[[I:.*]] = aten.call "aten::exp"(%[[S:.*]]) {{.*}}recompute}
 // CHECK-NEXT:  aten.call "aten::cos"(%[[I]])
 // CHECK-NEXT:  aten.call "aten::neg"(%[[S]])
-// CHECK-NEXT:  %[[J:.*]] = aten.call "aten::exp"(%{{.*}}) {recompute}
+// CHECK-NEXT:  %[[J:.*]] = aten.call "aten::exp"(%{{.*}}) {{.*}}recompute}
 // CHECK-NEXT:  aten.call "aten::cos"(%[[J]])
 fsdp.checkpoint_pattern "a.inner" {save = ["aten::exp"]}
 fsdp.checkpoint_pattern "b" {save = ["aten::sin"]}
@@ -201,7 +206,7 @@ fsdp.program @nested_and_twice(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  %[[C:.*]] = aten.call "aten::exp"(%[[B]]) :
 // CHECK:       fsdp.phase backward
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%[[X]], %[[C]])
-// CHECK-NEXT:  %[[B2:.*]] = aten.call "aten::exp"(%[[A]]) {recompute}
+// CHECK-NEXT:  %[[B2:.*]] = aten.call "aten::exp"(%[[A]]) {{.*}}recompute}
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%{{.*}}, %[[B2]])
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%{{.*}}, %[[A]])
 fsdp.checkpoint_pattern "layer" {save = ["aten::exp/2"]}
