@@ -20,9 +20,16 @@ static bool isAsynchronous(Operation *op) {
 void StreamAssigner::assign(Operation *op) {
   if (isAsynchronous(op))
     return fork(op);
-  if (auto wait = dyn_cast<WaitOp>(op))
-    instructions.back().waits = {
-        eventOf.lookup(wait.getFuture().getDefiningOp())};
+  if (auto wait = dyn_cast<WaitOp>(op)) {
+    Operation *begun = wait.getFuture().getDefiningOp();
+    instructions.back().waits = {eventOf.lookup(begun)};
+    // A later microbatch copies shards, but does not gather them.
+    if (auto gather = dyn_cast<AllGatherOp>(begun);
+        gather && gather.getFirstMicrobatch())
+      if (auto it = eventOf.find(gather.getShards().front().getDefiningOp());
+          it != eventOf.end())
+        instructions.back().waits.push_back(it->second);
+  }
   lastCompute = int64_t(instructions.size()) - 1;
 }
 
