@@ -1,11 +1,13 @@
 """A schedule never changes a bit: losses and weights are those of the default schedule.
 
-The default schedule is compared with FSDP2 elsewhere (test_matrix.py). Combinations of options are
-drawn from a seed, which is printed; every option is in some combination.
+The default schedule is compared with FSDP2 elsewhere (test_matrix.py). Combinations of how a model
+is trained and how it is scheduled are drawn from a seed, which is printed, so that few of them have
+nearly every pair of two options' values.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 from collections.abc import Callable
@@ -14,7 +16,17 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ADAMW_FUSED, BIN, LLAMA, Captured, Case, Model, Run, run_plan, write_config
+from harness import (
+    ADAMW_FUSED,
+    BIN,
+    LLAMA,
+    Captured,
+    Case,
+    Model,
+    Run,
+    run_plan,
+    write_config,
+)
 
 SEED = 7
 OPTIONS: dict[str, list[Any]] = {
@@ -24,29 +36,74 @@ OPTIONS: dict[str, list[Any]] = {
     "memory": ["policy", "auto"],
     "bucket": ["unit", "parameter", "saturation"],
 }
-MESHES: list[tuple[int, dict[str, Any]]] = [
-    (1, {}),
-    (2, {}),
-    (4, {"mesh": {"replicate": 2}}),
-    (2, {"gradient_accumulation_steps": 2, "reduce_each_microbatch": False}),
-    (2, {"cpu_offload": True}),
-    (4, {"reshard_after_forward": 2, "clip_grad_norm": 0.5}),
-]
+TRAINING: dict[str, list[Any]] = {
+    "mesh": [{}, {"mesh": {"replicate": 2}}, {"reshard_after_forward": 2}],
+    "accumulation": [
+        {},
+        {"gradient_accumulation_steps": 2, "reduce_each_microbatch": False},
+        {"gradient_accumulation_steps": 2, "reshard_after_backward": False},
+    ],
+    "offload": [{}, {"cpu_offload": True}],
+    "checkpoint": [
+        None,
+        {"match": "layers.*"},
+        {"match": "layers.0", "save": ["aten::mm"]},
+    ],
+    "clip": [{}, {"clip_grad_norm": 0.5}],
+}
+CASES = 9  # ways of training, each under SCHEDULES schedules
+SCHEDULES = 3
 
 
-def draw(seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` combinations; each value of each option is in one at least."""
+Row = dict[str, int]  # of each option, the index of its value
+
+
+def pairs(row: Row) -> set[tuple[str, int, str, int]]:
+    return {(a, row[a], b, row[b]) for a, b in itertools.combinations(sorted(row), 2)}
+
+
+def draw(seed: int) -> tuple[list[tuple[Row, list[Row]]], float]:
+    """Ways of training, each with its schedules, and the share of all pairs that they have.
+
+    Of some that are drawn, the one with most new pairs is taken.
+    """
     source = random.Random(seed)
-    columns = {}
-    for name, values in OPTIONS.items():
-        column = [values[i % len(values)] for i in range(count)]
-        source.shuffle(column)
-        columns[name] = column
-    combinations = [{name: columns[name][i] for name in OPTIONS} for i in range(count)]
-    for options in combinations:
-        if options["memory"] == "auto":
-            options["device"] = "h100"
-    return combinations
+    every = {**TRAINING, **OPTIONS}
+    total = sum(len(every[a]) * len(every[b]) for a, b in itertools.combinations(sorted(every), 2))
+    seen: set[tuple[str, int, str, int]] = set()
+
+    def best(options: dict[str, list[Any]], given: Row) -> Row:
+        rows = [
+            {name: source.randrange(len(values)) for name, values in options.items()}
+            for _ in range(300)
+        ]
+        for row in rows:
+            if options is OPTIONS and OPTIONS["memory"][row["memory"]] == "auto":
+                row["device"] = OPTIONS["device"].index("h100")
+        row = max(rows, key=lambda row: len(pairs(row | given) - seen))
+        seen.update(pairs(row | given))
+        return row
+
+    cases = []
+    for _ in range(CASES):
+        training = best(TRAINING, {})
+        cases.append((training, [best(OPTIONS, training) for _ in range(SCHEDULES)]))
+    return cases, len(seen) / total
+
+
+DRAWN, COVERED = draw(SEED)
+
+
+def case_of(row: Row) -> Case:
+    chosen = {name: TRAINING[name][index] for name, index in row.items()}
+    checkpoint = chosen.pop("checkpoint")
+    training = {key: value for part in chosen.values() for key, value in part.items()}
+    world = 4 if chosen["mesh"] else 2
+    return Case(LLAMA, ADAMW_FUSED, world=world, steps=2, training=training, checkpoint=checkpoint)
+
+
+def schedule_of(row: Row) -> dict[str, Any]:
+    return {name: OPTIONS[name][index] for name, index in row.items()}
 
 
 def least_memory(captured: Captured, case: Case, options: dict[str, Any], stem: str) -> int:
@@ -62,8 +119,7 @@ def least_memory(captured: Captured, case: Case, options: dict[str, Any], stem: 
         text=True,
     ).stdout
     number, unit = output.splitlines()[1].split()[:2]
-    assert unit == "MiB"
-    return int(float(number) * 1.06 * 2**20)
+    return int(float(number) * 1.06 * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit])
 
 
 def assert_same(ours: Run, other: Run) -> None:
@@ -73,18 +129,53 @@ def assert_same(ours: Run, other: Run) -> None:
         assert torch.equal(weight, other.weights[name]), name
 
 
-@pytest.mark.parametrize("mesh", range(len(MESHES)))
-def test_schedules_keep_every_bit(captured: Callable[[Model], Captured], mesh: int) -> None:
-    world, training = MESHES[mesh]
-    case = Case(LLAMA, ADAMW_FUSED, world=world, steps=3, training=training)
+@pytest.mark.parametrize("number", range(CASES))
+def test_schedules_keep_every_bit(captured: Callable[[Model], Captured], number: int) -> None:
+    training, schedules = DRAWN[number]
+    case = case_of(training)
+    stem = f"schedule_{number}"
     model = captured(LLAMA)
-    default = run_plan(model, case, f"schedule_{mesh}")
-    for options in draw(SEED + mesh, 4):
+    default = run_plan(model, case, stem)
+    for row in schedules:
+        options = schedule_of(row)
         if options["memory"] == "auto":
-            options["memory_budget"] = least_memory(model, case, options, f"schedule_{mesh}")
-        print(f"seed {SEED + mesh}, {world} ranks, {training}: {options}")
-        scheduled = replace(case, training={**training, "schedule": options})
-        assert_same(default, run_plan(model, scheduled, f"schedule_{mesh}"))
+            options["memory_budget"] = least_memory(model, case, options, stem)
+        print(f"seed {SEED}, {case.world} ranks, {case.training}, {case.checkpoint}: {options}")
+        scheduled = replace(case, training={**case.training, "schedule": options})
+        assert_same(default, run_plan(model, scheduled, stem))
+
+
+@pytest.mark.parametrize("reshard", [2, False])
+def test_offloaded_units_kept_over_microbatches(
+    captured: Callable[[Model], Captured], reshard: int | bool
+) -> None:
+    """The second microbatch copies shards for a gather that the first one alone performs."""
+    training = {
+        "reshard_after_forward": reshard,
+        "gradient_accumulation_steps": 2,
+        "cpu_offload": True,
+    }
+    case = Case(LLAMA, ADAMW_FUSED, world=4, steps=2, training=training)
+    model = captured(LLAMA)
+    kept = replace(case, training={**training, "reshard_after_backward": False})
+    assert_same(run_plan(model, case, "schedule_freed"), run_plan(model, kept, "schedule_kept"))
+
+
+def test_sample_has_most_pairs() -> None:
+    print(f"seed {SEED}: {COVERED:.1%} of the pairs of two options' values")
+    assert COVERED > 0.9
+    used = {(name, row[name]) for _, rows in DRAWN for row in rows for name in row}
+    used |= {(name, index) for row, _ in DRAWN for name, index in row.items()}
+    every = {**TRAINING, **OPTIONS}
+    assert used == {(name, i) for name, values in every.items() for i in range(len(values))}
+
+
+def test_one_rank(captured: Callable[[Model], Captured]) -> None:
+    case = Case(LLAMA, ADAMW_FUSED, world=1, steps=3)
+    model = captured(LLAMA)
+    options = {**schedule_of(DRAWN[0][1][0]), "memory": "policy"}
+    scheduled = replace(case, training={"schedule": options})
+    assert_same(run_plan(model, case, "schedule_one"), run_plan(model, scheduled, "schedule_one"))
 
 
 def test_fsdp2_schedule(captured: Callable[[Model], Captured]) -> None:
