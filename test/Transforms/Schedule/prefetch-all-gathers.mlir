@@ -71,7 +71,7 @@ fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
 // CHECK-NEXT:    fsdp.reshard @u1
 // CHECK-NEXT:    fsdp.read @w2
 // CHECK-NEXT:    fsdp.all_gather @u2
-// REMARK: unit u1: launched 0.000 ms {{.*}}limited by the memory budget
+// REMARK: unit u1: launched 0.000 ms {{.*}}limited by the memory budget of 71.53 MiB: launched earlier, {{.*}} MiB would be alive
 fsdp.mesh @world <["shard"=2]>
 fsdp.schedule {device = "h100", memory_budget = 75000000 : i64}
 fsdp.unit @u0
@@ -114,8 +114,9 @@ fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         fsdp.wait
 // CHECK-NEXT:    fsdp.read @w1
-// CHECK-NEXT:    fsdp.all_gather @u1
+// CHECK-NEXT:    fsdp.all_gather @u1 %{{[^ ]*}} {fsdp.why = "launched ahead of its first use; limited by FSDP2's order"}
 // CHECK:         fsdp.phase backward
+// REMARK: unit u1: launched {{.*}}limited by FSDP2's order
 // CHECK-NEXT:    fsdp.read @w2
 // CHECK-NEXT:    fsdp.all_gather @u2
 fsdp.mesh @world <["shard"=2]>
@@ -158,6 +159,7 @@ fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         fsdp.reshard @u0
 // CHECK-NEXT:    fsdp.read @w1
+// CHECK-NEXT:    fsdp.all_gather @u1 %{{[^ ]*}} {fsdp.why = "launched where it is needed: nothing is prefetched"}
 fsdp.mesh @world <["shard"=2]>
 fsdp.schedule {prefetch = "none"}
 fsdp.unit @u0
