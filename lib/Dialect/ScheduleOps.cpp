@@ -65,8 +65,8 @@ LogicalResult ScheduleOp::verify() {
   };
   if (failed(expect("prefetch", getPrefetch(),
                     {"latest_safe", "fsdp2", "none"})) ||
-      failed(
-          expect("bucket", getBucket(), {"unit", "parameter", "saturation"})) ||
+      failed(expect("bucket", getBucket(),
+                    {"unit", "parameter", "saturation", "optimal"})) ||
       failed(expect("memory", getMemory(), {"policy", "auto"})))
     return failure();
   auto inFlight = static_cast<int64_t>(getReduceScattersInFlight());

@@ -48,7 +48,7 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/schedule-bytes.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEBYTES
 // SCHEDULEBYTES: schedule-bytes.yaml:1:27: error: expected bytes for "memory_budget", such as 1000000000, 40GB or 37.5GiB, got: "40 gigs"
 // RUN: not fsdp-opt %t/model.mlir --config %t/schedule-value.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEVALUE
-// SCHEDULEVALUE: schedule-value.yaml:1:12: error: 'fsdp.schedule' op Schedule-1: expected bucket "unit", "parameter", "saturation", got: "layer"
+// SCHEDULEVALUE: schedule-value.yaml:1:12: error: 'fsdp.schedule' op Schedule-1: expected bucket "unit", "parameter", "saturation", "optimal", got: "layer"
 
 // The units inherit the global policy as a whole, or have one of their own.
 // RUN: fsdp-opt %t/model.mlir --config %t/mixed.yaml --level captured | FileCheck %s --check-prefix=MIXED

@@ -8,6 +8,7 @@ nearly every pair of two options' values.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import subprocess
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from harness import (
     Case,
     Model,
     Run,
+    compile_plan,
     run_plan,
     write_config,
 )
@@ -34,7 +36,7 @@ OPTIONS: dict[str, list[Any]] = {
     "reduce_scatters_in_flight": [1, 2, 3, 100],
     "device": ["cpu", "h100"],
     "memory": ["policy", "auto"],
-    "bucket": ["unit", "parameter", "saturation"],
+    "bucket": ["unit", "parameter", "saturation", "optimal"],
 }
 TRAINING: dict[str, list[Any]] = {
     "mesh": [{}, {"mesh": {"replicate": 2}}, {"reshard_after_forward": 2}],
@@ -185,3 +187,18 @@ def test_fsdp2_schedule(captured: Callable[[Model], Captured]) -> None:
     assert_same(
         run_plan(model, case, "schedule_fsdp2"), run_plan(model, scheduled, "schedule_fsdp2")
     )
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_optimal_buckets(captured: Callable[[Model], Captured], world: int) -> None:
+    case = Case(LLAMA, ADAMW_FUSED, world=world, steps=3)
+    model = captured(LLAMA)
+    name = f"schedule_optimal_{world}"
+    default = run_plan(model, case, name)
+    options = {"bucket": "optimal", "device": "h100"}
+    scheduled = replace(case, training={"schedule": options})
+    assert_same(default, run_plan(model, scheduled, name))
+    units = json.loads(compile_plan(model, scheduled, name).read_text())["units"]
+    of_fsdp2 = json.loads(compile_plan(model, case, name).read_text())["units"]
+    # With links there is something to gain.
+    assert world == 1 or units != of_fsdp2

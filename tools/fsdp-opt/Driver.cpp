@@ -6,6 +6,7 @@
 #include "fsdp/Import/Import.h"
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Transforms/EmitPlan.h"
+#include "fsdp/Transforms/ExploreBuckets.h"
 #include "fsdp/Transforms/ExploreMemory.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
@@ -167,6 +168,32 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
   return plan;
 }
 
+/// Candidates of what is gathered together, the fastest first.
+LogicalResult printBuckets(ModuleOp module, llvm::raw_ostream &os) {
+  auto device = loadDevice(module);
+  if (failed(device))
+    return failure();
+  FailureOr<SmallVector<BucketOutcome>> outcomes =
+      exploreBuckets(module, *device);
+  if (failed(outcomes))
+    return failure();
+  llvm::sort(*outcomes, [](const auto &a, const auto &b) {
+    return std::pair(a.seconds, a.bytes) < std::pair(b.seconds, b.bytes);
+  });
+  const ::fsdp::simulate::LowerBound &bound = outcomes->front().bound;
+  os << "\npeak a rank    step time, ms    exposed, ms    above the bound\n";
+  for (const BucketOutcome &outcome : *outcomes)
+    os << llvm::formatv(
+        "{0,11} {1,16:F3} {2,14:F3} {3,16:F1} %  bucket: {4}, {5} in all\n",
+        formatBytes(outcome.bytes), outcome.seconds * 1e3,
+        outcome.exposed * 1e3,
+        bound.seconds > 0 ? 100 * (outcome.seconds / bound.seconds - 1) : 0,
+        outcome.name, outcome.count);
+  os << "the bound: " << ::fsdp::simulate::formatMilliseconds(bound.seconds)
+     << " of " << bound.of << '\n';
+  return success();
+}
+
 /// Choices of what is kept, those that nothing beats first.
 LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
   // The budget limits none of them.
@@ -188,7 +215,9 @@ LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
                         outcome.seconds * 1e3,
                         explorer->describe(outcome.choice));
   }
-  return success();
+  return getOrCreateSchedule(module).getBucket() == "optimal"
+             ? printBuckets(module, os)
+             : success();
 }
 
 LogicalResult writeText(StringRef text, StringRef path) {

@@ -19,7 +19,8 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
       computation goes on. FSDP2 has one.
     - `bucket`: what is gathered and reduced together: `unit`, FSDP2's units;
       `parameter`, each by itself; `saturation`, neighbours up to the size at
-      which the link is busy.
+      which the link is busy; `optimal`, whichever of these and of the best
+      partitions into neighbours is fastest within the budget.
     - `memory`: `policy` takes what is resharded and recomputed from the policy;
       `auto` chooses it, so that the step is fast within the budget.
     - `memory_budget`: bytes a rank. No gather is launched where it would not

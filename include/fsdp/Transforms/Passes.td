@@ -93,6 +93,14 @@ def BucketUnits : Pass<"fsdp-bucket-units", "::mlir::ModuleOp"> {
     latency of the link is a tenth of its time on the schedule's device, at least
     10 and at most 500 MB: units are joined, and large ones cut.
 
+    With `optimal` these three are candidates, and partitions of the parameters
+    into neighbours that no other beats in both exposed communication and peak
+    memory, by the model of `OptimalBuckets.h`. Each candidate is compiled and
+    simulated, and the fastest that fits into `memory_budget` is taken; where
+    several take the same time, that with the lowest peak, then FSDP2's units.
+    Remarks list the candidates, and the gap between the step and the longest of
+    compute alone and each stream's transfers.
+
     Only units of the same policy are joined. A unit with parameters of several
     dtypes, which are reduced in their common one, stays as it is. The bits are
     those of the units: every element is reduced in the same order.

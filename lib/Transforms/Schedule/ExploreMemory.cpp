@@ -110,7 +110,13 @@ FailureOr<MemoryOutcome> MemoryExplorer::evaluate(const MemoryChoice &choice) {
     if (outcome.choice == choice)
       return outcome;
   FailureOr<CompiledStep> step =
-      compileStep(module, device, [&](ModuleOp copy) { apply(copy, choice); });
+      compileStep(module, device, [&](ModuleOp copy) {
+        apply(copy, choice);
+        // Chosen afterwards, for what is kept then.
+        ScheduleOp schedule = getOrCreateSchedule(copy);
+        if (schedule.getBucket() == "optimal")
+          schedule.setBucket("unit");
+      });
   if (failed(step))
     return failure();
   MemoryOutcome outcome{choice, step->seconds, step->bytes};
