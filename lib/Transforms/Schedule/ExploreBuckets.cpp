@@ -101,11 +101,18 @@ private:
       outcome.bound = least;
   }
 
-  /// Some partitions of the model's front: both ends, and what lies evenly
-  /// between; the fastest if it is one.
+  /// Some partitions of the model's front that fit into the budget by the
+  /// model, or the smallest: both ends, and what lies evenly between; the
+  /// fastest if it is one.
   LogicalResult evaluateFront(const CompiledStep &step, ArrayRef<Bucket> parts,
                               size_t most) {
     std::vector<BucketPartition> front = findFront(step, parts);
+    std::optional<uint64_t> budget =
+        getOrCreateSchedule(module).getMemoryBudget();
+    auto fits = llvm::find_if(front, [&](const BucketPartition &partition) {
+      return !budget || partition.peak <= int64_t(*budget);
+    });
+    front.erase(front.begin(), fits == front.end() ? fits - 1 : fits);
     size_t count = std::min(most, front.size());
     for (size_t i = 0; i < count; ++i) {
       size_t at = count > 1 ? i * (front.size() - 1) / (count - 1) : 0;
