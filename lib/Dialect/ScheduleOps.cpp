@@ -52,6 +52,10 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
          << whyAttrName << ", got: " << attribute.getValue();
 }
 
+int64_t ScheduleOp::getNumReducesInFlight() {
+  return int64_t(getReduceScattersInFlight().value_or(2));
+}
+
 LogicalResult ScheduleOp::verify() {
   auto expect = [&](StringRef key, StringRef value,
                     ArrayRef<StringRef> known) -> LogicalResult {
@@ -69,8 +73,7 @@ LogicalResult ScheduleOp::verify() {
                     {"unit", "parameter", "saturation", "optimal"})) ||
       failed(expect("memory", getMemory(), {"policy", "auto"})))
     return failure();
-  auto inFlight = static_cast<int64_t>(getReduceScattersInFlight());
-  if (inFlight < 1)
+  if (int64_t inFlight = getNumReducesInFlight(); inFlight < 1)
     return emitOpError("Schedule-1: expected at least one reduce-scatter in "
                        "flight, got: ")
            << inFlight;

@@ -459,6 +459,10 @@ std::string Printer::print(const Plan &plan) {
   } else {
     raw("null");
   }
+  if (plan.memoryBudget) {
+    raw(",\n  \"memory_budget\": ");
+    number(*plan.memoryBudget);
+  }
   raw(",\n");
   table("params", plan.params, [&](const Param &p) {
     open("name");

@@ -133,7 +133,8 @@ Profile parseProfile(std::string_view json, const std::string &origin) {
   Json tree = parseJson(json, origin);
   Cursor root(tree, origin);
   root.keys({"format", "plan", "world_size", "steps", "outside_seconds",
-             "instructions"});
+             "instructions"},
+            {"scratch_bytes"});
   if (int64_t format = root.at("format").integer(); format != kProfileFormat)
     root.at("format").error("expected " + std::to_string(kProfileFormat) +
                             ", got " + std::to_string(format));
@@ -142,6 +143,8 @@ Profile parseProfile(std::string_view json, const std::string &origin) {
   profile.worldSize = root.at("world_size").integer(1);
   profile.steps = root.at("steps").integer(1);
   profile.outsideSeconds = seconds(root.at("outside_seconds"));
+  if (root.has("scratch_bytes"))
+    profile.scratchBytes = root.at("scratch_bytes").integer(0);
   profile.instructions = root.at("instructions").list([](const Cursor &item) {
     item.keys({"what", "seconds"});
     return Profile::Entry{item.at("what").string(),
@@ -164,8 +167,10 @@ std::string printProfile(const Profile &profile) {
       ",\n  \"plan\": " + Json(profile.planHash).dump() +
       ",\n  \"world_size\": " + std::to_string(profile.worldSize) +
       ",\n  \"steps\": " + std::to_string(profile.steps) +
-      ",\n  \"outside_seconds\": " + digits(profile.outsideSeconds) +
-      ",\n  \"instructions\": [";
+      ",\n  \"outside_seconds\": " + digits(profile.outsideSeconds);
+  if (profile.scratchBytes)
+    text += ",\n  \"scratch_bytes\": " + std::to_string(*profile.scratchBytes);
+  text += ",\n  \"instructions\": [";
   const char *separator = "\n";
   for (const Profile::Entry &entry : profile.instructions) {
     text += separator;

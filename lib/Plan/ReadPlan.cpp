@@ -326,7 +326,8 @@ Plan decodePlan(const Cursor &c) {
           "evaluation",
           "evaluation_loss",
           "instructions",
-          "loss"});
+          "loss"},
+         {"memory_budget"});
   Plan plan;
   plan.producer = c.at("producer").string();
   plan.model = c.at("model").string();
@@ -358,6 +359,8 @@ Plan decodePlan(const Cursor &c) {
     plan.arena = {arena.at("bytes").integer(0),
                   arena.at("lower_bound").integer(0)};
   }
+  if (c.has("memory_budget"))
+    plan.memoryBudget = c.at("memory_budget").integer(1);
   plan.params = c.at("params").list([](const Cursor &p) {
     p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"},
            {"compute_dtype", "grad_dtype", "shard_dim"});

@@ -8,6 +8,7 @@
 #ifndef FSDP_LIB_PLAN_VERIFIER_H
 #define FSDP_LIB_PLAN_VERIFIER_H
 
+#include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/Plan.h"
 
 #include <cstdint>
@@ -93,6 +94,8 @@ private:
   /// What the value being defined says of its storage.
   void verifyStorage(ValueId value);
   void verifyArena() const;
+  /// That the peak is within it.
+  void verifyBudget(const Memory &memory) const;
   void use(ValueId value);
   void useOperand(ValueId value);
   void useArgs(const ArgList &args);

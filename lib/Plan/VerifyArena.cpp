@@ -62,8 +62,11 @@ void Verifier::verifyArena() const {
                       " to be a multiple of " + std::to_string(kArenaAlign) +
                       ", got " + std::to_string(offset));
   }
-  if (!plan.arena)
+  if (!plan.arena) {
+    if (plan.memoryBudget)
+      fail("P31", "there is a memory_budget but no arena");
     return;
+  }
   Memory memory = replayMemory(plan, arenaModel(plan));
   for (size_t v = 0; v < plan.values.size(); ++v) {
     const Value &value = plan.values[v];
@@ -120,6 +123,30 @@ void Verifier::verifyArena() const {
     fail("P24", "expected a lower_bound of " + std::to_string(most) +
                     " bytes, the most that are alive at once, got " +
                     std::to_string(plan.arena->lowerBound));
+  if (plan.memoryBudget)
+    verifyBudget(memory);
+}
+
+void Verifier::verifyBudget(const Memory &memory) const {
+  MemoryModel model = arenaModel(plan);
+  int64_t peak = peakBytes(plan, model);
+  if (peak <= *plan.memoryBudget)
+    return;
+  BytesByUse alive = memory.usesAt(memory.peakPosition());
+  BytesByUse always = staticBytes(plan, model);
+  std::vector<std::pair<int64_t, MemoryUse>> uses;
+  for (size_t use = 0; use < kNumMemoryUses; ++use)
+    uses.emplace_back(alive[use] + always[use], MemoryUse(use));
+  std::sort(uses.rbegin(), uses.rend());
+  std::string held;
+  for (size_t i = 0; i < 3; ++i)
+    held += (i ? ", " : "") + std::string(memoryUseName(uses[i].second)) + " " +
+            std::to_string(uses[i].first);
+  fail("P31", "expected a peak of at most the memory_budget of " +
+                  std::to_string(*plan.memoryBudget) + " bytes a rank, got " +
+                  std::to_string(peak) + ", " +
+                  std::to_string(plan.arena->bytes) +
+                  " of them the arena's; at the peak " + held);
 }
 
 } // namespace fsdp::plan

@@ -68,11 +68,12 @@ void writeFile(const std::string &path, const std::string &text) {
 
 void writeProfile(const Profiler &profiler, const plan::Plan &plan,
                   const std::string &planPath, Comm &comm, int64_t steps,
-                  const std::string &path) {
+                  int64_t scratchBytes, const std::string &path) {
   auto partPath = [&](int64_t rank) {
     return path + ".rank" + std::to_string(rank);
   };
   std::vector<double> own = profiler.medians();
+  own.push_back(double(scratchBytes));
   writeFile(partPath(comm.rank()),
             std::string(reinterpret_cast<const char *>(own.data()),
                         own.size() * sizeof(double)));
@@ -80,6 +81,7 @@ void writeProfile(const Profiler &profiler, const plan::Plan &plan,
   if (comm.rank() != 0)
     return;
   std::vector<double> mean(own.size());
+  double mostScratch = 0;
   for (int64_t rank = 0; rank < comm.worldSize(); ++rank) {
     std::string part = readFile(partPath(rank));
     std::remove(partPath(rank).c_str());
@@ -91,12 +93,15 @@ void writeProfile(const Profiler &profiler, const plan::Plan &plan,
               reinterpret_cast<char *>(values.data()));
     for (size_t i = 0; i < mean.size(); ++i)
       mean[i] += values[i] / double(comm.worldSize());
+    mostScratch = std::max(mostScratch, values.back());
   }
+  mean.pop_back();
   plan::Profile profile;
   profile.planHash = hashBytes(readFile(planPath));
   profile.worldSize = plan.worldSize;
   profile.steps = steps - Profiler::kWarmup;
   profile.outsideSeconds = mean.back();
+  profile.scratchBytes = int64_t(mostScratch);
   for (size_t i = 0; i < plan.instructions.size(); ++i)
     profile.instructions.push_back(
         {plan::signature(plan, plan.instructions[i]), mean[i]});

@@ -254,15 +254,14 @@ c10::DataPtr RankArena::allocate(size_t bytes) {
   for (Expected &expected : site.values)
     if (expected.value == slot.value)
       expected.run = site.run;
-  if (std::byte *place = placeOf(slot)) {
-    auto next = all.live.lower_bound(place);
-    bool taken = next != all.live.end() && next->first < place + bytes;
-    if (next != all.live.begin())
-      taken |= std::prev(next)->second.end > place;
-    if (!taken) {
-      all.live[place] = {place + bytes, this, &slot, false};
-      return {place, place, &deleteLive, cpu};
-    }
+  std::byte *place = placeOf(slot);
+  if (place && isTaken(place, bytes))
+    place = nullptr;
+  if (!place && !slot.stays)
+    place = findRoom(bytes);
+  if (place) {
+    all.live[place] = {place + bytes, this, &slot, false};
+    return {place, place, &deleteLive, cpu};
   }
   auto *block = static_cast<std::byte *>(allocateInHeap(bytes));
   if (slot.stays || !block) {
@@ -271,6 +270,39 @@ c10::DataPtr RankArena::allocate(size_t bytes) {
   }
   all.live[block] = {block + bytes, this, &slot, true};
   return {block, block, &deleteLive, cpu};
+}
+
+bool RankArena::isTaken(const std::byte *place, size_t bytes) {
+  const std::map<std::byte *, Live> &live = registry().live;
+  auto next = live.lower_bound(const_cast<std::byte *>(place));
+  if (next != live.end() && next->first < place + bytes)
+    return true;
+  return next != live.begin() && std::prev(next)->second.end > place;
+}
+
+std::byte *RankArena::findRoom(size_t bytes) {
+  auto aligned = [&](std::byte *end) {
+    return base + alignedBytes(size_t(end - base));
+  };
+  const std::map<std::byte *, Live> &live = registry().live;
+  std::byte *begin = base + arenaBytes + reservedBytes;
+  auto next = live.lower_bound(begin);
+  if (next != live.begin() && std::prev(next)->second.end > begin)
+    begin = aligned(std::prev(next)->second.end);
+  for (; next != live.end() && next->first < begin + bytes; ++next)
+    begin = aligned(next->second.end);
+  int64_t end = begin - base + alignedBytes(bytes);
+  if (end > int64_t(mappedBytes))
+    return nullptr;
+  keep(end - arenaBytes);
+  return begin;
+}
+
+void RankArena::keep(int64_t bytes) {
+  if (bytes <= keptBytes)
+    return;
+  countAllocatedBytes(bytes - keptBytes);
+  keptBytes = bytes;
 }
 
 void RankArena::released(Slot &slot) {
@@ -307,13 +339,15 @@ void RankArena::settle(std::vector<at::Tensor> &values) {
                        ? found->second.slot
                        : nullptr;
       if (slot && slot->site == current && slot->run == site.run) {
-        if (slot->value == expected.value)
-          continue;
-        for (auto &other : site.slots)
-          if (other->value == expected.value)
-            other->value = -1;
-        slot->value = expected.value;
-        measured = true;
+        if (slot->value != expected.value) {
+          for (auto &other : site.slots)
+            if (other->value == expected.value)
+              other->value = -1;
+          slot->value = expected.value;
+          measured = true;
+        }
+        if (data != place && isCall(current))
+          move(tensor, found->first);
         continue;
       }
       aliases = data != place && data >= base && data < base + arenaBytes;
@@ -324,18 +358,50 @@ void RankArena::settle(std::vector<at::Tensor> &values) {
   }
 }
 
+bool RankArena::isCall(Site site) const {
+  return site < stepInputs() &&
+         std::holds_alternative<plan::Call>(
+             plan::instructionAt(plan, positionOf(site)).kind);
+}
+
+void RankArena::move(const at::Tensor &tensor, std::byte *from) {
+  std::map<std::byte *, Live> &live = registry().live;
+  Live block = live.at(from);
+  std::byte *place = base + plan.values[block.slot->value].offset;
+  size_t bytes = tensor.storage().nbytes();
+  if (isTaken(place, bytes) || bytes > block.slot->bytes)
+    return;
+  std::memcpy(place, from, bytes);
+  // Views follow: they share what holds the address.
+  tensor.storage()
+      .set_data_ptr(
+          {place, place, &deleteLive, c10::Device(c10::DeviceType::CPU)})
+      .release_context();
+  live.erase(from);
+  if (block.inHeap)
+    freeInHeap(from);
+  live[place] = {place + bytes, this, block.slot, false};
+}
+
 void RankArena::endProgram() {
   if (!measured)
     return;
   measured = false;
   std::lock_guard guard(registry().lock);
-  for (auto &[block, live] : registry().live)
-    if (live.arena == this && live.inHeap)
-      live.slot->stays = true;
-  int64_t before = extraBytes();
+  keepStaying();
   placeSurvivors();
   placeScratch();
-  countAllocatedBytes(extraBytes() - before);
+}
+
+void RankArena::keepStaying() {
+  for (auto &[block, live] : registry().live) {
+    if (live.arena != this || (!live.inHeap && block < base + arenaBytes))
+      continue;
+    live.slot->stays = true;
+    if (!live.inHeap)
+      reservedBytes = std::max(
+          reservedBytes, alignedBytes(size_t(live.end - base)) - arenaBytes);
+  }
 }
 
 void RankArena::placeSurvivors() {
@@ -365,10 +431,10 @@ void RankArena::placeSurvivors() {
   for (size_t i = 0; i < slots.size(); ++i)
     slots[i]->offset = begin + placement.offsets[i];
   reservedBytes += placement.bytes;
+  keep(reservedBytes);
 }
 
 void RankArena::placeScratch() {
-  scratchBytes = 0;
   int64_t behind = arenaBytes + reservedBytes;
   for (Site s = 0; s < sites.size(); ++s) {
     plan::Memory memory;
@@ -392,7 +458,7 @@ void RankArena::placeScratch() {
     for (size_t i = 0; i < slots.size(); ++i)
       slots[i]->offset = fits ? begin + placement.offsets[i] : -1;
     if (begin == behind && fits)
-      scratchBytes = std::max(scratchBytes, placement.bytes);
+      keep(reservedBytes + placement.bytes);
   }
 }
 

@@ -321,7 +321,8 @@ void runRank(const RunFiles &files, const RunOptions &options,
   }
   if (profiler)
     writeProfile(*profiler, plan, options.planPath, session.comm(),
-                 options.steps, options.profilePath);
+                 options.steps, session.executor().memory().extraBytes(),
+                 options.profilePath);
   if (!options.outWeightsPath.empty())
     saveWeights(plan, session, options.outWeightsPath);
 }

@@ -3,6 +3,7 @@ and a steady step allocates nothing."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,12 +19,14 @@ from harness import (
     GPT2_DROPOUT,
     LLAMA,
     LLAMA_29M,
+    RESNET18,
     SGD,
     Captured,
     Case,
     Model,
     compile_plan,
     execute,
+    run_command,
     train_plan,
 )
 
@@ -32,7 +35,7 @@ MIB = 1 << 20
 PRECISION = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
 
 
-def predicted_bytes(captured: Captured, plan: Path, world: int) -> float:
+def predicted_bytes(captured: Captured, plan: Path, world: int, *options: Any) -> float:
     """What --emit stats says a rank takes at most."""
     stats = execute(
         [
@@ -44,6 +47,7 @@ def predicted_bytes(captured: Captured, plan: Path, world: int) -> float:
             world,
             "--emit",
             "stats",
+            *options,
         ]
     )
     found = re.search(r"^peak bytes a rank +([\d.]+) MiB$", stats.stdout, re.MULTILINE)
@@ -95,5 +99,21 @@ def test_takes_what_is_predicted(captured: Capture) -> None:
     plan = compile_plan(source, case, "predicted")
     metrics = train_plan(source, plan, case, save=False).metrics
     predicted = predicted_bytes(source, plan, case.world)
+    assert metrics[-1]["peak_bytes"] == pytest.approx(predicted, rel=0.02)
+    assert_no_allocations(metrics)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_takes_what_is_predicted_with_measured_scratch(captured: Capture, world: int) -> None:
+    """Convolutions need scratch, which nobody can know but who has measured it."""
+    case = Case(RESNET18, {**SGD, "lr": 0.001}, world=world, steps=4)
+    source = captured(RESNET18)
+    plan = compile_plan(source, case, f"scratch_{world}")
+    profile = plan.with_suffix(".profile.json")
+    execute([*run_command(source, plan, case), "--nproc", world, "--profile", profile])
+    metrics = train_plan(source, plan, case, save=False).metrics
+    predicted = predicted_bytes(source, plan, world, "--profile", profile)
+    scratch = json.loads(profile.read_text())["scratch_bytes"]
+    assert scratch > 0.05 * predicted_bytes(source, plan, world)
     assert metrics[-1]["peak_bytes"] == pytest.approx(predicted, rel=0.02)
     assert_no_allocations(metrics)

@@ -161,6 +161,8 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
     if (failed(model))
       return failure();
     ::fsdp::plan::layOutArena(*plan, *model);
+    if (IntegerAttr budget = getOrCreateSchedule(module).getMemoryBudgetAttr())
+      plan->memoryBudget = budget.getInt();
     ::fsdp::plan::verifyPlan(*plan, "plan");
   } catch (const ::fsdp::plan::PlanError &error) {
     return module.emitError("emits an invalid plan: ") << error.what();
@@ -207,14 +209,17 @@ LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
   if (failed(outcomes))
     return failure();
   size_t front = sortByParetoFront(*outcomes);
-  os << "peak a rank    step time, ms\n";
+  os << "peak a rank    step time, ms  above the bound, %\n";
   for (auto [index, outcome] : llvm::enumerate(*outcomes)) {
     if (index == front)
       os << "\nbeaten in both\n";
-    os << llvm::formatv("{0,11} {1,16:F3}  {2}\n", formatBytes(outcome.bytes),
-                        outcome.seconds * 1e3,
+    os << llvm::formatv("{0,11} {1,16:F3} {2,19:F1}  {3}\n",
+                        formatBytes(outcome.bytes), outcome.seconds * 1e3,
+                        explorer->gapPercent(outcome),
                         explorer->describe(outcome.choice));
   }
+  os << llvm::formatv("\nbound: {0:F3} ms of {1}, which no choice is below\n",
+                      explorer->bound().seconds * 1e3, explorer->bound().of);
   return getOrCreateSchedule(module).getBucket() == "optimal"
              ? printBuckets(module, os)
              : success();
@@ -245,7 +250,10 @@ LogicalResult write(ModuleOp module, StringRef path) {
     auto plan = emitVerifiedPlan(module);
     if (failed(plan))
       return failure();
-    printMemory(*plan, ::fsdp::plan::arenaModel(*plan), stream);
+    FailureOr<int64_t> scratch = getMeasuredScratch();
+    if (failed(scratch))
+      return failure();
+    printMemory(*plan, ::fsdp::plan::arenaModel(*plan), *scratch, stream);
     if (isSimulationAsked() && failed(printSimulatedStats(*plan, stream)))
       return failure();
   } else if (emitKind == Emit::Pareto) {

@@ -37,7 +37,7 @@ static std::string describeOrigin(const Plan &plan, const Storage &storage) {
 }
 
 void mlir::fsdp::printMemory(const Plan &plan, MemoryModel model,
-                             llvm::raw_ostream &os) {
+                             int64_t scratch, llvm::raw_ostream &os) {
   Memory memory = replayMemory(plan, model);
   std::vector<int64_t> live = memory.liveBytes();
   auto staticUses = staticBytes(plan, model);
@@ -45,12 +45,19 @@ void mlir::fsdp::printMemory(const Plan &plan, MemoryModel model,
     os << llvm::left_justify(name, 28) << value << '\n';
   };
   os << '\n';
-  row("peak bytes a rank", formatBytes(peakBytes(plan, model)));
+  row("peak bytes a rank", formatBytes(peakBytes(plan, model) + scratch));
   for (size_t use = 0; use < kNumMemoryUses; ++use)
     if (staticUses[use] != 0)
       row("  " + std::string(memoryUseName(MemoryUse(use))),
           formatBytes(staticUses[use]));
   row("  arena", formatBytes(plan.arena->bytes));
+  if (scratch != 0)
+    row("  operators' scratch", formatBytes(scratch) + ", measured");
+  if (plan.memoryBudget)
+    row("memory budget",
+        formatBytes(*plan.memoryBudget) + ", " +
+            formatBytes(*plan.memoryBudget - peakBytes(plan, model)) +
+            " of it left");
   int64_t gap = plan.arena->bytes - plan.arena->lowerBound;
   row("arena's lower bound",
       formatBytes(plan.arena->lowerBound) + ", gap " + formatBytes(gap));

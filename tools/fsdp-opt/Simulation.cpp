@@ -116,6 +116,16 @@ FailureOr<std::string> mlir::fsdp::getDeviceOption() {
   return deviceName.getValue();
 }
 
+FailureOr<int64_t> mlir::fsdp::getMeasuredScratch() {
+  if (profilePath.empty())
+    return 0;
+  try {
+    return plan::readProfile(profilePath).scratchBytes.value_or(0);
+  } catch (const plan::PlanError &error) {
+    return fail(error.what());
+  }
+}
+
 FailureOr<plan::MemoryModel>
 mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan,
                                     const std::string &device) {
@@ -176,6 +186,8 @@ LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
           " of " + formatted("%.4g FLOP/s", device.peak(cost.flopsDtype)) +
           " (" + std::string(plan::dtypeName(cost.flopsDtype)) + ")");
   int64_t peak = plan::peakBytes(plan, plan::arenaModel(plan));
+  if (setting->profile)
+    peak += setting->profile->scratchBytes.value_or(0);
   std::string fits;
   if (device.memoryCapacity > 0)
     fits = " of " + formatBytes(device.memoryCapacity) +

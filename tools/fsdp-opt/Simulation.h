@@ -17,6 +17,10 @@ bool isSimulationAsked();
 /// The device that --device names, empty without it. Prints errors itself.
 FailureOr<std::string> getDeviceOption();
 
+/// Bytes that the profile says operators took for themselves, 0 without one.
+/// Prints errors itself.
+FailureOr<int64_t> getMeasuredScratch();
+
 /// Whose memory a rank's is on the device that the options name, else on
 /// `device`. Prints errors itself.
 FailureOr<::fsdp::plan::MemoryModel>

@@ -16,9 +16,11 @@ namespace mlir::fsdp {
 void printStats(ModuleOp module, llvm::raw_ostream &os);
 
 /// Prints what a rank keeps all the time, what the plan's arena takes and could
-/// take at least, and what is alive at the peak.
+/// take at least, and what is alive at the peak. `scratch`: bytes of operators
+/// that were measured.
 void printMemory(const ::fsdp::plan::Plan &plan,
-                 ::fsdp::plan::MemoryModel model, llvm::raw_ostream &os);
+                 ::fsdp::plan::MemoryModel model, int64_t scratch,
+                 llvm::raw_ostream &os);
 
 } // namespace mlir::fsdp
 

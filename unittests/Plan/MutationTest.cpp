@@ -221,6 +221,7 @@ public:
     pairsOfWaits();
     lives();
     places();
+    budgets();
     indices();
     for (const auto &[what, count] : counts)
       std::printf("[ mutants  ] %s, %s: %d of %d caught%s\n", name.c_str(),
@@ -478,6 +479,52 @@ private:
       }
     }
     return true;
+  }
+
+  //===--------------------------------------------------------------------===//
+  // The budget
+  //===--------------------------------------------------------------------===//
+
+  static int64_t peakOf(const Plan &plan) {
+    return peakBytes(plan, arenaModel(plan));
+  }
+
+  /// Of a plan that its budget just holds.
+  void budgets() {
+    Plan tight = plan;
+    tight.memoryBudget = peakOf(plan);
+    ASSERT_NO_THROW(verifyPlan(tight, "m.json")) << name;
+    for (int64_t less : {int64_t(1), kArenaAlign, *tight.memoryBudget / 2,
+                         *tight.memoryBudget - 1}) {
+      Plan mutant = tight;
+      *mutant.memoryBudget -= less;
+      expectCaught("budget below the peak", mutant, std::to_string(less));
+    }
+    for (size_t b = 0; b < plan.buffers.size(); ++b) {
+      Plan mutant = tight;
+      grow(mutant.buffers[b].spec);
+      for (auto *list : {&mutant.instructions, &mutant.evaluation})
+        for (const Instruction &instruction : *list)
+          if (const auto *read = std::get_if<ReadBuffer>(&instruction.kind);
+              read && read->buffer == int32_t(b))
+            grow(mutant.values[size_t(read->out)]);
+      expectCaught("buffers grown", mutant, mutant.buffers[b].name);
+    }
+    // Everything has a place again, so that nothing but the budget is amiss.
+    for (const Storage &storage : memory.storages) {
+      if (storage.value == -1)
+        continue;
+      Plan mutant = tight;
+      grow(mutant.values[size_t(storage.value)]);
+      layOutArena(mutant, arenaModel(plan));
+      expect("storages grown and laid out again", mutant,
+             "value " + std::to_string(storage.value),
+             [&] { return peakOf(mutant) <= *tight.memoryBudget; });
+    }
+  }
+
+  static void grow(TensorSpec &spec) {
+    spec.shape.insert(spec.shape.begin(), 2);
   }
 
   //===--------------------------------------------------------------------===//

@@ -39,7 +39,11 @@ TEST(Profile, SignaturesNameOperatorsAndShapes) {
 
 TEST(Profile, ReadsWhatItPrints) {
   Profile profile{"xxh3:00", 2, 7, 0.25, {{"aten::mm", 1e-4}, {"all \"", 0}}};
+  EXPECT_EQ(parseProfile(printProfile(profile), "profile.json").scratchBytes,
+            std::nullopt);
+  profile.scratchBytes = 4096;
   Profile read = parseProfile(printProfile(profile), "profile.json");
+  EXPECT_EQ(read.scratchBytes, 4096);
   EXPECT_EQ(read.planHash, profile.planHash);
   EXPECT_EQ(read.worldSize, 2);
   EXPECT_EQ(read.steps, 7);

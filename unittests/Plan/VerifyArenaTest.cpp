@@ -19,6 +19,9 @@ ValueId resultOf(Plan &plan, int skip) {
   return first<Call>(plan, skip).outs[0];
 }
 
+/// Most bytes that a rank takes.
+int64_t peakOf(const Plan &plan) { return peakBytes(plan, arenaModel(plan)); }
+
 /// The first view.
 ValueId viewIn(const Plan &plan) {
   for (size_t v = 0; v < plan.values.size(); ++v)
@@ -74,6 +77,23 @@ const std::vector<Mutation> kMutations = {
      [](Plan &p) { p.values[first<ReadBuffer>(p).out].offset = 0; }},
     {"OffsetOfAReduceInput", "P24",
      [](Plan &p) { p.values[first<ReduceScatter>(p).ins[0]].offset = 0; }},
+    {"BudgetWithoutArena", "P31",
+     [](Plan &p) {
+       for (Value &value : p.values)
+         value.offset = -1;
+       p.arena.reset();
+       p.memoryBudget = 1 << 30;
+     }},
+    {"BudgetBelowThePeak", "P31",
+     [](Plan &p) { p.memoryBudget = peakOf(p) - 1; }},
+    {"BudgetOfTheArenaAlone", "P31",
+     [](Plan &p) { p.memoryBudget = p.arena->bytes; }},
+    {"MoreOptimizerState", "P31",
+     [](Plan &p) {
+       p.memoryBudget = peakOf(p);
+       p.optimizer.name = "adam";
+       p.optimizer.amsgrad = true;
+     }},
     {"TwoAtOnePlace", "P25",
      [](Plan &p) {
        p.values[p.inputs[0].value].offset = p.values[p.inputs[1].value].offset;
@@ -130,6 +150,36 @@ TEST(VerifyArena, CatchesEveryOverlap) {
       }
     EXPECT_GT(mutants, 50);
     std::printf("%d overlaps caught\n", mutants);
+  }
+}
+
+TEST(VerifyArena, AcceptsABudgetOfThePeak) {
+  for (MemoryModel model : {MemoryModel::SharedHost, MemoryModel::Device}) {
+    Plan plan = laidOutPlan(model);
+    plan.memoryBudget = peakOf(plan);
+    EXPECT_NO_THROW(verifyPlan(plan, "p.json"));
+    Plan read = parsePlan(printPlan(plan), "p.json");
+    EXPECT_EQ(read.memoryBudget, plan.memoryBudget);
+  }
+}
+
+TEST(VerifyArena, SaysWhatHoldsThePeak) {
+  Plan plan = laidOutPlan();
+  plan.memoryBudget = 100;
+  auto uses = staticBytes(plan, MemoryModel::SharedHost);
+  try {
+    verifyPlan(plan, "p.json");
+    FAIL() << "not caught";
+  } catch (const PlanError &error) {
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("memory_budget of 100 bytes a rank, got " +
+                                   std::to_string(peakOf(plan)) + ", " +
+                                   std::to_string(plan.arena->bytes) +
+                                   " of them the arena's; at the peak "));
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr(
+                    "parameter shards " +
+                    std::to_string(uses[size_t(MemoryUse::ParamShard)])));
   }
 }
 

@@ -58,6 +58,8 @@ TEST(Profiler, FsdpRunWritesAProfileOfThePlan) {
   for (size_t i = 0; i < plan.instructions.size(); ++i)
     EXPECT_EQ(profile.instructions[i].what,
               plan::signature(plan, plan.instructions[i]));
+  // Without an arena, all that operators make is behind it.
+  EXPECT_GT(profile.scratchBytes, 0);
   EXPECT_GT(profile.instructions[find<plan::Call>(plan)].seconds, 0);
   EXPECT_GT(profile.instructions[find<plan::OptimizerStep>(plan)].seconds, 0);
   // Nothing of the ranks is left.

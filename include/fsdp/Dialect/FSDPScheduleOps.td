@@ -16,13 +16,15 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
       a phase when the one before it has come, as FSDP2 does; `none` launches it
       where it is needed.
     - `reduce_scatters_in_flight`: reduce-scatters whose gradients are held while
-      computation goes on. FSDP2 has one.
+      computation goes on. FSDP2 has one; without it two, or what `memory = "auto"`
+      chooses.
     - `bucket`: what is gathered and reduced together: `unit`, FSDP2's units;
       `parameter`, each by itself; `saturation`, neighbours up to the size at
       which the link is busy; `optimal`, whichever of these and of the best
       partitions into neighbours is fastest within the budget.
     - `memory`: `policy` takes what is resharded and recomputed from the policy;
-      `auto` chooses it, so that the step is fast within the budget.
+      `auto` chooses it, and `reduce_scatters_in_flight` where that is not given,
+      so that the step is fast within the budget.
     - `memory_budget`: bytes a rank. No gather is launched where it would not
       fit; a step that cannot fit is an error.
     - `device`: the description that times and bytes come from: the name of one
@@ -37,13 +39,17 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
     where `memory` is `auto`.
   }];
   let arguments = (ins DefaultValuedAttr<StrAttr, "\"latest_safe\"">:$prefetch,
-                       DefaultValuedAttr<I64Attr, "2">:$reduce_scatters_in_flight,
+                       OptionalAttr<I64Attr>:$reduce_scatters_in_flight,
                        DefaultValuedAttr<StrAttr, "\"unit\"">:$bucket,
                        DefaultValuedAttr<StrAttr, "\"policy\"">:$memory,
                        OptionalAttr<I64Attr>:$memory_budget,
                        DefaultValuedAttr<StrAttr, "\"cpu\"">:$device);
   let assemblyFormat = "attr-dict";
   let hasVerifier = 1;
+  let extraClassDeclaration = [{
+    /// `reduce_scatters_in_flight`, two without it.
+    int64_t getNumReducesInFlight();
+  }];
 }
 
 def FSDP_WaitOp : FSDP_Op<"wait", [HasParent<"ProgramOp">,

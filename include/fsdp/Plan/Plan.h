@@ -470,6 +470,8 @@ struct Plan {
   std::vector<std::string> modules;
   std::vector<Value> values;
   std::optional<Arena> arena;
+  /// Bytes that a rank may take at most.
+  std::optional<int64_t> memoryBudget;
   std::vector<Param> params;
   std::vector<Buffer> buffers;
   std::vector<Input> inputs;

@@ -10,6 +10,7 @@
 #include "fsdp/Plan/Plan.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,9 @@ struct Profile {
   double outsideSeconds = 0;
   /// In the order of Plan::instructions.
   std::vector<Entry> instructions;
+  /// Bytes behind the arena that operators took for themselves, of the rank
+  /// with the most; nullopt: not measured.
+  std::optional<int64_t> scratchBytes = std::nullopt;
 };
 
 /// What an instruction does, without the numbers of values: the operator with

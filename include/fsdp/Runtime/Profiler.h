@@ -50,11 +50,12 @@ private:
 
 /// Writes the profile of all ranks, the mean of their medians: since ranks wait
 /// for each other in collectives, the means of all instructions add up to a
-/// step. Collective; rank 0 writes `path`, each rank a file beside it before,
-/// which rank 0 removes. `planPath` is hashed. Throws InputError.
+/// step; of their `scratchBytes` (RankArena::extraBytes) the most. Collective;
+/// rank 0 writes `path`, each rank a file beside it before, which rank 0
+/// removes. `planPath` is hashed. Throws InputError.
 void writeProfile(const Profiler &profiler, const plan::Plan &plan,
                   const std::string &planPath, Comm &comm, int64_t steps,
-                  const std::string &path);
+                  int64_t scratchBytes, const std::string &path);
 
 } // namespace fsdp::runtime
 

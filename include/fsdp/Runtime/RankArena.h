@@ -1,8 +1,9 @@
 //===- RankArena.h - the memory in which a rank executes ------------------===//
 //
 // One mapping. It begins with the plan's arena, at whose offsets operators
-// write their results from the first step on. What else they allocate is
-// measured while it comes from the heap, and has a place from the next step on:
+// write their results from the first step on. Behind it is room for what else
+// they allocate, which grows as it is needed, and is kept. That is measured,
+// and has a place from the next step on:
 //
 //   scratch, which ends with its instruction: one place behind the arena that
 //     all instructions use, or where the arena has nothing alive at that
@@ -11,10 +12,11 @@
 //     the arena and the scratch, laid out by its lives.
 //
 // So a step makes the same allocations at the same addresses as the one before,
-// and none in the heap. Whatever a step does differently comes from the heap:
-// an allocation is recognised by its instruction, size and order, and memory is
-// not given out while something in it is alive. Allocations of other threads
-// than the one that executes come from the heap.
+// and none in the heap. Whatever a step does differently has the lowest room
+// behind the arena that is free: an allocation is recognised by its
+// instruction, size and order, and memory is not given out while something in
+// it is alive. Allocations of other threads than the one that executes come
+// from the heap.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_RANKARENA_H
@@ -60,17 +62,19 @@ public:
   };
 
   /// Within the scope, when the site's values are there: remembers which
-  /// allocations became theirs. A value whose place is elsewhere than the
-  /// storage that it shares with another, against the plan, becomes a copy.
+  /// allocations became theirs, and moves an operator's results that have
+  /// another place, because the guess was wrong. A value whose place is
+  /// elsewhere than the storage that it shares with another, against the plan,
+  /// becomes a copy.
   void settle(std::vector<at::Tensor> &values);
 
   /// After a program, when its values are gone: gives places to what was
   /// measured.
   void endProgram();
 
-  /// Of the plan's arena; of what lies behind it.
+  /// Of the plan's arena; of what lies behind it, most so far.
   int64_t bytes() const { return arenaBytes; }
-  int64_t extraBytes() const { return reservedBytes + scratchBytes; }
+  int64_t extraBytes() const { return keptBytes; }
 
   /// An allocation that a site makes in every step.
   struct Slot {
@@ -91,7 +95,7 @@ public:
     /// Position where it was freed, if not in its site.
     bool outlives = false;
     int64_t freedAt = -1;
-    /// Was alive after its program: stays in the heap.
+    /// Was alive after its program: comes from the heap.
     bool stays = false;
   };
   /// Notes that a slot's memory is free. With the lock of the live ones held.
@@ -117,6 +121,19 @@ private:
   c10::DataPtr allocate(size_t bytes) override;
   Slot &match(size_t bytes);
   std::byte *placeOf(const Slot &slot);
+  bool isCall(Site site) const;
+  // With the lock of the live ones held:
+  static bool isTaken(const std::byte *place, size_t bytes);
+  /// Moves what a slot of a value holds from an address to the value's place,
+  /// if that is free. Of an operator's result: nobody else knows its address
+  /// yet.
+  void move(const at::Tensor &tensor, std::byte *from);
+  /// The lowest room behind the reserved places; null if there is none.
+  std::byte *findRoom(size_t bytes);
+  /// Counts so many bytes behind the arena as allocated.
+  void keep(int64_t bytes);
+  /// What is alive after its program is never given out.
+  void keepStaying();
   void expectValues(const plan::Plan &plan, int64_t shardIndex);
   void findTops(const plan::Plan &plan);
   void placeSurvivors();
@@ -131,7 +148,7 @@ private:
   int64_t stepPositions = 0;
   int64_t arenaBytes = 0;
   int64_t reservedBytes = 0;
-  int64_t scratchBytes = 0;
+  int64_t keptBytes = 0;
   /// Something was allocated that has no place yet.
   bool measured = false;
   std::byte *base = nullptr;

@@ -10,7 +10,9 @@
 #include "fsdp/Dialect/FSDP.h"
 #include "fsdp/Simulate/DeviceModel.h"
 #include "fsdp/Simulate/Format.h"
+#include "fsdp/Simulate/LowerBound.h"
 
+#include <optional>
 #include <string>
 
 namespace mlir::fsdp {
@@ -27,10 +29,15 @@ struct MemoryChoice {
     Products, ///< all activations but results of matrix products and attention
     Full,     ///< all activations
   };
+  /// Which blocks recompute: the peak is at another place.
+  enum class Which : uint8_t { First, Last, Spread };
   Reshard reshard = Reshard::Policy;
   Recompute recompute = Recompute::Products;
-  /// So many blocks recompute, from the first on.
+  /// So many blocks recompute.
   int64_t blocks = 0;
+  Which which = Which::First;
+  /// Reduce-scatters in flight; 0: as the schedule says.
+  int64_t inFlight = 0;
 
   bool operator==(const MemoryChoice &) const = default;
 };
@@ -53,12 +60,20 @@ public:
   ArrayRef<MemoryChoice::Recompute> recomputations() const {
     return recomputeKinds;
   }
+  /// The same of MemoryChoice::inFlight, the fewest first.
+  ArrayRef<int64_t> reducesInFlight() const { return inFlightKinds; }
   /// The outcome of a choice, computed once.
   FailureOr<MemoryOutcome> evaluate(const MemoryChoice &choice);
   /// Changes the module itself.
   void apply(const MemoryChoice &choice);
   /// "recompute 8 of 32 blocks but matrix products, keep parameters gathered".
   std::string describe(const MemoryChoice &choice) const;
+  /// A time that no choice is below: that of the step first evaluated without
+  /// what is recomputed, gathered and copied again (simulate::lowerBound). What
+  /// a recomputation leaves out of kernels that fuse_pointwise makes counts.
+  const ::fsdp::simulate::LowerBound &bound() const { return leastTime; }
+  /// By how much an outcome is above that, in percent.
+  double gapPercent(const MemoryOutcome &outcome) const;
   /// The largest that are alive at the peak of the last choice evaluated.
   const std::string &holders() const { return peakHolders; }
   /// All outcomes so far.
@@ -75,17 +90,24 @@ private:
   SmallVector<StringAttr> blocks;
   SmallVector<MemoryChoice::Reshard> reshardKinds;
   SmallVector<MemoryChoice::Recompute> recomputeKinds;
+  SmallVector<int64_t> inFlightKinds;
   /// Operators of a block whose results Recompute::Products keeps.
   SmallVector<StringRef> products;
   SmallVector<MemoryOutcome> known;
   std::string peakHolders;
+  ::fsdp::simulate::LowerBound leastTime;
 };
 
-/// A grid of choices; those that no other beats in both time and memory first,
-/// from the least memory on.
+/// A grid of choices, and what differs in one thing from those of them that no
+/// other beats.
 FailureOr<SmallVector<MemoryOutcome>> exploreMemory(MemoryExplorer &explorer);
-/// How many of exploreMemory's outcomes are such.
+/// Puts those that no other beats in both time and memory first, from the least
+/// memory on; how many they are.
 size_t sortByParetoFront(SmallVectorImpl<MemoryOutcome> &outcomes);
+/// The fastest outcome within a budget of bytes, by compiling few choices; none
+/// if nothing fits.
+FailureOr<std::optional<MemoryOutcome>> findFastest(MemoryExplorer &explorer,
+                                                    int64_t budget);
 
 using ::fsdp::simulate::formatBytes;
 

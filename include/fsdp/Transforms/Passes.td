@@ -74,9 +74,13 @@ def ChooseMemory : Pass<"fsdp-choose-memory", "::mlir::ModuleOp"> {
     parameters of the same types that are most, are compiled and simulated on
     the schedule's device: parameters resharded after forward as the policy
     says, to the ranks of a host, or not at all; activations kept, or recomputed
-    in so many blocks, all or all but those of matrix products and attention.
-    Time and memory are linear in the number of blocks that recompute, so a few
-    of them are enough. The fastest that fits is taken; a remark names it.
+    in so many blocks, all or all but those of matrix products and attention, in
+    the first blocks, the last ones, or evenly spread; and one reduce-scatter in
+    flight, where the schedule does not say how many. Time and memory are linear
+    in the number of blocks that recompute, so a few of them are enough. The
+    fastest that fits is taken; a remark names it, and how far it is from a time
+    that no choice beats: the step's longest stream without what is recomputed
+    and gathered again.
     Prefetching then fills the budget (fsdp-prefetch-all-gathers). Where the
     policy has checkpoint patterns, recomputation is not varied.
 

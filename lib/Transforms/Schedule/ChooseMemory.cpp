@@ -1,17 +1,10 @@
 //===- ChooseMemory.cpp - the fastest step that fits ----------------------===//
-//
-// The blocks of a model are alike, so time and memory are linear in the number
-// of blocks that recompute, up to what overlaps. Both ends of each line are
-// compiled; between them the crossing with the budget is a guess that is
-// compiled too, and corrected.
-//
 //===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/ExploreMemory.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
 #include "mlir/IR/Remarks.h"
-
-#include <cmath>
+#include "llvm/Support/FormatVariadic.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_CHOOSEMEMORY
@@ -44,7 +37,7 @@ struct ChooseMemory : mlir::fsdp::impl::ChooseMemoryBase<ChooseMemory> {
     if (fits && !chooses)
       return;
     FailureOr<std::optional<MemoryOutcome>> best =
-        search(*explorer, int64_t(*budget));
+        findFastest(*explorer, int64_t(*budget));
     if (failed(best))
       return signalPassFailure();
     if (!chooses || !*best) {
@@ -57,50 +50,16 @@ struct ChooseMemory : mlir::fsdp::impl::ChooseMemoryBase<ChooseMemory> {
         << explorer->describe((*best)->choice) + ": " +
                formatBytes((*best)->bytes) + " of " + formatBytes(*budget) +
                ", the fastest that fits of " +
-               std::to_string(explorer->outcomes().size()) + " compiled";
+               std::to_string(explorer->outcomes().size()) + " compiled" +
+               llvm::formatv(
+                   "; {0:F3} ms, {1:F1} % above {2:F3} ms of {3}, "
+                   "which no choice is below",
+                   (*best)->seconds * 1e3, explorer->gapPercent(**best),
+                   explorer->bound().seconds * 1e3, explorer->bound().of)
+                   .str();
   }
 
 private:
-  /// The fastest outcome within the budget; none if nothing fits.
-  static FailureOr<std::optional<MemoryOutcome>>
-  search(MemoryExplorer &explorer, int64_t budget) {
-    for (MemoryChoice::Reshard reshard : explorer.reshards()) {
-      FailureOr<MemoryOutcome> none = explorer.evaluate({reshard});
-      if (failed(none))
-        return failure();
-      if (none->bytes <= budget)
-        continue; // recomputing more makes it slower
-      for (MemoryChoice::Recompute recompute : explorer.recomputations()) {
-        MemoryChoice choice{reshard, recompute, explorer.numBlocks()};
-        FailureOr<MemoryOutcome> all = explorer.evaluate(choice);
-        if (failed(all))
-          return failure();
-        if (all->bytes > budget || all->bytes >= none->bytes)
-          continue;
-        double saved =
-            double(none->bytes - all->bytes) / double(explorer.numBlocks());
-        choice.blocks = 0;
-        int64_t bytes = none->bytes;
-        for (int attempt = 0; attempt < 4 && bytes > budget; ++attempt) {
-          choice.blocks = std::min<int64_t>(
-              explorer.numBlocks(),
-              choice.blocks +
-                  std::max<int64_t>(1,
-                                    std::ceil(double(bytes - budget) / saved)));
-          FailureOr<MemoryOutcome> some = explorer.evaluate(choice);
-          if (failed(some))
-            return failure();
-          bytes = some->bytes;
-        }
-      }
-    }
-    std::optional<MemoryOutcome> best;
-    for (const MemoryOutcome &outcome : explorer.outcomes())
-      if (outcome.bytes <= budget && (!best || outcome.seconds < best->seconds))
-        best = outcome;
-    return best;
-  }
-
   static void report(ScheduleOp schedule, MemoryExplorer &explorer,
                      const MemoryOutcome &policy, const std::string &holders,
                      const std::optional<MemoryOutcome> &best) {

@@ -55,7 +55,7 @@ struct DelayReduceWaits
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    inFlight = getOrCreateSchedule(module).getReduceScattersInFlight();
+    inFlight = getOrCreateSchedule(module).getNumReducesInFlight();
     SmallVector<ReduceScatterOp> begun;
     for (auto reduce : program.getOps<ReduceScatterOp>())
       if (getWait(reduce))

@@ -146,7 +146,7 @@ private:
     }
     BucketProblem problem =
         modelBuckets(step, device, itemOf, kinds,
-                     getOrCreateSchedule(module).getReduceScattersInFlight());
+                     getOrCreateSchedule(module).getNumReducesInFlight());
     problem.mostBytes = std::max(kLeastLimit, kLargestUnits * largest);
     return findBucketsOfBlocks(problem, kEpsilon);
   }

@@ -5,10 +5,12 @@
 #include "fsdp/Transforms/CompileStep.h"
 #include "fsdp/Transforms/Schedule.h"
 #include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
+namespace plan = ::fsdp::plan;
 namespace simulate = ::fsdp::simulate;
 
 FailureOr<MemoryExplorer> MemoryExplorer::create(ModuleOp module) {
@@ -47,6 +49,11 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
         perHost > 1 && perHost < shards && shards % perHost == 0)
       reshardKinds.push_back(MemoryChoice::Reshard::Host);
   }
+  inFlightKinds = {0};
+  // Where gradients lie in shared memory their room is the same.
+  if (!getOrCreateSchedule(module).getReduceScattersInFlightAttr() &&
+      shards > 1 && !this->device.sharedMemory)
+    inFlightKinds = {1, 0};
   findProducts();
   // What the policy says about recomputation stays.
   if (blocks.empty() || !module.getOps<CheckpointPatternOp>().empty())
@@ -96,15 +103,58 @@ void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
   ArrayAttr save;
   if (choice.recompute == MemoryChoice::Recompute::Products)
     save = builder.getStrArrayAttr(products);
-  for (StringAttr block : ArrayRef(blocks).take_front(size_t(choice.blocks))) {
+  for (int64_t i = 0; i < choice.blocks; ++i) {
+    int64_t index = i;
+    if (choice.which == MemoryChoice::Which::Last)
+      index += numBlocks() - choice.blocks;
+    else if (choice.which == MemoryChoice::Which::Spread)
+      index = i * numBlocks() / choice.blocks;
     SmallVector<StringRef> modules;
-    block.getValue().split(modules, '+');
+    blocks[size_t(index)].getValue().split(modules, '+');
     for (StringRef name : modules)
       CheckpointPatternOp::create(builder, to.getLoc(), name, save);
   }
+  if (choice.inFlight != 0)
+    getOrCreateSchedule(to).setReduceScattersInFlight(choice.inFlight);
 }
 
-/// The three uses that hold most at the peak.
+/// No choice's step is shorter: whatever is kept, a call runs once, and a unit
+/// is gathered and copied once.
+static simulate::LowerBound boundOfChoices(const CompiledStep &step,
+                                           simulate::DeviceModel device) {
+  device.collectiveCopies = false; // those of later gathers are in compute
+  simulate::StepCost cost = simulate::costOf(step.plan, device);
+  std::vector<bool> gathered(step.plan.units.size()), copied(gathered);
+  auto again = [](std::vector<bool> &units, int32_t unit) {
+    bool seen = units[size_t(unit)];
+    units[size_t(unit)] = true;
+    return seen;
+  };
+  for (auto [instruction, one] :
+       llvm::zip_equal(step.plan.instructions, cost.instructions)) {
+    bool skips = false;
+    if (const auto *call = std::get_if<plan::Call>(&instruction.kind))
+      skips = call->recompute;
+    else if (const auto *gather =
+                 std::get_if<plan::AllGather>(&instruction.kind))
+      skips = again(gathered, gather->unit);
+    else if (const auto *copy =
+                 std::get_if<plan::CopyToDevice>(&instruction.kind))
+      skips = again(copied, copy->unit);
+    else if (const auto *reshard =
+                 std::get_if<plan::Reshard>(&instruction.kind))
+      skips = reshard->keep != 0;
+    if (skips)
+      one = {};
+  }
+  return simulate::lowerBound(step.plan, cost, device);
+}
+
+double MemoryExplorer::gapPercent(const MemoryOutcome &outcome) const {
+  return leastTime.seconds > 0 ? 100 * (outcome.seconds / leastTime.seconds - 1)
+                               : 0;
+}
+
 FailureOr<MemoryOutcome> MemoryExplorer::evaluate(const MemoryChoice &choice) {
   for (const MemoryOutcome &outcome : known)
     if (outcome.choice == choice)
@@ -121,31 +171,41 @@ FailureOr<MemoryOutcome> MemoryExplorer::evaluate(const MemoryChoice &choice) {
     return failure();
   MemoryOutcome outcome{choice, step->seconds, step->bytes};
   peakHolders = std::move(step->holders);
+  if (known.empty())
+    leastTime = boundOfChoices(*step, device);
   known.push_back(outcome);
   return outcome;
 }
 
 std::string MemoryExplorer::describe(const MemoryChoice &choice) const {
-  std::string text;
-  if (choice.blocks > 0)
-    text = llvm::formatv("recompute {0} of {1} blocks{2}", choice.blocks,
-                         blocks.size(),
-                         choice.recompute == MemoryChoice::Recompute::Products
-                             ? " but matrix products and attention"
-                             : "");
+  SmallVector<std::string> parts;
+  if (choice.blocks > 0) {
+    constexpr const char *which[] = {"the first {0} of {1}",
+                                     "the last {0} of {1}",
+                                     "{0} evenly spread of {1}"};
+    const char *format = choice.blocks == numBlocks()
+                             ? "{0} of {1}"
+                             : which[size_t(choice.which)];
+    bool saves = choice.recompute == MemoryChoice::Recompute::Products;
+    parts.push_back(
+        "recompute " +
+        llvm::formatv(false, format, choice.blocks, numBlocks()).str() +
+        " blocks" + (saves ? " but matrix products and attention" : ""));
+  }
   if (choice.reshard == MemoryChoice::Reshard::Keep)
-    text += text.empty() ? "keep parameters gathered"
-                         : ", keep parameters gathered";
+    parts.push_back("keep parameters gathered");
   if (choice.reshard == MemoryChoice::Reshard::Host)
-    text += std::string(text.empty() ? "" : ", ") +
-            "reshard after forward to the ranks of a host";
-  return text.empty() ? "as the policy says" : text;
+    parts.push_back("reshard after forward to the ranks of a host");
+  if (choice.inFlight == 1)
+    parts.push_back("have one reduce-scatter in flight");
+  return parts.empty() ? "as the policy says" : llvm::join(parts, ", ");
 }
 
 size_t mlir::fsdp::sortByParetoFront(SmallVectorImpl<MemoryOutcome> &outcomes) {
   auto key = [](const MemoryOutcome &outcome) {
     return std::tuple(outcome.bytes, outcome.seconds, outcome.choice.reshard,
-                      outcome.choice.recompute, outcome.choice.blocks);
+                      outcome.choice.recompute, outcome.choice.blocks,
+                      outcome.choice.which, outcome.choice.inFlight);
   };
   llvm::sort(outcomes,
              [&](const auto &a, const auto &b) { return key(a) < key(b); });
@@ -159,6 +219,24 @@ size_t mlir::fsdp::sortByParetoFront(SmallVectorImpl<MemoryOutcome> &outcomes) {
   return size;
 }
 
+/// Choices that differ from one in which blocks recompute, or in what is in
+/// flight.
+static SmallVector<MemoryChoice> getNeighbours(const MemoryExplorer &explorer,
+                                               const MemoryChoice &choice) {
+  SmallVector<MemoryChoice> neighbours;
+  for (int64_t inFlight : explorer.reducesInFlight()) {
+    neighbours.push_back(choice);
+    neighbours.back().inFlight = inFlight;
+  }
+  if (choice.blocks > 0 && choice.blocks < explorer.numBlocks())
+    for (auto which : {MemoryChoice::Which::First, MemoryChoice::Which::Last,
+                       MemoryChoice::Which::Spread}) {
+      neighbours.push_back(choice);
+      neighbours.back().which = which;
+    }
+  return neighbours;
+}
+
 FailureOr<SmallVector<MemoryOutcome>>
 mlir::fsdp::exploreMemory(MemoryExplorer &explorer) {
   int64_t total = explorer.numBlocks();
@@ -170,6 +248,16 @@ mlir::fsdp::exploreMemory(MemoryExplorer &explorer) {
         if (int64_t blocks = total * quarter / 4; blocks > 0)
           if (failed(explorer.evaluate({reshard, recompute, blocks})))
             return failure();
+  }
+  // The second time, neighbours of what the first has put on the front.
+  SmallVector<MemoryOutcome> outcomes;
+  for (int round = 0; round < 2; ++round) {
+    outcomes.assign(explorer.outcomes().begin(), explorer.outcomes().end());
+    size_t front = sortByParetoFront(outcomes);
+    for (const MemoryOutcome &outcome : ArrayRef(outcomes).take_front(front))
+      for (const MemoryChoice &choice : getNeighbours(explorer, outcome.choice))
+        if (failed(explorer.evaluate(choice)))
+          return failure();
   }
   return SmallVector<MemoryOutcome>(explorer.outcomes());
 }

@@ -1,4 +1,4 @@
-// RUN: fsdp-opt --fsdp-choose-memory --verify-diagnostics %s
+// RUN: fsdp-opt --fsdp-choose-memory --split-input-file --verify-diagnostics %s
 
 fsdp.mesh @world <["shard"=2]>
 // expected-error @below {{expected a step of at most 1.00 MiB a rank, got: }}
@@ -28,5 +28,44 @@ fsdp.program @train_step(%x: tensor<65536x64xf32>) -> tensor<f32> {
   %p0 = aten.call "aten::t"(%x) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32> loc("b0")
   %g0 = aten.call "aten::mm"(%p0, %d0) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32> loc("b0")
   fsdp.write_grad @b0.w, %g0 : tensor<64x64xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// What the schedule says stays, though one in flight would fit.
+
+fsdp.mesh @world <["shard"=2]>
+// expected-error @below {{expected a step of at most 24.80 MiB a rank, got: 26.50 MiB; at its peak gradients 12.00 MiB, }}
+fsdp.schedule {device = "h100", memory = "auto", memory_budget = 26000000 : i64, reduce_scatters_in_flight = 2 : i64}
+fsdp.optimizer "sgd" {}
+fsdp.unit @b0
+fsdp.unit @b1
+fsdp.unit @b2
+fsdp.unit @b3
+fsdp.param @b0.w : tensor<1024x1024xf32> unit @b0
+fsdp.param @b1.w : tensor<1024x1024xf32> unit @b1
+fsdp.param @b2.w : tensor<1024x1024xf32> unit @b2
+fsdp.param @b3.w : tensor<1024x1024xf32> unit @b3
+fsdp.program @train_step(%x0: tensor<64x1024xf32>, %t: tensor<1024x64xf32>) -> tensor<f32> {
+  %w0 = fsdp.read @b0.w : tensor<1024x1024xf32>
+  %w1 = fsdp.read @b1.w : tensor<1024x1024xf32>
+  %w2 = fsdp.read @b2.w : tensor<1024x1024xf32>
+  %w3 = fsdp.read @b3.w : tensor<1024x1024xf32>
+  fsdp.phase forward
+  %x1 = aten.call "aten::mm"(%x0, %w0) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b0")
+  %x2 = aten.call "aten::mm"(%x1, %w1) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b1")
+  %x3 = aten.call "aten::mm"(%x2, %w2) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b2")
+  %x4 = aten.call "aten::mm"(%x3, %w3) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b3")
+  %loss = aten.call "aten::sum"(%x4, none) : (tensor<64x1024xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g3 = aten.call "aten::mm"(%t, %x3) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b3")
+  fsdp.write_grad @b3.w, %g3 : tensor<1024x1024xf32>
+  %g2 = aten.call "aten::mm"(%t, %x2) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b2")
+  fsdp.write_grad @b2.w, %g2 : tensor<1024x1024xf32>
+  %g1 = aten.call "aten::mm"(%t, %x1) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b1")
+  fsdp.write_grad @b1.w, %g1 : tensor<1024x1024xf32>
+  %g0 = aten.call "aten::mm"(%t, %x0) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b0")
+  fsdp.write_grad @b0.w, %g0 : tensor<1024x1024xf32>
   fsdp.return %loss : tensor<f32>
 }

@@ -71,3 +71,45 @@ fsdp.program @train_step(%x: tensor<65536x64xf32>) -> tensor<f32> {
   fsdp.write_grad @b0.w, %g0 : tensor<64x64xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// The gradients of three units and the shards do not fit, those of two do: one
+// reduce-scatter is in flight, and nothing is recomputed, which would not help.
+
+// CHECK:      fsdp.schedule {{.*}}reduce_scatters_in_flight = 1
+// CHECK-NOT:  fsdp.checkpoint_pattern
+// CHECK:      fsdp.return
+fsdp.mesh @world <["shard"=2]>
+fsdp.schedule {device = "h100", memory = "auto", memory_budget = 26000000 : i64}
+fsdp.optimizer "sgd" {}
+fsdp.unit @b0
+fsdp.unit @b1
+fsdp.unit @b2
+fsdp.unit @b3
+fsdp.param @b0.w : tensor<1024x1024xf32> unit @b0
+fsdp.param @b1.w : tensor<1024x1024xf32> unit @b1
+fsdp.param @b2.w : tensor<1024x1024xf32> unit @b2
+fsdp.param @b3.w : tensor<1024x1024xf32> unit @b3
+fsdp.program @train_step(%x0: tensor<64x1024xf32>, %t: tensor<1024x64xf32>) -> tensor<f32> {
+  %w0 = fsdp.read @b0.w : tensor<1024x1024xf32>
+  %w1 = fsdp.read @b1.w : tensor<1024x1024xf32>
+  %w2 = fsdp.read @b2.w : tensor<1024x1024xf32>
+  %w3 = fsdp.read @b3.w : tensor<1024x1024xf32>
+  fsdp.phase forward
+  %x1 = aten.call "aten::mm"(%x0, %w0) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b0")
+  %x2 = aten.call "aten::mm"(%x1, %w1) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b1")
+  %x3 = aten.call "aten::mm"(%x2, %w2) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b2")
+  %x4 = aten.call "aten::mm"(%x3, %w3) : (tensor<64x1024xf32>, tensor<1024x1024xf32>) -> tensor<64x1024xf32> loc("b3")
+  %loss = aten.call "aten::sum"(%x4, none) : (tensor<64x1024xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %g3 = aten.call "aten::mm"(%t, %x3) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b3")
+  fsdp.write_grad @b3.w, %g3 : tensor<1024x1024xf32>
+  %g2 = aten.call "aten::mm"(%t, %x2) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b2")
+  fsdp.write_grad @b2.w, %g2 : tensor<1024x1024xf32>
+  %g1 = aten.call "aten::mm"(%t, %x1) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b1")
+  fsdp.write_grad @b1.w, %g1 : tensor<1024x1024xf32>
+  %g0 = aten.call "aten::mm"(%t, %x0) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b0")
+  fsdp.write_grad @b0.w, %g0 : tensor<1024x1024xf32>
+  fsdp.return %loss : tensor<f32>
+}
