@@ -74,6 +74,8 @@ Value mlir::fsdp::getStorageOwner(Value value) {
       break;
     value = viewed;
   }
+  if (isa_and_nonnull<ReloadActivationOp>(getProducer(value)))
+    return value.getDefiningOp()->getResult(0);
   return value;
 }
 

@@ -1,4 +1,5 @@
 //===- OffloadOps.cpp - verifiers of copies between host and device -------===//
+#include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
 
 using namespace mlir;
@@ -50,4 +51,40 @@ LogicalResult CopyToDeviceOp::verifySymbolUses(SymbolTableCollection &symbols) {
 LogicalResult CopyToHostOp::verifySymbolUses(SymbolTableCollection &symbols) {
   return verifyCopies(symbols, *this, getParamNames().getValue(),
                       "CopyToHost-1");
+}
+
+LogicalResult OffloadPatternOp::verify() {
+  if (getPattern().empty())
+    return emitOpError("OffloadPattern-1: expected a pattern, got: \"\"");
+  if (auto bytes = static_cast<int64_t>(getMinBytes()); bytes < 1)
+    return emitOpError("OffloadPattern-1: expected a positive min_bytes, got: ")
+           << bytes;
+  return success();
+}
+
+LogicalResult OffloadActivationOp::verify() {
+  if (getValues().empty() ||
+      !getValues().front().getDefiningOp<aten::CallOp>() ||
+      getStorageOwner(getValues().front()) != getValues().front())
+    return emitOpError("OffloadActivation-1: expected the result of a call "
+                       "that owns its storage first");
+  for (Value value : getValues())
+    if (getStorageOwner(value) != getValues().front())
+      return emitOpError("OffloadActivation-1: expected values of one storage, "
+                         "got: ")
+             << value;
+  SmallVector<Type> made = getCollectiveTypes(*this);
+  Type want = HostType::get(getContext(), llvm::to_vector(getOperandTypes()));
+  if (made != ArrayRef<Type>(want))
+    return emitOpError("OffloadActivation-2: expected ")
+           << want << " or a future of it, got: " << getHost().getType();
+  return success();
+}
+
+LogicalResult ReloadActivationOp::verify() {
+  if (ArrayRef<Type>(getCollectiveTypes(*this)) !=
+      getHost().getType().getTypes())
+    return emitOpError("ReloadActivation-1: expected the types of ")
+           << getHost().getType() << ", got: " << getResultTypes();
+  return success();
 }

@@ -63,8 +63,8 @@ private:
   }
 
   LogicalResult visitInEvaluation(Operation *op) {
-    if (isa<PhaseOp, ReduceScatterOp, AllReduceOp, WriteGradOp,
-            OptimizerStepOp>(op))
+    if (isa<PhaseOp, ReduceScatterOp, AllReduceOp, WriteGradOp, OptimizerStepOp,
+            OffloadActivationOp>(op))
       return op->emitOpError("Program-8: expected no such op in an evaluation");
     auto gather = dyn_cast<AllGatherOp>(op);
     auto reshard = dyn_cast<ReshardOp>(op);
@@ -134,6 +134,8 @@ private:
     } else if (auto free = dyn_cast<FreeOp>(op)) {
       for (Value value : free.getValues())
         freed.try_emplace(value, op);
+    } else if (auto offload = dyn_cast<OffloadActivationOp>(op)) {
+      offloaded.try_emplace(offload.getValues().front(), op);
     }
     return success();
   }
@@ -178,6 +180,12 @@ private:
       return (op->emitOpError("Program-5: uses a value after its end")
                   .attachNote(it->second->getLoc())
               << "freed here");
+    if (auto it = offloaded.find(getStorageOwner(operand));
+        it != offloaded.end() && !isa<FreeOp>(op))
+      return (op->emitOpError("Program-12: uses an activation on the device "
+                              "that is on the host")
+                  .attachNote(it->second->getLoc())
+              << "offloaded here");
     AllGatherOp gather = getGather(getStorageOwner(operand));
     if (!gather)
       return success();
@@ -268,6 +276,8 @@ private:
   llvm::DenseMap<StringAttr, Operation *> reduced, allReduced, written,
       initialised;
   llvm::DenseMap<Value, Operation *> freed;
+  /// By the value that owns the storage.
+  llvm::DenseMap<Value, Operation *> offloaded;
   /// Collectives begun and not awaited, with what they read.
   llvm::MapVector<Operation *, llvm::DenseSet<Value>> underWay;
 };

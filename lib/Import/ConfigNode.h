@@ -7,8 +7,11 @@
 #include "mlir/IR/Diagnostics.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringSet.h"
+#include "llvm/ADT/StringSwitch.h"
 #include "llvm/Support/SourceMgr.h"
 #include "llvm/Support/YAMLParser.h"
+
+#include <cmath>
 
 namespace mlir::fsdp {
 namespace yaml = llvm::yaml;
@@ -152,6 +155,32 @@ protected:
       return success();
     return emitError(node.loc) << "expected an integer for \"" << key
                                << "\", got: " << describe(node);
+  }
+
+  /// Bytes: an integer, or a number with a unit (GB, GiB, MB, MiB, KB, KiB).
+  LogicalResult getBytes(StringRef key, const Node &node, int64_t &bytes) {
+    StringRef text = node.scalar;
+    StringRef digits = text.take_while(
+        [](char c) { return llvm::isDigit(c) || c == '.' || c == '-'; });
+    double unit =
+        llvm::StringSwitch<double>(text.drop_front(digits.size()).trim())
+            .Case("", 1)
+            .Case("GiB", 1LL << 30)
+            .Case("MiB", 1LL << 20)
+            .Case("KiB", 1LL << 10)
+            .Case("GB", 1e9)
+            .Case("MB", 1e6)
+            .Case("KB", 1e3)
+            .Default(0);
+    double number;
+    if (node.kind != Node::Kind::Scalar || unit == 0 ||
+        digits.getAsDouble(number) || std::abs(number * unit) > 1e18)
+      return emitError(node.loc)
+             << "expected bytes for \"" << key
+             << "\", such as 1000000000, 40GB or 37.5GiB, got: "
+             << describe(node);
+    bytes = std::llround(number * unit);
+    return success();
   }
 
   /// A pattern, or a sequence of them.

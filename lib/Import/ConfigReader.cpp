@@ -45,15 +45,16 @@ private:
 
   LogicalResult apply(const Node &root) {
     const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
-               *checkpoint = nullptr, *precision = nullptr, *offload = nullptr,
-               *reshard = nullptr, *placement = nullptr,
-               *divideFactor = nullptr, *forceSum = nullptr,
-               *schedule = nullptr;
+               *checkpoint = nullptr, *activations = nullptr,
+               *precision = nullptr, *offload = nullptr, *reshard = nullptr,
+               *placement = nullptr, *divideFactor = nullptr,
+               *forceSum = nullptr, *schedule = nullptr;
     TrainingConfig training(module, path);
     SmallVector<StringRef> keys = {"mesh",
                                    "units",
                                    "ignore",
                                    "activation_checkpoint",
+                                   "activation_offload",
                                    "mixed_precision",
                                    "cpu_offload",
                                    "gradient_divide_factor",
@@ -68,6 +69,7 @@ private:
                 (key == "mesh"                            ? mesh
                  : key == "units"                         ? units
                  : key == "ignore"                        ? ignore
+                 : key == "activation_offload"            ? activations
                  : key == "mixed_precision"               ? precision
                  : key == "cpu_offload"                   ? offload
                  : key == "gradient_divide_factor"        ? divideFactor
@@ -85,6 +87,7 @@ private:
         succeeded(applyRoot(precision, offload, reshard)) &&
         succeeded(applyUnits(units)) &&
         succeeded(applyCheckpoint(checkpoint)) &&
+        succeeded(applyActivationOffload(activations)) &&
         succeeded(applyIgnore(ignore)) &&
         succeeded(applyPlacement(placement)) &&
         (!schedule ||
@@ -412,6 +415,44 @@ private:
       auto op = CheckpointPatternOp::create(builder, match->loc, match->scalar,
                                             saved);
       if (failed(op.verify()))
+        return failure();
+    }
+    return success();
+  }
+
+  LogicalResult applyActivationOffload(const Node *node) {
+    if (!node)
+      return success();
+    // One policy, or a sequence of them.
+    ArrayRef<Node> policies(*node);
+    if (node->kind == Node::Kind::Sequence)
+      policies = node->elements;
+    for (const Node &policy : policies) {
+      const Node *match = nullptr;
+      OperationState state(policy.loc, OffloadPatternOp::getOperationName());
+      if (failed(forEachEntry(
+              policy, "\"activation_offload\"", {"match", "min_bytes"},
+              [&](StringRef key, const Node &value) -> LogicalResult {
+                if (key == "match") {
+                  match = &value;
+                  return success();
+                }
+                int64_t bytes;
+                if (failed(getBytes(key, value, bytes)))
+                  return failure();
+                state.addAttribute(key, builder.getI64IntegerAttr(bytes));
+                return success();
+              })))
+        return failure();
+      if (!match)
+        return emitError(policy.loc)
+               << "expected a key \"match\" in \"activation_offload\"";
+      if (match->kind != Node::Kind::Scalar || match->scalar.empty())
+        return emitError(match->loc)
+               << "expected a pattern for \"match\", got: " << describe(*match);
+      state.location = match->loc;
+      state.addAttribute("pattern", builder.getStringAttr(match->scalar));
+      if (failed(cast<OffloadPatternOp>(builder.create(state)).verify()))
         return failure();
     }
     return success();

@@ -16,10 +16,6 @@ public:
   /// `node` is the value of `schedule`: "fsdp2", FSDP2's own order, or a
   /// mapping. A device's description is looked for beside the config.
   LogicalResult apply(OpBuilder &builder, const Node &node);
-
-private:
-  /// Bytes: an integer, or a number with a unit (GB, GiB, MB, MiB).
-  LogicalResult getBytes(StringRef key, const Node &node, int64_t &bytes);
 };
 
 } // namespace mlir::fsdp

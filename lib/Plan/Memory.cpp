@@ -292,6 +292,14 @@ private:
     }
   }
 
+  void visit(const OffloadActivation &offload) {
+    define(offload.out, std::nullopt);
+  }
+  void visit(const ReloadActivation &reload) {
+    for (ValueId out : reload.outs)
+      define(out, MemoryUse::Activation);
+  }
+
   void defineGrads(const std::vector<ValueId> &ins,
                    const std::vector<ValueId> &outs, MemoryUse use) {
     for (size_t i = 0; i < outs.size(); ++i) {
@@ -368,6 +376,11 @@ BytesByUse Memory::usesAt(int64_t position) const {
     bytes[size_t(storage.use)] += storage.bytes;
   }
   return bytes;
+}
+
+int64_t Memory::peakBytes() const {
+  std::vector<int64_t> live = liveBytes();
+  return live.empty() ? 0 : *std::max_element(live.begin(), live.end());
 }
 
 std::vector<int32_t> Memory::aliveAt(int64_t position) const {

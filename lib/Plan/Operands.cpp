@@ -22,6 +22,9 @@ struct OperandVisitor {
   std::vector<ValueId> operator()(const OptimizerStep &step) const {
     return step.grads;
   }
+  std::vector<ValueId> operator()(const ReloadActivation &reload) const {
+    return {reload.host};
+  }
   std::vector<ValueId> operator()(const WriteParam &write) const {
     return {write.value};
   }
@@ -45,6 +48,12 @@ struct StreamVisitor {
   Stream operator()(const AllReduce &) const { return Stream::AllReduce; }
   Stream operator()(const CopyToDevice &) const { return Stream::CopyToDevice; }
   Stream operator()(const CopyToHost &) const { return Stream::CopyToHost; }
+  Stream operator()(const OffloadActivation &) const {
+    return Stream::CopyToHost;
+  }
+  Stream operator()(const ReloadActivation &) const {
+    return Stream::CopyToDevice;
+  }
   template <typename KindT> Stream operator()(const KindT &) const {
     return Stream::Compute;
   }

@@ -257,15 +257,20 @@ Placement placeStorages(const Memory &memory) {
 }
 
 void layOutArena(Plan &plan, MemoryModel model) {
-  Memory memory = replayMemory(plan, model);
-  Placement placement = placeStorages(memory);
   for (Value &value : plan.values)
     value.offset = -1;
-  for (size_t v = 0; v < plan.values.size(); ++v)
-    if (int32_t storage = memory.storageOf[v];
-        storage != -1 && plan.values[v].storage == -1)
-      plan.values[v].offset = placement.offsets[storage];
-  plan.arena = {placement.bytes, placement.lowerBound};
+  auto place = [&](const Memory &memory) -> Arena {
+    Placement placement = placeStorages(memory);
+    for (size_t v = 0; v < plan.values.size(); ++v)
+      if (int32_t storage = memory.storageOf[v];
+          storage != -1 && plan.values[v].storage == -1)
+        plan.values[v].offset = placement.offsets[storage];
+    return {placement.bytes, placement.lowerBound};
+  };
+  plan.arena = place(replayMemory(plan, model));
+  plan.hostArena.reset();
+  if (Memory host = replayHostMemory(plan); !host.storages.empty())
+    plan.hostArena = place(host);
 }
 
 MemoryModel arenaModel(const Plan &plan) {

@@ -290,6 +290,18 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
         p.boolean(true);
       }
     }
+    void operator()(const OffloadActivation &o) {
+      p.open("offload_activation");
+      p.numbers(o.ins);
+      p.key("out");
+      p.number(o.out);
+    }
+    void operator()(const ReloadActivation &r) {
+      p.open("reload_activation");
+      p.number(r.host);
+      p.key("outs");
+      p.numbers(r.outs);
+    }
     void operator()(const OptimizerStep &o) {
       p.open("optimizer_step");
       p.numbers(o.params);
@@ -449,15 +461,21 @@ std::string Printer::print(const Plan &plan) {
     }
     raw("}");
   });
-  raw("  \"arena\": ");
-  if (plan.arena) {
+  auto arena = [&](const Arena &a) {
     open("bytes");
-    number(plan.arena->bytes);
+    number(a.bytes);
     key("lower_bound");
-    number(plan.arena->lowerBound);
+    number(a.lowerBound);
     raw("}");
-  } else {
+  };
+  raw("  \"arena\": ");
+  if (plan.arena)
+    arena(*plan.arena);
+  else
     raw("null");
+  if (plan.hostArena) {
+    raw(",\n  \"host_arena\": ");
+    arena(*plan.hostArena);
   }
   if (plan.memoryBudget) {
     raw(",\n  \"memory_budget\": ");

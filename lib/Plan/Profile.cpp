@@ -99,6 +99,12 @@ struct Signature {
   std::string operator()(const CopyToHost &copy) const {
     return values("copy_to_host", copy.ins);
   }
+  std::string operator()(const OffloadActivation &offload) const {
+    return values("offload_activation", {offload.ins.front()});
+  }
+  std::string operator()(const ReloadActivation &reload) const {
+    return values("reload_activation", {reload.host});
+  }
   std::string operator()(const Unscale &unscale) const {
     return values("unscale", unscale.ins);
   }

@@ -208,6 +208,14 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
         c.at("copy_to_host").index(), c.at("params").indices(),
         c.at("ins").indices(), c.at("outs").indices(),
         c.has("last_microbatch") && c.at("last_microbatch").boolean()};
+  } else if (c.has("offload_activation")) {
+    keys({"offload_activation", "out"});
+    instruction.kind = OffloadActivation{c.at("offload_activation").indices(),
+                                         c.at("out").index()};
+  } else if (c.has("reload_activation")) {
+    keys({"reload_activation", "outs"});
+    instruction.kind = ReloadActivation{c.at("reload_activation").index(),
+                                        c.at("outs").indices()};
   } else if (c.has("read_param")) {
     keys({"read_param", "out"});
     instruction.kind =
@@ -232,8 +240,9 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   } else {
     c.error("expected an instruction (call, read_buffer, read_param, constant, "
             "all_gather, reshard, reduce_scatter, all_reduce, copy_to_device, "
-            "copy_to_host, accumulate, loss_scale, unscale, clip_grad_norm, "
-            "optimizer_step, wait, write_param or write_buffer)");
+            "copy_to_host, offload_activation, reload_activation, accumulate, "
+            "loss_scale, unscale, clip_grad_norm, optimizer_step, wait, "
+            "write_param or write_buffer)");
   }
   if (hasPhase)
     instruction.phase = decodePhase(c);
@@ -297,6 +306,11 @@ GradScaler decodeGradScaler(const Cursor &c) {
           c.at("backoff_factor").real(), c.at("growth_interval").integer(1)};
 }
 
+Arena decodeArena(const Cursor &c) {
+  c.keys({"bytes", "lower_bound"});
+  return {c.at("bytes").integer(0), c.at("lower_bound").integer(0)};
+}
+
 Plan decodePlan(const Cursor &c) {
   // The version comes first: a plan of another version has other keys.
   if (int64_t version = c.at("version").integer(); version != kPlanVersion)
@@ -327,7 +341,7 @@ Plan decodePlan(const Cursor &c) {
           "evaluation_loss",
           "instructions",
           "loss"},
-         {"memory_budget"});
+         {"memory_budget", "host_arena"});
   Plan plan;
   plan.producer = c.at("producer").string();
   plan.model = c.at("model").string();
@@ -354,11 +368,10 @@ Plan decodePlan(const Cursor &c) {
       value.offset = v.at("offset").integer(0);
     return value;
   });
-  if (const Cursor arena = c.at("arena"); !arena.json().is_null()) {
-    arena.keys({"bytes", "lower_bound"});
-    plan.arena = {arena.at("bytes").integer(0),
-                  arena.at("lower_bound").integer(0)};
-  }
+  if (const Cursor arena = c.at("arena"); !arena.json().is_null())
+    plan.arena = decodeArena(arena);
+  if (c.has("host_arena"))
+    plan.hostArena = decodeArena(c.at("host_arena"));
   if (c.has("memory_budget"))
     plan.memoryBudget = c.at("memory_budget").integer(1);
   plan.params = c.at("params").list([](const Cursor &p) {

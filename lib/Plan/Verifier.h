@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fsdp::plan {
@@ -24,6 +25,11 @@ namespace fsdp::plan {
 std::string quoted(std::string_view text);
 /// "float32[2, 3]".
 std::string describe(const TensorSpec &spec);
+
+/// Two values whose storages are alive at the same time and have bytes of their
+/// arena in common, if there are any.
+std::optional<std::pair<ValueId, ValueId>> findOverlap(const Plan &plan,
+                                                       const Memory &memory);
 
 /// Checks P26 to P30 of one of the plan's lists of instructions, whose values
 /// and phases hold; `list` is its name. PlanError for the first that does not
@@ -63,6 +69,10 @@ private:
     bool summed = false;
     /// Of a storage: its values that are not freed.
     int32_t alive = 0;
+    /// Of a storage: copied to the host, so that the device's ends.
+    bool offloaded = false;
+    /// On the host: the position of the offload_activation that made it.
+    int64_t hostOf = -1;
   };
 
   [[noreturn]] void fail(const char *label, const std::string &message) const {
@@ -96,7 +106,10 @@ private:
   void verifyArena() const;
   /// That the peak is within it.
   void verifyBudget(const Memory &memory) const;
+  void verifyHostArena() const;
   void use(ValueId value);
+  /// That what is used is not on the host, or has been copied there.
+  void useOnDevice(ValueId value) const;
   void useOperand(ValueId value);
   void useArgs(const ArgList &args);
 
@@ -114,6 +127,8 @@ private:
   void visit(const AllReduce &reduce);
   void visit(const CopyToDevice &copy);
   void visit(const CopyToHost &copy);
+  void visit(const OffloadActivation &offload);
+  void visit(const ReloadActivation &reload);
   void visit(const OptimizerStep &step);
   void visit(const ReadParam &read);
   void visit(const WriteParam &write);

@@ -154,6 +154,7 @@ void Verifier::use(ValueId value) {
                    "defined");
   if (state.freed)
     fail("P4", "value " + std::to_string(value) + " is used after it is freed");
+  useOnDevice(value);
   if (state.gatheredFrom >= 0 && liveGather[state.gatheredFrom] != state.gather)
     fail("P7", "value " + std::to_string(value) + " is a parameter of unit " +
                    quoted(plan.units[state.gatheredFrom].name) +
@@ -477,6 +478,7 @@ void Verifier::verify() {
                       " is written but never reduced");
   verifyLoss(plan.loss);
   verifyArena();
+  verifyHostArena();
   verifyStreams(plan, plan.init, origin, "init");
   verifyStreams(plan, plan.evaluation, origin, "evaluation");
   verifyStreams(plan, plan.instructions, origin, "instructions");

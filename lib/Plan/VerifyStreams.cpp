@@ -30,7 +30,13 @@ public:
   StreamVerifier(const Plan &plan, const std::vector<Instruction> &instructions,
                  const std::string &origin, const std::string &list)
       : plan(plan), instructions(instructions), origin(origin), list(list),
-        storages(plan.values.size()), units(plan.units.size()) {}
+        onHost(plan.values.size()), storages(plan.values.size()),
+        units(plan.units.size()) {
+    for (const Instruction &instruction : instructions)
+      if (const auto *offload =
+              std::get_if<OffloadActivation>(&instruction.kind))
+        onHost[offload->out] = true;
+  }
 
   /// Of a step with microbatches: the first, two between, the last, so that
   /// any two that follow one another are seen.
@@ -77,15 +83,14 @@ private:
       if (std::exchange(accesses.live, 0) <= 0)
         continue;
       accesses.stale = true;
-      const Value &entry = plan.values[v];
-      if (entry.offset == -1 || entry.numBytes() == 0)
+      std::optional<Bytes> bytes = bytesOf(ValueId(v));
+      if (!bytes)
         continue;
       Clock done = accesses.readers;
       if (accesses.writer != -1)
         join(done, after(accesses.writer));
-      int64_t last = entry.offset + entry.numBytes();
-      clear(entry.offset, last);
-      ended[entry.offset] = {last, done};
+      clear(*bytes);
+      ended[bytes->begin] = {bytes->end, done};
     }
   }
 
@@ -146,7 +151,8 @@ private:
                       (hasOwn ? " or stream " + quoted(streamName(own)) : "") +
                       ", got " + quoted(streamName(instruction.stream)));
     if (hasOwn) {
-      auto [it, isFirst] = streamOf.try_emplace(own, instruction.stream);
+      auto [it, isFirst] =
+          streamOf.try_emplace(instruction.kind.index(), instruction.stream);
       if (it->second != instruction.stream)
         fail("P26", "expected one stream for all instructions of a kind, got " +
                         quoted(streamName(it->second)) + " and " +
@@ -230,8 +236,8 @@ private:
       checkQuiet(accesses, value, now, "made again");
     accesses.writer = position;
     accesses.readers = {};
-    if (entry.offset != -1)
-      occupy(value, entry.offset, entry.offset + entry.numBytes());
+    if (std::optional<Bytes> bytes = bytesOf(value))
+      occupy(value, *bytes);
   }
 
   void free(ValueId value, const Clock &end) {
@@ -241,17 +247,32 @@ private:
     accesses.stale = false;
     checkQuiet(accesses, value, end, "freed");
     ValueId owner = plan.values[value].storage;
-    const Value &entry = plan.values[owner == -1 ? value : owner];
-    if (entry.offset == -1 || entry.numBytes() == 0)
+    std::optional<Bytes> bytes = bytesOf(owner == -1 ? value : owner);
+    if (!bytes)
       return;
     // What was there before has been found complete when this began.
-    int64_t last = entry.offset + entry.numBytes();
-    clear(entry.offset, last);
-    ended[entry.offset] = {last, after(position)};
+    clear(*bytes);
+    ended[bytes->begin] = {bytes->end, after(position)};
+  }
+
+  /// Of the arenas; that of the host follows the device's.
+  struct Bytes {
+    int64_t begin, end;
+  };
+  /// nullopt where it has none.
+  std::optional<Bytes> bytesOf(ValueId value) const {
+    const Value &entry = plan.values[value];
+    if (entry.offset == -1 || entry.numBytes() == 0)
+      return std::nullopt;
+    int64_t begin = entry.offset;
+    if (onHost[value] && plan.arena)
+      begin += plan.arena->bytes;
+    return Bytes{begin, begin + entry.numBytes()};
   }
 
   /// Splits and drops what `ended` has in [begin, end).
-  void clear(int64_t begin, int64_t end) {
+  void clear(Bytes bytes) {
+    auto [begin, end] = bytes;
     auto it = ended.lower_bound(begin);
     if (it != ended.begin() && std::prev(it)->second.end > begin)
       --it;
@@ -266,7 +287,8 @@ private:
   }
 
   /// The bytes of a value that begins: who ended there must be complete.
-  void occupy(ValueId value, int64_t begin, int64_t end) const {
+  void occupy(ValueId value, Bytes bytes) const {
+    auto [begin, end] = bytes;
     auto it = ended.lower_bound(begin);
     if (it != ended.begin() && std::prev(it)->second.end > begin)
       --it;
@@ -324,7 +346,9 @@ private:
   std::array<Clock, kNumStreams> clocks = {};
   std::map<EventId, Clock> recorded;
   /// Per kind of collective and copy: where all of it are.
-  std::map<Stream, Stream> streamOf;
+  std::map<size_t, Stream> streamOf;
+  /// Per value: that it is an offloaded activation's on the host.
+  std::vector<bool> onHost;
   /// Per value that has a storage of its own.
   std::vector<Accesses> storages;
   std::vector<UnitState> units;

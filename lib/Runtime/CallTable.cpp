@@ -66,6 +66,12 @@ std::string describeInstruction(const plan::Plan &plan,
     std::string operator()(const plan::CopyToHost &copy) {
       return unit("copy_to_host", copy.unit);
     }
+    std::string operator()(const plan::OffloadActivation &) {
+      return "offload_activation";
+    }
+    std::string operator()(const plan::ReloadActivation &) {
+      return "reload_activation";
+    }
     std::string operator()(const plan::WriteParam &write) {
       return "write_param \"" + plan.params[write.param].name + "\"";
     }

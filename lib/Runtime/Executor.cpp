@@ -17,7 +17,7 @@ namespace fsdp::runtime {
 Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
                    std::vector<at::Tensor> buffers, const std::string &folder)
     : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
-      arena(plan, comm.shardIndex()), values(plan.values.size()),
+      arena(plan, comm.shardIndex()), host(plan), values(plan.values.size()),
       training(plan, plan.instructions), evaluation(plan, plan.evaluation),
       gathered(plan.units.size()), sums(plan.params.size()) {
   c10::InferenceMode guard;
@@ -220,6 +220,13 @@ void Executor::execute(Program &program, size_t index) {
       e.comm.copyToDevice(copy.unit);
     }
     void operator()(const plan::CopyToHost &copy) { e.run(copy); }
+    // Complete when they begin: one thread runs all streams.
+    void operator()(const plan::OffloadActivation &offload) {
+      e.host.offload(offload, e.values);
+    }
+    void operator()(const plan::ReloadActivation &reload) {
+      e.host.reload(reload, e.values);
+    }
     void operator()(const plan::Wait &) {}
   };
   RankArena::Scope scope(arena, &program == &evaluation

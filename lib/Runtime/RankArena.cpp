@@ -80,6 +80,10 @@ struct Results {
       if (out != -1)
         list.emplace_back(out, -1);
   }
+  void operator()(const plan::ReloadActivation &reload) {
+    for (plan::ValueId out : reload.outs)
+      list.emplace_back(out, -1);
+  }
   void operator()(const plan::ReduceScatter &i) { add(i.outs, i.params); }
   void operator()(const plan::AllReduce &i) { add(i.outs, i.params); }
   void operator()(const plan::Accumulate &i) { add(i.outs, i.params); }

@@ -59,16 +59,26 @@ struct BytesOf {
   int64_t operator()(const CopyToHost &copy) const {
     return int64_t(sum(copy.ins));
   }
+  int64_t operator()(const OffloadActivation &offload) const {
+    return plan.values[size_t(offload.out)].numBytes();
+  }
+  int64_t operator()(const ReloadActivation &reload) const {
+    return plan.values[size_t(reload.host)].numBytes();
+  }
   template <typename Kind> int64_t operator()(const Kind &) const { return 0; }
 };
 
-int32_t unitOf(const Instruction &instruction) {
+/// That of its module for an activation's copy; -1 where that has none.
+int32_t unitOf(const Plan &plan, const Instruction &instruction) {
   return std::visit(
-      [](const auto &kind) {
+      [&](const auto &kind) {
         if constexpr (requires { kind.unit; })
           return kind.unit;
         else
-          return -1;
+          return instruction.module < 0
+                     ? -1
+                     : unitOfModule(plan,
+                                    plan.modules[size_t(instruction.module)]);
       },
       instruction.kind);
 }
@@ -103,7 +113,7 @@ std::vector<CollectiveUse> findCollectives(const Plan &plan) {
     CollectiveUse use;
     use.instruction = int32_t(i);
     use.kind = ownStream(instruction);
-    use.unit = unitOf(instruction);
+    use.unit = unitOf(plan, instruction);
     use.bytes = std::visit(BytesOf{plan}, instruction.kind);
     if (instruction.phase != Phase::Optimizer)
       use.times =

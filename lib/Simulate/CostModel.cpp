@@ -177,6 +177,12 @@ private:
   Cost cost(size_t, const CopyToHost &copy) const {
     return hostCopy(valueBytes(plan, copy.ins));
   }
+  Cost cost(size_t, const OffloadActivation &offload) const {
+    return hostCopy(valueBytes(plan, {offload.out}));
+  }
+  Cost cost(size_t, const ReloadActivation &reload) const {
+    return hostCopy(valueBytes(plan, {reload.host}));
+  }
   /// A scalar over the ranks of a replica.
   double scalarSeconds() const {
     return transferTime(device, Collective::AllReduce, {plan.shards(), 1}, 4)

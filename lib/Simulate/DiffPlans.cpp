@@ -127,9 +127,10 @@ private:
     std::map<std::pair<int32_t, Stream>, int> numbers;
     std::vector<std::string> names;
     for (const CollectiveUse &use : uses)
-      names.push_back(plan.units[size_t(use.unit)].name + ", " +
-                      kindName(use.kind) + " " +
-                      std::to_string(++numbers[{use.unit, use.kind}]));
+      names.push_back(
+          (use.unit < 0 ? "no unit" : plan.units[size_t(use.unit)].name) +
+          ", " + kindName(use.kind) + " " +
+          std::to_string(++numbers[{use.unit, use.kind}]));
     return names;
   }
 

@@ -30,3 +30,12 @@ bool mlir::fsdp::matchesPattern(StringRef pattern, StringRef name) {
     return false;
   return matchesPattern(pattern.drop_front(), name.drop_front());
 }
+
+bool mlir::fsdp::matchesContainingModule(StringRef pattern, StringRef name) {
+  for (size_t end = name.find('.');; end = name.find('.', end + 1)) {
+    if (matchesPattern(pattern, name.take_front(end)))
+      return true;
+    if (end == StringRef::npos)
+      return false;
+  }
+}

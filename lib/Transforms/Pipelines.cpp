@@ -16,6 +16,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
 void mlir::fsdp::buildAfterChoicePipeline(OpPassManager &pm) {
   pm.addPass(createBucketUnits());          // units -> buckets
   pm.addPass(createRecomputeActivations()); // checkpoints -> calls in backward
+  pm.addPass(createOffloadActivations());   // activations <-> the host's
   pm.addPass(createPlaceParams());          // parameters -> shards
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit
   pm.addPass(createInsertReshards());       // free after forward, gather again
@@ -30,9 +31,10 @@ void mlir::fsdp::buildAfterChoicePipeline(OpPassManager &pm) {
 }
 
 void mlir::fsdp::buildSchedulePipeline(OpPassManager &pm) {
-  pm.addPass(createSplitCollectives());   // collectives -> begin and wait
-  pm.addPass(createDelayReduceWaits());   // reduce while computation goes on
-  pm.addPass(createPrefetchAllGathers()); // gather before it is needed
+  pm.addPass(createSplitCollectives()); // collectives -> begin and wait
+  pm.addPass(createDelayReduceWaits()); // reduce while computation goes on
+  pm.addPass(createOverlapActivationCopies()); // copy meanwhile
+  pm.addPass(createPrefetchAllGathers());      // gather before it is needed
 }
 
 void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {

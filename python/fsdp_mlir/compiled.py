@@ -69,8 +69,9 @@ def compile(
     mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
     by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
     `gradient_accumulation_steps`, `reduce_each_microbatch`, `all_reduce_each_microbatch`,
-    `reshard_after_backward`, `activation_checkpoint`, `lr_schedule`, `grad_scaler` (or a
-    torch.amp.GradScaler), and `units="auto"` where fully_shard was called on the whole model only.
+    `reshard_after_backward`, `activation_checkpoint`, `activation_offload`, `lr_schedule`,
+    `grad_scaler` (or a torch.amp.GradScaler), and `units="auto"` where fully_shard was called on
+    the whole model only.
 
     With `evaluation` the loss in eval mode is captured too, for `Step.evaluate`.
 

@@ -57,3 +57,105 @@ fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   %h = fsdp.copy_to_host @u [@w] %r : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{}]>>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+// expected-error @below {{OffloadPattern-1: expected a pattern, got: ""}}
+fsdp.offload_pattern ""
+
+// -----
+
+// expected-error @below {{OffloadPattern-1: expected a positive min_bytes, got: 0}}
+fsdp.offload_pattern "layers.*" {min_bytes = 0 : i64}
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{OffloadActivation-1: expected the result of a call that owns its storage first}}
+  %h = fsdp.offload_activation %x : tensor<4xf32> to !fsdp.host<tensor<4xf32>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %v = aten.call "aten::view"(%a, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+  // expected-error @below {{OffloadActivation-1: expected the result of a call that owns its storage first}}
+  %h = fsdp.offload_activation %v : tensor<2x2xf32> to !fsdp.host<tensor<2x2xf32>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %b = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-error @below {{OffloadActivation-1: expected values of one storage}}
+  %h = fsdp.offload_activation %a, %b : tensor<4xf32>, tensor<4xf32> to !fsdp.host<tensor<4xf32>, tensor<4xf32>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-error @below {{OffloadActivation-2: expected '!fsdp.host<tensor<4xf32>>' or a future of it, got: '!fsdp.host<tensor<2xf32>>'}}
+  %h = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.host<tensor<2xf32>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %h = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.host<tensor<4xf32>>
+  // expected-error @below {{ReloadActivation-1: expected the types of '!fsdp.host<tensor<4xf32>>', got: 'tensor<2xf32>'}}
+  %r = fsdp.reload_activation %h : !fsdp.host<tensor<4xf32>> to tensor<2xf32>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+// Also by a view that was taken before.
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %v = aten.call "aten::view"(%a, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+  // expected-note @below {{offloaded here}}
+  %h = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.host<tensor<4xf32>>
+  // expected-error @below {{Program-12: uses an activation on the device that is on the host}}
+  %b = aten.call "aten::exp"(%v) : (tensor<2x2xf32>) -> tensor<2x2xf32>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+// A copy under way reads the device's storage until it is awaited.
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-note @below {{begun here}}
+  %f = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.future<!fsdp.host<tensor<4xf32>>>
+  // expected-error @below {{Program-11: frees what a collective under way reads}}
+  fsdp.free %a : tensor<4xf32>
+  %h = fsdp.wait %f : !fsdp.future<!fsdp.host<tensor<4xf32>>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %h = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.host<tensor<4xf32>>
+  // expected-error @below {{Program-10: expected a wait for its future, found none}}
+  %f = fsdp.reload_activation %h : !fsdp.host<tensor<4xf32>> to !fsdp.future<tensor<4xf32>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.program @e(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> attributes {evaluation} {
+  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-error @below {{Program-8: expected no such op in an evaluation}}
+  %h = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.host<tensor<4xf32>>
+  fsdp.return %l : tensor<f32>
+}

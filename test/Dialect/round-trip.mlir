@@ -138,6 +138,29 @@ module attributes {fsdp.model = "Tiny"} {
     fsdp.return %n : tensor<f32>
   }
 
+  // CHECK: fsdp.offload_pattern "layers.*" {min_bytes = 4096 : i64}
+  fsdp.offload_pattern "layers.*" {min_bytes = 4096 : i64}
+  // CHECK-LABEL: fsdp.program @offloaded
+  fsdp.program @offloaded(%x: tensor<4xf32>) -> tensor<f32> {
+    %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+    %v = aten.call "aten::view"(%a, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+    // CHECK: %[[H:.*]] = fsdp.offload_activation %{{.*}}, %{{.*}} : tensor<4xf32>, tensor<2x2xf32> to !fsdp.host<tensor<4xf32>, tensor<2x2xf32>>
+    %h = fsdp.offload_activation %a, %v : tensor<4xf32>, tensor<2x2xf32> to !fsdp.host<tensor<4xf32>, tensor<2x2xf32>>
+    // CHECK-NEXT: %{{.*}}:2 = fsdp.reload_activation %[[H]] : !fsdp.host<tensor<4xf32>, tensor<2x2xf32>> to tensor<4xf32>, tensor<2x2xf32>
+    %b, %w = fsdp.reload_activation %h : !fsdp.host<tensor<4xf32>, tensor<2x2xf32>> to tensor<4xf32>, tensor<2x2xf32>
+    %e = aten.call "aten::exp"(%b) : (tensor<4xf32>) -> tensor<4xf32>
+    // CHECK: %[[F:.*]] = fsdp.offload_activation %{{.*}} : tensor<4xf32> to !fsdp.future<!fsdp.host<tensor<4xf32>>>
+    %f = fsdp.offload_activation %e : tensor<4xf32> to !fsdp.future<!fsdp.host<tensor<4xf32>>>
+    // CHECK-NEXT: %[[K:.*]] = fsdp.wait %[[F]] : !fsdp.future<!fsdp.host<tensor<4xf32>>>
+    %k = fsdp.wait %f : !fsdp.future<!fsdp.host<tensor<4xf32>>>
+    // CHECK-NEXT: %[[G:.*]] = fsdp.reload_activation %[[K]] : !fsdp.host<tensor<4xf32>> to !fsdp.future<tensor<4xf32>>
+    %g = fsdp.reload_activation %k : !fsdp.host<tensor<4xf32>> to !fsdp.future<tensor<4xf32>>
+    // CHECK-NEXT: fsdp.wait %[[G]] : !fsdp.future<tensor<4xf32>>
+    %c = fsdp.wait %g : !fsdp.future<tensor<4xf32>>
+    %n = aten.call "aten::sum"(%c, none) : (tensor<4xf32>) -> tensor<f32>
+    fsdp.return %n : tensor<f32>
+  }
+
   // CHECK-LABEL: fsdp.program @init() {
   fsdp.program @init() {
     // CHECK: %[[V:.*]] = aten.call "aten::zeros"

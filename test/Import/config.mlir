@@ -129,6 +129,22 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-name.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-NAME
 // CHECKPOINT-NAME: checkpoint-name.yaml:1:32: error: 'fsdp.checkpoint_pattern' op CheckpointPattern-1: expected an operator of the form "namespace::name" in save, got: "mm"
 
+// RUN: fsdp-opt %t/model.mlir --config %t/activations.yaml --level captured | FileCheck %s --check-prefix=ACTIVATIONS
+// ACTIVATIONS: fsdp.offload_pattern "layers.0" {min_bytes = 2097152 : i64}
+// ACTIVATIONS-NEXT: fsdp.offload_pattern "layers.*"{{$}}
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/activations-match.yaml 2>&1 | FileCheck %s --check-prefix=ACTIVATIONS-MATCH
+// ACTIVATIONS-MATCH: activations-match.yaml:2:3: error: expected a key "match" in "activation_offload"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/activations-key.yaml 2>&1 | FileCheck %s --check-prefix=ACTIVATIONS-KEY
+// ACTIVATIONS-KEY: activations-key.yaml:1:22: error: unknown key "min_byte" in "activation_offload", did you mean "min_bytes"?
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/activations-bytes.yaml 2>&1 | FileCheck %s --check-prefix=ACTIVATIONS-BYTES
+// ACTIVATIONS-BYTES: activations-bytes.yaml:1:44: error: expected bytes for "min_bytes", such as 1000000000, 40GB or 37.5GiB, got: "1 block"
+
+// RUN: not fsdp-opt %t/model.mlir --config %t/activations-none.yaml 2>&1 | FileCheck %s --check-prefix=ACTIVATIONS-NONE
+// ACTIVATIONS-NONE: activations-none.yaml:1:29: error: 'fsdp.offload_pattern' op OffloadPattern-1: expected a positive min_bytes, got: 0
+
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-modules.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-MODULES
 // CHECKPOINT-MODULES: checkpoint-modules.yaml:1:32: error: pattern "blocks.*" matches no module that is called
 
@@ -409,6 +425,24 @@ activation_checkpoint: {match: a, save:  "aten::mm"}
 
 //--- checkpoint-name.yaml
 activation_checkpoint: {match: a, save: [mm]}
+
+//--- activations.yaml
+activation_offload:
+  - {match: layers.0, min_bytes: 2MiB}
+  - {match: "layers.*"}
+
+//--- activations-match.yaml
+activation_offload:
+  min_bytes: 1
+
+//--- activations-key.yaml
+activation_offload: {min_byte: 1}
+
+//--- activations-bytes.yaml
+activation_offload: {match: a, min_bytes:  1 block}
+
+//--- activations-none.yaml
+activation_offload: {match: a, min_bytes: 0}
 
 //--- checkpoint-modules.yaml
 activation_checkpoint: {match: "blocks.*"}

@@ -37,6 +37,8 @@ OPTIONS: dict[str, list[Any]] = {
     "device": ["cpu", "h100"],
     "memory": ["policy", "auto"],
     "bucket": ["unit", "parameter", "saturation", "optimal"],
+    # Of the config, not of its schedule.
+    "activation_offload": [None, {"match": "layers.*", "min_bytes": 1}],
 }
 TRAINING: dict[str, list[Any]] = {
     "mesh": [{}, {"mesh": {"replicate": 2}}, {"reshard_after_forward": 2}],
@@ -110,11 +112,19 @@ def schedule_of(row: Row) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
+def with_options(case: Case, options: dict[str, Any]) -> Case:
+    schedule = dict(options)
+    training = {**case.training, "schedule": schedule}
+    if offload := schedule.pop("activation_offload"):
+        training["activation_offload"] = offload
+    return replace(case, training=training)
+
+
 def least_memory(captured: Captured, case: Case, options: dict[str, Any], stem: str) -> int:
     """Bytes of the choice of `--emit pareto` that takes least, and a little more."""
     config = captured.directory / f"{stem}.pareto.yaml"
     options = {name: value for name, value in options.items() if name != "memory"}
-    write_config(replace(case, training={**case.training, "schedule": options}), config)
+    write_config(with_options(case, options), config)
     command = [BIN / "fsdp-opt", captured.archive, "--config", config, "--emit", "pareto"]
     output = subprocess.run(
         [*map(str, command), "--world-size", str(case.world)],
@@ -145,8 +155,7 @@ def test_schedules_keep_every_bit(captured: Callable[[Model], Captured], number:
         if options["memory"] == "auto":
             options["memory_budget"] = least_memory(model, case, options, stem)
         print(f"seed {SEED}, {case.world} ranks, {case.training}, {case.checkpoint}: {options}")
-        scheduled = replace(case, training={**case.training, "schedule": options})
-        assert_same(default, run_plan(model, scheduled, stem))
+        assert_same(default, run_plan(model, with_options(case, options), stem))
 
 
 @pytest.mark.parametrize("reshard", [2, False])

@@ -61,6 +61,10 @@ void mlir::fsdp::printMemory(const Plan &plan, MemoryModel model,
   int64_t gap = plan.arena->bytes - plan.arena->lowerBound;
   row("arena's lower bound",
       formatBytes(plan.arena->lowerBound) + ", gap " + formatBytes(gap));
+  if (plan.hostArena)
+    row("host's bytes a rank",
+        formatBytes(plan.hostArena->bytes) + " of activations, gap " +
+            formatBytes(plan.hostArena->bytes - plan.hostArena->lowerBound));
   row("storages in the arena", Twine(memory.storages.size()));
   if (live.empty() || memory.storages.empty())
     return;

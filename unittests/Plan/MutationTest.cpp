@@ -160,6 +160,8 @@ private:
       touch(Kind::Storage, ownerOf(value), writes);
       ++alive[ownerOf(value)];
     }
+    if (const auto *offload = std::get_if<OffloadActivation>(&instruction.kind))
+      onHost.insert(offload->out);
     if (const auto *gather = std::get_if<AllGather>(&instruction.kind)) {
       touch(Kind::Gathered, gather->unit, true);
       touch(Kind::Shards, gather->unit, false);
@@ -178,6 +180,7 @@ private:
   void addPlaces() {
     struct Place {
       int64_t begin, end;
+      bool onHost;
       const std::vector<Access> *accesses;
     };
     std::vector<Place> places;
@@ -185,11 +188,12 @@ private:
       if (thing.first == Kind::Storage)
         if (const Value &value = plan.values[size_t(thing.second)];
             value.offset != -1)
-          places.push_back(
-              {value.offset, value.offset + value.numBytes(), &accesses});
+          places.push_back({value.offset, value.offset + value.numBytes(),
+                            onHost.contains(thing.second), &accesses});
     for (const Place &a : places)
       for (const Place &b : places) {
-        if (&a == &b || a.begin >= b.end || b.begin >= a.end)
+        if (&a == &b || a.onHost != b.onHost || a.begin >= b.end ||
+            b.begin >= a.end)
           continue;
         // Every access of one comes before a later one's of the other.
         for (const Access &x : *a.accesses)
@@ -205,6 +209,8 @@ private:
   size_t now = 0;
   std::map<std::pair<Kind, int32_t>, std::vector<Access>> touched;
   std::map<ValueId, int> alive;
+  /// What the host holds of activations.
+  std::set<ValueId> onHost;
   std::set<std::pair<size_t, size_t>> pairs;
 };
 
@@ -222,6 +228,7 @@ public:
     lives();
     places();
     budgets();
+    placesOnTheHost();
     indices();
     for (const auto &[what, count] : counts)
       std::printf("[ mutants  ] %s, %s: %d of %d caught%s\n", name.c_str(),
@@ -366,6 +373,18 @@ private:
     }
   }
 
+  /// Whether the instruction frees another value of the same storage.
+  bool isHeldBeside(ValueId value, size_t freed) const {
+    auto ownerOf = [&](ValueId id) {
+      ValueId owner = plan.values[size_t(id)].storage;
+      return owner == -1 ? id : owner;
+    };
+    const std::vector<ValueId> &frees = plan.instructions[freed].frees;
+    return std::any_of(frees.begin(), frees.end(), [&](ValueId other) {
+      return other != value && ownerOf(other) == ownerOf(value);
+    });
+  }
+
   void freedEarlier(size_t freed, size_t k, int lastUse) {
     ValueId value = plan.instructions[freed].frees[k];
     auto isCompute = [&](int i) {
@@ -394,7 +413,9 @@ private:
         auto before = orderOf(list(mutant));
         expect("freed one instruction earlier, read on another stream",
                mutant.plan, at(freed), [&] {
-                 return before && (*before)[size_t(earlier)][size_t(lastUse)];
+                 // Another value may hold the storage up to there.
+                 return isHeldBeside(value, freed) ||
+                        (before && (*before)[size_t(earlier)][size_t(lastUse)]);
                });
       }
     }
@@ -456,6 +477,43 @@ private:
       mutant.arena->lowerBound += more;
       expectCaught("lower bound changed", mutant, "");
     }
+  }
+
+  void placesOnTheHost() {
+    Memory host = replayHostMemory(plan);
+    for (const Storage &a : host.storages) {
+      std::string where = "value " + std::to_string(a.value);
+      for (const Storage &b : host.storages) {
+        if (&a == &b || !together(a, b))
+          continue;
+        Plan mutant = plan;
+        mutant.values[size_t(a.value)].offset =
+            plan.values[size_t(b.value)].offset;
+        expectCaught("activations put on one that is on the host", mutant,
+                     where);
+      }
+      Plan mutant = plan;
+      mutant.values[size_t(a.value)].offset = plan.hostArena->bytes;
+      expectCaught("activations put behind the host's arena", mutant, where);
+    }
+    for (size_t i = 0; i < plan.instructions.size(); ++i)
+      if (const auto *offload =
+              std::get_if<OffloadActivation>(&plan.instructions[i].kind)) {
+        Plan mutant = plan;
+        for (Instruction &other : mutant.instructions)
+          if (auto *reload = std::get_if<ReloadActivation>(&other.kind);
+              reload && reload->host == offload->out)
+            reload->host = offload->ins[0];
+        expectCaught("reloads of what is on the device", mutant, at(i));
+        mutant = plan;
+        for (Instruction &other : mutant.instructions)
+          std::erase(other.frees, offload->ins[0]);
+        mutant.instructions.insert(
+            mutant.instructions.begin() + long(i) + 1,
+            {Call{"aten::detach", "", {{TensorArg{offload->ins[0]}}}, {-1}},
+             plan.instructions[i].phase});
+        expectCaught("uses on the device while on the host", mutant, at(i));
+      }
   }
 
   /// A plan does not say which shape an operator gives: what is larger and has
@@ -579,8 +637,8 @@ TEST_P(Mutations, AreCaught) { Corpus(GetParam()).run(); }
 
 INSTANTIATE_TEST_SUITE_P(Compiled, Mutations,
                          testing::Values("llama-2", "llama-2-fsdp2",
-                                         "llama-hsdp-4",
-                                         "llama-microbatches-2"),
+                                         "llama-hsdp-4", "llama-microbatches-2",
+                                         "llama-activations-2"),
                          [](const auto &info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

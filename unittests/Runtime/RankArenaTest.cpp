@@ -136,6 +136,26 @@ TEST_F(RunsInTheArena, WithOffload) {
   expectSame(plan);
 }
 
+TEST_F(RunsInTheArena, WithActivationsOnTheHost) {
+  for (bool transposedGrad : {false, true}) {
+    plan::Plan plan = samplePlan(2, transposedGrad);
+    addFrees(plan);
+    auto plain = run(plan);
+    offloadActivations(plan);
+    EXPECT_EQ(run(plan), plain);
+    expectSame(plan);
+    beginCollectives(plan);
+    expectSame(plan);
+  }
+  plan::Plan plan = samplePlan(2);
+  accumulateWhole(plan);
+  addFrees(plan);
+  auto plain = run(plan);
+  offloadActivations(plan);
+  EXPECT_EQ(run(plan), plain);
+  expectSame(plan);
+}
+
 TEST_F(RunsInTheArena, AViewThatThePlanDoesNotKnow) {
   // The plan ends h with the call that returns a view of it, and gives its
   // place to others while the view is read.

@@ -1,6 +1,8 @@
 //===- SamplePlan.cpp - a small complete training step --------------------===//
 #include "Support/SamplePlan.h"
+#include "fsdp/Plan/Operands.h"
 
+#include <algorithm>
 #include <map>
 
 namespace fsdp::test {
@@ -232,6 +234,10 @@ void beginCollectives(Plan &plan) {
       stream = Stream::ReduceScatter;
     else if (std::holds_alternative<AllReduce>(instruction.kind))
       stream = Stream::AllReduce;
+    else if (std::holds_alternative<OffloadActivation>(instruction.kind))
+      stream = Stream::CopyToHost;
+    else if (std::holds_alternative<ReloadActivation>(instruction.kind))
+      stream = Stream::CopyToDevice;
     if (const auto *call = std::get_if<Call>(&instruction.kind);
         call && call->op == "aten::t")
       plan.values[call->outs[0]].storage =
@@ -246,9 +252,13 @@ void beginCollectives(Plan &plan) {
       }
       instruction.records = events++;
     }
+    std::vector<ValueId> frees;
+    if (stream)
+      frees = std::exchange(instruction.frees, {});
     result.push_back(std::move(instruction));
     if (stream)
-      result.push_back({Wait{}, phase, -1, {}, Stream::Compute, {events - 1}});
+      result.push_back(
+          {Wait{}, phase, -1, std::move(frees), Stream::Compute, {events - 1}});
   }
   plan.instructions = std::move(result);
 }
@@ -289,6 +299,50 @@ void offload(Plan &plan) {
     instructions.push_back(std::move(instruction));
   }
   plan.instructions = std::move(instructions);
+}
+
+void offloadActivations(Plan &plan) {
+  auto isOf = [](const Instruction &instruction, const char *op) {
+    const auto *call = std::get_if<Call>(&instruction.kind);
+    return call && call->op == op && instruction.phase == Phase::Forward;
+  };
+  for (const char *op : {"aten::mm", "aten::sub"}) {
+    auto &list = plan.instructions;
+    auto made = std::find_if(list.begin(), list.end(), [&](const auto &other) {
+      return isOf(other, op);
+    });
+    ValueId value = std::get<Call>(made->kind).outs[0];
+    size_t last = size_t(made - list.begin()), first = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+      std::vector<ValueId> operands = getOperands(list[i]);
+      if (std::count(operands.begin(), operands.end(), value) == 0)
+        continue;
+      if (list[i].phase == Phase::Forward)
+        last = i;
+      else if (first == 0)
+        first = i;
+    }
+    auto host = ValueId(plan.values.size());
+    plan.values.push_back(TensorSpec(plan.values[size_t(value)]));
+    ValueId again = host + 1;
+    plan.values.push_back(TensorSpec(plan.values[size_t(value)]));
+    for (size_t i = first; i < list.size(); ++i) {
+      if (auto *call = std::get_if<Call>(&list[i].kind))
+        for (Arg &arg : call->args)
+          if (auto *tensor = std::get_if<TensorArg>(&arg.value);
+              tensor && tensor->value == value)
+            tensor->value = again;
+      std::replace(list[i].frees.begin(), list[i].frees.end(), value, again);
+    }
+    for (Value &view : plan.values)
+      if (view.storage == value)
+        view.storage = again;
+    list.insert(list.begin() + long(first),
+                {ReloadActivation{host, {again}}, Phase::Backward, -1, {host}});
+    list.insert(
+        list.begin() + long(last) + 1,
+        {OffloadActivation{{value}, host}, Phase::Forward, -1, {value}});
+  }
 }
 
 void addEvaluation(Plan &plan) {

@@ -36,9 +36,14 @@ void addEvaluation(plan::Plan &plan);
 /// gradient. Call it before addEvaluation.
 void offload(plan::Plan &plan);
 
-/// Puts collectives beside the compute stream: each begins where it stands, and
-/// a wait for it follows at once. Gives the values that are views the storages
-/// that they share.
+/// Puts what backward uses of forward, h = x W1 and d (the difference from y),
+/// on the host in between: two storages, of [4, 7] and [4, 5]. Call it after
+/// the frees are there, if there are to be any, and before layOutArena.
+void offloadActivations(plan::Plan &plan);
+
+/// Puts collectives and copies of activations beside the compute stream: each
+/// begins where it stands, and a wait for it follows at once. Gives the values
+/// that are views the storages that they share.
 void beginCollectives(plan::Plan &plan);
 
 /// Adds the results of the reduce-scatters over two microbatches a step: every

@@ -106,8 +106,9 @@ void setReason(Operation *op, const llvm::Twine &why);
 /// Empty where nothing is said.
 StringRef getReason(Operation *op);
 
-/// Which value's storage a value shares: follows the `views` of aten.call up
-/// to the value that owns the storage.
+/// Which value's storage a value shares: follows the `views` of aten.call, and
+/// those that an fsdp.reload_activation gives, up to the value that owns the
+/// storage.
 Value getStorageOwner(Value value);
 
 } // namespace mlir::fsdp

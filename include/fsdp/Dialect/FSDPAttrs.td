@@ -136,10 +136,24 @@ def FSDP_FutureType : FSDP_Type<"Future", "future"> {
   let assemblyFormat = "`<` $types `>`";
 }
 
+def FSDP_HostType : FSDP_Type<"Host", "host"> {
+  let summary = "Activations of one storage, copied to the host";
+  let description = [{
+    `!fsdp.host<tensor<2x4xf32>, tensor<8xf32>>`: the types of the values that
+    `fsdp.offload_activation` copied, the one that owns the storage first. Only
+    `fsdp.reload_activation` takes it, so nothing can compute with it.
+  }];
+  let parameters = (ins ArrayRefParameter<"::mlir::Type">:$types);
+  let assemblyFormat = "`<` $types `>`";
+}
+
 def FSDP_TensorOrSharded : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType]>;
 /// Results of a collective, or one future of them all.
 def FSDP_TensorOrFuture : AnyTypeOf<[AnyRankedTensor, FSDP_FutureType]>;
 def FSDP_ShardedOrFuture : AnyTypeOf<[FSDP_ShardedType, FSDP_FutureType]>;
+def FSDP_HostOrFuture : AnyTypeOf<[FSDP_HostType, FSDP_FutureType]>;
+/// What an fsdp.wait gives.
+def FSDP_Awaited : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType, FSDP_HostType]>;
 
 def FSDP_PhaseAttr : I32EnumAttr<"Phase", "part of a training step", [
   I32EnumAttrCase<"Forward", 0, "forward">,

@@ -54,4 +54,75 @@ def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [HasParent<"ProgramOp">,
   }];
 }
 
+def FSDP_OffloadPatternOp : FSDP_Op<"offload_pattern"> {
+  let summary = "Policy: the modules whose activations lie on the host";
+  let description = [{
+    What a matching module, or one inside it, makes in forward and backward uses
+    is copied to the host after its last use in forward, and back before its
+    first use in backward, if it has at least `min_bytes`; 1,024 is torchtune's
+    `min_offload_size`. Where two patterns match, the first counts.
+    `fsdp-offload-activations` replaces it by copies.
+
+    ```mlir
+    fsdp.offload_pattern "layers.*" {min_bytes = 1048576 : i64}
+    ```
+
+    **OffloadPattern-1**: the pattern is not empty, and `min_bytes` is positive.
+  }];
+  let arguments = (ins StrAttr:$pattern,
+                       DefaultValuedAttr<I64Attr, "1024">:$min_bytes);
+  let assemblyFormat = "$pattern attr-dict";
+  let hasVerifier = 1;
+}
+
+def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
+    HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
+  let summary = "Copies a storage of forward to the host";
+  let description = [{
+    The first operand owns the storage, which is copied once; the others are
+    views of it that backward uses too. The device's copy is not used any more
+    (Program-12), so that it ends here.
+
+    ```mlir
+    %h = fsdp.offload_activation %x, %v : tensor<2x4xf32>, tensor<8xf32> to !fsdp.host<tensor<2x4xf32>, tensor<8xf32>>
+    ```
+
+    With an `!fsdp.future` of that type as its result it only begins (scheduled
+    level), and the storage ends with the wait.
+
+    **OffloadActivation-1**: a call made the first operand's storage, and the
+    others are of it. **OffloadActivation-2**: the result is an `!fsdp.host` of
+    the operands' types, or a future of one.
+  }];
+  let arguments = (ins Variadic<AnyRankedTensor>:$values);
+  let results = (outs FSDP_HostOrFuture:$host);
+  let assemblyFormat = "$values attr-dict `:` type($values) `to` qualified(type($host))";
+  let hasVerifier = 1;
+}
+
+def FSDP_ReloadActivationOp : FSDP_Op<"reload_activation", [
+    HasParent<"ProgramOp">,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
+  let summary = "Copies a storage back to the device";
+  let description = [{
+    The results have the values of what `fsdp.offload_activation` took, with the
+    strides that they had. The first owns the new storage, the others are views
+    of it.
+
+    ```mlir
+    %x, %v = fsdp.reload_activation %h : !fsdp.host<tensor<2x4xf32>, tensor<8xf32>> to tensor<2x4xf32>, tensor<8xf32>
+    ```
+
+    With an `!fsdp.future` as its result it only begins (scheduled level).
+
+    **ReloadActivation-1**: the results have the types that the host's has, or
+    are one future of them.
+  }];
+  let arguments = (ins FSDP_HostType:$host);
+  let results = (outs Variadic<FSDP_TensorOrFuture>:$values);
+  let assemblyFormat = "$host attr-dict `:` qualified(type($host)) `to` type($values)";
+  let hasVerifier = 1;
+}
+
 #endif // FSDP_DIALECT_FSDPOFFLOADOPS_TD

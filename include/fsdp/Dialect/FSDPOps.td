@@ -323,8 +323,10 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-10**: a future is waited for exactly once;
     - **Program-11**: what a collective under way reads is not freed and not
       written before the wait for it;
-    - **Program-8**: an evaluation has a result, no phases, gradients or
-      optimizer step, keeps no parameters in part or to a next microbatch, and
+    - **Program-12**: after its `fsdp.offload_activation` no value of the storage
+      is used but by `fsdp.free`;
+    - **Program-8**: an evaluation has a result, no phases, gradients, optimizer
+      step or offloaded activations, keeps no parameters in part or to a next microbatch, and
       has the training step's argument types.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,

@@ -64,7 +64,7 @@ def FSDP_WaitOp : FSDP_Op<"wait", [HasParent<"ProgramOp">,
     ```
   }];
   let arguments = (ins FSDP_FutureType:$future);
-  let results = (outs Variadic<FSDP_TensorOrSharded>:$values);
+  let results = (outs Variadic<FSDP_Awaited>:$values);
   let assemblyFormat = "$future attr-dict `:` qualified(type($future))";
 }
 

@@ -35,7 +35,8 @@ enum class MemoryModel : uint8_t {
 /// What memory is for.
 enum class MemoryUse : uint8_t {
   Input,
-  Activation,    ///< made in forward or made again, read in backward
+  Activation,    ///< made in forward or made again, read in backward; of
+                 ///< offloaded ones, on the device
   Temporary,     ///< any other result of a call
   Gradient,      ///< whole, of a parameter
   GradientSum,   ///< over microbatches, whole or of a shard
@@ -89,7 +90,8 @@ struct Memory {
   /// In the order in which they are made.
   std::vector<Storage> storages;
   /// Per value: the index of its storage; -1 for one that lies elsewhere: a
-  /// buffer, a constant, an ignored parameter, the loss scale, a result of
+  /// buffer, a constant, an ignored parameter, the loss scale, what
+  /// OffloadActivation copied to the host, a result of
   /// Plan::init, what has no bytes, a reduction's result that nothing uses, and
   /// on SharedHost what lies in the segment, on Device what is on the host.
   std::vector<int32_t> storageOf;
@@ -103,6 +105,8 @@ struct Memory {
   int64_t peakPosition() const;
   /// Bytes alive at a position.
   BytesByUse usesAt(int64_t position) const;
+  /// The most of them, 0 without a position.
+  int64_t peakBytes() const;
   /// Indices of the storages alive at a position, the largest first.
   std::vector<int32_t> aliveAt(int64_t position) const;
 };
@@ -113,6 +117,10 @@ struct Memory {
 /// without one with its program. Expects a plan that is verified, but for its
 /// arena.
 Memory replayMemory(const Plan &plan, MemoryModel model);
+
+/// The storages that offloaded activations have on the host, in the same form.
+/// `storageOf` is -1 for all other values.
+Memory replayHostMemory(const Plan &plan);
 
 /// What a rank keeps all the time, in bytes by MemoryUse; 0 for uses of
 /// storages. A plug-in optimizer's state is unknown here and counts nothing.
@@ -138,7 +146,8 @@ struct Placement {
 /// for the same storages.
 Placement placeStorages(const Memory &memory);
 
-/// Places all storages of the plan: sets Plan::arena and Value::offset.
+/// Places all storages of the plan, those on the host too: sets Plan::arena,
+/// Plan::hostArena and Value::offset.
 void layOutArena(Plan &plan, MemoryModel model);
 
 /// Device if a gathered parameter has a place in the arena.

@@ -75,8 +75,9 @@ struct Value : TensorSpec {
 
   /// The value whose storage this is a view of; -1: it has one of its own.
   ValueId storage = -1;
-  /// Of a storage: the byte in the rank's arena where it begins; -1: it lies
-  /// elsewhere (parameters, buffers, what peers read).
+  /// Of a storage: the byte in the rank's arena where it begins, of an
+  /// OffloadActivation's result in the host's; -1: it lies elsewhere
+  /// (parameters, buffers, what peers read).
   int64_t offset = -1;
 };
 
@@ -319,6 +320,22 @@ struct CopyToHost {
   bool lastMicrobatch = false;
 };
 
+/// Copies a storage to the host: ins[0] owns it, the others are views of it.
+/// The device's copy is not used any more. `out` is the host's, of ins[0]'s
+/// shape and dtype.
+struct OffloadActivation {
+  std::vector<ValueId> ins;
+  ValueId out = -1;
+};
+
+/// Copies a storage back to the device: outs[i] is as ins[i] was of the
+/// OffloadActivation that made `host`; outs[0] owns the storage, the others are
+/// views of it.
+struct ReloadActivation {
+  ValueId host = -1;
+  std::vector<ValueId> outs;
+};
+
 /// Binds the step's loss scale, a float32 scalar, to a value.
 struct LossScale {
   ValueId out = -1;
@@ -375,7 +392,7 @@ struct Instruction {
   std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
                Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer,
                ReadParam, AllReduce, CopyToDevice, CopyToHost, LossScale,
-               Unscale, Wait>
+               Unscale, Wait, OffloadActivation, ReloadActivation>
       kind;
   /// Of the step; without meaning in Plan::init and evaluation.
   Phase phase = Phase::Forward;
@@ -472,6 +489,9 @@ struct Plan {
   std::optional<Arena> arena;
   /// Bytes that a rank may take at most.
   std::optional<int64_t> memoryBudget;
+  /// Of the host: where offloaded activations lie; nullopt where there are
+  /// none.
+  std::optional<Arena> hostArena;
   std::vector<Param> params;
   std::vector<Buffer> buffers;
   std::vector<Input> inputs;

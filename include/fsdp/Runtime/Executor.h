@@ -11,6 +11,7 @@
 #include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/GradScaler.h"
+#include "fsdp/Runtime/HostStore.h"
 #include "fsdp/Runtime/Position.h"
 #include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/RankArena.h"
@@ -129,6 +130,7 @@ private:
   std::vector<at::Tensor> buffers;
   /// Outlives the values.
   RankArena arena;
+  HostStore host;
   std::vector<at::Tensor> values;
   Program training, evaluation;
   std::unique_ptr<ShardedOptimizer> optimizer;

@@ -143,6 +143,43 @@ def RecomputeActivations
   }];
 }
 
+def OffloadActivations
+    : Pass<"fsdp-offload-activations", "::mlir::ModuleOp"> {
+  let summary = "Keep the activations of modules on the host until backward";
+  let description = [{
+    Takes every `fsdp.offload_pattern`. A storage that a call of a matching
+    module allocates in forward and backward uses is copied to the host after its
+    last use in forward, with `fsdp.offload_activation`, and back before its
+    first use in backward, with `fsdp.reload_activation`. All views of it that
+    backward uses come back with it, of one storage.
+
+    Not copied are storages of fewer than `min_bytes`, and those that are held
+    on the device anyway: the loss, parameters and their views, gradients,
+    buffers, inputs. What is recomputed is not kept, so it is not copied.
+
+    ```mlir
+    %s = aten.call "aten::exp"(%x) : (tensor<512xf32>) -> tensor<512xf32> loc("layer")
+    …
+    %g = aten.call "aten::mul.Tensor"(%d, %s) : (tensor<512xf32>, tensor<512xf32>) -> tensor<512xf32>
+    ```
+
+    becomes
+
+    ```mlir
+    %s = aten.call "aten::exp"(%x) : (tensor<512xf32>) -> tensor<512xf32> loc("layer")
+    %h = fsdp.offload_activation %s : tensor<512xf32> to !fsdp.host<tensor<512xf32>>
+    …
+    %r = fsdp.reload_activation %h : !fsdp.host<tensor<512xf32>> to tensor<512xf32>
+    %g = aten.call "aten::mul.Tensor"(%d, %r) : (tensor<512xf32>, tensor<512xf32>) -> tensor<512xf32>
+    ```
+
+    Remarks of category `fsdp-offload` say for each pattern how much is copied.
+
+    Before: captured level, activations that are recomputed are. After: no
+    `fsdp.offload_pattern`; Program-12 holds.
+  }];
+}
+
 def PlaceParams : Pass<"fsdp-place-params", "::mlir::ModuleOp"> {
   let summary = "Shard every parameter over the mesh";
   let description = [{
@@ -327,7 +364,8 @@ def SplitCollectives : Pass<"fsdp-split-collectives", "::mlir::ModuleOp"> {
   let summary = "Begin collectives, and wait for their results";
   let description = [{
     Gives each `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.all_reduce` of
-    every program a future as its result, and an `fsdp.wait` for it at once.
+    every program, and each copy of an activation, a future as its result, and
+    an `fsdp.wait` for it at once.
 
     Before: sharded level. After: scheduled level.
   }];
@@ -370,6 +408,30 @@ def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
     units' gradients are held. An `fsdp.all_reduce` of the results goes along;
     it is waited for where its own results are used. A remark (`fsdp-reduce`)
     says where each wait went; a missed one, that it had to come early.
+
+    Before and after: scheduled level.
+  }];
+}
+
+def OverlapActivationCopies
+    : Pass<"fsdp-overlap-activation-copies", "::mlir::ModuleOp"> {
+  let summary = "Let computation go on while activations are copied";
+  let description = [{
+    By the costs of the schedule's `device`, whose host link carries one copy in
+    each direction at a time:
+
+    - The wait for an `fsdp.offload_activation` moves to where the copy has
+      ended, so that its storage ends there and not before; sooner where the
+      storage would not fit into `memory_budget` any longer.
+    - An `fsdp.reload_activation` is launched as late as still hides it, its
+      duration and a quarter of that in reserve before its first use and before
+      the next one's launch, and after the wait for its copy out; later where it
+      would not fit into `memory_budget` yet.
+    - An activation that would have to come back before it is gone stays on the
+      device, where it fits: its copies are erased.
+
+    With `prefetch: none` it changes nothing. Remarks of category `fsdp-offload`
+    say for each activation how much of its copies is hidden, or that it stays.
 
     Before and after: scheduled level.
   }];

@@ -45,7 +45,7 @@ const whyOf = (i) => {
 /** `aten::mm in layers.0 (instruction 12)` */
 const named = (i) => `${titleOf(i)}${moduleOf(i) ? ` in ${moduleOf(i)}` : ''} (instruction ${i})`;
 const kindName = (c) => plan.streams[c.kind];
-const unitName = (c) => plan.units[c.unit].name;
+const unitName = (c) => c.unit < 0 ? 'no unit' : plan.units[c.unit].name;
 const end = Math.max(1, plan.step * 1e9);
 
 // Bytes by use at each position, as plan::replayMemory has them.

@@ -202,6 +202,8 @@ private:
       if (dim >= 0)
         shape[dim] = plan::shardRows(shape[dim], result.shards(), 0).size();
       type = RankedTensorType::get(shape, type.getElementType());
+    } else if (auto host = dyn_cast<HostType>(value.getType())) {
+      type = cast<RankedTensorType>(host.getTypes().front());
     } else {
       type = cast<RankedTensorType>(value.getType());
     }
@@ -302,6 +304,24 @@ private:
           kind.unit = getUnit(copy.getUnitAttr());
           kind.lastMicrobatch = copy.getLastMicrobatch();
           return emitGrads(copy, copy.getCopies(), std::move(kind));
+        })
+        .Case<OffloadActivationOp>([&](auto offload) {
+          plan::OffloadActivation kind;
+          for (Value value : offload.getValues())
+            kind.ins.push_back(use(value));
+          if (failed(define(getResultsOp(op)->getResult(0), kind.out)))
+            return failure();
+          append(op, std::move(kind));
+          return success();
+        })
+        .Case<ReloadActivationOp>([&](auto reload) {
+          plan::ReloadActivation kind;
+          kind.host = use(reload.getHost());
+          for (Value value : getResultsOp(op)->getResults())
+            if (failed(define(value, kind.outs.emplace_back())))
+              return failure();
+          append(op, std::move(kind));
+          return success();
         })
         .Case<OptimizerStepOp>([&](auto step) {
           plan::OptimizerStep kind;

@@ -6,6 +6,7 @@
 // again, or something outside the module's backward holds it anyway.
 //
 //===----------------------------------------------------------------------===//
+#include "Storages.h"
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 
@@ -25,17 +26,6 @@ using namespace mlir;
 using namespace mlir::fsdp;
 using aten::CallOp;
 using ::fsdp::simulate::formatBytes;
-
-/// The qualified name of the module whose forward, or the backward of it, made
-/// the call.
-static StringRef getModuleName(Operation *op) {
-  auto named = dyn_cast<NameLoc>(op->getLoc());
-  return named ? named.getName().strref() : StringRef();
-}
-
-static ArrayRef<int64_t> getWrittenOperands(CallOp call) {
-  return call.getMutates().value_or(ArrayRef<int64_t>());
-}
 
 namespace {
 /// An entry of a policy's `save`.
@@ -70,61 +60,9 @@ struct Run {
   SmallVector<CallOp> calls;
 };
 
-/// Values that share memory, and the calls that write it after its allocation,
-/// both in program order.
-struct Storage {
-  SmallVector<Value> values;
-  SmallVector<CallOp> writers;
-};
-
-/// Aliasing of a whole program, by the value that owns the memory.
-class Storages {
-public:
-  explicit Storages(Block &body) {
-    for (BlockArgument argument : body.getArguments())
-      add(argument, argument);
-    for (Operation &op : body) {
-      auto call = dyn_cast<CallOp>(op);
-      for (OpResult result : op.getResults()) {
-        Value viewed =
-            call ? call.getViewedOperand(result.getResultNumber()) : Value();
-        add(result, viewed ? getOwner(viewed) : Value(result));
-      }
-      if (call)
-        for (int64_t operand : getWrittenOperands(call))
-          byOwner[getOwner(call.getOperand(operand))].writers.push_back(call);
-    }
-  }
-
-  Value getOwner(Value value) const { return owners.lookup(value); }
-  const Storage &get(Value owner) const { return byOwner.find(owner)->second; }
-
-  /// Whether `op`, or a call after it, writes the storage.
-  bool isWrittenFrom(Value owner, Operation *op) const {
-    const Storage &storage = get(owner);
-    return !storage.writers.empty() &&
-           !storage.writers.back()->isBeforeInBlock(op);
-  }
-
-private:
-  void add(Value value, Value owner) {
-    owners[value] = owner;
-    byOwner[owner].values.push_back(value);
-  }
-
-  llvm::DenseMap<Value, Value> owners;
-  llvm::DenseMap<Value, Storage> byOwner;
-};
-
 /// Why a storage is kept for backward all the same.
 enum class KeptBecause { Policy, Random, OperandsChange, UsedElsewhere };
 constexpr size_t kNumKeptBecause = 4;
-
-int64_t getNumBytes(Value value) {
-  auto type = cast<RankedTensorType>(value.getType());
-  return type.getNumElements() *
-         int64_t(llvm::divideCeil(type.getElementTypeBitWidth(), 8));
-}
 
 /// Recomputes what one run's backward uses.
 class RunRecomputer {

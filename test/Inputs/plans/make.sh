@@ -34,3 +34,7 @@ compile llama-microbatches-2 2 <<'YAML'
 units: [{match: "layers.*"}]
 gradient_accumulation_steps: 2
 YAML
+compile llama-activations-2 2 <<'YAML'
+units: [{match: "layers.*"}]
+activation_offload: {match: layers.0.feed_forward, min_bytes: 1KiB}
+YAML

@@ -1,0 +1,61 @@
+//===- HostStore.h - offloaded activations on the host --------------------===//
+//
+// One mapping, at whose offsets the plan says where activations lie between
+// forward and backward. On a device it would be pinned; on CPU ranks, whose
+// device's memory is the host's, the copies are made all the same.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_HOSTSTORE_H
+#define FSDP_RUNTIME_HOSTSTORE_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <unordered_map>
+#include <vector>
+
+namespace fsdp::runtime {
+
+class HostStore {
+public:
+  /// Borrows the plan. Throws RunError where the memory cannot be mapped.
+  explicit HostStore(const plan::Plan &plan);
+  HostStore(const HostStore &) = delete;
+  HostStore &operator=(const HostStore &) = delete;
+  ~HostStore();
+
+  /// Copies the storage of `ins` of `values`. Throws RunError if they do not
+  /// share one.
+  void offload(const plan::OffloadActivation &offload,
+               const std::vector<at::Tensor> &values);
+  /// Sets `outs` of `values`: as they were, of one new storage.
+  void reload(const plan::ReloadActivation &reload,
+              std::vector<at::Tensor> &values);
+
+private:
+  /// How a tensor lies in its storage.
+  struct View {
+    std::vector<int64_t> sizes, strides;
+    int64_t offset = 0;
+    caffe2::TypeMeta dtype;
+  };
+  /// What a value on the host holds.
+  struct Copy {
+    std::vector<View> views;
+    size_t bytes = 0;
+    /// Where the plan gives it no place, or one that is too small.
+    std::vector<std::byte> own;
+  };
+  std::byte *placeOf(plan::ValueId value, Copy &copy);
+
+  const plan::Plan &plan;
+  std::unordered_map<plan::ValueId, Copy> copies;
+  std::byte *base = nullptr;
+  size_t mappedBytes = 0;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_HOSTSTORE_H
