@@ -7,8 +7,8 @@ CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup build build-runtime build-asan test test-compiler test-runtime \
-	test-asan test-python test-parity demo bench docs check-docs check-format format clean
+.PHONY: help setup build build-runtime build-asan build-tsan test test-compiler \
+	test-runtime test-asan test-tsan test-python test-parity demo bench docs check-docs check-format format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -25,7 +25,10 @@ build-runtime: setup ## the runtime alone, without MLIR (preset runtime, build-r
 build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 	@scripts/build.sh asan $(JOBS)
 
-test: check-format check-docs test-compiler test-runtime test-asan ## everything that CI runs
+build-tsan: setup ## the runtime under ThreadSanitizer (build-tsan/)
+	@scripts/build.sh tsan $(JOBS)
+
+test: check-format check-docs test-compiler test-runtime test-asan test-tsan ## everything that CI runs
 	@echo "== test/python, test/parity"
 	@$(PYTEST) test/python test/parity
 
@@ -42,6 +45,10 @@ test-runtime: build-runtime ## GoogleTest on the runtime built without MLIR
 test-asan: build-asan ## GoogleTest under the sanitizers
 	@echo "== GoogleTest, sanitizers"
 	@ctest --test-dir build-asan --output-on-failure --no-tests=error
+
+test-tsan: build-tsan ## plans on a thread a stream, under ThreadSanitizer
+	@echo "== GoogleTest, ThreadSanitizer"
+	@ctest --test-dir build-tsan --output-on-failure --no-tests=error
 
 test-python: setup ## Python tests (capture, models)
 	@$(PYTEST) test/python
@@ -74,4 +81,4 @@ format: setup ## apply ruff's and clang-format's formatting
 	@clang-format-22 -i $(CXX_SOURCES)
 
 clean: ## remove what was built and written (not .venv)
-	rm -rf build build-runtime build-asan out
+	rm -rf build build-runtime build-asan build-tsan out

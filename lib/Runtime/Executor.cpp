@@ -1,5 +1,7 @@
 //===- Executor.cpp - runs a plan's instructions --------------------------===//
 #include "fsdp/Runtime/Executor.h"
+#include "AccessAnnotations.h"
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/GradientClipping.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
@@ -15,11 +17,13 @@
 namespace fsdp::runtime {
 
 Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
-                   std::vector<at::Tensor> buffers, const std::string &folder)
+                   std::vector<at::Tensor> buffers, const std::string &folder,
+                   std::unique_ptr<Streams> streams)
     : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
       arena(plan, comm.shardIndex()), host(plan), values(plan.values.size()),
       training(plan, plan.instructions), evaluation(plan, plan.evaluation),
-      gathered(plan.units.size()), sums(plan.params.size()) {
+      gathered(plan.units.size()), sums(plan.params.size()),
+      streams(std::move(streams)) {
   c10::InferenceMode guard;
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler);
@@ -34,12 +38,7 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
 
 Executor::Program::Program(const plan::Plan &plan,
                            const std::vector<plan::Instruction> &instructions)
-    : instructions(instructions), calls(plan, instructions) {
-  plan::EventId events = 0;
-  for (const plan::Instruction &instruction : instructions)
-    events = std::max(events, instruction.records + 1);
-  underWay.resize(size_t(events));
-}
+    : instructions(instructions), calls(plan, instructions) {}
 
 void Executor::createOptimizer(const plan::OptimizerStep &step,
                                const std::string &folder) {
@@ -183,7 +182,25 @@ void Executor::run(const plan::OptimizerStep &step) {
   comm.publish();
 }
 
-void Executor::execute(Program &program, size_t index) {
+void Executor::annotateOperands(const plan::Instruction &instruction) const {
+  if constexpr (kThreadSanitizer) {
+    for (plan::ValueId value : plan::getOperands(instruction))
+      annotateRead(values[value]);
+    if (const auto *call = std::get_if<plan::Call>(&instruction.kind))
+      for (plan::ValueId value : call->mutates)
+        annotateWrite(values[value]);
+  }
+}
+
+void Executor::annotateResults(const plan::Instruction &instruction) const {
+  if constexpr (kThreadSanitizer)
+    if (std::holds_alternative<plan::Call>(instruction.kind))
+      for (plan::ValueId value : plan::getResults(instruction))
+        if (plan.values[value].storage == -1)
+          annotateWrite(values[value]);
+}
+
+Executor::Wait Executor::execute(Program &program, size_t index) {
   const plan::Instruction &instruction = program.instructions[index];
   struct Visitor {
     Executor &e;
@@ -229,23 +246,22 @@ void Executor::execute(Program &program, size_t index) {
     }
     void operator()(const plan::Wait &) {}
   };
-  RankArena::Scope scope(arena, &program == &evaluation
-                                    ? plan.instructions.size() + index
-                                    : index);
-  for (plan::EventId event : instruction.waits)
-    if (Wait wait = std::exchange(program.underWay[event], {}))
-      wait();
+  c10::InferenceMode guard;
+  size_t site = positionOf(program, index);
+  position.instruction.store(int64_t(site), std::memory_order_relaxed);
+  injectFault(site);
+  RankArena::Scope scope(arena, site);
+  annotateOperands(instruction);
   Visitor visitor{*this, program.calls, index};
   std::visit(visitor, instruction.kind);
-  if (visitor.begun) {
-    if (instruction.stream == plan::Stream::Compute)
-      visitor.begun();
-    else
-      program.underWay[instruction.records] = std::move(visitor.begun);
-  }
+  // A collective that nothing waits for, because it is awaited here.
+  if (visitor.begun && instruction.stream == plan::Stream::Compute)
+    std::exchange(visitor.begun, {})();
+  annotateResults(instruction);
   arena.settle(values);
   for (plan::ValueId value : instruction.frees)
     values[value].reset();
+  return std::move(visitor.begun);
 }
 
 void Executor::injectFault(size_t index) const {
@@ -257,35 +273,46 @@ void Executor::injectFault(size_t index) const {
   throw RunError("injected fault");
 }
 
-void Executor::execute(Program &program, size_t begin, size_t end) {
-  bool evaluating = &program == &evaluation;
-  // Positions in the evaluation are counted on from the step's.
-  size_t offset = evaluating ? plan.instructions.size() : 0;
+template <typename RunT>
+auto Executor::naming(const Program &program, size_t index, RunT run) const
+    -> decltype(run()) {
+  auto describe = [&](const std::string &message) {
+    return RunError("step " + std::to_string(step + 1) + ": " +
+                    (&program == &evaluation ? "evaluation: " : "") +
+                    describeInstruction(plan, program.instructions[index]) +
+                    ": " + firstLine(message));
+  };
+  try {
+    return run();
+  } catch (const AbortedError &) {
+    throw;
+  } catch (const PeerDiedError &) {
+    throw;
+  } catch (const c10::Error &error) {
+    throw describe(error.what_without_backtrace());
+  } catch (const std::exception &error) {
+    throw describe(error.what());
+  }
+}
+
+void Executor::submit(Program &program, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
-    position.instruction.store(int64_t(offset + i), std::memory_order_relaxed);
-    auto fail = [&](const std::string &message) {
-      throw RunError("step " + std::to_string(step + 1) + ": " +
-                     (evaluating ? "evaluation: " : "") +
-                     describeInstruction(plan, program.instructions[i]) + ": " +
-                     firstLine(message));
-    };
-    try {
-      injectFault(offset + i);
-      bool measures = profiler && !evaluating;
-      if (measures)
-        profiler->begin();
-      execute(program, i);
-      if (measures)
-        profiler->end(i);
-    } catch (const AbortedError &) {
-      throw;
-    } catch (const PeerDiedError &) {
-      throw;
-    } catch (const c10::Error &error) {
-      fail(error.what_without_backtrace());
-    } catch (const std::exception &error) {
-      fail(error.what());
-    }
+    const plan::Instruction &instruction = program.instructions[i];
+    bool measures = profiler && &program == &training;
+    if (measures)
+      profiler->begin();
+    streams->submit(instruction.stream, instruction.waits, instruction.records,
+                    [this, &program, i]() -> Wait {
+                      Wait begun = naming(program, i,
+                                          [&] { return execute(program, i); });
+                      if (!begun)
+                        return {};
+                      return [this, &program, i, begun = std::move(begun)] {
+                        naming(program, i, begun);
+                      };
+                    });
+    if (measures)
+      profiler->end(i);
   }
 }
 
@@ -300,11 +327,11 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
     if (microbatch > 0)
       comm.beginMicrobatch();
     bindInputs(arena.stepInputs(), inputs, microbatch);
-    execute(training, 0, optimizerBegin);
+    submit(training, 0,
+           isLastMicrobatch() ? plan.instructions.size() : optimizerBegin);
+    streams->synchronize();
     result.loss += values[plan.loss].item<double>();
   }
-  microbatch = plan.accumulationSteps - 1;
-  execute(training, optimizerBegin, plan.instructions.size());
   for (at::Tensor &value : values)
     value.reset();
   result.loss /= double(plan.accumulationSteps);
@@ -335,7 +362,8 @@ void Executor::bindInputs(RankArena::Site site, const Inputs &inputs,
 double Executor::evaluate(const Inputs &inputs) {
   c10::InferenceMode guard;
   bindInputs(arena.evaluationInputs(), inputs, 0);
-  execute(evaluation, 0, plan.evaluation.size());
+  submit(evaluation, 0, plan.evaluation.size());
+  streams->synchronize();
   double loss = values[plan.evaluationLoss].item<double>();
   for (at::Tensor &value : values)
     value.reset();

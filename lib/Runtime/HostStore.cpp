@@ -12,6 +12,10 @@
 namespace fsdp::runtime {
 
 HostStore::HostStore(const plan::Plan &plan) : plan(plan) {
+  for (const plan::Instruction &instruction : plan.instructions)
+    if (const auto *offload =
+            std::get_if<plan::OffloadActivation>(&instruction.kind))
+      copies[offload->out];
   if (!plan.hostArena || plan.hostArena->bytes == 0)
     return;
   mappedBytes = size_t(plan.hostArena->bytes);
@@ -38,7 +42,7 @@ std::byte *HostStore::placeOf(plan::ValueId value, Copy &copy) {
 
 void HostStore::offload(const plan::OffloadActivation &offload,
                         const std::vector<at::Tensor> &values) {
-  Copy &copy = copies[offload.out];
+  Copy &copy = copies.at(offload.out);
   const at::Storage &storage = values[offload.ins.front()].storage();
   copy.bytes = storage.nbytes();
   copy.views.resize(offload.ins.size());

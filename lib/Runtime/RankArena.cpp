@@ -95,6 +95,8 @@ struct Results {
 
 } // namespace
 
+thread_local RankArena::Site RankArena::current = 0;
+
 RankArena::RankArena(const plan::Plan &plan, int64_t shardIndex)
     : plan(plan), sites(plan.instructions.size() + plan.evaluation.size() + 2),
       stepPositions(int64_t(plan.instructions.size())),

@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/Initialise.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
@@ -10,9 +11,10 @@
 namespace fsdp::runtime {
 
 Session::Session(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
-                 const std::string &folder)
-    : plan(plan), segment(segment), folder(folder),
-      communication(plan, segment, rank) {
+                 const std::string &folder, const StreamSettings &streams)
+    : plan(plan), segment(segment), folder(folder), streams(streams),
+      communication(plan, segment, rank,
+                    streams.maxDelayMicroseconds.has_value()) {
   for (const plan::Buffer &buffer : plan.buffers)
     ownBuffers.push_back(
         at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype)));
@@ -46,7 +48,21 @@ void Session::start() {
   communication.publish();
   program.emplace(plan, communication,
                   segment.state(communication.rank()).position, ownBuffers,
-                  folder);
+                  folder, makeStreams());
+}
+
+std::unique_ptr<Streams> Session::makeStreams() {
+  if (!streams.maxDelayMicroseconds)
+    return makeSerialStreams();
+  ThreadStreamOptions options;
+  options.initialise = [threads = streams.threads] {
+    at::set_num_threads(threads);
+  };
+  options.abort = [this] { communication.abort(); };
+  options.maxDelayMicroseconds = *streams.maxDelayMicroseconds;
+  // Other ranks delay other streams.
+  options.seed = streams.seed + uint64_t(communication.rank());
+  return makeThreadStreams(std::move(options));
 }
 
 StepResult Session::step(const Executor::Inputs &inputs) {

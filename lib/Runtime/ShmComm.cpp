@@ -29,8 +29,9 @@ void pauseCpu() {
 
 } // namespace
 
-ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank)
-    : plan(plan), segment(segment), ownRank(rank),
+ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
+                 bool concurrent)
+    : plan(plan), segment(segment), ownRank(rank), concurrent(concurrent),
       pidfds(size_t(plan.worldSize), -1), keptParts(plan.units.size()) {
   for (int64_t r = 0; r < worldSize(); ++r) {
     everybody.push_back(r);
@@ -166,9 +167,17 @@ void ShmComm::acquire(int32_t ordinal) {
     return;
   // Neighbours lie apart; everything before them must have been read.
   uint32_t below = stepBase + uint32_t(std::max(0, ordinal - 1));
-  finish(below);
+  awaitInputsRead(below);
+  if (!concurrent)
+    acquired = ordinal + 1;
+}
+
+void ShmComm::awaitInputsRead(uint32_t below) {
+  if (concurrent)
+    wait(ownRank, &RankState::inputsRead, below, {"reduce_scatter"});
+  else
+    finish(below);
   waitAll(shardGroup, &RankState::inputsRead, below, {"reduce_scatter"});
-  acquired = ordinal + 1;
 }
 
 void *ShmComm::reduceInput(int32_t param) {
@@ -177,8 +186,7 @@ void *ShmComm::reduceInput(int32_t param) {
   int32_t ordinal = segment.layout().reductionOf[param];
   if (segment.layout().dedicated[param]) {
     // Read by everybody before the last update, unless there was none.
-    finish(stepBase);
-    waitAll(shardGroup, &RankState::inputsRead, stepBase, {"reduce_scatter"});
+    awaitInputsRead(stepBase);
   } else {
     acquire(ordinal);
   }
@@ -271,9 +279,10 @@ Collective ShmComm::allReduce(const plan::AllReduce &reduce,
 }
 
 void ShmComm::finishAllReduces() {
-  own().shardsReady.publish(++allReduceRounds);
+  uint32_t round = ++allReduceRounds;
+  own().shardsReady.publish(round);
   for (PendingAllReduce &entry : pendingAllReduces) {
-    waitAll(replicateGroup, &RankState::shardsReady, allReduceRounds,
+    waitAll(replicateGroup, &RankState::shardsReady, round,
             {"all_reduce", entry.reduce->unit});
     for (size_t i = 0; i < entry.outs.size(); ++i) {
       std::vector<const std::byte *> in;
@@ -284,7 +293,7 @@ void ShmComm::finishAllReduces() {
                     entry.outs[i].numel());
     }
   }
-  own().shardsRead.publish(allReduceRounds);
+  own().shardsRead.publish(round);
   pendingAllReduces.clear();
 }
 
@@ -369,6 +378,9 @@ void ShmComm::waitAll(const std::vector<int64_t> &ranks,
 }
 
 bool ShmComm::peerDied(int64_t peer) {
+  if (peer == ownRank)
+    return false;
+  std::lock_guard guard(pidfdLock);
   int &fd = pidfds[peer];
   if (fd < 0) {
     int32_t pid = segment.state(peer).pid.load();

@@ -165,6 +165,8 @@ RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     throw InputError("--profile: expected --steps of at least " +
                      std::to_string(Profiler::kWarmup + 1) + ", got " +
                      std::to_string(options.steps));
+  if (!options.profilePath.empty() && options.threadStreams)
+    throw InputError("--profile: expected --streams serial, got threads");
   if (!options.profilePath.empty() &&
       !std::ofstream(options.profilePath, std::ios::app))
     throw InputError(options.profilePath +
@@ -270,9 +272,12 @@ void runRank(const RunFiles &files, const RunOptions &options,
   at::set_num_threads(options.threads);
   installSteeredAllocator();
 
+  StreamSettings streams{std::nullopt, options.seed, options.threads};
+  if (options.threadStreams)
+    streams.maxDelayMicroseconds = options.maxDelayMicroseconds;
   Session session(
       plan, segment, rank,
-      std::filesystem::path(options.planPath).parent_path().string());
+      std::filesystem::path(options.planPath).parent_path().string(), streams);
   std::optional<Reporter> reporter;
   if (rank == 0)
     reporter.emplace(plan, options.metricsPath);

@@ -70,6 +70,16 @@ int main(int argc, char **argv) {
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  std::string streams = "serial";
+  app.add_option("--streams", streams,
+                 "serial: one thread executes all streams of a rank; threads: "
+                 "one for each")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"serial", "threads"}));
+  app.add_option("--max-stream-delay", options.maxDelayMicroseconds,
+                 "microseconds before each instruction, at most, for testing")
+      ->group("")
+      ->check(CLI::NonNegativeNumber);
   auto *evalEvery =
       app.add_option("--eval-every", options.evalEvery,
                      "after every so many steps, the loss in eval mode")
@@ -93,6 +103,7 @@ int main(int argc, char **argv) {
     return report(error, kExitBadInput);
   }
 
+  options.threadStreams = streams == "threads";
   try {
     if (!fault.empty())
       options.fault = parseFault(fault);

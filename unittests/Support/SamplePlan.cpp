@@ -227,24 +227,19 @@ void beginCollectives(Plan &plan) {
   EventId events = 0;
   std::vector<Instruction> result;
   for (Instruction &instruction : plan.instructions) {
-    std::optional<Stream> stream;
-    if (std::holds_alternative<AllGather>(instruction.kind))
-      stream = Stream::AllGather;
-    else if (std::holds_alternative<ReduceScatter>(instruction.kind))
-      stream = Stream::ReduceScatter;
-    else if (std::holds_alternative<AllReduce>(instruction.kind))
-      stream = Stream::AllReduce;
-    else if (std::holds_alternative<OffloadActivation>(instruction.kind))
-      stream = Stream::CopyToHost;
-    else if (std::holds_alternative<ReloadActivation>(instruction.kind))
-      stream = Stream::CopyToDevice;
+    Stream stream = ownStream(instruction);
+    bool begins = stream == Stream::AllGather ||
+                  stream == Stream::ReduceScatter ||
+                  stream == Stream::AllReduce ||
+                  std::holds_alternative<OffloadActivation>(instruction.kind) ||
+                  std::holds_alternative<ReloadActivation>(instruction.kind);
     if (const auto *call = std::get_if<Call>(&instruction.kind);
         call && call->op == "aten::t")
       plan.values[call->outs[0]].storage =
           std::get<TensorArg>(call->args[0].value).value;
     Phase phase = instruction.phase;
-    if (stream) {
-      instruction.stream = *stream;
+    if (begins) {
+      instruction.stream = stream;
       if (!result.empty()) {
         if (result.back().records == -1)
           result.back().records = events++;
@@ -253,10 +248,10 @@ void beginCollectives(Plan &plan) {
       instruction.records = events++;
     }
     std::vector<ValueId> frees;
-    if (stream)
+    if (begins)
       frees = std::exchange(instruction.frees, {});
     result.push_back(std::move(instruction));
-    if (stream)
+    if (begins)
       result.push_back(
           {Wait{}, phase, -1, std::move(frees), Stream::Compute, {events - 1}});
   }

@@ -4,9 +4,12 @@
 // implementation holds parameters and gradients in shared memory (ShmComm.h);
 // the interface leaves room for ones that move them between devices.
 //
-// All calls come from one thread per rank, in the order of the plan, which is
-// the same on every rank. A call that waits for a peer throws RunError if the
-// peer dies, AbortedError if a peer failed and reports that itself.
+// Calls of one kind of collective, and all others together, come from one
+// thread at a time, in the order of the plan, which is the same on every rank.
+// With the streams of a plan on threads of their own, these kinds are on
+// different ones; the plan's events order what depends on each other. A call
+// that waits for a peer throws RunError if the peer dies, AbortedError if a
+// peer failed and reports that itself.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_COMM_H
@@ -116,6 +119,9 @@ public:
 
   /// Waits until every rank is here.
   virtual void barrier() = 0;
+
+  /// Lets every wait of every rank fail with AbortedError, from any thread.
+  virtual void abort() = 0;
 
   /// Ends a step: rank 0 gets every rank's statistics, the others nothing.
   virtual std::vector<RankStats> exchangeStats(const RankStats &own) = 0;

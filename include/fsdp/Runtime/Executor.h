@@ -16,6 +16,7 @@
 #include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/RankArena.h"
 #include "fsdp/Runtime/ShardedOptimizer.h"
+#include "fsdp/Runtime/Streams.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -54,11 +55,12 @@ public:
 
   /// Borrows plan, comm and position; resolves every instruction. `buffers`
   /// are this rank's, in the plan's order; calls may mutate them. A plug-in
-  /// optimizer's library is looked for in `folder`. Throws InputError that
-  /// names an instruction whose operator is unknown or whose arguments do not
-  /// fit its schema.
+  /// optimizer's library is looked for in `folder`. Without `streams` the
+  /// caller's thread executes all. Throws InputError that names an instruction
+  /// whose operator is unknown or whose arguments do not fit its schema.
   Executor(const plan::Plan &plan, Comm &comm, Position &position,
-           std::vector<at::Tensor> buffers, const std::string &folder = {});
+           std::vector<at::Tensor> buffers, const std::string &folder = {},
+           std::unique_ptr<Streams> streams = makeSerialStreams());
   ~Executor();
 
   /// Runs one step, counted from 0: forward and backward on the inputs of each
@@ -93,10 +95,8 @@ private:
 
     const std::vector<plan::Instruction> &instructions;
     CallTable calls;
-    /// Per event: what to wait for; empty if it is complete.
-    std::vector<std::function<void()>> underWay;
   };
-  using Wait = std::function<void()>;
+  using Wait = Streams::Wait;
 
   void run(CallTable &calls, const plan::Call &call, size_t index);
   /// Collectives return the wait for them, empty where they do not run in this
@@ -115,9 +115,22 @@ private:
   bool isLastMicrobatch() const {
     return microbatch == plan.accumulationSteps - 1;
   }
-  /// Executes instructions [begin, end).
-  void execute(Program &program, size_t begin, size_t end);
-  void execute(Program &program, size_t index);
+  /// Submits instructions [begin, end) to their streams.
+  void submit(Program &program, size_t begin, size_t end);
+  /// Tell ThreadSanitizer what the instruction accesses.
+  void annotateOperands(const plan::Instruction &instruction) const;
+  void annotateResults(const plan::Instruction &instruction) const;
+  /// Executes one, on its stream.
+  Wait execute(Program &program, size_t index);
+  /// The position of a program's instruction in the plan: those of the
+  /// evaluation are counted on from the step's.
+  size_t positionOf(const Program &program, size_t index) const {
+    return &program == &evaluation ? plan.instructions.size() + index : index;
+  }
+  /// Calls `run`; its errors name the instruction.
+  template <typename RunT>
+  auto naming(const Program &program, size_t index, RunT run) const
+      -> decltype(run());
   /// Binds the inputs of a microbatch to their values.
   void bindInputs(RankArena::Site site, const Inputs &inputs,
                   int64_t microbatch);
@@ -149,6 +162,8 @@ private:
   std::optional<double> gradNorm;
   std::optional<Fault> fault;
   Profiler *profiler = nullptr;
+  /// Ends before what its threads use.
+  std::unique_ptr<Streams> streams;
 };
 
 } // namespace fsdp::runtime

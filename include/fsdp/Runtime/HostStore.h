@@ -18,6 +18,7 @@
 
 namespace fsdp::runtime {
 
+/// Streams may offload and reload different values at a time.
 class HostStore {
 public:
   /// Borrows the plan. Throws RunError where the memory cannot be mapped.
@@ -51,6 +52,7 @@ private:
   std::byte *placeOf(plan::ValueId value, Copy &copy);
 
   const plan::Plan &plan;
+  /// Of every value on the host, from the beginning.
   std::unordered_map<plan::ValueId, Copy> copies;
   std::byte *base = nullptr;
   size_t mappedBytes = 0;

@@ -15,7 +15,7 @@
 // and none in the heap. Whatever a step does differently has the lowest room
 // behind the arena that is free: an allocation is recognised by its
 // instruction, size and order, and memory is not given out while something in
-// it is alive. Allocations of other threads than the one that executes come
+// it is alive. Allocations of threads that do not execute an instruction come
 // from the heap.
 //
 //===----------------------------------------------------------------------===//
@@ -34,8 +34,8 @@
 
 namespace fsdp::runtime {
 
-/// Needs installSteeredAllocator; without, it serves nothing. One thread
-/// executes; tensors may be freed by any.
+/// Needs installSteeredAllocator; without, it serves nothing. Threads may
+/// execute different sites at a time; tensors may be freed by any.
 class RankArena final : private AllocationSource {
 public:
   /// Borrows the plan. `shardIndex`: of this rank in its replica. Throws
@@ -142,7 +142,8 @@ private:
 
   const plan::Plan &plan;
   std::vector<SiteState> sites;
-  Site current = 0;
+  /// The site of this thread.
+  static thread_local Site current;
   /// Per position: the end of what is alive in the arena.
   std::vector<int64_t> tops;
   int64_t stepPositions = 0;

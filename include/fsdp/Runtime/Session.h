@@ -31,7 +31,7 @@ public:
   /// Borrows plan and segment. A plug-in optimizer's library is looked for in
   /// `folder`. Throws InputError for a plan that this runtime cannot run.
   Session(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
-          const std::string &folder);
+          const std::string &folder, const StreamSettings &streams = {});
 
   Comm &comm() { return communication; }
   /// After start.
@@ -70,9 +70,12 @@ public:
   at::Tensor fullParam(int32_t param);
 
 private:
+  std::unique_ptr<Streams> makeStreams();
+
   const plan::Plan &plan;
   ShmSegment &segment;
   std::string folder;
+  StreamSettings streams;
   ShmComm communication;
   std::vector<at::Tensor> ownBuffers;
   std::optional<Executor> program;

@@ -17,16 +17,20 @@
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/ShmSegment.h"
 
+#include <atomic>
 #include <deque>
+#include <mutex>
 #include <string>
 
 namespace fsdp::runtime {
 
 class ShmComm : public Comm {
 public:
-  /// Borrows plan and segment. Throws InputError if the plan reduces
-  /// gradients that are not floating-point.
-  ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank);
+  /// Borrows plan and segment. `concurrent`: streams are threads; reductions
+  /// are then finished by the thread that begins them. Throws InputError if the
+  /// plan reduces gradients that are not floating-point.
+  ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
+          bool concurrent = false);
   ~ShmComm() override;
 
   int64_t rank() const override { return ownRank; }
@@ -49,6 +53,7 @@ public:
                        const std::vector<at::Tensor> &shards) override;
   void beginUpdate() override;
   void barrier() override;
+  void abort() override { segment.abort(); }
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
 
 private:
@@ -94,6 +99,9 @@ private:
   Collective gatherParts(int32_t unit, int64_t groupSize);
   /// Makes the place of the step's `ordinal`-th reduction writable.
   void acquire(int32_t ordinal);
+  /// Waits until nobody reads the inputs of the reductions below `below`, which
+  /// this rank has begun or, if concurrent, will.
+  void awaitInputsRead(uint32_t below);
   /// Finishes the pending reductions below `index`.
   void finish(uint32_t index);
   void finishFirst();
@@ -105,6 +113,7 @@ private:
   const plan::Plan &plan;
   ShmSegment &segment;
   const int64_t ownRank;
+  const bool concurrent;
   /// Everybody, the ranks of this replica, the ranks of all replicas that own
   /// the same rows; ascending, this rank included.
   std::vector<int64_t> everybody, shardGroup, replicateGroup;
@@ -116,6 +125,7 @@ private:
   /// as the optimizer needs it; publish() copies it to the whole. Undefined for
   /// other parameters.
   std::vector<at::Tensor> ownShards;
+  std::mutex pidfdLock;
   std::vector<int> pidfds;
   int64_t step = 0;
   uint32_t versions = 0;
@@ -133,11 +143,12 @@ private:
   uint32_t stepBase = 0;
   uint32_t allReduces = 0;
   int32_t issued = 0;
+  /// Places of reductions below it are writable; not kept if concurrent.
   int32_t acquired = 0;
   std::deque<Pending> pending;
   std::vector<PendingAllReduce> pendingAllReduces;
   /// Rounds of all-reduces finished, over all steps.
-  uint32_t allReduceRounds = 0;
+  std::atomic<uint32_t> allReduceRounds = 0;
 };
 
 } // namespace fsdp::runtime
