@@ -27,13 +27,15 @@ struct MemoryChoice {
   };
   enum class Recompute : uint8_t {
     Products, ///< all activations but results of matrix products and attention
-    Full,     ///< all activations
+    /// None: those of at least kMinOffload bytes lie on the host meanwhile.
+    Offload,
+    Full, ///< all activations
   };
   /// Which blocks recompute: the peak is at another place.
   enum class Which : uint8_t { First, Last, Spread };
   Reshard reshard = Reshard::Policy;
   Recompute recompute = Recompute::Products;
-  /// So many blocks recompute.
+  /// So many blocks recompute, or offload.
   int64_t blocks = 0;
   Which which = Which::First;
   /// Reduce-scatters in flight; 0: as the schedule says.
@@ -41,6 +43,9 @@ struct MemoryChoice {
 
   bool operator==(const MemoryChoice &) const = default;
 };
+
+/// Bytes of an activation below which a copy is not worth its latency.
+inline constexpr int64_t kMinOffload = 1 << 20;
 
 struct MemoryOutcome {
   MemoryChoice choice;

@@ -60,6 +60,9 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
     return;
   if (!products.empty())
     recomputeKinds.push_back(MemoryChoice::Recompute::Products);
+  if (!this->device.sharedMemory && this->device.hostLink.bandwidth > 0 &&
+      module.getOps<OffloadPatternOp>().empty())
+    recomputeKinds.push_back(MemoryChoice::Recompute::Offload);
   recomputeKinds.push_back(MemoryChoice::Recompute::Full);
 }
 
@@ -111,8 +114,12 @@ void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
       index = i * numBlocks() / choice.blocks;
     SmallVector<StringRef> modules;
     blocks[size_t(index)].getValue().split(modules, '+');
-    for (StringRef name : modules)
-      CheckpointPatternOp::create(builder, to.getLoc(), name, save);
+    for (StringRef name : modules) {
+      if (choice.recompute == MemoryChoice::Recompute::Offload)
+        OffloadPatternOp::create(builder, to.getLoc(), name, kMinOffload);
+      else
+        CheckpointPatternOp::create(builder, to.getLoc(), name, save);
+    }
   }
   if (choice.inFlight != 0)
     getOrCreateSchedule(to).setReduceScattersInFlight(choice.inFlight);
@@ -144,6 +151,10 @@ static simulate::LowerBound boundOfChoices(const CompiledStep &step,
     else if (const auto *reshard =
                  std::get_if<plan::Reshard>(&instruction.kind))
       skips = reshard->keep != 0;
+    else // an activation may stay
+      skips =
+          std::holds_alternative<plan::OffloadActivation>(instruction.kind) ||
+          std::holds_alternative<plan::ReloadActivation>(instruction.kind);
     if (skips)
       one = {};
   }
@@ -186,11 +197,15 @@ std::string MemoryExplorer::describe(const MemoryChoice &choice) const {
     const char *format = choice.blocks == numBlocks()
                              ? "{0} of {1}"
                              : which[size_t(choice.which)];
-    bool saves = choice.recompute == MemoryChoice::Recompute::Products;
+    // By MemoryChoice::Recompute.
+    constexpr const char *what[] = {
+        "recompute {0} blocks but matrix products and attention",
+        "offload the activations of {0} blocks", "recompute {0} blocks"};
     parts.push_back(
-        "recompute " +
-        llvm::formatv(false, format, choice.blocks, numBlocks()).str() +
-        " blocks" + (saves ? " but matrix products and attention" : ""));
+        llvm::formatv(
+            false, what[size_t(choice.recompute)],
+            llvm::formatv(false, format, choice.blocks, numBlocks()).str())
+            .str());
   }
   if (choice.reshard == MemoryChoice::Reshard::Keep)
     parts.push_back("keep parameters gathered");

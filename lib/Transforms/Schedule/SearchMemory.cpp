@@ -76,15 +76,26 @@ private:
   FailureOr<bool> addLines(MemoryChoice::Reshard reshard, int64_t inFlight) {
     MemoryChoice choice{reshard};
     choice.inFlight = inFlight;
-    MemoryChoice least = choice;
-    if (!explorer.recomputations().empty()) {
-      least.recompute = explorer.recomputations().back();
-      least.blocks = explorer.numBlocks();
-    }
-    FailureOr<MemoryOutcome> outcome = explorer.evaluate(least);
-    if (failed(outcome))
-      return failure();
-    if (outcome->bytes > budget)
+    // Without Products, which keeps more than Full.
+    SmallVector<MemoryChoice> least;
+    for (MemoryChoice::Recompute recompute :
+         llvm::reverse(explorer.recomputations()))
+      if (recompute != MemoryChoice::Recompute::Products) {
+        least.push_back(choice);
+        least.back().recompute = recompute;
+        least.back().blocks = explorer.numBlocks();
+      }
+    if (least.empty())
+      least = {choice};
+    bool fits = false;
+    for (const MemoryChoice &one : least)
+      if (!fits) {
+        FailureOr<MemoryOutcome> outcome = explorer.evaluate(one);
+        if (failed(outcome))
+          return failure();
+        fits = outcome->bytes <= budget;
+      }
+    if (!fits)
       return false;
     FailureOr<MemoryOutcome> none = explorer.evaluate(choice);
     if (failed(none))
