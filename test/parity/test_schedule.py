@@ -115,7 +115,7 @@ def schedule_of(row: Row) -> dict[str, Any]:
 def with_options(case: Case, options: dict[str, Any]) -> Case:
     schedule = dict(options)
     training = {**case.training, "schedule": schedule}
-    if offload := schedule.pop("activation_offload"):
+    if offload := schedule.pop("activation_offload", None):
         training["activation_offload"] = offload
     return replace(case, training=training)
 
@@ -187,7 +187,7 @@ def test_one_rank(captured: Callable[[Model], Captured]) -> None:
     case = Case(LLAMA, ADAMW_FUSED, world=1, steps=3)
     model = captured(LLAMA)
     options = {**schedule_of(DRAWN[0][1][0]), "memory": "policy"}
-    scheduled = replace(case, training={"schedule": options})
+    scheduled = with_options(case, options)
     assert_same(run_plan(model, case, "schedule_one"), run_plan(model, scheduled, "schedule_one"))
 
 
