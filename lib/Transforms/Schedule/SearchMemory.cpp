@@ -129,27 +129,31 @@ private:
     return success();
   }
 
-  /// The same blocks elsewhere, and fewer where there is room for that.
+  /// As many blocks elsewhere, and fewer where there is room for that.
   LogicalResult placeBlocks() {
     std::optional<MemoryOutcome> found = best();
-    if (!found || found->choice.blocks == 0 ||
-        found->choice.blocks == explorer.numBlocks())
+    if (!found || found->choice.blocks == 0)
+      return success();
+    MemoryChoice nothing{found->choice.reshard};
+    nothing.inFlight = found->choice.inFlight;
+    FailureOr<MemoryOutcome> none = explorer.evaluate(nothing);
+    if (failed(none))
+      return failure();
+    if (none->bytes <= budget)
       return success();
     for (auto which :
-         {MemoryChoice::Which::Last, MemoryChoice::Which::Spread}) {
-      MemoryChoice choice = found->choice;
-      choice.which = which;
-      FailureOr<MemoryOutcome> moved = explorer.evaluate(choice);
-      if (failed(moved))
-        return failure();
-      choice.blocks = 0;
-      choice.which = MemoryChoice::Which::First;
-      choice.recompute = MemoryChoice::Recompute::Products;
-      FailureOr<MemoryOutcome> none = explorer.evaluate(choice);
-      if (failed(none))
-        return failure();
-      if (moved->bytes <= budget && none->bytes > budget &&
-          failed(follow({*none, *moved, budget}, kAttempts / 2)))
+         {MemoryChoice::Which::Spread, MemoryChoice::Which::Last}) {
+      MemoryOutcome within = *found;
+      within.choice.which = which;
+      // All blocks are the same ones everywhere.
+      if (within.choice.blocks < explorer.numBlocks()) {
+        FailureOr<MemoryOutcome> moved = explorer.evaluate(within.choice);
+        if (failed(moved))
+          return failure();
+        within = *moved;
+      }
+      if (within.bytes <= budget &&
+          failed(follow({*none, within, budget}, kAttempts)))
         return failure();
     }
     return success();
