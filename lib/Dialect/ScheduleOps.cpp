@@ -1,5 +1,4 @@
-//===- ScheduleOps.cpp - futures, reasons, the policy of a schedule
-//--------===//
+//===- ScheduleOps.cpp - futures, reasons, a schedule's policy ------------===//
 #include "fsdp/Dialect/FSDP.h"
 
 using namespace mlir;

@@ -143,21 +143,21 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
 
 /// That of --memory, without it that of the device.
 FailureOr<::fsdp::plan::MemoryModel>
-getMemoryModel(const ::fsdp::plan::Plan &plan, ModuleOp module) {
+getMemoryModel(const ::fsdp::plan::Plan &plan) {
   if (memoryModel.getNumOccurrences())
     return memoryModel.getValue();
-  return getSimulatedMemoryModel(plan,
-                                 getOrCreateSchedule(module).getDevice().str());
+  return getSimulatedMemoryModel(plan);
 }
 
 /// A plan with its arena; verified, as every plan that is written.
 FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
+  setDefaultDevice(getOrCreateSchedule(module).getDevice().str());
   auto plan = emitPlan(module);
   if (failed(plan))
     return failure();
   try {
     ::fsdp::plan::verifyPlan(*plan, "plan");
-    FailureOr<::fsdp::plan::MemoryModel> model = getMemoryModel(*plan, module);
+    FailureOr<::fsdp::plan::MemoryModel> model = getMemoryModel(*plan);
     if (failed(model))
       return failure();
     ::fsdp::plan::layOutArena(*plan, *model);

@@ -28,7 +28,7 @@ cl::OptionCategory category("simulation options");
 cl::opt<std::string>
     deviceName("device",
                cl::desc("Simulate on this device: a shipped one (cpu, "
-                        "h100), or a YAML file"),
+                        "h100), or a YAML file; the schedule's by default"),
                cl::value_desc("name|file"), cl::init("cpu"), cl::cat(category));
 cl::opt<std::string>
     clusterPath("simulate",
@@ -126,20 +126,17 @@ FailureOr<int64_t> mlir::fsdp::getMeasuredScratch() {
   }
 }
 
+void mlir::fsdp::setDefaultDevice(const std::string &device) {
+  if (!deviceName.getNumOccurrences())
+    deviceName.setInitialValue(device);
+}
+
 FailureOr<plan::MemoryModel>
-mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan,
-                                    const std::string &device) {
-  if (isSimulationAsked()) {
-    FailureOr<Setting> setting = readSetting(plan);
-    if (failed(setting))
-      return failure();
-    return setting->cluster.device.memoryModel();
-  }
-  try {
-    return loadDevice(device).memoryModel();
-  } catch (const SimulateError &error) {
-    return fail(error.what());
-  }
+mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan) {
+  FailureOr<Setting> setting = readSetting(plan);
+  if (failed(setting))
+    return failure();
+  return setting->cluster.device.memoryModel();
 }
 
 LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,

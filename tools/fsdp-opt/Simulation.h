@@ -21,11 +21,12 @@ FailureOr<std::string> getDeviceOption();
 /// Prints errors itself.
 FailureOr<int64_t> getMeasuredScratch();
 
-/// Whose memory a rank's is on the device that the options name, else on
-/// `device`. Prints errors itself.
+/// The device where the options name none.
+void setDefaultDevice(const std::string &device);
+
+/// Whose memory a rank's is on the device. Prints errors itself.
 FailureOr<::fsdp::plan::MemoryModel>
-getSimulatedMemoryModel(const ::fsdp::plan::Plan &plan,
-                        const std::string &device);
+getSimulatedMemoryModel(const ::fsdp::plan::Plan &plan);
 
 /// Simulates a step as the options say and prints its time, what of it is
 /// exposed communication, tokens a second, MFU, and whether its peak memory
