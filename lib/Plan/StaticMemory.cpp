@@ -2,6 +2,7 @@
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/SegmentLayout.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace fsdp::plan {
@@ -105,6 +106,17 @@ BytesByUse staticBytes(const Plan &plan, MemoryModel model, int64_t rank) {
 
 int64_t sum(const BytesByUse &bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+std::vector<std::pair<int64_t, MemoryUse>>
+usesAtPeak(const Plan &plan, const Memory &memory, MemoryModel model) {
+  BytesByUse alive = memory.usesAt(memory.peakPosition());
+  BytesByUse always = staticBytes(plan, model);
+  std::vector<std::pair<int64_t, MemoryUse>> uses;
+  for (size_t use = 0; use < kNumMemoryUses; ++use)
+    uses.emplace_back(alive[use] + always[use], MemoryUse(use));
+  std::sort(uses.rbegin(), uses.rend());
+  return uses;
 }
 
 int64_t peakBytes(const Plan &plan, MemoryModel model) {

@@ -140,12 +140,7 @@ void Verifier::verifyBudget(const Memory &memory) const {
   int64_t peak = peakBytes(plan, model);
   if (peak <= *plan.memoryBudget)
     return;
-  BytesByUse alive = memory.usesAt(memory.peakPosition());
-  BytesByUse always = staticBytes(plan, model);
-  std::vector<std::pair<int64_t, MemoryUse>> uses;
-  for (size_t use = 0; use < kNumMemoryUses; ++use)
-    uses.emplace_back(alive[use] + always[use], MemoryUse(use));
-  std::sort(uses.rbegin(), uses.rend());
+  auto uses = usesAtPeak(plan, memory, model);
   std::string held;
   for (size_t i = 0; i < 3; ++i)
     held += (i ? ", " : "") + std::string(memoryUseName(uses[i].second)) + " " +

@@ -17,6 +17,7 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fsdp::plan {
@@ -130,6 +131,11 @@ BytesByUse staticBytes(const Plan &plan, MemoryModel model, int64_t rank = 0);
 /// A rank's peak: what it keeps all the time and, if the plan has one, its
 /// arena.
 int64_t peakBytes(const Plan &plan, MemoryModel model);
+
+/// Bytes of every use when most of `memory`, the plan's replay, is alive, with
+/// what a rank keeps all the time; the largest first.
+std::vector<std::pair<int64_t, MemoryUse>>
+usesAtPeak(const Plan &plan, const Memory &memory, MemoryModel model);
 
 /// The instruction at a position of the replay.
 const Instruction &instructionAt(const Plan &plan, int64_t position);

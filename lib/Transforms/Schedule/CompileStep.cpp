@@ -31,15 +31,9 @@ emitChanged(ModuleOp module, llvm::function_ref<void(ModuleOp)> change) {
 
 static std::string describePeak(const plan::Plan &plan,
                                 plan::MemoryModel model) {
-  plan::Memory memory = plan::replayMemory(plan, model);
-  plan::BytesByUse uses = memory.usesAt(memory.peakPosition());
-  plan::BytesByUse always = plan::staticBytes(plan, model);
-  SmallVector<std::pair<int64_t, plan::MemoryUse>> order;
-  for (size_t use = 0; use < plan::kNumMemoryUses; ++use)
-    order.push_back({uses[use] + always[use], plan::MemoryUse(use)});
-  llvm::sort(order, std::greater());
+  auto uses = plan::usesAtPeak(plan, plan::replayMemory(plan, model), model);
   SmallVector<std::string> holders;
-  for (auto &[bytes, use] : ArrayRef(order).take_front(3))
+  for (auto &[bytes, use] : ArrayRef(uses).take_front(3))
     holders.push_back(
         (plan::memoryUseName(use) + Twine(" ") + simulate::formatBytes(bytes))
             .str());
