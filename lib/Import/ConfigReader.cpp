@@ -373,28 +373,39 @@ private:
     return success();
   }
 
-  LogicalResult applyCheckpoint(const Node *node) {
+  /// One policy for modules, or a sequence of them: calls `visit` with the
+  /// pattern of each, and its further key `option`, null where it has none.
+  LogicalResult forEachModulePolicy(
+      StringRef key, const Node *node, StringRef option,
+      llvm::function_ref<LogicalResult(const Node &match, const Node *option)>
+          visit) {
     if (!node)
       return success();
-    // One policy, or a sequence of them.
     ArrayRef<Node> policies(*node);
     if (node->kind == Node::Kind::Sequence)
       policies = node->elements;
+    std::string where = ("\"" + key + "\"").str();
     for (const Node &policy : policies) {
-      const Node *match = nullptr, *save = nullptr;
-      if (failed(forEachEntry(policy, "\"activation_checkpoint\"",
-                              {"match", "save"},
-                              [&](StringRef key, const Node &value) {
-                                (key == "match" ? match : save) = &value;
+      const Node *match = nullptr, *other = nullptr;
+      if (failed(forEachEntry(policy, where, {"match", option},
+                              [&](StringRef entry, const Node &value) {
+                                (entry == "match" ? match : other) = &value;
                                 return success();
                               })))
         return failure();
       if (!match)
-        return emitError(policy.loc)
-               << "expected a key \"match\" in \"activation_checkpoint\"";
+        return emitError(policy.loc) << "expected a key \"match\" in " << where;
       if (match->kind != Node::Kind::Scalar || match->scalar.empty())
         return emitError(match->loc)
                << "expected a pattern for \"match\", got: " << describe(*match);
+      if (failed(visit(*match, other)))
+        return failure();
+    }
+    return success();
+  }
+
+  LogicalResult applyCheckpoint(const Node *node) {
+    auto create = [&](const Node &match, const Node *save) -> LogicalResult {
       ArrayAttr saved;
       if (save) {
         if (save->kind != Node::Kind::Sequence)
@@ -412,50 +423,26 @@ private:
         saved = builder.getStrArrayAttr(names);
       }
       // CheckpointPattern-1 checks the names, at this place in the file.
-      auto op = CheckpointPatternOp::create(builder, match->loc, match->scalar,
-                                            saved);
-      if (failed(op.verify()))
-        return failure();
-    }
-    return success();
+      return CheckpointPatternOp::create(builder, match.loc, match.scalar,
+                                         saved)
+          .verify();
+    };
+    return forEachModulePolicy("activation_checkpoint", node, "save", create);
   }
 
   LogicalResult applyActivationOffload(const Node *node) {
-    if (!node)
-      return success();
-    // One policy, or a sequence of them.
-    ArrayRef<Node> policies(*node);
-    if (node->kind == Node::Kind::Sequence)
-      policies = node->elements;
-    for (const Node &policy : policies) {
-      const Node *match = nullptr;
-      OperationState state(policy.loc, OffloadPatternOp::getOperationName());
-      if (failed(forEachEntry(
-              policy, "\"activation_offload\"", {"match", "min_bytes"},
-              [&](StringRef key, const Node &value) -> LogicalResult {
-                if (key == "match") {
-                  match = &value;
-                  return success();
-                }
-                int64_t bytes;
-                if (failed(getBytes(key, value, bytes)))
-                  return failure();
-                state.addAttribute(key, builder.getI64IntegerAttr(bytes));
-                return success();
-              })))
-        return failure();
-      if (!match)
-        return emitError(policy.loc)
-               << "expected a key \"match\" in \"activation_offload\"";
-      if (match->kind != Node::Kind::Scalar || match->scalar.empty())
-        return emitError(match->loc)
-               << "expected a pattern for \"match\", got: " << describe(*match);
-      state.location = match->loc;
-      state.addAttribute("pattern", builder.getStringAttr(match->scalar));
-      if (failed(cast<OffloadPatternOp>(builder.create(state)).verify()))
-        return failure();
-    }
-    return success();
+    auto create = [&](const Node &match, const Node *least) -> LogicalResult {
+      OperationState state(match.loc, OffloadPatternOp::getOperationName());
+      state.addAttribute("pattern", builder.getStringAttr(match.scalar));
+      int64_t bytes;
+      if (least) {
+        if (failed(getBytes("min_bytes", *least, bytes)))
+          return failure();
+        state.addAttribute("min_bytes", builder.getI64IntegerAttr(bytes));
+      }
+      return cast<OffloadPatternOp>(builder.create(state)).verify();
+    };
+    return forEachModulePolicy("activation_offload", node, "min_bytes", create);
   }
 
 public:
