@@ -4,6 +4,18 @@
 using namespace mlir;
 using namespace mlir::fsdp;
 
+PhaseOp mlir::fsdp::getBackward(ProgramOp program) {
+  for (auto phase : program.getOps<PhaseOp>())
+    if (phase.getPhase() == Phase::Backward)
+      return phase;
+  return {};
+}
+
+StringRef mlir::fsdp::getModuleName(Operation *op) {
+  auto named = dyn_cast<NameLoc>(op->getLoc());
+  return named ? named.getName().strref() : StringRef();
+}
+
 aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
   Value loss =
       cast<ReturnOp>(program.getBody().front().getTerminator()).getLoss();

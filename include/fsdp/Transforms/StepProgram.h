@@ -7,6 +7,13 @@
 
 namespace mlir::fsdp {
 
+/// Where backward begins; null in a program without it.
+PhaseOp getBackward(ProgramOp program);
+
+/// The qualified name of the module whose forward, or the backward of it, made
+/// the op; empty if it is of none.
+llvm::StringRef getModuleName(Operation *op);
+
 /// The `aten::ones_like` of the loss with which backward begins; null, with an
 /// error on the program that gives `reason`, where it begins otherwise.
 aten::CallOp getBackwardSeed(ProgramOp program, llvm::StringRef reason);

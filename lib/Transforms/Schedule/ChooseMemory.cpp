@@ -1,5 +1,4 @@
 //===- ChooseMemory.cpp - the fastest step that fits ----------------------===//
-//===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/ExploreMemory.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"

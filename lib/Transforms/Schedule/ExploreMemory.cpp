@@ -4,6 +4,7 @@
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Transforms/CompileStep.h"
 #include "fsdp/Transforms/Schedule.h"
+#include "fsdp/Transforms/StepProgram.h"
 #include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -74,8 +75,7 @@ void MemoryExplorer::findProducts() {
   StringRef block = blocks.front().getValue().split('+').first;
   llvm::SetVector<StringRef> found;
   for (auto call : program.getOps<aten::CallOp>()) {
-    auto named = dyn_cast<NameLoc>(call.getLoc());
-    StringRef name = named ? named.getName().strref() : StringRef();
+    StringRef name = getModuleName(call);
     if (!name.consume_front(block) || (!name.empty() && name.front() != '.'))
       continue;
     StringRef op = call.getCallee().split('.').first;

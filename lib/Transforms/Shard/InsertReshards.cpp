@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "mlir/IR/IRMapping.h"
 #include "mlir/IR/Remarks.h"
@@ -52,10 +53,7 @@ struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    PhaseOp backward;
-    for (auto phase : program.getOps<PhaseOp>())
-      if (phase.getPhase() == Phase::Backward)
-        backward = phase;
+    PhaseOp backward = getBackward(program);
     llvm::DenseMap<StringAttr, UnitOp> units;
     for (auto unit : module.getOps<UnitOp>())
       units[unit.getSymNameAttr()] = unit;

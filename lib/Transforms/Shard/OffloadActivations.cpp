@@ -2,6 +2,7 @@
 #include "Storages.h"
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "mlir/IR/Remarks.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -35,9 +36,7 @@ struct OffloadActivations
     policies = llvm::to_vector(module.getOps<OffloadPatternOp>());
     if (policies.empty())
       return;
-    for (auto phase : program.getOps<PhaseOp>())
-      if (phase.getPhase() == Phase::Backward)
-        backward = phase;
+    backward = getBackward(program);
     Block &body = program.getBody().front();
     if (failed(checkMatches(body)))
       return signalPassFailure();

@@ -9,6 +9,7 @@
 #include "Storages.h"
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "fsdp/Simulate/Format.h"
 #include "mlir/IR/IRMapping.h"
@@ -316,10 +317,7 @@ struct RecomputeActivations
     if (policies.empty())
       return;
     Block &body = program.getBody().front();
-    Operation *backward = nullptr;
-    for (auto phase : program.getOps<PhaseOp>())
-      if (phase.getPhase() == Phase::Backward)
-        backward = phase;
+    Operation *backward = getBackward(program);
     SmallVector<Run> runs = findRuns(body, backward);
     for (CheckpointPatternOp policy : policies)
       if (failed(checkMatches(policy, runs)))

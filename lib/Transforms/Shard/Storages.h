@@ -10,13 +10,6 @@
 
 namespace mlir::fsdp {
 
-/// The qualified name of the module whose forward, or the backward of it, made
-/// the call.
-inline StringRef getModuleName(Operation *op) {
-  auto named = dyn_cast<NameLoc>(op->getLoc());
-  return named ? named.getName().strref() : StringRef();
-}
-
 /// The operands that a call writes in place.
 inline ArrayRef<int64_t> getWrittenOperands(aten::CallOp call) {
   return call.getMutates().value_or(ArrayRef<int64_t>());
