@@ -165,7 +165,7 @@ RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     throw InputError("--profile: expected --steps of at least " +
                      std::to_string(Profiler::kWarmup + 1) + ", got " +
                      std::to_string(options.steps));
-  if (!options.profilePath.empty() && options.threadStreams)
+  if (!options.profilePath.empty() && options.maxStreamDelay)
     throw InputError("--profile: expected --streams serial, got threads");
   if (!options.profilePath.empty() &&
       !std::ofstream(options.profilePath, std::ios::app))
@@ -272,9 +272,7 @@ void runRank(const RunFiles &files, const RunOptions &options,
   at::set_num_threads(options.threads);
   installSteeredAllocator();
 
-  StreamSettings streams{std::nullopt, options.seed, options.threads};
-  if (options.threadStreams)
-    streams.maxDelayMicroseconds = options.maxDelayMicroseconds;
+  StreamSettings streams{options.maxStreamDelay, options.seed, options.threads};
   Session session(
       plan, segment, rank,
       std::filesystem::path(options.planPath).parent_path().string(), streams);

@@ -71,12 +71,13 @@ int main(int argc, char **argv) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   std::string streams = "serial";
+  int64_t maxStreamDelay = 0;
   app.add_option("--streams", streams,
                  "serial: one thread executes all streams of a rank; threads: "
                  "one for each")
       ->capture_default_str()
       ->check(CLI::IsMember({"serial", "threads"}));
-  app.add_option("--max-stream-delay", options.maxDelayMicroseconds,
+  app.add_option("--max-stream-delay", maxStreamDelay,
                  "microseconds before each instruction, at most, for testing")
       ->group("")
       ->check(CLI::NonNegativeNumber);
@@ -103,7 +104,8 @@ int main(int argc, char **argv) {
     return report(error, kExitBadInput);
   }
 
-  options.threadStreams = streams == "threads";
+  if (streams == "threads")
+    options.maxStreamDelay = maxStreamDelay;
   try {
     if (!fault.empty())
       options.fault = parseFault(fault);

@@ -27,10 +27,8 @@ struct RunOptions {
   std::string weightsPath;    ///< empty: the plan's
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;
-  /// A thread for each stream of a rank.
-  bool threadStreams = false;
-  /// Of one of those threads, before each instruction, for tests; by `seed`.
-  int64_t maxDelayMicroseconds = 0;
+  /// StreamSettings::maxDelayMicroseconds.
+  std::optional<int64_t> maxStreamDelay;
   int64_t evalEvery = 0;    ///< steps from one evaluation to the next; 0: none
   int64_t evalBatches = 0;  ///< of each rank; 0: as many as the data fills
   std::string evalDataPath; ///< empty: synthetic data
