@@ -1,8 +1,8 @@
 //===- AccessAnnotations.h - what ThreadSanitizer does not see ------------===//
 //
 // LibTorch's kernels are not instrumented. In builds with ThreadSanitizer the
-// executor and the collectives say what memory they have read and written; in
-// others this costs nothing.
+// executor says what memory instructions read, and calls write; in others this
+// costs nothing.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_LIB_RUNTIME_ACCESSANNOTATIONS_H
@@ -11,12 +11,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <utility>
-
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define FSDP_THREAD_SANITIZER 1
-#endif
-#endif
 
 #ifdef FSDP_THREAD_SANITIZER
 extern "C" {

@@ -26,12 +26,6 @@
 #include <exception>
 #include <thread>
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define FSDP_THREAD_SANITIZER 1
-#endif
-#endif
-
 namespace fsdp::test {
 namespace {
 
