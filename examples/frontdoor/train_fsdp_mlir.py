@@ -27,4 +27,6 @@ for tokens, targets in batches(rank):
     print(f"rank {rank}: loss {loss.item()!r}")
 
 dcp.save(step.state_dict(), checkpoint_id=sys.argv[1])
+# Gloo's threads must let go of dcp's tensors before Python ends.
+dist.barrier()
 dist.destroy_process_group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,20 @@ def torchrun(script: Path, world: int, *args: Any) -> subprocess.CompletedProces
     return execute([*command, "--nproc-per-node", world, script, *args], env=environment)
 
 
+def torchrun_reference(
+    script: Path, world: int, *args: Any, attempts: int = 3
+) -> subprocess.CompletedProcess[str]:
+    """The same for a script without fsdp_mlir; again where a thread of Gloo outlived Python."""
+    for _ in range(attempts - 1):
+        try:
+            return torchrun(script, world, *args)
+        except RuntimeError as error:
+            if "terminate called without an active exception" not in str(error):
+                raise
+            shutil.rmtree(args[0], ignore_errors=True)
+    return torchrun(script, world, *args)
+
+
 def assert_same(case: dict[str, Any], world: int, directory: Path) -> None:
     path = directory / "case.json"
     path.write_text(json.dumps(case))
@@ -195,7 +210,8 @@ def test_the_examples(world: int, tmp_path: Path) -> None:
     """Both scripts print the same losses and write the same checkpoints."""
     printed, states = [], []
     for script in ("train_fsdp2.py", "train_fsdp_mlir.py"):
-        done = torchrun(EXAMPLES / script, world, tmp_path / script)
+        run = torchrun_reference if script == "train_fsdp2.py" else torchrun
+        done = run(EXAMPLES / script, world, tmp_path / script)
         # Two ranks may share a line.
         printed.append(sorted(re.findall(r"rank (\d): loss ([\d.]+)", done.stdout)))
         dcp_to_torch_save(tmp_path / script, tmp_path / f"{script}.pt")
