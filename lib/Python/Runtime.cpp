@@ -9,6 +9,7 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Rendezvous.h"
 #include "fsdp/Runtime/Session.h"
+#include "fsdp/Runtime/ShmComm.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <torch/csrc/utils/pybind.h>
@@ -37,7 +38,9 @@ public:
     segment = shareSegment(plan, rendezvous);
     installSteeredAllocator();
     c10::InferenceMode guard;
-    session.emplace(plan, *segment, rank,
+    device = makeCpuDevice();
+    comm.emplace(plan, *segment, rank);
+    session.emplace(plan, *comm, *device, segment->state(rank).position,
                     std::filesystem::path(path).parent_path().string());
   }
 
@@ -72,6 +75,8 @@ public:
   plan::Plan plan;
   int64_t rank;
   std::shared_ptr<ShmSegment> segment;
+  std::unique_ptr<Device> device;
+  std::optional<ShmComm> comm;
   std::optional<Session> session;
 };
 

@@ -6,6 +6,8 @@
 #include "fsdp/Runtime/GradientClipping.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <csignal>
@@ -16,17 +18,20 @@
 
 namespace fsdp::runtime {
 
-Executor::Executor(const plan::Plan &plan, Comm &comm, Position &position,
-                   std::vector<at::Tensor> buffers, const std::string &folder,
-                   std::unique_ptr<Streams> streams)
-    : plan(plan), comm(comm), position(position), buffers(std::move(buffers)),
-      arena(plan, comm.shardIndex()), host(plan), values(plan.values.size()),
+Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
+                   Position &position, std::vector<at::Tensor> buffers,
+                   const std::string &folder, std::unique_ptr<Streams> streams)
+    : plan(plan), comm(comm), device(device), position(position),
+      buffers(std::move(buffers)), arena(plan, comm.shardIndex(), device),
+      host(plan, device), values(plan.values.size()),
       training(plan, plan.instructions), evaluation(plan, plan.evaluation),
       gathered(plan.units.size()), sums(plan.params.size()),
       streams(std::move(streams)) {
   c10::InferenceMode guard;
+  lossSum = at::zeros({}, at::dtype(at::kDouble).device(device.where()));
+  lossTerm = at::zeros_like(lossSum);
   if (plan.gradScaler)
-    scaler.emplace(*plan.gradScaler);
+    scaler.emplace(*plan.gradScaler, device.where());
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const plan::Instruction &instruction = plan.instructions[i];
     if (instruction.phase != plan::Phase::Optimizer)
@@ -85,6 +90,7 @@ Executor::Wait Executor::run(const plan::AllGather &gather) {
   std::vector<at::Tensor> &full = gathered[gather.unit];
   Collective begun;
   if (!gather.firstMicrobatch || microbatch == 0) {
+    full.clear();
     begun = comm.allGather(gather.unit, gather.group);
     full = std::move(begun.results);
   }
@@ -151,7 +157,7 @@ void Executor::run(const plan::ClipGradNorm &clip) {
       !clip.outs.empty() && plan.values[clip.outs.front()].storage != -1;
   ClippedGrads clipped =
       clipGradNorm(comm, take(clip.ins), clip.maxNorm, clip.normType, inPlace);
-  gradNorm = clipped.norm.item<double>();
+  gradNorm = clipped.norm;
   for (size_t i = 0; i < clipped.grads.size(); ++i)
     values[clip.outs[i]] = std::move(clipped.grads[i]);
 }
@@ -169,7 +175,8 @@ void Executor::run(const plan::CopyToHost &copy) {
   if (copy.lastMicrobatch && !isLastMicrobatch())
     return;
   for (size_t i = 0; i < copy.ins.size(); ++i)
-    values[copy.outs[i]] = values[copy.ins[i]].clone();
+    values[copy.outs[i]] =
+        values[copy.ins[i]].to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void Executor::run(const plan::OptimizerStep &step) {
@@ -237,7 +244,6 @@ Executor::Wait Executor::execute(Program &program, size_t index) {
       e.comm.copyToDevice(copy.unit);
     }
     void operator()(const plan::CopyToHost &copy) { e.run(copy); }
-    // Complete when they begin: one thread runs all streams.
     void operator()(const plan::OffloadActivation &offload) {
       e.host.offload(offload, e.values);
     }
@@ -299,8 +305,10 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const plan::Instruction &instruction = program.instructions[i];
     bool measures = profiler && &program == &training;
-    if (measures)
+    if (measures) {
+      device.synchronize();
       profiler->begin();
+    }
     streams->submit(instruction.stream, instruction.waits, instruction.records,
                     [this, &program, i]() -> Wait {
                       Wait begun = naming(program, i,
@@ -311,8 +319,10 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
                         naming(program, i, begun);
                       };
                     });
-    if (measures)
+    if (measures) {
+      device.synchronize();
       profiler->end(i);
+    }
   }
 }
 
@@ -322,23 +332,29 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   comm.beginStep(step);
   position.step.store(step, std::memory_order_relaxed);
   lrFactor = plan.lrSchedule ? plan.lrSchedule->factor(step) : 1.0;
-  StepResult result;
+  compute([this] { lossSum.zero_(); });
   for (microbatch = 0; microbatch < plan.accumulationSteps; ++microbatch) {
     if (microbatch > 0)
       comm.beginMicrobatch();
     bindInputs(arena.stepInputs(), inputs, microbatch);
     submit(training, 0,
            isLastMicrobatch() ? plan.instructions.size() : optimizerBegin);
+    compute([this] { addLoss(plan.loss); });
     streams->synchronize();
-    result.loss += values[plan.loss].item<double>();
   }
-  for (at::Tensor &value : values)
-    value.reset();
-  result.loss /= double(plan.accumulationSteps);
+  StepResult result;
+  compute([&] {
+    result.loss = lossSum.item<double>() / double(plan.accumulationSteps);
+    if (gradNorm.defined())
+      result.gradNorm = gradNorm.item<double>();
+    gradNorm.reset();
+    for (at::Tensor &value : values)
+      value.reset();
+  });
+  streams->synchronize();
   double rate =
       optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
   result.learningRate = rate * lrFactor;
-  result.gradNorm = std::exchange(gradNorm, std::nullopt);
   if (scaler) {
     result.lossScale = scaler->scale().item<double>();
     result.skipped = scaler->foundInf();
@@ -348,25 +364,47 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   return result;
 }
 
+void Executor::compute(std::function<void()> work) {
+  streams->submit(plan::Stream::Compute, {}, -1,
+                  [work = std::move(work)]() -> Wait {
+                    c10::InferenceMode guard;
+                    work();
+                    return {};
+                  });
+}
+
+void Executor::addLoss(plan::ValueId loss) {
+  // Added in another dtype, it would be copied to memory from the heap.
+  lossTerm.copy_(values[loss].reshape({}));
+  lossSum.add_(lossTerm);
+}
+
 void Executor::bindInputs(RankArena::Site site, const Inputs &inputs,
                           int64_t number) {
-  RankArena::Scope scope(arena, site);
-  for (const plan::Input &input : plan.inputs)
-    values[input.value].reset();
-  std::vector<at::Tensor> batch = inputs(number);
-  for (size_t i = 0; i < batch.size(); ++i)
-    values[plan.inputs[i].value] = std::move(batch[i]);
-  arena.settle(values);
+  compute([this, site, &inputs, number] {
+    RankArena::Scope scope(arena, site);
+    for (const plan::Input &input : plan.inputs)
+      values[input.value].reset();
+    std::vector<at::Tensor> batch = inputs(number);
+    for (size_t i = 0; i < batch.size(); ++i)
+      values[plan.inputs[i].value] = batch[i].to(device.where());
+    arena.settle(values);
+  });
 }
 
 double Executor::evaluate(const Inputs &inputs) {
   c10::InferenceMode guard;
   bindInputs(arena.evaluationInputs(), inputs, 0);
+  compute([this] { lossSum.zero_(); });
   submit(evaluation, 0, plan.evaluation.size());
+  double loss = 0;
+  compute([&] {
+    addLoss(plan.evaluationLoss);
+    loss = lossSum.item<double>();
+    for (at::Tensor &value : values)
+      value.reset();
+  });
   streams->synchronize();
-  double loss = values[plan.evaluationLoss].item<double>();
-  for (at::Tensor &value : values)
-    value.reset();
   arena.endProgram();
   return loss;
 }

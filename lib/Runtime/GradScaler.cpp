@@ -4,7 +4,7 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -12,11 +12,13 @@
 
 namespace fsdp::runtime {
 
-GradScaler::GradScaler(const plan::GradScaler &settings) : settings(settings) {
+GradScaler::GradScaler(const plan::GradScaler &settings, c10::Device device)
+    : settings(settings) {
   c10::InferenceMode guard;
-  currentScale = at::full({}, settings.initScale, at::kFloat);
-  growthTracker = at::zeros({}, at::kInt);
-  found = at::zeros({}, at::kFloat);
+  currentScale =
+      at::full({}, settings.initScale, at::dtype(at::kFloat).device(device));
+  growthTracker = at::zeros({}, at::dtype(at::kInt).device(device));
+  found = at::zeros({}, at::dtype(at::kFloat).device(device));
 }
 
 std::vector<at::Tensor>
@@ -27,13 +29,13 @@ GradScaler::unscale(Comm &comm, std::vector<at::Tensor> shards, bool deferred) {
     for (at::Tensor &shard : shards)
       shard = shard.clone();
   at::Tensor inverse =
-      deferred ? at::ones({}, at::kFloat)
+      deferred ? at::ones_like(currentScale)
                : currentScale.to(at::kDouble).reciprocal().to(at::kFloat);
   std::map<at::ScalarType, std::vector<at::Tensor>> byDtype;
   for (const at::Tensor &shard : shards)
     if (shard.numel() > 0)
       byDtype[shard.scalar_type()].push_back(shard);
-  at::Tensor anywhere = at::zeros({1}, at::kFloat);
+  at::Tensor anywhere = at::zeros({1}, currentScale.options());
   for (auto &[dtype, alike] : byDtype)
     at::_amp_foreach_non_finite_check_and_unscale_(alike, anywhere, inverse);
   comm.allReduce(anywhere, Reduction::Max);

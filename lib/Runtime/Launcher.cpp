@@ -1,6 +1,7 @@
 //===- Launcher.cpp - forked ranks ----------------------------------------===//
 #include "fsdp/Runtime/Launcher.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/ShmComm.h"
 
 #include <algorithm>
 #include <array>
@@ -32,6 +33,15 @@ sigset_t handledSignals() {
 }
 
 /// The body of a forked rank; does not return.
+RankLink linkRank(const plan::Plan &plan, const RunOptions &options,
+                  ShmSegment &segment, int64_t rank) {
+  return {rank, segment.state(rank).position,
+          [&plan, &options, &segment, rank](Device &) {
+            return std::make_unique<ShmComm>(
+                plan, segment, rank, options.maxStreamDelay.has_value());
+          }};
+}
+
 [[noreturn]] void rankMain(const RunFiles &files, const RunOptions &options,
                            ShmSegment &segment, int64_t rank, pid_t parent,
                            const sigset_t &oldMask) {
@@ -43,7 +53,7 @@ sigset_t handledSignals() {
   sigprocmask(SIG_SETMASK, &oldMask, nullptr);
   int status = 0;
   try {
-    runRank(files, options, segment, rank);
+    runRank(files, options, linkRank(files.plan, options, segment, rank));
   } catch (const AbortedError &) {
     status = kExitRunFailure;
   } catch (const InputError &error) {

@@ -1,22 +1,16 @@
 //===- RankArena.cpp - the memory in which a rank executes ----------------===//
 #include "fsdp/Runtime/RankArena.h"
-#include "fsdp/Runtime/Error.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
 #include <utility>
 
-#include <sys/mman.h>
-
 namespace fsdp::runtime {
 
 namespace {
 
-constexpr size_t kHugePage = size_t(2) << 20;
 /// Room for what the plan does not know, of virtual memory alone.
 constexpr size_t kMinSlack = size_t(1) << 30;
 
@@ -26,7 +20,8 @@ struct Live {
   std::byte *end;
   RankArena *arena; ///< null if it is gone
   RankArena::Slot *slot;
-  bool inHeap;
+  /// Frees a block of the heap; null for memory of the arena.
+  c10::DeleterFnPtr inHeap;
 };
 struct Registry {
   std::mutex lock;
@@ -41,7 +36,7 @@ Registry &registry() {
 /// Frees what an arena gave out, false if it did not.
 bool releaseLive(void *block) {
   Registry &all = registry();
-  bool inHeap;
+  c10::DeleterFnPtr inHeap;
   {
     std::lock_guard guard(all.lock);
     auto found = all.live.find(static_cast<std::byte *>(block));
@@ -54,7 +49,7 @@ bool releaseLive(void *block) {
     all.live.erase(found);
   }
   if (inHeap)
-    freeInHeap(block);
+    inHeap(block);
   return true;
 }
 
@@ -80,6 +75,11 @@ struct Results {
       if (out != -1)
         list.emplace_back(out, -1);
   }
+  void operator()(const plan::AllGather &gather) {
+    for (plan::ValueId out : gather.outs)
+      if (out != -1)
+        list.emplace_back(out, -1);
+  }
   void operator()(const plan::ReloadActivation &reload) {
     for (plan::ValueId out : reload.outs)
       list.emplace_back(out, -1);
@@ -97,28 +97,16 @@ struct Results {
 
 thread_local RankArena::Site RankArena::current = 0;
 
-RankArena::RankArena(const plan::Plan &plan, int64_t shardIndex)
+RankArena::RankArena(const plan::Plan &plan, int64_t shardIndex, Device &device)
     : plan(plan), sites(plan.instructions.size() + plan.evaluation.size() + 2),
       stepPositions(int64_t(plan.instructions.size())),
-      arenaBytes(plan.arena ? plan.arena->bytes : 0) {
+      arenaBytes(plan.arena ? plan.arena->bytes : 0), device(device),
+      isAsynchronous(!device.where().is_cpu()),
+      memory(device.reserve(2 * size_t(arenaBytes) + kMinSlack)),
+      base(memory->base()), mappedBytes(memory->bytes()) {
   expectValues(plan, shardIndex);
   findTops(plan);
-  // Aligned for huge pages.
-  mappedBytes = 2 * size_t(arenaBytes) + kMinSlack;
-  mappedBytes = (mappedBytes + kHugePage - 1) / kHugePage * kHugePage;
-  size_t whole = mappedBytes + kHugePage;
-  void *mapped = mmap(nullptr, whole, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED)
-    throw RunError("cannot map " + std::to_string(whole) +
-                   " bytes for the arena: " + std::strerror(errno));
-  auto *begin = static_cast<std::byte *>(mapped);
-  size_t before =
-      (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
-  if (before > 0)
-    munmap(begin, before);
-  base = begin + before;
-  munmap(base + mappedBytes, kHugePage - before);
+  memory->back(size_t(arenaBytes));
   countAllocatedBytes(arenaBytes);
   setRawFree(&releaseLive);
 }
@@ -133,8 +121,8 @@ RankArena::~RankArena() {
       alive |= !live.inHeap;
     }
   countAllocatedBytes(-arenaBytes - extraBytes());
-  if (!alive)
-    munmap(base, mappedBytes);
+  if (alive)
+    memory.release();
 }
 
 void RankArena::expectValues(const plan::Plan &plan, int64_t shardIndex) {
@@ -238,7 +226,7 @@ RankArena::Slot &RankArena::match(size_t bytes) {
 std::byte *RankArena::placeOf(const Slot &slot) {
   int64_t offset =
       slot.value != -1 ? plan.values[slot.value].offset : slot.offset;
-  if (offset == -1 && !slot.stays && !slot.outlives) {
+  if (offset == -1 && !slot.stays && !slot.outlives && !isAsynchronous) {
     // Before it is measured: above what is alive, if there is room.
     SiteState &site = sites[current];
     int64_t end = site.unmeasured + alignedBytes(slot.bytes);
@@ -250,7 +238,6 @@ std::byte *RankArena::placeOf(const Slot &slot) {
 
 c10::DataPtr RankArena::allocate(size_t bytes) {
   Registry &all = registry();
-  c10::Device cpu(c10::DeviceType::CPU);
   std::unique_lock guard(all.lock);
   SiteState &site = sites[current];
   Slot &slot = match(bytes);
@@ -266,16 +253,16 @@ c10::DataPtr RankArena::allocate(size_t bytes) {
   if (!place && !slot.stays)
     place = findRoom(bytes);
   if (place) {
-    all.live[place] = {place + bytes, this, &slot, false};
-    return {place, place, &deleteLive, cpu};
+    all.live[place] = {place + bytes, this, &slot, nullptr};
+    return {place, place, &deleteLive, device.where()};
   }
-  auto *block = static_cast<std::byte *>(allocateInHeap(bytes));
+  auto *block = static_cast<std::byte *>(device.allocate(bytes));
   if (slot.stays || !block) {
     slot.alive = false;
-    return {block, block, &freeInHeap, cpu};
+    return {block, block, device.deleter(), device.where()};
   }
-  all.live[block] = {block + bytes, this, &slot, true};
-  return {block, block, &deleteLive, cpu};
+  all.live[block] = {block + bytes, this, &slot, device.deleter()};
+  return {block, block, &deleteLive, device.where()};
 }
 
 bool RankArena::isTaken(const std::byte *place, size_t bytes) {
@@ -287,6 +274,8 @@ bool RankArena::isTaken(const std::byte *place, size_t bytes) {
 }
 
 std::byte *RankArena::findRoom(size_t bytes) {
+  if (isAsynchronous)
+    device.synchronize();
   auto aligned = [&](std::byte *end) {
     return base + alignedBytes(size_t(end - base));
   };
@@ -307,6 +296,7 @@ std::byte *RankArena::findRoom(size_t bytes) {
 void RankArena::keep(int64_t bytes) {
   if (bytes <= keptBytes)
     return;
+  memory->back(size_t(arenaBytes + bytes));
   countAllocatedBytes(bytes - keptBytes);
   keptBytes = bytes;
 }
@@ -377,16 +367,15 @@ void RankArena::move(const at::Tensor &tensor, std::byte *from) {
   size_t bytes = tensor.storage().nbytes();
   if (isTaken(place, bytes) || bytes > block.slot->bytes)
     return;
-  std::memcpy(place, from, bytes);
+  device.copy(place, from, bytes);
   // Views follow: they share what holds the address.
   tensor.storage()
-      .set_data_ptr(
-          {place, place, &deleteLive, c10::Device(c10::DeviceType::CPU)})
+      .set_data_ptr({place, place, &deleteLive, device.where()})
       .release_context();
   live.erase(from);
   if (block.inHeap)
-    freeInHeap(from);
-  live[place] = {place + bytes, this, block.slot, false};
+    block.inHeap(from);
+  live[place] = {place + bytes, this, block.slot, nullptr};
 }
 
 void RankArena::endProgram() {
@@ -422,8 +411,9 @@ void RankArena::placeSurvivors() {
       plan::Storage storage;
       storage.bytes = alignedBytes(slot->bytes);
       plan::Life life{positionOf(slot->site), slot->freedAt};
-      // Freed in the next microbatch, or by a program that ended.
-      if (life.last < life.first ||
+      // Freed in the next microbatch, or by a program that ended; or in use
+      // on another stream for longer.
+      if (isAsynchronous || life.last < life.first ||
           (life.first < stepPositions) != (life.last < stepPositions))
         life = {0, memory.positions - 1};
       storage.lives = {life};
@@ -441,31 +431,48 @@ void RankArena::placeSurvivors() {
 }
 
 void RankArena::placeScratch() {
+  // Streams of an asynchronous device have a place each: that of another one's
+  // instruction may be in use.
   int64_t behind = arenaBytes + reservedBytes;
-  for (Site s = 0; s < sites.size(); ++s) {
-    plan::Memory memory;
-    std::vector<Slot *> slots;
-    for (auto &slot : sites[s].slots) {
-      if (slot->value != -1 || slot->stays || slot->outlives)
-        continue;
-      plan::Storage storage;
-      storage.bytes = alignedBytes(slot->bytes);
-      storage.lives = {{slot->born, std::max(slot->born, slot->died)}};
-      memory.positions = std::max(memory.positions, storage.lives[0].last + 1);
-      memory.storages.push_back(storage);
-      slots.push_back(slot.get());
-    }
-    if (slots.empty())
-      continue;
-    plan::Placement placement = plan::placeStorages(memory);
-    int64_t top = tops.empty() ? arenaBytes : tops[size_t(positionOf(s))];
-    int64_t begin = top + placement.bytes <= arenaBytes ? top : behind;
-    bool fits = begin + placement.bytes <= int64_t(mappedBytes);
-    for (size_t i = 0; i < slots.size(); ++i)
-      slots[i]->offset = fits ? begin + placement.offsets[i] : -1;
-    if (begin == behind && fits)
-      keep(reservedBytes + placement.bytes);
+  size_t numPlaces = isAsynchronous ? plan::kNumStreams : 1;
+  for (size_t stream = 0; stream < numPlaces; ++stream) {
+    int64_t end = behind;
+    for (Site s = 0; s < sites.size(); ++s)
+      if (!isAsynchronous || size_t(streamOf(s)) == stream)
+        end = std::max(end, placeScratch(s, behind));
+    keep(end - arenaBytes);
+    behind = end;
   }
+}
+
+int64_t RankArena::placeScratch(Site site, int64_t behind) {
+  plan::Memory memory;
+  std::vector<Slot *> slots;
+  for (auto &slot : sites[site].slots) {
+    if (slot->value != -1 || slot->stays || slot->outlives)
+      continue;
+    plan::Storage storage;
+    storage.bytes = alignedBytes(slot->bytes);
+    storage.lives = {{slot->born, std::max(slot->born, slot->died)}};
+    memory.positions = std::max(memory.positions, storage.lives[0].last + 1);
+    memory.storages.push_back(storage);
+    slots.push_back(slot.get());
+  }
+  if (slots.empty())
+    return behind;
+  plan::Placement placement = plan::placeStorages(memory);
+  int64_t top = tops.empty() ? arenaBytes : tops[size_t(positionOf(site))];
+  bool isInside = !isAsynchronous && top + placement.bytes <= arenaBytes;
+  int64_t begin = isInside ? top : behind;
+  bool fits = begin + placement.bytes <= int64_t(mappedBytes);
+  for (size_t i = 0; i < slots.size(); ++i)
+    slots[i]->offset = fits ? begin + placement.offsets[i] : -1;
+  return isInside || !fits ? behind : begin + placement.bytes;
+}
+
+plan::Stream RankArena::streamOf(Site site) const {
+  return site < stepInputs() ? plan::instructionAt(plan, int64_t(site)).stream
+                             : plan::Stream::Compute;
 }
 
 } // namespace fsdp::runtime

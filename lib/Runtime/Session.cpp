@@ -10,14 +10,15 @@
 
 namespace fsdp::runtime {
 
-Session::Session(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
-                 const std::string &folder, const StreamSettings &streams)
-    : plan(plan), segment(segment), folder(folder), streams(streams),
-      communication(plan, segment, rank,
-                    streams.maxDelayMicroseconds.has_value()) {
+Session::Session(const plan::Plan &plan, Comm &comm, Device &device,
+                 Position &position, const std::string &folder,
+                 const StreamSettings &streams)
+    : plan(plan), communication(comm), device(device), position(position),
+      folder(folder), streams(streams) {
   for (const plan::Buffer &buffer : plan.buffers)
-    ownBuffers.push_back(
-        at::empty(buffer.spec.shape, scalarType(buffer.spec.dtype)));
+    ownBuffers.push_back(at::empty(
+        buffer.spec.shape,
+        at::dtype(scalarType(buffer.spec.dtype)).device(device.where())));
 }
 
 void Session::load(const WeightFiles &weights) {
@@ -46,14 +47,13 @@ void Session::setParam(int32_t param, const at::Tensor &whole) {
 
 void Session::start() {
   communication.publish();
-  program.emplace(plan, communication,
-                  segment.state(communication.rank()).position, ownBuffers,
-                  folder, makeStreams());
+  program.emplace(plan, communication, device, position, ownBuffers, folder,
+                  makeStreams());
 }
 
 std::unique_ptr<Streams> Session::makeStreams() {
   if (!streams.maxDelayMicroseconds)
-    return makeSerialStreams();
+    return device.makeStreams();
   ThreadStreamOptions options;
   options.initialise = [threads = streams.threads] {
     at::set_num_threads(threads);

@@ -35,7 +35,7 @@ ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
     size_t index = groupOf.empty() ? 0 : size_t(groupOf[i]);
     auto same = [&](const Group &group) {
       return group.settings == index &&
-             group.params[0].scalar_type() == shard.scalar_type();
+             group.params[0].options().type_equal(shard.options());
     };
     auto group = std::find_if(groups.begin(), groups.end(), same);
     if (group == groups.end()) {
@@ -64,7 +64,10 @@ void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) const {
     if (o.momentum != 0)
       group.momenta.push_back(at::zeros_like(shard));
   } else {
-    group.steps.push_back(at::zeros({}, at::kFloat));
+    // As torch.optim keeps it: beside what a fused kernel updates.
+    group.steps.push_back(at::zeros(
+        {}, at::dtype(at::kFloat)
+                .device(o.fused ? shard.device() : c10::Device(at::kCPU))));
     group.expAvgs.push_back(at::zeros_like(shard));
     group.expAvgSqs.push_back(at::zeros_like(shard));
     if (o.amsgrad)

@@ -19,7 +19,9 @@ std::atomic<RawFree> rawFree{nullptr};
 
 thread_local void *steeredPlace = nullptr;
 thread_local size_t steeredBytes = 0;
-thread_local AllocationSource *currentSource = nullptr;
+/// By device type.
+thread_local AllocationSource
+    *currentSources[c10::COMPILE_TIME_MAX_DEVICE_TYPES] = {};
 
 /// What the default allocator's block really occupies; the deleter has no
 /// other way to learn a size.
@@ -44,8 +46,9 @@ public:
       // memory that it cannot free.
       return {place, cpu};
     }
-    if (currentSource && bytes > 0)
-      return currentSource->allocate(bytes);
+    AllocationSource *source = currentAllocationSource(c10::DeviceType::CPU);
+    if (source && bytes > 0)
+      return source->allocate(bytes);
     void *block = allocateInHeap(bytes);
     return {block, block, &freeInHeap, cpu};
   }
@@ -71,18 +74,25 @@ SteerAllocation::SteerAllocation(void *place, size_t bytes) {
 
 SteerAllocation::~SteerAllocation() { steeredPlace = nullptr; }
 
-UseAllocationSource::UseAllocationSource(AllocationSource &source)
-    : before(currentSource) {
-  currentSource = &source;
+UseAllocationSource::UseAllocationSource(AllocationSource &source,
+                                         c10::DeviceType type)
+    : type(type), before(currentSources[size_t(type)]) {
+  currentSources[size_t(type)] = &source;
 }
 
-UseAllocationSource::~UseAllocationSource() { currentSource = before; }
+UseAllocationSource::~UseAllocationSource() {
+  currentSources[size_t(type)] = before;
+}
+
+AllocationSource *currentAllocationSource(c10::DeviceType type) {
+  return currentSources[size_t(type)];
+}
 
 void *allocateInHeap(size_t bytes) {
   void *block =
       c10::GetDefaultCPUAllocator()->allocate(bytes).release_context();
   if (block) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
+    countHeapAllocation();
     countAllocatedBytes(blockBytes(block));
   }
   return block;
@@ -97,6 +107,10 @@ void freeInHeap(void *block) {
 
 void setRawFree(RawFree free) {
   rawFree.store(free, std::memory_order_release);
+}
+
+void countHeapAllocation() {
+  allocations.fetch_add(1, std::memory_order_relaxed);
 }
 
 void countAllocatedBytes(int64_t bytes) {

@@ -1,6 +1,7 @@
 //===- Torchrun.cpp - ranks that torchrun started -------------------------===//
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launcher.h"
+#include "fsdp/Runtime/ShmComm.h"
 
 namespace fsdp::runtime {
 
@@ -17,7 +18,12 @@ void runUnderTorchrun(const RunOptions &options,
   std::unique_ptr<ShmSegment> segment = shareSegment(files.plan, rendezvous);
   std::string prefix = "rank " + std::to_string(rank) + ": ";
   try {
-    runRank(files, options, *segment, rank);
+    runRank(files, options,
+            {rank, segment->state(rank).position, [&](Device &) {
+               return std::make_unique<ShmComm>(
+                   files.plan, *segment, rank,
+                   options.maxStreamDelay.has_value());
+             }});
   } catch (const InputError &error) {
     segment->fail(rank, error.what());
     throw InputError(prefix + error.what());

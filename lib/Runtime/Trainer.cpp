@@ -6,7 +6,6 @@
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
@@ -266,15 +265,18 @@ double evaluate(const RunFiles &files, const RunOptions &options,
 } // namespace
 
 void runRank(const RunFiles &files, const RunOptions &options,
-             ShmSegment &segment, int64_t rank) {
+             const RankLink &link) {
   const plan::Plan &plan = files.plan;
+  int64_t rank = link.rank;
   c10::InferenceMode guard;
   at::set_num_threads(options.threads);
   installSteeredAllocator();
 
   StreamSettings streams{options.maxStreamDelay, options.seed, options.threads};
+  std::unique_ptr<Device> device = makeCpuDevice();
+  std::unique_ptr<Comm> comm = link.connect(*device);
   Session session(
-      plan, segment, rank,
+      plan, *comm, *device, link.position,
       std::filesystem::path(options.planPath).parent_path().string(), streams);
   std::optional<Reporter> reporter;
   if (rank == 0)
@@ -293,8 +295,7 @@ void runRank(const RunFiles &files, const RunOptions &options,
   if (!options.profilePath.empty())
     session.executor().setProfiler(&profiler.emplace(plan));
 
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  generator.set_current_seed(options.seed);
+  device->seed(options.seed);
   const SafeTensors *data = files.data ? &*files.data : nullptr;
   for (int64_t step = 0; step < options.steps; ++step) {
     int64_t allocations = heapAllocations();

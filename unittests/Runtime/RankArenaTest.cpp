@@ -204,7 +204,8 @@ TEST(RankArena, ServesTheSameAddressesInEveryProgram) {
   inProcess([] {
     plan::Plan plan = samplePlan(1);
     layOutArena(plan, plan::MemoryModel::SharedHost);
-    RankArena arena(plan, 0);
+    std::unique_ptr<Device> device = makeCpuDevice();
+    RankArena arena(plan, 0, *device);
     std::vector<at::Tensor> values(plan.values.size());
     std::vector<const void *> before;
     for (int program = 0; program < 4; ++program) {
@@ -235,7 +236,8 @@ TEST(RankArena, ServesTheSameAddressesInEveryProgram) {
 TEST(RankArena, GivesNothingOutWhileItIsHeld) {
   inProcess([] {
     plan::Plan plan = samplePlan(1);
-    RankArena arena(plan, 0);
+    std::unique_ptr<Device> device = makeCpuDevice();
+    RankArena arena(plan, 0, *device);
     std::vector<at::Tensor> values(plan.values.size());
     at::Tensor held;
     for (int program = 0; program < 6; ++program) {
@@ -258,7 +260,8 @@ TEST(RankArena, GivesNothingOutWhileItIsHeld) {
 TEST(RankArena, LeavesOtherThreadsToTheHeap) {
   inProcess([] {
     plan::Plan plan = samplePlan(1);
-    RankArena arena(plan, 0);
+    std::unique_ptr<Device> device = makeCpuDevice();
+    RankArena arena(plan, 0, *device);
     std::vector<at::Tensor> values(plan.values.size());
     for (int program = 0; program < 4; ++program) {
       int64_t heap = heapAllocations();
@@ -287,7 +290,8 @@ TEST(RankArena, MayEndBeforeItsTensors) {
     std::vector<at::Tensor> values(plan.values.size());
     at::Tensor survivor;
     {
-      RankArena arena(plan, 0);
+      std::unique_ptr<Device> device = makeCpuDevice();
+      RankArena arena(plan, 0, *device);
       for (int program = 0; program < 3; ++program) {
         {
           RankArena::Scope scope(arena, 3);

@@ -13,6 +13,7 @@
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Session.h"
+#include "fsdp/Runtime/ShmComm.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -45,7 +46,10 @@ Outcome runRank(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
                 const StreamSettings &streams) {
   c10::InferenceMode guard;
   at::set_num_threads(1);
-  Session session(plan, segment, rank, {}, streams);
+  std::unique_ptr<Device> device = makeCpuDevice();
+  ShmComm comm(plan, segment, rank, streams.maxDelayMicroseconds.has_value());
+  Session session(plan, comm, *device, segment.state(rank).position, {},
+                  streams);
   for (size_t p = 0; p < plan.params.size(); ++p) {
     at::Generator generator = at::detail::createCPUGenerator(p + 1);
     at::Tensor whole =

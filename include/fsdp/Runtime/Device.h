@@ -11,6 +11,7 @@
 #include "fsdp/Runtime/Streams.h"
 
 #include <c10/core/Device.h>
+#include <c10/util/UniqueVoidPtr.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -45,13 +46,13 @@ public:
   /// Copies between any of the device's and the host's memory. On CUDA in the
   /// order of the thread's current stream: host memory stays until then.
   virtual void copy(void *to, const void *from, size_t bytes) = 0;
-  /// Memory outside of any range, counted by heapAllocations().
+  /// Memory outside of any range, counted by heapAllocations(), and what frees
+  /// it, also when the Device is gone.
   virtual void *allocate(size_t bytes) = 0;
-  virtual void release(void *block) = 0;
+  virtual c10::DeleterFnPtr deleter() const = 0;
   /// Seeds the default generator of the device.
   virtual void seed(uint64_t seed) = 0;
-  /// Those that execute a plan; ThreadStreamOptions are for devices that have
-  /// none of their own.
+  /// Those that execute a plan.
   virtual std::unique_ptr<Streams> makeStreams() = 0;
   /// Waits for all that was begun on the device; throws its errors.
   virtual void synchronize() = 0;

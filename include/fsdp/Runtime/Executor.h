@@ -10,6 +10,7 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/Device.h"
 #include "fsdp/Runtime/GradScaler.h"
 #include "fsdp/Runtime/HostStore.h"
 #include "fsdp/Runtime/Position.h"
@@ -53,14 +54,14 @@ public:
   /// The inputs of a microbatch of the step, in the plan's order.
   using Inputs = std::function<std::vector<at::Tensor>(int64_t microbatch)>;
 
-  /// Borrows plan, comm and position; resolves every instruction. `buffers`
-  /// are this rank's, in the plan's order; calls may mutate them. A plug-in
-  /// optimizer's library is looked for in `folder`. Without `streams` the
-  /// caller's thread executes all. Throws InputError that names an instruction
-  /// whose operator is unknown or whose arguments do not fit its schema.
-  Executor(const plan::Plan &plan, Comm &comm, Position &position,
-           std::vector<at::Tensor> buffers, const std::string &folder = {},
-           std::unique_ptr<Streams> streams = makeSerialStreams());
+  /// Borrows plan, comm, device and position; resolves every instruction.
+  /// `buffers` are this rank's, in the plan's order, on the device; calls may
+  /// mutate them. A plug-in optimizer's library is looked for in `folder`.
+  /// Throws InputError that names an instruction whose operator is unknown or
+  /// whose arguments do not fit its schema.
+  Executor(const plan::Plan &plan, Comm &comm, Device &device,
+           Position &position, std::vector<at::Tensor> buffers,
+           const std::string &folder, std::unique_ptr<Streams> streams);
   ~Executor();
 
   /// Runs one step, counted from 0: forward and backward on the inputs of each
@@ -134,11 +135,16 @@ private:
   /// Binds the inputs of a microbatch to their values.
   void bindInputs(RankArena::Site site, const Inputs &inputs,
                   int64_t microbatch);
+  /// Submits `work` to the compute stream.
+  void compute(std::function<void()> work);
+  /// Adds the value to `lossSum`.
+  void addLoss(plan::ValueId loss);
   void injectFault(size_t position) const;
   std::vector<at::Tensor> take(const std::vector<plan::ValueId> &ids) const;
 
   const plan::Plan &plan;
   Comm &comm;
+  Device &device;
   Position &position;
   std::vector<at::Tensor> buffers;
   /// Outlives the values.
@@ -159,7 +165,10 @@ private:
   int64_t step = 0;
   int64_t microbatch = 0;
   double lrFactor = 1;
-  std::optional<double> gradNorm;
+  /// On the device, read only after the step: the sum of its microbatches'
+  /// losses and the last of them, in float64; the norm of its gradients.
+  at::Tensor lossSum, lossTerm;
+  at::Tensor gradNorm;
   std::optional<Fault> fault;
   Profiler *profiler = nullptr;
   /// Ends before what its threads use.

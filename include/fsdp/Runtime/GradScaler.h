@@ -17,7 +17,9 @@ namespace fsdp::runtime {
 /// one, with equal state.
 class GradScaler {
 public:
-  explicit GradScaler(const plan::GradScaler &settings);
+  /// Its tensors are on `device`.
+  GradScaler(const plan::GradScaler &settings,
+             c10::Device device = c10::DeviceType::CPU);
 
   /// A float32 scalar that update() writes.
   const at::Tensor &scale() const { return currentScale; }

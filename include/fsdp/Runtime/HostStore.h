@@ -1,18 +1,20 @@
 //===- HostStore.h - offloaded activations on the host --------------------===//
 //
-// One mapping, at whose offsets the plan says where activations lie between
-// forward and backward. On a device it would be pinned; on CPU ranks, whose
-// device's memory is the host's, the copies are made all the same.
+// One piece of the host's memory, at whose offsets the plan says where
+// activations lie between forward and backward. On CPU ranks, whose device's
+// memory is the host's, the copies are made all the same.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_HOSTSTORE_H
 #define FSDP_RUNTIME_HOSTSTORE_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Device.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -21,11 +23,8 @@ namespace fsdp::runtime {
 /// Streams may offload and reload different values at a time.
 class HostStore {
 public:
-  /// Borrows the plan. Throws RunError where the memory cannot be mapped.
-  explicit HostStore(const plan::Plan &plan);
-  HostStore(const HostStore &) = delete;
-  HostStore &operator=(const HostStore &) = delete;
-  ~HostStore();
+  /// Borrows plan and device. Throws RunError where there is not enough memory.
+  HostStore(const plan::Plan &plan, Device &device);
 
   /// Copies the storage of `ins` of `values`. Throws RunError if they do not
   /// share one.
@@ -47,15 +46,16 @@ private:
     std::vector<View> views;
     size_t bytes = 0;
     /// Where the plan gives it no place, or one that is too small.
-    std::vector<std::byte> own;
+    std::unique_ptr<DeviceMemory> own;
   };
   std::byte *placeOf(plan::ValueId value, Copy &copy);
 
   const plan::Plan &plan;
   /// Of every value on the host, from the beginning.
   std::unordered_map<plan::ValueId, Copy> copies;
-  std::byte *base = nullptr;
-  size_t mappedBytes = 0;
+  Device &device;
+  /// Null where the plan has no places on the host.
+  std::unique_ptr<DeviceMemory> memory;
 };
 
 } // namespace fsdp::runtime

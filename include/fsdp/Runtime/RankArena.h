@@ -23,6 +23,7 @@
 #define FSDP_RUNTIME_RANKARENA_H
 
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Runtime/Device.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <ATen/core/Tensor.h>
@@ -38,12 +39,12 @@ namespace fsdp::runtime {
 /// execute different sites at a time; tensors may be freed by any.
 class RankArena final : private AllocationSource {
 public:
-  /// Borrows the plan. `shardIndex`: of this rank in its replica. Throws
-  /// RunError where the memory cannot be mapped.
-  RankArena(const plan::Plan &plan, int64_t shardIndex);
+  /// Borrows plan and device. `shardIndex`: of this rank in its replica. Throws
+  /// RunError where there is not enough memory.
+  RankArena(const plan::Plan &plan, int64_t shardIndex, Device &device);
   RankArena(const RankArena &) = delete;
   RankArena &operator=(const RankArena &) = delete;
-  /// Leaves the memory mapped if a tensor in it is alive.
+  /// Leaves the memory as it is if a tensor in it is alive.
   ~RankArena();
 
   /// What allocates: a position of plan::Memory, or the making of a program's
@@ -55,7 +56,10 @@ public:
   /// While alive, this thread's allocations are those of `site`.
   class Scope {
   public:
-    Scope(RankArena &arena, Site site) : use(arena) { arena.begin(site); }
+    Scope(RankArena &arena, Site site)
+        : use(arena, arena.device.where().type()) {
+      arena.begin(site);
+    }
 
   private:
     UseAllocationSource use;
@@ -138,6 +142,9 @@ private:
   void findTops(const plan::Plan &plan);
   void placeSurvivors();
   void placeScratch();
+  /// That of a site, behind `behind` where it has to be there; returns its end.
+  int64_t placeScratch(Site site, int64_t behind);
+  plan::Stream streamOf(Site site) const;
   int64_t positionOf(Site site) const;
 
   const plan::Plan &plan;
@@ -152,6 +159,11 @@ private:
   int64_t keptBytes = 0;
   /// Something was allocated that has no place yet.
   bool measured = false;
+  Device &device;
+  /// The device executes what was submitted while this class's clock, the
+  /// host's, has gone on: what is freed there may still be in use.
+  const bool isAsynchronous;
+  std::unique_ptr<DeviceMemory> memory;
   std::byte *base = nullptr;
   size_t mappedBytes = 0;
 };

@@ -14,7 +14,6 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Executor.h"
-#include "fsdp/Runtime/ShmComm.h"
 #include "fsdp/Runtime/WeightFiles.h"
 
 #include <ATen/core/Tensor.h>
@@ -28,10 +27,11 @@ namespace fsdp::runtime {
 
 class Session {
 public:
-  /// Borrows plan and segment. A plug-in optimizer's library is looked for in
-  /// `folder`. Throws InputError for a plan that this runtime cannot run.
-  Session(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
-          const std::string &folder, const StreamSettings &streams = {});
+  /// Borrows all but the strings. A plug-in optimizer's library is looked for
+  /// in `folder`.
+  Session(const plan::Plan &plan, Comm &comm, Device &device,
+          Position &position, const std::string &folder,
+          const StreamSettings &streams = {});
 
   Comm &comm() { return communication; }
   /// After start.
@@ -73,10 +73,11 @@ private:
   std::unique_ptr<Streams> makeStreams();
 
   const plan::Plan &plan;
-  ShmSegment &segment;
+  Comm &communication;
+  Device &device;
+  Position &position;
   std::string folder;
   StreamSettings streams;
-  ShmComm communication;
   std::vector<at::Tensor> ownBuffers;
   std::optional<Executor> program;
   int64_t stepsDone = 0;

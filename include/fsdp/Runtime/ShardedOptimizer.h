@@ -52,7 +52,8 @@ public:
   void setSteps(int64_t steps) { stepsDone = steps; }
 
 private:
-  /// Parameters of one group and dtype, which one fused call takes together.
+  /// Parameters of one group, dtype and device, which one fused call takes
+  /// together.
   struct Group {
     size_t settings = 0;         ///< index into the constructor's settings
     std::vector<size_t> members; ///< indices into the constructor's shards

@@ -10,6 +10,7 @@
 #define FSDP_RUNTIME_STEEREDALLOCATOR_H
 
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceType.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -40,17 +41,24 @@ public:
   virtual c10::DataPtr allocate(size_t bytes) = 0;
 };
 
-/// While alive, `source` serves this thread.
+/// While alive, `source` serves what this thread allocates on devices of
+/// `type`.
 class UseAllocationSource {
 public:
-  explicit UseAllocationSource(AllocationSource &source);
+  explicit UseAllocationSource(AllocationSource &source,
+                               c10::DeviceType type = c10::DeviceType::CPU);
   UseAllocationSource(const UseAllocationSource &) = delete;
   UseAllocationSource &operator=(const UseAllocationSource &) = delete;
   ~UseAllocationSource();
 
 private:
+  c10::DeviceType type;
   AllocationSource *before;
 };
+
+/// What serves this thread's allocations on devices of `type`; null: their
+/// heap.
+AllocationSource *currentAllocationSource(c10::DeviceType type);
 
 /// Memory of the heap, counted; `freeInHeap` frees it.
 void *allocateInHeap(size_t bytes);
@@ -63,6 +71,8 @@ void setRawFree(RawFree free);
 
 /// Counts memory that was mapped for tensors as allocated.
 void countAllocatedBytes(int64_t bytes);
+/// Counts a block of another device's heap as allocated.
+void countHeapAllocation();
 /// Most bytes allocated at once in this process since the allocator was
 /// installed, steered ones not counted.
 int64_t peakAllocatedBytes();

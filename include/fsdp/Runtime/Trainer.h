@@ -5,14 +5,19 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Executor.h"
 #include "fsdp/Runtime/SafeTensors.h"
-#include "fsdp/Runtime/ShmSegment.h"
 #include "fsdp/Runtime/WeightFiles.h"
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 namespace fsdp::runtime {
+
+/// How the ranks of a run reach each other: over the memory of one host, or
+/// with memory of their own by c10d's Gloo.
+enum class Backend : uint8_t { Shm, Gloo };
 
 /// What the command line says.
 struct RunOptions {
@@ -27,6 +32,8 @@ struct RunOptions {
   std::string weightsPath;    ///< empty: the plan's
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;
+  /// By which the ranks reach each other.
+  Backend backend = Backend::Shm;
   /// StreamSettings::maxDelayMicroseconds.
   std::optional<int64_t> maxStreamDelay;
   int64_t evalEvery = 0;    ///< steps from one evaluation to the next; 0: none
@@ -58,11 +65,19 @@ private:
   void openEvaluation(const RunOptions &options);
 };
 
-/// Runs rank `rank` of the plan to the end: loads or initialises its rows of
-/// the weights, trains, and on rank 0 writes metrics, progress and weights.
-/// Throws.
+/// What ties a rank to the others of its run.
+struct RankLink {
+  int64_t rank = 0;
+  /// Where others see how far it is.
+  Position &position;
+  /// Called once, in the rank's process.
+  std::function<std::unique_ptr<Comm>(Device &device)> connect;
+};
+
+/// Runs a rank of the plan to the end: loads or initialises its rows of the
+/// weights, trains, and on rank 0 writes metrics, progress and weights. Throws.
 void runRank(const RunFiles &files, const RunOptions &options,
-             ShmSegment &segment, int64_t rank);
+             const RankLink &link);
 
 } // namespace fsdp::runtime
 
