@@ -1,0 +1,111 @@
+//===- DeviceComm.h - collectives of ranks with memory of their own -------===//
+//
+// FSDP2's data path on any device, over the communicators of a Transport: NCCL
+// on GPUs, Gloo on CPUs. A rank keeps its shards; a gather fills tensors of its
+// own, where the plan has places for them (plan::MemoryModel::Device).
+//
+// A gather goes straight from the shards to the full parameters, which lie as
+// the operators want them: no copy-in but a cast, which writes this rank's part
+// in place, and no copy-out. A reduction does as FSDP2's, so that its sums have
+// the same bits: one flat tensor of the unit, a row for each rank, in the dtype
+// of the reduction (chunk_cat, zero padding), one reduce-scatter or all-reduce.
+//
+// Communicators: "gather" and "reduce" of the ranks of a replica, "replicate"
+// of those with the same shard, "group.N" where reshards keep groups of N,
+// "world" for statistics and barriers.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_DEVICECOMM_H
+#define FSDP_RUNTIME_DEVICECOMM_H
+
+#include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/Communicator.h"
+#include "fsdp/Runtime/Device.h"
+
+#include <map>
+#include <memory>
+
+namespace fsdp::runtime {
+
+class DeviceComm final : public Comm {
+public:
+  /// Borrows plan and device; connects this rank to the others.
+  DeviceComm(const plan::Plan &plan, Device &device,
+             std::unique_ptr<Transport> transport);
+
+  int64_t rank() const override { return transport->rank(); }
+  int64_t worldSize() const override { return transport->worldSize(); }
+  int64_t shardIndex() const override { return rank() % plan.shards(); }
+  int64_t ownBytes() const override { return 0; }
+
+  at::Tensor shard(int32_t param) override { return shards[param]; }
+  /// Nothing: the next gather reads the shards.
+  void publish(bool) override {}
+
+  void beginStep(int64_t) override {}
+  void beginMicrobatch() override {}
+  void copyToDevice(int32_t unit) override;
+  Collective allGather(int32_t unit, int64_t group) override;
+  std::vector<at::Tensor> gatherMasters(int32_t unit) override;
+  void reshard(int32_t unit, int64_t keep) override;
+
+  /// None: the flat tensor has another layout than a gradient.
+  void *reduceInput(int32_t) override { return nullptr; }
+  Collective reduceScatter(const plan::ReduceScatter &reduce,
+                           const std::vector<at::Tensor> &grads) override;
+  Collective allReduce(const plan::AllReduce &reduce,
+                       const std::vector<at::Tensor> &shards) override;
+  void allReduce(const at::Tensor &vector, Reduction reduction) override;
+
+  /// Nothing: no other rank reads this one's parameters.
+  void beginUpdate() override {}
+  void barrier() override;
+  void abort() override;
+  std::vector<RankStats> exchangeStats(const RankStats &own) override;
+
+private:
+  using Wait = Communicator::Wait;
+
+  void connectGroups();
+  at::Tensor empty(const std::vector<int64_t> &shape, plan::DType dtype) const;
+  std::string nameOf(const char *kind, int32_t unit) const;
+  /// What a gather of `param` begins with: `own` is this rank's shard, not
+  /// empty where its part is not.
+  at::Tensor gather(int32_t param, const at::Tensor &own, plan::DType dtype,
+                    std::vector<Communicator::Part> &parts,
+                    std::vector<std::function<void()>> &after) const;
+  Collective finishGather(Communicator &communicator, const std::string &what,
+                          std::vector<at::Tensor> results,
+                          const std::vector<Communicator::Part> &parts,
+                          std::vector<std::function<void()>> after);
+  Collective gatherKept(int32_t unit, int64_t group);
+  Collective reduceAlone(const plan::ReduceScatter &reduce,
+                         const std::vector<at::Tensor> &grads);
+  /// Room for reductions of `elements`, from the heap where several may be
+  /// under way; a stream of a device executes one after the other.
+  at::Tensor flatTensor(int64_t elements, plan::DType dtype,
+                        at::Tensor &reused) const;
+  /// Elements of a rank's row of a flat tensor that `param` takes.
+  int64_t chunkOf(int32_t param) const;
+  /// The rows of a kept part of the i-th rank of a group.
+  std::vector<int64_t> keptBegins(int32_t param, int64_t group) const;
+
+  const plan::Plan &plan;
+  Device &device;
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<Communicator> gathers, reduces, replicates, world;
+  std::map<int64_t, std::unique_ptr<Communicator>> groups;
+  std::vector<at::Tensor> shards;
+  /// Per parameter of an offloaded unit: its shard on the device.
+  std::vector<at::Tensor> copied;
+  /// Per unit: what the last gather gave, until its reshard.
+  std::vector<std::vector<at::Tensor>> gathered;
+  /// Per parameter: what the last reshard kept.
+  std::vector<at::Tensor> kept;
+  /// Bytes that reductions of one stream use one after the other.
+  at::Tensor reduceBytes, allReduceBytes;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_DEVICECOMM_H

@@ -1,0 +1,434 @@
+//===- DeviceComm.cpp - collectives of ranks with memory of their own -----===//
+#include "fsdp/Runtime/DeviceComm.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/FlatCopy.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace fsdp::runtime {
+
+namespace {
+
+/// Rows of a parameter that come before each part.
+std::vector<int64_t> rowBegins(int64_t rows, int64_t parts) {
+  std::vector<int64_t> begins;
+  for (int64_t i = 0; i < parts; ++i)
+    begins.push_back(plan::shardRows(rows, parts, i).begin);
+  begins.push_back(rows);
+  return begins;
+}
+
+int64_t rowElements(const plan::Param &param) {
+  int64_t rows = param.spec.shape.empty() ? 1 : param.spec.shape[0];
+  return rows == 0 ? 0 : param.spec.numElements() / rows;
+}
+
+int64_t numRows(const plan::Param &param) {
+  return param.spec.shape.empty() ? 1 : param.spec.shape[0];
+}
+
+} // namespace
+
+DeviceComm::DeviceComm(const plan::Plan &plan, Device &device,
+                       std::unique_ptr<Transport> given)
+    : plan(plan), device(device), transport(std::move(given)),
+      copied(plan.params.size()), gathered(plan.units.size()),
+      kept(plan.params.size()) {
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    const plan::Param &param = plan.params[p];
+    bool isOnHost = param.unit != -1 && plan.units[param.unit].cpuOffload;
+    shards.push_back(at::zeros(
+        plan::shardSpec(plan, int32_t(p), shardIndex()).shape,
+        at::dtype(scalarType(param.spec.dtype))
+            .device(isOnHost ? c10::Device(at::kCPU) : device.where())));
+  }
+  connectGroups();
+}
+
+void DeviceComm::connectGroups() {
+  std::vector<int64_t> everybody, shardGroup, replicateGroup;
+  for (int64_t r = 0; r < worldSize(); ++r) {
+    everybody.push_back(r);
+    if (r / plan.shards() == rank() / plan.shards())
+      shardGroup.push_back(r);
+    if (r % plan.shards() == shardIndex())
+      replicateGroup.push_back(r);
+  }
+  world = transport->connect("world", everybody);
+  gathers = transport->connect("gather", shardGroup);
+  reduces = transport->connect("reduce", shardGroup);
+  replicates = transport->connect("replicate", replicateGroup);
+  for (const plan::Instruction &instruction : plan.instructions) {
+    const auto *reshard = std::get_if<plan::Reshard>(&instruction.kind);
+    if (!reshard || reshard->keep == 0 || groups.contains(reshard->keep))
+      continue;
+    std::vector<int64_t> neighbours;
+    for (int64_t r : shardGroup)
+      if (r / reshard->keep == rank() / reshard->keep)
+        neighbours.push_back(r);
+    groups[reshard->keep] = transport->connect(
+        "group." + std::to_string(reshard->keep), neighbours);
+  }
+}
+
+at::Tensor DeviceComm::empty(const std::vector<int64_t> &shape,
+                             plan::DType dtype) const {
+  return at::empty(shape, at::dtype(scalarType(dtype)).device(device.where()));
+}
+
+std::string DeviceComm::nameOf(const char *kind, int32_t unit) const {
+  return std::string(kind) + " of unit \"" + plan.units[unit].name + "\"";
+}
+
+void DeviceComm::copyToDevice(int32_t unit) {
+  for (int32_t param : plan.units[unit].params) {
+    copied[param] = empty(shards[param].sizes().vec(),
+                          plan.params[param].computeSpec().dtype);
+    copied[param].copy_(shards[param], /*non_blocking=*/true);
+  }
+}
+
+at::Tensor DeviceComm::gather(int32_t index, const at::Tensor &own,
+                              plan::DType dtype,
+                              std::vector<Communicator::Part> &parts,
+                              std::vector<std::function<void()>> &after) const {
+  const plan::Param &param = plan.params[index];
+  bool casts = own.scalar_type() != scalarType(dtype);
+  if (plan.shards() == 1 && !casts && own.device() == device.where())
+    return own;
+  at::Tensor whole = empty(param.spec.shape, dtype);
+  if (whole.numel() == 0)
+    return whole;
+  int64_t ranks = plan.shards();
+  if (param.shardDim != 0 && ranks > 1) {
+    // Each rank's part apart, then beside each other.
+    at::Tensor stacked = empty({ranks, own.numel()}, dtype);
+    at::Tensor place = stacked[shardIndex()];
+    place.copy_(own.reshape({-1}));
+    std::vector<int64_t> begins;
+    for (int64_t r = 0; r <= ranks; ++r)
+      begins.push_back(r * own.numel());
+    parts.push_back({stacked, place, begins});
+    after.push_back(
+        [stacked, whole, shape = own.sizes().vec(), dim = param.shardDim] {
+          for (int64_t r = 0; r < stacked.size(0); ++r)
+            whole.narrow(dim, r * shape[size_t(dim)], shape[size_t(dim)])
+                .copy_(stacked[r].view(shape));
+        });
+    return whole;
+  }
+  std::vector<int64_t> begins = rowBegins(numRows(param), ranks);
+  for (int64_t &begin : begins)
+    begin *= rowElements(param);
+  at::Tensor place =
+      whole.view({-1}).narrow(0, begins[size_t(shardIndex())], own.numel());
+  at::Tensor source = own.reshape({-1});
+  if (casts || ranks == 1)
+    source = place.copy_(source);
+  if (ranks > 1)
+    parts.push_back({whole, source, begins});
+  return whole;
+}
+
+Collective
+DeviceComm::finishGather(Communicator &communicator, const std::string &what,
+                         std::vector<at::Tensor> results,
+                         const std::vector<Communicator::Part> &parts,
+                         std::vector<std::function<void()>> after) {
+  Collective begun{std::move(results), [] {}};
+  if (parts.empty())
+    return begun;
+  Wait wait = communicator.allGather(what, parts);
+  auto finish = [wait, after = std::move(after), done = false]() mutable {
+    if (std::exchange(done, true))
+      return;
+    c10::InferenceMode guard;
+    if (wait)
+      wait();
+    for (const std::function<void()> &step : after)
+      step();
+  };
+  if (wait)
+    begun.wait = std::move(finish);
+  else
+    finish();
+  return begun;
+}
+
+Collective DeviceComm::allGather(int32_t unit, int64_t group) {
+  if (group > 0)
+    return gatherKept(unit, group);
+  std::vector<at::Tensor> results;
+  std::vector<Communicator::Part> parts;
+  std::vector<std::function<void()>> after;
+  for (int32_t param : plan.units[unit].params) {
+    const at::Tensor &own =
+        copied[param].defined() ? copied[param] : shards[param];
+    results.push_back(gather(param, own, plan.params[param].computeSpec().dtype,
+                             parts, after));
+  }
+  gathered[unit] = results;
+  return finishGather(*gathers, nameOf("all_gather", unit), std::move(results),
+                      parts, std::move(after));
+}
+
+std::vector<at::Tensor> DeviceComm::gatherMasters(int32_t unit) {
+  std::vector<at::Tensor> results;
+  std::vector<Communicator::Part> parts;
+  std::vector<std::function<void()>> after;
+  for (int32_t param : plan.units[unit].params)
+    results.push_back(gather(param, shards[param].to(device.where()),
+                             plan.params[param].spec.dtype, parts, after));
+  Collective begun = finishGather(*gathers, nameOf("all_gather", unit),
+                                  std::move(results), parts, std::move(after));
+  begun.wait();
+  return begun.results;
+}
+
+std::vector<int64_t> DeviceComm::keptBegins(int32_t index,
+                                            int64_t group) const {
+  const plan::Param &param = plan.params[index];
+  std::vector<int64_t> rows = rowBegins(numRows(param), plan.shards());
+  std::vector<int64_t> begins;
+  for (int64_t i = 0; i <= group; ++i)
+    begins.push_back(rows[size_t(i * (plan.shards() / group))] *
+                     rowElements(param));
+  return begins;
+}
+
+void DeviceComm::reshard(int32_t unit, int64_t keep) {
+  const std::vector<int32_t> &params = plan.units[unit].params;
+  for (size_t i = 0; keep > 0 && i < gathered[unit].size(); ++i) {
+    std::vector<int64_t> begins = keptBegins(params[i], keep);
+    auto own = size_t(shardIndex() % keep);
+    kept[params[i]] = gathered[unit][i]
+                          .reshape({-1})
+                          .slice(0, begins[own], begins[own + 1])
+                          .clone();
+  }
+  gathered[unit].clear();
+  for (int32_t param : params)
+    copied[param].reset();
+}
+
+Collective DeviceComm::gatherKept(int32_t unit, int64_t group) {
+  std::vector<at::Tensor> results;
+  std::vector<Communicator::Part> parts;
+  for (int32_t param : plan.units[unit].params) {
+    plan::TensorSpec spec = plan.params[param].computeSpec();
+    results.push_back(empty(spec.shape, spec.dtype));
+    if (results.back().numel() > 0)
+      parts.push_back({results.back(), kept[param], keptBegins(param, group)});
+  }
+  gathered[unit] = results;
+  return finishGather(*groups.at(group), nameOf("all_gather", unit),
+                      std::move(results), parts, {});
+}
+
+int64_t DeviceComm::chunkOf(int32_t index) const {
+  const plan::Param &param = plan.params[index];
+  if (param.shardDim != 0)
+    return param.spec.numElements() / plan.shards();
+  int64_t rows = numRows(param);
+  return (rows + plan.shards() - 1) / plan.shards() * rowElements(param);
+}
+
+at::Tensor DeviceComm::flatTensor(int64_t elements, plan::DType dtype,
+                                  at::Tensor &reused) const {
+  if (device.where().is_cpu())
+    return empty({elements}, dtype);
+  int64_t bytes = elements * plan::byteWidth(dtype);
+  if (!reused.defined() || reused.numel() < bytes)
+    reused = empty({bytes}, plan::DType::UInt8);
+  return reused.narrow(0, 0, bytes).view(scalarType(dtype));
+}
+
+Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
+                                     const std::vector<at::Tensor> &grads) {
+  if (plan.shards() == 1)
+    return reduceAlone(reduce, grads);
+  int64_t ranks = plan.shards();
+  std::vector<at::Tensor> whole;
+  std::vector<int64_t> strides;
+  int64_t chunk = 0;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    int64_t dim = plan.params[reduce.params[i]].shardDim;
+    // As FSDP2: the parts one below the other.
+    whole.push_back(dim == 0 ? grads[i].contiguous()
+                             : at::cat(grads[i].chunk(ranks, dim), 0));
+    strides.push_back(chunkOf(reduce.params[i]));
+    chunk += strides.back();
+  }
+  plan::DType dtype =
+      reduce.reduceDtype.value_or(plan.values[reduce.ins.front()].dtype);
+  Collective begun{{}, [] {}};
+  for (size_t i = 0; i < grads.size(); ++i)
+    begun.results.push_back(
+        empty(plan::shardSpec(plan, reduce.params[i], shardIndex()).shape,
+              plan.values[reduce.outs[i]].dtype));
+  if (chunk == 0)
+    return begun;
+  at::Tensor flat = flatTensor(ranks * chunk, dtype, reduceBytes);
+  copyIn(flat, whole, ranks);
+  auto divisors = reduce.divisors.value_or(plan::ReduceScatter::Divisors{});
+  if (divisors.predivide != 1)
+    flat.div_(divisors.predivide);
+  // In place where the backend can; Gloo's ranks read what others send.
+  at::Tensor own = flat.narrow(0, shardIndex() * chunk, chunk);
+  if (device.where().is_cpu())
+    own = empty({chunk}, dtype);
+  Wait wait = reduces->reduceScatter(
+      nameOf("reduce_scatter", reduce.unit), own, flat,
+      reduce.divisors ? ReduceOp::Sum : ReduceOp::Average);
+  auto finish = [wait, own, flat, strides, outs = begun.results,
+                 postdivide = divisors.postdivide, done = false]() mutable {
+    if (std::exchange(done, true))
+      return;
+    c10::InferenceMode guard;
+    if (wait)
+      wait();
+    if (postdivide != 1)
+      own.div_(postdivide);
+    copyOut(outs, own, strides);
+    own.reset();
+    flat.reset();
+  };
+  if (wait)
+    begun.wait = std::move(finish);
+  else
+    finish();
+  return begun;
+}
+
+Collective DeviceComm::reduceAlone(const plan::ReduceScatter &reduce,
+                                   const std::vector<at::Tensor> &grads) {
+  Collective begun{{}, [] {}};
+  auto divisors = reduce.divisors.value_or(plan::ReduceScatter::Divisors{});
+  for (size_t i = 0; i < grads.size(); ++i) {
+    at::ScalarType dtype = reduce.reduceDtype ? scalarType(*reduce.reduceDtype)
+                                              : grads[i].scalar_type();
+    plan::DType out = plan.values[reduce.outs[i]].dtype;
+    at::Tensor sum = grads[i].contiguous();
+    if (divisors.predivide != 1 || divisors.postdivide != 1)
+      sum = sum.to(dtype).div(divisors.predivide).div_(divisors.postdivide);
+    if (sum.scalar_type() != scalarType(out) || grads[i].scalar_type() != dtype)
+      sum = empty(grads[i].sizes().vec(), out).copy_(sum.to(dtype));
+    begun.results.push_back(sum);
+  }
+  return begun;
+}
+
+Collective DeviceComm::allReduce(const plan::AllReduce &reduce,
+                                 const std::vector<at::Tensor> &ins) {
+  std::vector<int64_t> strides;
+  int64_t chunk = 0;
+  Collective begun{{}, [] {}};
+  for (size_t i = 0; i < ins.size(); ++i) {
+    strides.push_back(chunkOf(reduce.params[i]));
+    chunk += strides.back();
+    begun.results.push_back(
+        empty(ins[i].sizes().vec(), plan.values[reduce.outs[i]].dtype));
+  }
+  if (chunk == 0)
+    return begun;
+  plan::DType dtype = plan.values[reduce.ins.front()].dtype;
+  at::Tensor flat = flatTensor(chunk, dtype, allReduceBytes);
+  flat.zero_(); // FSDP2's padding takes part in the sum
+  int64_t begin = 0;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    flat.narrow(0, begin, ins[i].numel()).copy_(ins[i].reshape({-1}));
+    begin += strides[i];
+  }
+  Wait wait = replicates->allReduce(nameOf("all_reduce", reduce.unit), flat,
+                                    reduce.postdivide ? ReduceOp::Sum
+                                                      : ReduceOp::Average);
+  auto finish = [wait, flat, strides, outs = begun.results,
+                 postdivide = reduce.postdivide, done = false]() mutable {
+    if (std::exchange(done, true))
+      return;
+    c10::InferenceMode guard;
+    if (wait)
+      wait();
+    if (postdivide && *postdivide != 1)
+      flat.div_(*postdivide);
+    copyOut(outs, flat, strides);
+    flat.reset();
+  };
+  if (wait)
+    begun.wait = std::move(finish);
+  else
+    finish();
+  return begun;
+}
+
+void DeviceComm::allReduce(const at::Tensor &vector, Reduction reduction) {
+  if (plan.shards() == 1)
+    return;
+  auto combine = [&](const at::Tensor &tensor, ReduceOp op) {
+    if (Wait wait = reduces->allReduce("all_reduce", tensor, op))
+      wait();
+  };
+  if (reduction == Reduction::Sum)
+    return combine(vector, ReduceOp::Sum);
+  // Whether NaN is the largest depends on the backend.
+  at::Tensor isNan = at::isnan(vector);
+  at::Tensor both = at::cat(
+      {vector.masked_fill(isNan, -std::numeric_limits<double>::infinity()),
+       isNan.to(vector.scalar_type())});
+  combine(both, ReduceOp::Max);
+  int64_t count = vector.numel();
+  vector.copy_(both.narrow(0, 0, count)
+                   .masked_fill(both.narrow(0, count, count).gt(0), NAN));
+}
+
+void DeviceComm::barrier() {
+  at::Tensor nothing = empty({1}, plan::DType::Int32).zero_();
+  if (Wait wait = world->allReduce("barrier", nothing, ReduceOp::Sum))
+    wait();
+  device.synchronize();
+}
+
+void DeviceComm::abort() {
+  for (auto *communicator : {&world, &gathers, &reduces, &replicates})
+    (*communicator)->abort();
+  for (auto &[size, communicator] : groups)
+    communicator->abort();
+}
+
+std::vector<RankStats> DeviceComm::exchangeStats(const RankStats &own) {
+  constexpr int64_t kFields = 6;
+  at::Tensor mine =
+      at::tensor({own.loss, double(own.peakBytes), double(own.peakRssBytes),
+                  own.evaluationLoss, double(own.scratchBytes),
+                  double(own.heapAllocations)},
+                 at::kDouble)
+          .to(device.where());
+  at::Tensor all = empty({worldSize(), kFields}, plan::DType::Float64);
+  std::vector<int64_t> begins;
+  for (int64_t r = 0; r <= worldSize(); ++r)
+    begins.push_back(r * kFields);
+  if (Wait wait = world->allGather("statistics", {{all, mine, begins}}))
+    wait();
+  if (rank() != 0)
+    return {};
+  all = all.cpu();
+  std::vector<RankStats> stats;
+  for (int64_t r = 0; r < worldSize(); ++r) {
+    const double *from = all.const_data_ptr<double>() + r * kFields;
+    stats.push_back({from[0], int64_t(from[1]), int64_t(from[2]), from[3],
+                     int64_t(from[4]), int64_t(from[5])});
+  }
+  return stats;
+}
+
+} // namespace fsdp::runtime
