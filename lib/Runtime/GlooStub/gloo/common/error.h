@@ -1,0 +1,1 @@
+//===- error.h - c10d includes it and uses nothing of it; see context.h

@@ -1,0 +1,211 @@
+//===- RankBoard.cpp - what ranks tell each other beside collectives ------===//
+//
+// Keys: "come/<communicator>/<rank>", "failure" and, for who is late, "asked"
+// and the answers "begun/<rank>", one line "<count> <communicator>" for each.
+// A rank answers once: who asks is about to fail, and the job with it. "alarm"
+// is there when "failure" or "asked" is, so that nothing but it is polled.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Runtime/RankBoard.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+namespace fsdp::runtime {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr milliseconds kPoll(100);
+/// Enough for the others to see the question, and to answer it.
+constexpr milliseconds kAnswers(1500);
+
+} // namespace
+
+struct RankBoard::State {
+  /// A connection of its own: no call of another owner blocks it. Only calls
+  /// that return at once are made.
+  c10::intrusive_ptr<c10d::Store> store;
+  int64_t rank, worldSize;
+
+  std::mutex mutex;
+  std::condition_variable stopped;
+  bool stop = false;
+  std::map<std::string, int64_t> begun;
+  std::function<void(const std::string &)> onFailure;
+  std::function<void()> onTick;
+  std::thread thread;
+
+  std::string readFailure() {
+    return store->check({"failure"}) ? store->get_to_str("failure") : "";
+  }
+
+  void answer() {
+    std::ostringstream text;
+    {
+      std::lock_guard lock(mutex);
+      for (const auto &[communicator, count] : begun)
+        text << count << ' ' << communicator << '\n';
+    }
+    store->set("begun/" + std::to_string(rank), text.str());
+  }
+
+  void run() {
+    bool answered = false, failed = false, storeLost = false;
+    std::unique_lock lock(mutex);
+    while (!stopped.wait_for(lock, kPoll, [&] { return stop; })) {
+      lock.unlock();
+      std::string failure;
+      try {
+        if (!storeLost && store->check({"alarm"})) {
+          if (!answered && store->check({"asked"})) {
+            answer();
+            answered = true;
+          }
+          if (!failed)
+            failure = readFailure();
+        }
+      } catch (const std::exception &) {
+        // Whoever served it has ended, well or not: what matters of that the
+        // collectives say.
+        storeLost = true;
+      }
+      if (!failure.empty()) {
+        failed = true;
+        onFailure(failure);
+      }
+      if (onTick)
+        onTick();
+      lock.lock();
+    }
+  }
+};
+
+RankBoard::RankBoard(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
+                     int64_t worldSize)
+    : state(std::make_unique<State>()) {
+  state->store = store->clone();
+  state->rank = rank;
+  state->worldSize = worldSize;
+}
+
+RankBoard::~RankBoard() {
+  {
+    std::lock_guard lock(state->mutex);
+    state->stop = true;
+  }
+  state->stopped.notify_all();
+  if (state->thread.joinable())
+    state->thread.join();
+}
+
+int64_t RankBoard::rank() const { return state->rank; }
+int64_t RankBoard::worldSize() const { return state->worldSize; }
+
+void RankBoard::watch(std::function<void(const std::string &)> onFailure,
+                      std::function<void()> onTick) {
+  state->onFailure = std::move(onFailure);
+  state->onTick = std::move(onTick);
+  state->thread = std::thread([board = state.get()] { board->run(); });
+}
+
+void RankBoard::meet(const std::string &communicator, const std::string &name,
+                     const std::vector<int64_t> &ranks, milliseconds timeout) {
+  auto key = [&](int64_t rank) {
+    return "come/" + communicator + "/" + std::to_string(rank);
+  };
+  std::vector<int64_t> missing = ranks;
+  auto end = steady_clock::now() + timeout;
+  try {
+    state->store->set(key(state->rank), "1");
+    for (milliseconds pause(1);; pause = std::min(2 * pause, kPoll)) {
+      std::erase_if(missing, [&](int64_t rank) {
+        return state->store->check({key(rank)});
+      });
+      if (missing.empty())
+        return;
+      if (std::string failure = state->readFailure(); !failure.empty())
+        throw AbortedError(failure);
+      if (steady_clock::now() > end)
+        break;
+      std::this_thread::sleep_for(pause);
+    }
+  } catch (const c10::Error &error) {
+    throw RunError("communicator \"" + name + "\": the ranks' store failed: " +
+                   error.what_without_backtrace());
+  }
+  throw RunError("communicator \"" + name + "\": " + nameRanks(missing) +
+                 (missing.size() == 1 ? " has" : " have") + " not come in " +
+                 std::to_string(timeout.count() / 1000) + " s");
+}
+
+void RankBoard::fail(const std::string &message) {
+  try {
+    state->store->compareSet(
+        "failure", "", "rank " + std::to_string(state->rank) + ": " + message);
+    state->store->set("alarm", "1");
+  } catch (const std::exception &) {
+    // The store is gone: the others notice that of their own.
+  }
+}
+
+std::string RankBoard::failure() {
+  try {
+    return state->readFailure();
+  } catch (const std::exception &) {
+    return "";
+  }
+}
+
+int64_t RankBoard::begin(const std::string &communicator) {
+  std::lock_guard lock(state->mutex);
+  return ++state->begun[communicator];
+}
+
+CollectiveCounts RankBoard::ask(const std::string &communicator,
+                                const std::vector<int64_t> &ranks) {
+  CollectiveCounts counts;
+  {
+    std::lock_guard lock(state->mutex);
+    counts[state->rank] = state->begun[communicator];
+  }
+  try {
+    state->store->set("asked", "1");
+    state->store->set("alarm", "1");
+    auto end = steady_clock::now() + kAnswers;
+    while (counts.size() < ranks.size() && state->readFailure().empty() &&
+           steady_clock::now() < end) {
+      for (int64_t rank : ranks) {
+        std::string key = "begun/" + std::to_string(rank);
+        if (counts.contains(rank) || !state->store->check({key}))
+          continue;
+        // A rank that is not yet in the communicator has begun none of it.
+        int64_t &count = counts[rank] = 0;
+        std::istringstream lines(state->store->get_to_str(key));
+        int64_t begun = 0;
+        for (std::string name; lines >> begun;) {
+          lines.ignore();
+          std::getline(lines, name);
+          if (name == communicator)
+            count = begun;
+        }
+      }
+      std::this_thread::sleep_for(kPoll / 10);
+    }
+  } catch (const std::exception &) {
+    // The store is gone: who has not answered yet does not.
+  }
+  return counts;
+}
+
+} // namespace fsdp::runtime
