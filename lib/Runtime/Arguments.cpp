@@ -103,7 +103,8 @@ c10::IValue constantList(const ArgList &items, const c10::TypePtr &element) {
   }
 }
 
-c10::IValue constantValue(const Arg &arg, const c10::TypePtr &type) {
+c10::IValue constantValue(const Arg &arg, const c10::TypePtr &type,
+                          c10::Device device) {
   switch (type->kind()) {
   case c10::TypeKind::IntType:
   case c10::TypeKind::SymIntType:
@@ -123,7 +124,7 @@ c10::IValue constantValue(const Arg &arg, const c10::TypePtr &type) {
     mismatch(type, kindName(arg));
   case c10::TypeKind::DeviceObjType:
     if (std::holds_alternative<plan::DeviceArg>(arg.value))
-      return c10::Device(c10::DeviceType::CPU);
+      return device;
     mismatch(type, kindName(arg));
   default:
     throw InputError("an argument of type " + type->str() +
@@ -133,7 +134,8 @@ c10::IValue constantValue(const Arg &arg, const c10::TypePtr &type) {
 
 } // namespace
 
-ArgTemplate::ArgTemplate(const Arg &arg, const c10::Argument &formal) {
+ArgTemplate::ArgTemplate(const Arg &arg, const c10::Argument &formal,
+                         c10::Device device) {
   c10::TypePtr type = formal.type();
   if (auto optional = type->cast<c10::OptionalType>()) {
     if (std::holds_alternative<plan::NoneArg>(arg.value))
@@ -151,7 +153,7 @@ ArgTemplate::ArgTemplate(const Arg &arg, const c10::Argument &formal) {
   }
   auto list = type->cast<c10::ListType>();
   if (!list) {
-    constant = constantValue(arg, type);
+    constant = constantValue(arg, type, device);
     return;
   }
   c10::TypePtr element = list->getElementType();

@@ -1,6 +1,7 @@
 //===- CallTable.cpp - the operator calls of a program --------------------===//
 #include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Arguments.h"
+#include "fsdp/Runtime/AttentionKernels.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Error.h"
 
@@ -91,25 +92,32 @@ std::string describeInstruction(const plan::Plan &plan,
 }
 
 CallTable::CallTable(const plan::Plan &plan,
-                     const std::vector<plan::Instruction> &instructions)
-    : calls(instructions.size()), constants(instructions.size()) {
+                     const std::vector<plan::Instruction> &instructions,
+                     c10::Device device)
+    : device(device), calls(instructions.size()),
+      constants(instructions.size()) {
   c10::InferenceMode guard;
+  if (!device.is_cpu())
+    attention = std::make_unique<AttentionKernels>(plan);
   for (size_t i = 0; i < instructions.size(); ++i) {
     const auto &kind = instructions[i].kind;
-    if (const auto *call = std::get_if<plan::Call>(&kind)) {
-      try {
+    try {
+      if (const auto *call = std::get_if<plan::Call>(&kind))
         resolve(*call, i);
-      } catch (const InputError &error) {
-        throw InputError("instruction " + std::to_string(i) + ": " +
-                         describeInstruction(plan, instructions[i]) + ": " +
-                         error.what());
-      }
-    } else if (const auto *constant = std::get_if<plan::Constant>(&kind)) {
+      if (attention)
+        attention->add(instructions[i], i);
+    } catch (const InputError &error) {
+      throw InputError("instruction " + std::to_string(i) + ": " +
+                       describeInstruction(plan, instructions[i]) + ": " +
+                       error.what());
+    }
+    if (const auto *constant = std::get_if<plan::Constant>(&kind)) {
       const plan::TensorSpec &spec = plan.values[constant->out];
       constants[i] = at::empty(spec.shape, scalarType(spec.dtype));
       if (!constant->data.empty())
         std::memcpy(constants[i].mutable_data_ptr(), constant->data.data(),
                     constant->data.size());
+      constants[i] = constants[i].to(device);
     }
   }
 }
@@ -131,7 +139,7 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {
-      resolved->args.emplace_back(call.args[i], formal);
+      resolved->args.emplace_back(call.args[i], formal, device);
     } catch (const InputError &error) {
       throw InputError("argument \"" + formal.name() + "\": " + error.what());
     }
@@ -145,7 +153,10 @@ void CallTable::run(size_t index, const plan::Call &call,
   stack.clear();
   for (const ArgTemplate &arg : resolved.args)
     stack.push_back(arg.instantiate(values));
-  resolved.handle.callBoxed(stack);
+  if (attention && attention->runs(index))
+    attention->run(index, stack);
+  else
+    resolved.handle.callBoxed(stack);
 
   size_t next = 0;
   auto assign = [&](at::Tensor tensor) {

@@ -57,6 +57,13 @@ TEST(Arguments, ConvertsOptionals) {
             "expected Tensor, got None");
 }
 
+TEST(Arguments, ADeviceIsThatOfTheRank) {
+  const auto &device = formal("aten::empty", "memory_format", "device");
+  EXPECT_EQ(convert({plan::DeviceArg{}}, device).toDevice(), at::kCPU);
+  ArgTemplate onGpu({plan::DeviceArg{}}, device, at::Device(at::kCUDA, 1));
+  EXPECT_EQ(onGpu.instantiate({}).toDevice(), at::Device(at::kCUDA, 1));
+}
+
 TEST(Arguments, ConvertsLists) {
   const auto &dim = formal("aten::sum", "dim_IntList", "dim");
   EXPECT_TRUE(convert({ArgList{{int64_t(0)}, {int64_t(1)}}}, dim).isIntList());

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 
 #include <vector>
 
@@ -16,8 +17,10 @@ namespace fsdp::runtime {
 /// depend on the step.
 class ArgTemplate {
 public:
-  /// Throws InputError that says what the schema expects.
-  ArgTemplate(const plan::Arg &arg, const c10::Argument &formal);
+  /// `device` is that of a plan::DeviceArg. Throws InputError that says what
+  /// the schema expects.
+  ArgTemplate(const plan::Arg &arg, const c10::Argument &formal,
+              c10::Device device = c10::kCPU);
 
   /// The argument's value in this step. `values` is indexed by value id.
   c10::IValue instantiate(const std::vector<at::Tensor> &values) const;

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 
 #include <memory>
 #include <string>
@@ -13,15 +14,20 @@
 
 namespace fsdp::runtime {
 
+class AttentionKernels;
+
 /// The calls and constants of a list of instructions: operators as handles,
 /// arguments as IValues of the schemas' types, constants as tensors.
 class CallTable {
 public:
-  /// Borrows the instructions, which are some of the plan's. Throws InputError
+  /// Borrows the instructions, which are some of the plan's. Constants lie on
+  /// `device`, where its operators are to run; other than on the CPU, attention
+  /// runs the device's own kernels (AttentionKernels.h). Throws InputError
   /// that names an instruction whose operator is unknown or whose arguments do
   /// not fit its schema.
   CallTable(const plan::Plan &plan,
-            const std::vector<plan::Instruction> &instructions);
+            const std::vector<plan::Instruction> &instructions,
+            c10::Device device = c10::kCPU);
   ~CallTable();
 
   /// Runs instruction `index`, which is `call` of the list. `values` is indexed
@@ -36,6 +42,9 @@ private:
 
   void resolve(const plan::Call &call, size_t index);
 
+  c10::Device device;
+  /// Null on the CPU.
+  std::unique_ptr<AttentionKernels> attention;
   /// Per instruction; empty for those that are not calls.
   std::vector<std::unique_ptr<ResolvedCall>> calls;
   std::vector<at::Tensor> constants;
