@@ -266,7 +266,7 @@ private:
   [[noreturn]] void fail(const CollectiveName &collective,
                          steady_clock::time_point begun,
                          const std::exception_ptr &error) {
-    bool late = steady_clock::now() - begun >= timeout;
+    bool timedOut = steady_clock::now() - begun >= timeout;
     auto aborted = [&](const std::string &failure) {
       progress->abort(failure);
       throw AbortedError(collective.text() + ": " + failure);
@@ -278,15 +278,15 @@ private:
         aborted(failure);
       std::this_thread::sleep_for(kTell / 10);
     } while (steady_clock::now() < end);
-    CollectiveCounts counts = board.ask(key, ranks);
+    std::string late = board.describeLate(key, collective.number, ranks);
     if (std::string failure = board.failure(); !failure.empty())
       aborted(failure);
-    std::string text = collective.text() +
-                       (late ? " has not finished after " +
-                                   std::to_string(timeout.count() / 1000) + " s"
-                             : ": " + reason(error)) +
-                       "; " +
-                       describeLateRanks(collective.number, ranks, counts);
+    std::string text =
+        collective.text() +
+        (timedOut ? " has not finished after " +
+                        std::to_string(timeout.count() / 1000) + " s"
+                  : ": " + reason(error)) +
+        "; " + late;
     progress->abort(text);
     throw RunError(text);
   }

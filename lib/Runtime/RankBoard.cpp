@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <map>
@@ -37,6 +38,9 @@ struct RankBoard::State {
   /// that return at once are made.
   c10::intrusive_ptr<c10d::Store> store;
   int64_t rank, worldSize;
+  /// Whoever served the store has ended, well or not: what matters of that the
+  /// collectives say. It is not used again; c10d would log each failure.
+  std::atomic<bool> lost = false;
 
   std::mutex mutex;
   std::condition_variable stopped;
@@ -45,6 +49,17 @@ struct RankBoard::State {
   std::function<void(const std::string &)> onFailure;
   std::function<void()> onTick;
   std::thread thread;
+
+  /// Calls `use` unless the store is lost, or is then.
+  template <typename Use> void ifThere(Use use) {
+    if (lost)
+      return;
+    try {
+      use();
+    } catch (const std::exception &) {
+      lost = true;
+    }
+  }
 
   std::string readFailure() {
     return store->check({"failure"}) ? store->get_to_str("failure") : "";
@@ -61,25 +76,21 @@ struct RankBoard::State {
   }
 
   void run() {
-    bool answered = false, failed = false, storeLost = false;
+    bool answered = false, failed = false;
     std::unique_lock lock(mutex);
     while (!stopped.wait_for(lock, kPoll, [&] { return stop; })) {
       lock.unlock();
       std::string failure;
-      try {
-        if (!storeLost && store->check({"alarm"})) {
-          if (!answered && store->check({"asked"})) {
-            answer();
-            answered = true;
-          }
-          if (!failed)
-            failure = readFailure();
+      ifThere([&] {
+        if (!store->check({"alarm"}))
+          return;
+        if (!answered && store->check({"asked"})) {
+          answer();
+          answered = true;
         }
-      } catch (const std::exception &) {
-        // Whoever served it has ended, well or not: what matters of that the
-        // collectives say.
-        storeLost = true;
-      }
+        if (!failed)
+          failure = readFailure();
+      });
       if (!failure.empty()) {
         failed = true;
         onFailure(failure);
@@ -141,6 +152,7 @@ void RankBoard::meet(const std::string &communicator, const std::string &name,
       std::this_thread::sleep_for(pause);
     }
   } catch (const c10::Error &error) {
+    state->lost = true;
     throw RunError("communicator \"" + name + "\": the ranks' store failed: " +
                    error.what_without_backtrace());
   }
@@ -150,26 +162,30 @@ void RankBoard::meet(const std::string &communicator, const std::string &name,
 }
 
 void RankBoard::fail(const std::string &message) {
-  try {
+  state->ifThere([&] {
     state->store->compareSet(
         "failure", "", "rank " + std::to_string(state->rank) + ": " + message);
     state->store->set("alarm", "1");
-  } catch (const std::exception &) {
-    // The store is gone: the others notice that of their own.
-  }
+  });
 }
 
 std::string RankBoard::failure() {
-  try {
-    return state->readFailure();
-  } catch (const std::exception &) {
-    return "";
-  }
+  std::string failure;
+  state->ifThere([&] { failure = state->readFailure(); });
+  return failure;
 }
 
 int64_t RankBoard::begin(const std::string &communicator) {
   std::lock_guard lock(state->mutex);
   return ++state->begun[communicator];
+}
+
+std::string RankBoard::describeLate(const std::string &communicator,
+                                    int64_t number,
+                                    const std::vector<int64_t> &ranks) {
+  CollectiveCounts counts = ask(communicator, ranks);
+  return state->lost ? "the ranks' store is gone"
+                     : describeLateRanks(number, ranks, counts);
 }
 
 CollectiveCounts RankBoard::ask(const std::string &communicator,
@@ -179,7 +195,7 @@ CollectiveCounts RankBoard::ask(const std::string &communicator,
     std::lock_guard lock(state->mutex);
     counts[state->rank] = state->begun[communicator];
   }
-  try {
+  state->ifThere([&] {
     state->store->set("asked", "1");
     state->store->set("alarm", "1");
     auto end = steady_clock::now() + kAnswers;
@@ -202,9 +218,7 @@ CollectiveCounts RankBoard::ask(const std::string &communicator,
       }
       std::this_thread::sleep_for(kPoll / 10);
     }
-  } catch (const std::exception &) {
-    // The store is gone: who has not answered yet does not.
-  }
+  });
   return counts;
 }
 

@@ -54,12 +54,18 @@ public:
 
   /// Counts a collective that this rank begins; returns its number, from 1.
   int64_t begin(const std::string &communicator);
+  /// Says of the collective that is the number-th, and failed here, which of
+  /// `ranks` hold it back: describeLateRanks of what they answer within about
+  /// a second, or that the store is gone. Ends early when a rank has failed.
+  std::string describeLate(const std::string &communicator, int64_t number,
+                           const std::vector<int64_t> &ranks);
+
+private:
   /// Asks how many each of `ranks` has begun, and waits about a second for the
-  /// answers. Ends early when a rank has failed.
+  /// answers.
   CollectiveCounts ask(const std::string &communicator,
                        const std::vector<int64_t> &ranks);
 
-private:
   struct State;
   std::unique_ptr<State> state;
 };

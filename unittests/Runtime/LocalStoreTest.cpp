@@ -1,0 +1,108 @@
+//===- LocalStoreTest.cpp - forked ranks that find each other -------------===//
+#include "fsdp/Runtime/LocalStore.h"
+#include "Support/Fixtures.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/GlooTransport.h"
+
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+namespace fsdp::test {
+namespace {
+
+using namespace runtime;
+using namespace std::chrono_literals;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int64_t kRanks = 3;
+
+/// Forks ranks with a transport over one LocalStore.
+std::vector<std::string>
+forkTransports(const std::function<void(Transport &)> &body) {
+  LocalStore local(kRanks);
+  return forkRanks(kRanks, [&](int64_t rank) {
+    auto transport =
+        makeGlooTransport(local.connect(rank, 20s), rank, kRanks, 20s);
+    try {
+      body(*transport);
+    } catch (const AbortedError &) {
+      local.leave();
+      throw;
+    } catch (const std::exception &error) {
+      transport->fail(error.what());
+      local.leave();
+      throw;
+    }
+    local.leave();
+  });
+}
+
+TEST(LocalStore, ConnectsForkedRanks) {
+  auto errors = forkTransports([](Transport &transport) {
+    auto comm = transport.connect("all", {0, 1, 2});
+    at::Tensor sum = at::ones({1 << 16});
+    comm->allReduce("sum", sum, ReduceOp::Sum)();
+    if (sum.sum().item<double>() != double(kRanks) * (1 << 16))
+      throw RunError("wrong sum");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(LocalStore, HasAPortOfItsOwn) {
+  LocalStore first(2), second(2);
+  EXPECT_GT(first.port(), 0);
+  EXPECT_NE(first.port(), second.port());
+}
+
+// The others learn the cause even from the rank that serves the store.
+class LocalStoreFailure : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, LocalStoreFailure, testing::Values(0, 2));
+
+TEST_P(LocalStoreFailure, IsToldToAll) {
+  auto errors = forkTransports([&](Transport &transport) {
+    auto comm = transport.connect("all", {0, 1, 2});
+    if (transport.rank() == GetParam())
+      throw RunError("no more data");
+    at::Tensor sum = at::ones({8});
+    comm->allReduce("sum", sum, ReduceOp::Sum)();
+  });
+  for (int64_t rank = 0; rank < kRanks; ++rank)
+    EXPECT_THAT(
+        errors[size_t(rank)],
+        HasSubstr(rank == GetParam()
+                      ? "no more data"
+                      : "sum (collective 1 of communicator \"all\"): rank " +
+                            std::to_string(GetParam()) + ": no more data"));
+}
+
+TEST_P(LocalStoreFailure, ByASignalIsNoticed) {
+  auto begun = std::chrono::steady_clock::now();
+  auto errors = forkTransports([&](Transport &transport) {
+    auto comm = transport.connect("all", {0, 1, 2});
+    at::Tensor sum = at::ones({8});
+    comm->allReduce("first", sum, ReduceOp::Sum)();
+    if (transport.rank() == GetParam())
+      raise(SIGKILL);
+    comm->allReduce("second", sum, ReduceOp::Sum)();
+  });
+  for (int64_t rank = 0; rank < kRanks; ++rank)
+    EXPECT_THAT(
+        errors[size_t(rank)],
+        HasSubstr(rank == GetParam()
+                      ? "killed by signal 9"
+                      : "second (collective 2 of communicator \"all\"): "));
+  EXPECT_THAT(errors[1],
+              HasSubstr(GetParam() == 2 ? "rank 2 does not answer"
+                                        : "the ranks' store is gone"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 15s);
+}
+
+} // namespace
+} // namespace fsdp::test
