@@ -2,6 +2,8 @@
 #include "fsdp/Runtime/Rendezvous.h"
 #include "fsdp/Runtime/Error.h"
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <charconv>
@@ -35,7 +37,8 @@ int64_t number(const char *name) {
   return value;
 }
 
-/// A key that no earlier exchange and no earlier attempt of the job has used.
+/// A prefix that no earlier exchange or store and no earlier attempt of the job
+/// has used.
 std::string nextKey() {
   static int64_t exchanges = 0;
   const char *restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
@@ -47,10 +50,6 @@ std::string nextKey() {
 constexpr char kErrorMark = '!';
 
 } // namespace
-
-struct Rendezvous::Store {
-  c10::intrusive_ptr<c10d::Store> tcp;
-};
 
 std::optional<TorchrunEnvironment> torchrunEnvironment() {
   if (!std::getenv("RANK"))
@@ -77,8 +76,7 @@ Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment) {
   // torch.distributed may serve the same port in this process.
   options.multiTenant = true;
   options.timeout = std::chrono::seconds(300);
-  store = std::make_unique<Store>();
-  store->tcp =
+  store =
       c10::make_intrusive<c10d::TCPStore>(environment->masterAddress, options);
 }
 
@@ -91,20 +89,35 @@ std::vector<std::string> Rendezvous::exchange(const std::string &own,
   std::string key = nextKey();
   std::vector<std::string> texts;
   try {
-    store->tcp->setTimeout(timeout);
-    store->tcp->set(key + std::to_string(ownRank), own);
+    store->setTimeout(timeout);
+    store->set(key + std::to_string(ownRank), own);
     for (int64_t rank = 0; rank < ranks; ++rank)
-      texts.push_back(store->tcp->get_to_str(key + std::to_string(rank)));
+      texts.push_back(store->get_to_str(key + std::to_string(rank)));
     // Rank 0 may serve the store: it stays until everybody has read.
-    if (store->tcp->add(key + "read", 1) == ranks)
-      store->tcp->set(key + "done", "1");
+    if (store->add(key + "read", 1) == ranks)
+      store->set(key + "done", "1");
     if (ownRank == 0)
-      store->tcp->wait({key + "done"}, timeout);
+      store->wait({key + "done"}, timeout);
   } catch (const c10::Error &error) {
     throw RunError("the ranks did not find each other: " +
                    std::string(error.what_without_backtrace()));
   }
   return texts;
+}
+
+const c10::intrusive_ptr<c10d::Store> &Rendezvous::connectStore() {
+  if (ownStore)
+    return ownStore;
+  if (!store)
+    return ownStore = c10::make_intrusive<c10d::HashStore>();
+  try {
+    ownStore = c10::make_intrusive<c10d::PrefixStore>(nextKey() + "store",
+                                                      store->clone());
+  } catch (const c10::Error &error) {
+    throw RunError("the ranks' store failed: " +
+                   std::string(error.what_without_backtrace()));
+  }
+  return ownStore;
 }
 
 namespace {

@@ -5,12 +5,18 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/ShmSegment.h"
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+namespace c10d {
+class Store;
+} // namespace c10d
 
 namespace fsdp::runtime {
 
@@ -43,11 +49,17 @@ public:
   exchange(const std::string &own,
            std::chrono::seconds timeout = std::chrono::seconds(300));
 
+  /// For one Transport: a store of all ranks, over a connection of its own,
+  /// whose keys no other Rendezvous and no earlier attempt of the job uses. Its
+  /// first call belongs together as those of exchange do. Rank 0 may serve it
+  /// from its process.
+  const c10::intrusive_ptr<c10d::Store> &connectStore();
+
 private:
-  struct Store;
   int64_t ownRank = 0;
   int64_t ranks = 1;
-  std::unique_ptr<Store> store;
+  c10::intrusive_ptr<c10d::Store> store;    ///< null for a rank alone
+  c10::intrusive_ptr<c10d::Store> ownStore; ///< that of connectStore
 };
 
 /// The segment of `plan` that all ranks map; a collective. An error of one rank

@@ -1,0 +1,57 @@
+//===- RendezvousTest.cpp - how ranks that others started find each other -===//
+#include "fsdp/Runtime/Rendezvous.h"
+#include "Support/Fixtures.h"
+#include "fsdp/Runtime/GlooTransport.h"
+#include "fsdp/Runtime/LocalStore.h"
+
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+namespace fsdp::test {
+namespace {
+
+using namespace runtime;
+using testing::Each;
+using testing::IsEmpty;
+
+/// Gathers that all ranks are there.
+void expectAll(Transport &transport) {
+  auto comm = transport.connect("all", {0, 1});
+  at::Tensor sum = at::ones({4});
+  comm->allReduce("sum", sum, ReduceOp::Sum)();
+  if (sum[0].item<double>() != 2)
+    throw std::runtime_error("wrong sum");
+}
+
+TEST(Rendezvous, GivesAStoreToEachTransport) {
+  uint16_t port = LocalStore(2).port();
+  auto errors = forkRanks(2, [&](int64_t rank) {
+    // As two plans of one process have them, one after the other.
+    Rendezvous first({{rank, 2, "127.0.0.1", port}});
+    Rendezvous second({{rank, 2, "127.0.0.1", port}});
+    for (Rendezvous *rendezvous : {&first, &second}) {
+      auto transport = makeGlooTransport(rendezvous->connectStore(), rank, 2,
+                                         std::chrono::seconds(20));
+      if (!transport->failure().empty())
+        throw std::runtime_error("the store is not new");
+      expectAll(*transport);
+      transport->fail("done");
+    }
+    second.exchange("before rank 0 ends, which serves the store");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(Rendezvous, GivesALoneRankAStore) {
+  Rendezvous alone(std::nullopt);
+  auto transport =
+      makeGlooTransport(alone.connectStore(), 0, 1, std::chrono::seconds(1));
+  transport->fail("no more data");
+  EXPECT_EQ(transport->failure(), "rank 0: no more data");
+}
+
+} // namespace
+} // namespace fsdp::test
