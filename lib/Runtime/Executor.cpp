@@ -24,7 +24,8 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
     : plan(plan), comm(comm), device(device), position(position),
       buffers(std::move(buffers)), arena(plan, comm.shardIndex(), device),
       host(plan, device), values(plan.values.size()),
-      training(plan, plan.instructions), evaluation(plan, plan.evaluation),
+      training(plan, plan.instructions, device.where()),
+      evaluation(plan, plan.evaluation, device.where()),
       gathered(plan.units.size()), sums(plan.params.size()),
       streams(std::move(streams)) {
   c10::InferenceMode guard;
@@ -42,8 +43,9 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
 }
 
 Executor::Program::Program(const plan::Plan &plan,
-                           const std::vector<plan::Instruction> &instructions)
-    : instructions(instructions), calls(plan, instructions) {}
+                           const std::vector<plan::Instruction> &instructions,
+                           c10::Device device)
+    : instructions(instructions), calls(plan, instructions, device) {}
 
 void Executor::createOptimizer(const plan::OptimizerStep &step,
                                const std::string &folder) {

@@ -1,6 +1,8 @@
 //===- Launcher.cpp - forked ranks ----------------------------------------===//
 #include "fsdp/Runtime/Launcher.h"
+#include "fsdp/Runtime/DeviceComm.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/LocalStore.h"
 #include "fsdp/Runtime/ShmComm.h"
 
 #include <algorithm>
@@ -33,17 +35,57 @@ sigset_t handledSignals() {
 }
 
 /// The body of a forked rank; does not return.
-RankLink linkRank(const plan::Plan &plan, const RunOptions &options,
-                  ShmSegment &segment, int64_t rank) {
-  return {rank, segment.state(rank).position,
-          [&plan, &options, &segment, rank](Device &) {
-            return std::make_unique<ShmComm>(
-                plan, segment, rank, options.maxStreamDelay.has_value());
-          }};
-}
+/// What the ranks of one host share: always a segment, in which the launcher
+/// sees them, and a store where they have memory of their own.
+class Ties {
+public:
+  Ties(const RunFiles &files, const RunOptions &options)
+      : plan(files.plan), options(options), shared(files.plan) {
+    if (options.backend != Backend::Shm)
+      store.emplace(plan.worldSize);
+  }
+
+  ShmSegment &segment() { return shared; }
+
+  /// In the process of the rank.
+  RankLink link(int64_t rank) {
+    RankLink link{rank, rank, shared.state(rank).position, {}, {}};
+    link.connect = [this, rank](Device &device) {
+      return connect(device, rank);
+    };
+    link.fail = [this, rank](const std::string &message) {
+      shared.fail(rank, message);
+      if (transport)
+        transport->fail(message);
+    };
+    return link;
+  }
+  void leave() {
+    if (transport)
+      store->leave();
+  }
+
+private:
+  std::unique_ptr<Comm> connect(Device &device, int64_t rank) {
+    if (!store)
+      return std::make_unique<ShmComm>(plan, shared, rank,
+                                       options.maxStreamDelay.has_value());
+    auto made = makeTransport(options.backend, store->connect(rank), rank,
+                              plan.worldSize);
+    transport = made.get();
+    return std::make_unique<DeviceComm>(plan, device, std::move(made));
+  }
+
+  const plan::Plan &plan;
+  const RunOptions &options;
+  ShmSegment shared;
+  std::optional<LocalStore> store;
+  /// Of this process, while the rank is connected and, for leave(), after.
+  Transport *transport = nullptr;
+};
 
 [[noreturn]] void rankMain(const RunFiles &files, const RunOptions &options,
-                           ShmSegment &segment, int64_t rank, pid_t parent,
+                           Ties &ties, int64_t rank, pid_t parent,
                            const sigset_t &oldMask) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent)
@@ -53,24 +95,25 @@ RankLink linkRank(const plan::Plan &plan, const RunOptions &options,
   sigprocmask(SIG_SETMASK, &oldMask, nullptr);
   int status = 0;
   try {
-    runRank(files, options, linkRank(files.plan, options, segment, rank));
+    runRank(files, options, ties.link(rank));
   } catch (const AbortedError &) {
     status = kExitRunFailure;
   } catch (const InputError &error) {
-    segment.fail(rank, error.what());
+    ties.segment().fail(rank, error.what());
     status = kExitBadInput;
   } catch (const std::exception &error) {
-    segment.fail(rank, error.what());
+    ties.segment().fail(rank, error.what());
     status = kExitRunFailure;
   }
+  ties.leave();
   std::fflush(nullptr);
   _exit(status);
 }
 
 class Ranks {
 public:
-  Ranks(const RunFiles &files, ShmSegment &segment)
-      : plan(files.plan), segment(segment) {}
+  Ranks(const RunFiles &files, Ties &ties)
+      : plan(files.plan), ties(ties), segment(ties.segment()) {}
   Ranks(const Ranks &) = delete;
   Ranks &operator=(const Ranks &) = delete;
   /// Never leaves a process behind, whatever is thrown.
@@ -88,7 +131,7 @@ public:
     for (int64_t rank = 0; rank < plan.worldSize; ++rank) {
       pid_t pid = fork();
       if (pid == 0)
-        rankMain(files, options, segment, rank, parent, oldMask);
+        rankMain(files, options, ties, rank, parent, oldMask);
       if (pid < 0)
         throw RunError("cannot start rank " + std::to_string(rank) + ": " +
                        std::strerror(errno));
@@ -184,6 +227,7 @@ private:
   }
 
   const plan::Plan &plan;
+  Ties &ties;
   ShmSegment &segment;
   std::vector<pid_t> pids;
   bool failed = false;
@@ -201,13 +245,13 @@ void runForked(const RunOptions &options, std::optional<int64_t> ranks) {
     throw InputError(options.planPath + ": the plan is for world size " +
                      std::to_string(files.plan.worldSize) + ", got --nproc " +
                      std::to_string(*ranks));
-  ShmSegment segment(files.plan);
+  Ties ties(files, options);
 
   sigset_t signals = handledSignals();
   sigset_t oldMask;
   sigprocmask(SIG_BLOCK, &signals, &oldMask);
   {
-    Ranks running(files, segment);
+    Ranks running(files, ties);
     running.start(files, options, oldMask);
     running.join();
   }

@@ -57,6 +57,8 @@ std::optional<TorchrunEnvironment> torchrunEnvironment() {
   TorchrunEnvironment environment;
   environment.rank = number("RANK");
   environment.worldSize = number("WORLD_SIZE");
+  if (std::getenv("LOCAL_RANK"))
+    environment.localRank = number("LOCAL_RANK");
   environment.masterAddress = variable("MASTER_ADDR");
   environment.masterPort = int(number("MASTER_PORT"));
   return environment;

@@ -1,9 +1,43 @@
 //===- Torchrun.cpp - ranks that torchrun started -------------------------===//
+#include "fsdp/Runtime/DeviceComm.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launcher.h"
 #include "fsdp/Runtime/ShmComm.h"
 
 namespace fsdp::runtime {
+
+namespace {
+
+void runOnOneHost(const RunFiles &files, const RunOptions &options,
+                  Rendezvous &rendezvous) {
+  int64_t rank = rendezvous.rank();
+  std::unique_ptr<ShmSegment> segment = shareSegment(files.plan, rendezvous);
+  RankLink link{rank, rank, segment->state(rank).position, {}, {}};
+  link.connect = [&](Device &) {
+    return std::make_unique<ShmComm>(files.plan, *segment, rank,
+                                     options.maxStreamDelay.has_value());
+  };
+  link.fail = [&](const std::string &message) { segment->fail(rank, message); };
+  runRank(files, options, link);
+}
+
+void runOnHosts(const RunFiles &files, const RunOptions &options,
+                const TorchrunEnvironment &environment,
+                Rendezvous &rendezvous) {
+  Position position;
+  Transport *transport = nullptr;
+  RankLink link{environment.rank, environment.localRank, position, {}, {}};
+  link.connect = [&](Device &device) {
+    auto made = makeTransport(options.backend, rendezvous.connectStore(),
+                              environment.rank, environment.worldSize);
+    transport = made.get();
+    return std::make_unique<DeviceComm>(files.plan, device, std::move(made));
+  };
+  link.fail = [&](const std::string &message) { transport->fail(message); };
+  runRank(files, options, link);
+}
+
+} // namespace
 
 void runUnderTorchrun(const RunOptions &options,
                       const TorchrunEnvironment &environment) {
@@ -15,20 +49,17 @@ void runUnderTorchrun(const RunOptions &options,
         std::to_string(files.plan.worldSize) +
         ", got WORLD_SIZE=" + std::to_string(environment.worldSize));
   Rendezvous rendezvous(environment);
-  std::unique_ptr<ShmSegment> segment = shareSegment(files.plan, rendezvous);
   std::string prefix = "rank " + std::to_string(rank) + ": ";
   try {
-    runRank(files, options,
-            {rank, segment->state(rank).position, [&](Device &) {
-               return std::make_unique<ShmComm>(
-                   files.plan, *segment, rank,
-                   options.maxStreamDelay.has_value());
-             }});
+    if (options.backend == Backend::Shm)
+      runOnOneHost(files, options, rendezvous);
+    else
+      runOnHosts(files, options, environment, rendezvous);
+  } catch (const AbortedError &) {
+    throw;
   } catch (const InputError &error) {
-    segment->fail(rank, error.what());
     throw InputError(prefix + error.what());
   } catch (const std::exception &error) {
-    segment->fail(rank, error.what());
     throw RunError(prefix + error.what());
   }
 }

@@ -144,14 +144,17 @@ void saveWeights(const plan::Plan &plan, Session &session,
   };
   std::vector<at::Tensor> params;
   for (size_t p = 0; p < plan.params.size(); ++p) {
-    params.push_back(session.fullParam(int32_t(p)));
+    params.push_back(session.fullParam(int32_t(p)).cpu());
     add(plan.params[p].name, plan.params[p].spec, params[p]);
     for (const std::string &alias : plan.params[p].aliases)
       add(alias, plan.params[p].spec, params[p]);
   }
-  for (size_t b = 0; b < plan.buffers.size(); ++b)
+  std::vector<at::Tensor> buffers;
+  for (size_t b = 0; b < plan.buffers.size(); ++b) {
+    buffers.push_back(session.buffers()[b].cpu());
     if (plan.buffers[b].persistent)
-      add(plan.buffers[b].name, plan.buffers[b].spec, session.buffers()[b]);
+      add(plan.buffers[b].name, plan.buffers[b].spec, buffers[b]);
+  }
   if (session.comm().rank() == 0)
     writeSafeTensors(path, tensors);
 }
@@ -264,19 +267,15 @@ double evaluate(const RunFiles &files, const RunOptions &options,
 
 } // namespace
 
-void runRank(const RunFiles &files, const RunOptions &options,
-             const RankLink &link) {
-  const plan::Plan &plan = files.plan;
-  int64_t rank = link.rank;
-  c10::InferenceMode guard;
-  at::set_num_threads(options.threads);
-  installSteeredAllocator();
+namespace {
 
+void train(const RunFiles &files, const RunOptions &options, Comm &comm,
+           Device &device, Position &position) {
+  const plan::Plan &plan = files.plan;
+  int64_t rank = comm.rank();
   StreamSettings streams{options.maxStreamDelay, options.seed, options.threads};
-  std::unique_ptr<Device> device = makeCpuDevice();
-  std::unique_ptr<Comm> comm = link.connect(*device);
   Session session(
-      plan, *comm, *device, link.position,
+      plan, comm, device, position,
       std::filesystem::path(options.planPath).parent_path().string(), streams);
   std::optional<Reporter> reporter;
   if (rank == 0)
@@ -295,7 +294,7 @@ void runRank(const RunFiles &files, const RunOptions &options,
   if (!options.profilePath.empty())
     session.executor().setProfiler(&profiler.emplace(plan));
 
-  device->seed(options.seed);
+  device.seed(options.seed);
   const SafeTensors *data = files.data ? &*files.data : nullptr;
   for (int64_t step = 0; step < options.steps; ++step) {
     int64_t allocations = heapAllocations();
@@ -329,6 +328,25 @@ void runRank(const RunFiles &files, const RunOptions &options,
                  options.profilePath);
   if (!options.outWeightsPath.empty())
     saveWeights(plan, session, options.outWeightsPath);
+}
+
+} // namespace
+
+void runRank(const RunFiles &files, const RunOptions &options,
+             const RankLink &link) {
+  c10::InferenceMode guard;
+  at::set_num_threads(options.threads);
+  installSteeredAllocator();
+  std::unique_ptr<Device> device = makeDevice(options.device, link.localRank);
+  std::unique_ptr<Comm> comm = link.connect(*device);
+  try {
+    train(files, options, *comm, *device, link.position);
+  } catch (const AbortedError &) {
+    throw;
+  } catch (const std::exception &error) {
+    link.fail(error.what());
+    throw;
+  }
 }
 
 } // namespace fsdp::runtime

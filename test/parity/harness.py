@@ -210,17 +210,25 @@ def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
     return [*command, "--data", captured.data]
 
 
-def run_plan(captured: Captured, case: Case, stem: str, *, nodes: int = 0) -> Run:
+def run_plan(
+    captured: Captured, case: Case, stem: str, *, nodes: int = 0, comm: str = "shm"
+) -> Run:
     """Compiles and trains; with `nodes`, as many torchruns start the ranks."""
-    return train_plan(captured, compile_plan(captured, case, stem), case, nodes=nodes)
+    return train_plan(captured, compile_plan(captured, case, stem), case, nodes=nodes, comm=comm)
 
 
 def train_plan(
-    captured: Captured, plan: Path, case: Case, *, nodes: int = 0, save: bool = True
+    captured: Captured,
+    plan: Path,
+    case: Case,
+    *,
+    nodes: int = 0,
+    comm: str = "shm",
+    save: bool = True,
 ) -> Run:
     """Trains a compiled plan. Without `save` the final weights are not written."""
     metrics, weights = plan.with_suffix(".jsonl"), plan.with_suffix(".safetensors")
-    command = [*run_command(captured, plan, case), "--metrics", metrics]
+    command = [*run_command(captured, plan, case), "--metrics", metrics, "--comm", comm]
     if save:
         command += ["--save-weights", weights]
     if nodes:

@@ -6,6 +6,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <map>
+#include <string>
 
 using namespace fsdp::runtime;
 
@@ -70,6 +72,12 @@ int main(int argc, char **argv) {
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  app.add_option("--comm", options.backend,
+                 "shm: ranks share the memory of one host; gloo: each has its "
+                 "own, also on several hosts under torchrun")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Backend>{
+          {"shm", Backend::Shm}, {"gloo", Backend::Gloo}}))
+      ->default_str("shm");
   std::string streams = "serial";
   int64_t maxStreamDelay = 0;
   app.add_option("--streams", streams,

@@ -92,7 +92,8 @@ private:
   /// A list of the plan's instructions.
   struct Program {
     Program(const plan::Plan &plan,
-            const std::vector<plan::Instruction> &instructions);
+            const std::vector<plan::Instruction> &instructions,
+            c10::Device device);
 
     const std::vector<plan::Instruction> &instructions;
     CallTable calls;

@@ -26,10 +26,12 @@ struct TorchrunEnvironment {
   int64_t worldSize = 1;
   std::string masterAddress;
   int masterPort = 0;
+  int64_t localRank = 0;
 };
 
-/// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; nullopt if RANK is not
-/// set. Throws InputError if some are missing or malformed.
+/// Reads RANK, WORLD_SIZE, LOCAL_RANK (0 where it is not set), MASTER_ADDR and
+/// MASTER_PORT; nullopt if RANK is not set. Throws InputError if some are
+/// missing or malformed.
 std::optional<TorchrunEnvironment> torchrunEnvironment();
 
 /// The ranks of one job, by torchrun's store. Without an environment: a rank

@@ -3,6 +3,7 @@
 #define FSDP_RUNTIME_TRAINER_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Backend.h"
 #include "fsdp/Runtime/Executor.h"
 #include "fsdp/Runtime/SafeTensors.h"
 #include "fsdp/Runtime/WeightFiles.h"
@@ -14,10 +15,6 @@
 #include <string>
 
 namespace fsdp::runtime {
-
-/// How the ranks of a run reach each other: over the memory of one host, or
-/// with memory of their own by c10d's Gloo.
-enum class Backend : uint8_t { Shm, Gloo };
 
 /// What the command line says.
 struct RunOptions {
@@ -32,7 +29,7 @@ struct RunOptions {
   std::string weightsPath;    ///< empty: the plan's
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;
-  /// By which the ranks reach each other.
+  std::string device = "cpu"; ///< makeDevice
   Backend backend = Backend::Shm;
   /// StreamSettings::maxDelayMicroseconds.
   std::optional<int64_t> maxStreamDelay;
@@ -68,10 +65,13 @@ private:
 /// What ties a rank to the others of its run.
 struct RankLink {
   int64_t rank = 0;
+  int64_t localRank = 0; ///< of those on its host
   /// Where others see how far it is.
   Position &position;
   /// Called once, in the rank's process.
   std::function<std::unique_ptr<Comm>(Device &device)> connect;
+  /// Tells the others why this rank fails, while it is still connected.
+  std::function<void(const std::string &message)> fail;
 };
 
 /// Runs a rank of the plan to the end: loads or initialises its rows of the

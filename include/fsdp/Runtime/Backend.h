@@ -1,0 +1,36 @@
+//===- Backend.h - where ranks compute and how they reach each other ------===//
+#ifndef FSDP_RUNTIME_BACKEND_H
+#define FSDP_RUNTIME_BACKEND_H
+
+#include "fsdp/Runtime/Communicator.h"
+#include "fsdp/Runtime/Device.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace c10d {
+class Store;
+} // namespace c10d
+
+namespace fsdp::runtime {
+
+/// The memory of one host that the ranks share; or memory of their own, and
+/// c10d's Gloo on CPUs.
+enum class Backend : uint8_t { Shm, Gloo };
+
+/// `device` as fsdp-run takes it, of a rank that is the localRank-th of its
+/// host. Throws InputError.
+std::unique_ptr<Device> makeDevice(const std::string &device,
+                                   int64_t localRank);
+
+/// Connects a rank, over a store of the job's ranks that is new.
+std::unique_ptr<Transport>
+makeTransport(Backend backend, const c10::intrusive_ptr<c10d::Store> &store,
+              int64_t rank, int64_t worldSize);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_BACKEND_H
