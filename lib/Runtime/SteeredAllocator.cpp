@@ -28,10 +28,7 @@ thread_local AllocationSource
 int64_t blockBytes(void *block) { return int64_t(malloc_usable_size(block)); }
 
 void release(void *block) {
-  if (!block)
-    return;
-  RawFree elsewhere = rawFree.load(std::memory_order_acquire);
-  if (!elsewhere || !elsewhere(block))
+  if (block && !freeRaw(block))
     freeInHeap(block);
 }
 
@@ -107,6 +104,11 @@ void freeInHeap(void *block) {
 
 void setRawFree(RawFree free) {
   rawFree.store(free, std::memory_order_release);
+}
+
+bool freeRaw(void *block) {
+  RawFree elsewhere = rawFree.load(std::memory_order_acquire);
+  return elsewhere && elsewhere(block);
 }
 
 void countHeapAllocation() {

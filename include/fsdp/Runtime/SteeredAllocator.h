@@ -68,6 +68,8 @@ void freeInHeap(void *block);
 /// known and now free. From any thread.
 using RawFree = bool (*)(void *);
 void setRawFree(RawFree free);
+/// Calls it; false where none is set.
+bool freeRaw(void *block);
 
 /// Counts memory that was mapped for tensors as allocated.
 void countAllocatedBytes(int64_t bytes);
