@@ -1,5 +1,6 @@
 //===- FlatCopy.cpp - copies into and out of a collective's flat buffer ---===//
 #include "fsdp/Runtime/FlatCopy.h"
+#include "fsdp/Runtime/CudaModule.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/FlatLayout.h"
 
@@ -84,8 +85,8 @@ public:
         direction(direction) {
     if (!flat.is_contiguous())
       refuse(what, "", "a contiguous buffer", "strides");
-    if (!flat.device().is_cpu())
-      refuse(what, "", "tensors on the CPU", flat.device().str());
+    if (!flat.is_cpu() && !flat.is_cuda())
+      refuse(what, "", "tensors on the CPU or a GPU", flat.device().str());
     for (FlatTable &table : tables)
       clear(table);
   }
@@ -117,7 +118,10 @@ private:
 
   void run(size_t element) {
     FlatTable &table = tables[element];
-    if (table.count > 0)
+    if (table.count > 0 && flat.is_cuda())
+      cudaModule().copyFlat(table, flatElement, FlatElement(element),
+                            direction);
+    else if (table.count > 0)
       copyOnHost(table, flatElement, FlatElement(element), direction);
     clear(table);
   }

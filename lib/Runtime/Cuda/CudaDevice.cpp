@@ -1,0 +1,73 @@
+//===- CudaDevice.cpp - a GPU as a rank's device --------------------------===//
+#include "CudaDevice.h"
+#include "CudaError.h"
+#include "CudaMemory.h"
+#include "CudaStreams.h"
+#include "SteeredCudaAllocator.h"
+
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <mutex>
+
+namespace fsdp::runtime {
+
+namespace {
+
+class CudaDevice final : public Device {
+public:
+  explicit CudaDevice(int index)
+      : device(c10::DeviceType::CUDA, c10::DeviceIndex(index)) {}
+
+  c10::Device where() const override { return device; }
+  std::unique_ptr<DeviceMemory> reserve(size_t bytes) override {
+    return reserveCuda(device.index(), bytes);
+  }
+  std::unique_ptr<DeviceMemory> reserveHost(size_t bytes) override {
+    return reservePinned(bytes);
+  }
+  void copy(void *to, const void *from, size_t bytes) override {
+    checkCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
+                              c10::cuda::getCurrentCUDAStream(device.index())),
+              "copy " + std::to_string(bytes) + " bytes");
+  }
+  void *allocate(size_t bytes) override { return allocateInCudaHeap(bytes); }
+  c10::DeleterFnPtr deleter() const override { return &freeInCudaHeap; }
+  void seed(uint64_t seed) override {
+    at::Generator generator =
+        at::cuda::detail::getDefaultCUDAGenerator(device.index());
+    std::lock_guard guard(generator.mutex());
+    generator.set_current_seed(seed);
+  }
+  std::unique_ptr<Streams> makeStreams() override {
+    return makeCudaStreams(device.index());
+  }
+  void synchronize() override {
+    checkCuda(cudaDeviceSynchronize(), "finish the work of the GPU");
+  }
+
+private:
+  const c10::Device device;
+};
+
+} // namespace
+
+std::unique_ptr<Device> openCudaDevice(int index, const CudaHost &host) {
+  int count = 0;
+  std::string expected = "expected GPU " + std::to_string(index) + ", got ";
+  if (cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw InputError(expected + "no GPU: " + describe(error));
+  }
+  if (index < 0 || index >= count)
+    throw InputError(expected + std::to_string(count) +
+                     " GPUs, counted from 0");
+  c10::cuda::set_device(c10::DeviceIndex(index));
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  installSteeredCudaAllocator(host);
+  return std::make_unique<CudaDevice>(index);
+}
+
+} // namespace fsdp::runtime

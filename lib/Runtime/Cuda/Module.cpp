@@ -1,0 +1,54 @@
+//===- Module.cpp - what libfsdp_cuda.so exports --------------------------===//
+#include "CudaDevice.h"
+#include "CudaError.h"
+#include "Kernels.h"
+
+#include <c10/cuda/CUDAStream.h>
+
+#include <nccl.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+class Module final : public CudaModule {
+public:
+  explicit Module(const CudaHost &host) : host(host) {}
+
+  std::unique_ptr<Device> makeDevice(int index) const override {
+    return openCudaDevice(index, host);
+  }
+
+  void copyFlat(const FlatTable &table, FlatElement flat, FlatElement tensor,
+                FlatDirection direction) const override {
+    checkCuda(launchFlatCopy(table, flat, tensor, direction,
+                             c10::cuda::getCurrentCUDAStream()),
+              "copy between tensors and the buffer of a collective");
+  }
+
+private:
+  const CudaHost host;
+};
+
+/// Structs of other versions of NCCL have other sizes.
+void checkNccl() {
+  int loaded = 0;
+  if (ncclGetVersion(&loaded) != ncclSuccess)
+    throw InputError("cannot learn the version of NCCL");
+  if (loaded != NCCL_VERSION_CODE)
+    throw InputError("expected NCCL " + std::to_string(NCCL_VERSION_CODE) +
+                     ", which libfsdp_cuda.so was compiled for, got " +
+                     std::to_string(loaded));
+}
+
+} // namespace
+
+} // namespace fsdp::runtime
+
+extern "C" __attribute__((visibility("default")))
+const fsdp::runtime::CudaModule *
+fsdpCudaModule(const fsdp::runtime::CudaHost &host) {
+  fsdp::runtime::checkNccl();
+  static const fsdp::runtime::Module module(host);
+  return &module;
+}

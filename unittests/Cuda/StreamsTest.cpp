@@ -1,0 +1,131 @@
+//===- StreamsTest.cpp - what orders the streams of a GPU -----------------===//
+//
+// A slow kernel on one stream, and work on another that reads its result: at
+// once, if nothing orders it.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Runtime/Streams.h"
+#include "CudaFixture.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace fsdp::test {
+namespace {
+
+using namespace runtime;
+using plan::Stream;
+
+class CudaStreamsTest : public testing::Test {
+protected:
+  at::TensorOptions onGpu() { return at::device(gpu().where()); }
+
+  c10::Stream current() {
+    return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+        .getStream(gpu().where());
+  }
+
+  /// Some ten milliseconds, then `value` into `to`.
+  Streams::Work slowFill(at::Tensor to, double value) {
+    return [this, to, value] {
+      for (int i = 0; i < 20; ++i)
+        at::mm_out(product, matrix, matrix);
+      to.fill_(value);
+      return Streams::Wait();
+    };
+  }
+  static Streams::Work copy(at::Tensor to, const at::Tensor &from) {
+    return [to, from] {
+      to.copy_(from);
+      return Streams::Wait();
+    };
+  }
+
+  at::Tensor matrix = at::rand({4096, 4096}, onGpu());
+  at::Tensor product = at::empty_like(matrix);
+  at::Tensor value = at::zeros({1 << 20}, onGpu());
+  at::Tensor copied = at::full({1 << 20}, -1.0, onGpu());
+  std::unique_ptr<Streams> streams = gpu().makeStreams();
+};
+
+TEST_F(CudaStreamsTest, RunAtTheSameTimeWhereNoEventOrdersThem) {
+  streams->submit(Stream::Compute, {}, -1, slowFill(value, 1));
+  streams->submit(Stream::AllGather, {}, -1, copy(copied, value));
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 0);
+}
+
+TEST_F(CudaStreamsTest, WaitForTheLastRecordOfAnEvent) {
+  for (int round = 1; round <= 3; ++round) {
+    streams->submit(Stream::Compute, {}, 4, slowFill(value, round));
+    // 9 is recorded by none, and complete.
+    streams->submit(Stream::ReduceScatter, {9, 4}, 5, copy(copied, value));
+    streams->submit(Stream::Compute, {5}, -1, slowFill(value, 0));
+    gpu().synchronize();
+    EXPECT_EQ(copied[0].item<float>(), round);
+  }
+}
+
+TEST_F(CudaStreamsTest, EachRunsInOrderOnAStreamOfItsOwn) {
+  std::set<c10::StreamId> ids = {current().id()};
+  for (size_t stream = 0; stream < plan::kNumStreams; ++stream)
+    streams->submit(Stream(stream), {}, -1, [&] {
+      ids.insert(current().id());
+      return Streams::Wait();
+    });
+  EXPECT_EQ(ids.size(), plan::kNumStreams + 1);
+  streams->submit(Stream::AllGather, {}, -1, slowFill(value, 2));
+  streams->submit(Stream::AllGather, {}, -1, copy(copied, value));
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 2);
+}
+
+TEST_F(CudaStreamsTest, BeginAfterWhatTheCallerSubmitted) {
+  c10::Stream caller = current();
+  slowFill(value, 3)();
+  streams->submit(Stream::CopyToHost, {}, -1, copy(copied, value));
+  EXPECT_EQ(current(), caller);
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 3);
+}
+
+TEST_F(CudaStreamsTest, SynchronizeOrdersAllThatComesNext) {
+  at::Tensor second = at::full_like(copied, -1);
+  streams->submit(Stream::Compute, {}, -1, slowFill(value, 4));
+  streams->synchronize();
+  copied.copy_(value);
+  streams->submit(Stream::AllReduce, {}, -1, copy(second, value));
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 4);
+  EXPECT_EQ(second[0].item<float>(), 4);
+}
+
+TEST_F(CudaStreamsTest, CallTheWaitBeforeTheEvent) {
+  streams->submit(Stream::AllGather, {}, 0, [&]() -> Streams::Wait {
+    return [&] { slowFill(value, 5)(); };
+  });
+  streams->submit(Stream::Compute, {0}, -1, copy(copied, value));
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 5);
+}
+
+TEST_F(CudaStreamsTest, ThrowWhatWorkThrewAndRestoreTheStream) {
+  c10::Stream caller = current();
+  EXPECT_THROW(streams->submit(Stream::Compute, {}, 0,
+                               []() -> Streams::Wait { throw RunError("no"); }),
+               RunError);
+  EXPECT_EQ(current(), caller);
+}
+
+} // namespace
+} // namespace fsdp::test
