@@ -29,7 +29,6 @@ runtime::Device &gpu() { return *device; }
 int main(int argc, char **argv) {
   testing::InitGoogleMock(&argc, argv);
   try {
-    // Before anything asks ATen about CUDA, as in fsdp-run.
     fsdp::test::device = fsdp::runtime::makeCudaDevice(0);
   } catch (const fsdp::runtime::InputError &error) {
     std::printf("CudaTests: skipped: %s\n", error.what());

@@ -8,6 +8,7 @@
 #include "CudaFixture.h"
 #include "fsdp/Runtime/Error.h"
 
+#include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -15,7 +16,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -30,9 +32,8 @@ class CudaStreamsTest : public testing::Test {
 protected:
   at::TensorOptions onGpu() { return at::device(gpu().where()); }
 
-  c10::Stream current() {
-    return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
-        .getStream(gpu().where());
+  static c10::cuda::CUDAStream current() {
+    return c10::cuda::getCurrentCUDAStream();
   }
 
   /// Some ten milliseconds, then `value` into `to`.
@@ -49,6 +50,13 @@ protected:
       to.copy_(from);
       return Streams::Wait();
     };
+  }
+
+  /// What is loaded at the first call may wait for the device.
+  void SetUp() override {
+    slowFill(value, 0)();
+    copied.copy_(value).fill_(-1);
+    gpu().synchronize();
   }
 
   at::Tensor matrix = at::rand({4096, 4096}, onGpu());
@@ -91,7 +99,7 @@ TEST_F(CudaStreamsTest, EachRunsInOrderOnAStreamOfItsOwn) {
 }
 
 TEST_F(CudaStreamsTest, BeginAfterWhatTheCallerSubmitted) {
-  c10::Stream caller = current();
+  c10::cuda::CUDAStream caller = current();
   slowFill(value, 3)();
   streams->submit(Stream::CopyToHost, {}, -1, copy(copied, value));
   EXPECT_EQ(current(), caller);
@@ -110,6 +118,28 @@ TEST_F(CudaStreamsTest, SynchronizeOrdersAllThatComesNext) {
   EXPECT_EQ(second[0].item<float>(), 4);
 }
 
+TEST_F(CudaStreamsTest, AreCapturedInAGraphFromTheCurrentStream) {
+  auto step = [&] {
+    streams->submit(Stream::Compute, {}, 1, slowFill(value, 6));
+    streams->submit(Stream::AllGather, {1}, 2, copy(copied, value));
+    streams->submit(Stream::Compute, {2}, -1, slowFill(value, 0));
+    streams->submit(Stream::CopyToHost, {}, -1, [] { return Streams::Wait(); });
+    streams->synchronize();
+  };
+  c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  step();
+  gpu().synchronize();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  step();
+  graph.capture_end();
+  copied.fill_(-1);
+  graph.replay();
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 6);
+  EXPECT_EQ(value[0].item<float>(), 0);
+}
+
 TEST_F(CudaStreamsTest, CallTheWaitBeforeTheEvent) {
   streams->submit(Stream::AllGather, {}, 0, [&]() -> Streams::Wait {
     return [&] { slowFill(value, 5)(); };
@@ -120,7 +150,7 @@ TEST_F(CudaStreamsTest, CallTheWaitBeforeTheEvent) {
 }
 
 TEST_F(CudaStreamsTest, ThrowWhatWorkThrewAndRestoreTheStream) {
-  c10::Stream caller = current();
+  c10::cuda::CUDAStream caller = current();
   EXPECT_THROW(streams->submit(Stream::Compute, {}, 0,
                                []() -> Streams::Wait { throw RunError("no"); }),
                RunError);

@@ -1,7 +1,7 @@
 //===- SteeredCudaAllocator.cpp - the CUDA allocator of a rank ------------===//
 //
-// Most of the class hands a call on. Which calls there are differs between
-// versions of torch: those of 2.15 that 2.11 does not have are marked.
+// Most of the class hands a call on. Those that torch 2.11 does not have stand
+// under the version that brought them.
 //
 //===----------------------------------------------------------------------===//
 #include "SteeredCudaAllocator.h"
@@ -27,34 +27,29 @@ using c10::DeviceIndex;
 using c10::MempoolId_t;
 using c10::CachingDeviceAllocator::DeviceStats;
 
+/// What torch gave out.
+struct Block {
+  size_t bytes;
+  c10::DeleterFnPtr deleter; ///< null: torch's raw_delete
+};
+
 /// Never destroyed: tensors may outlive static objects.
 struct State {
   CudaHost host;
   CUDAAllocator *torch;
   std::mutex lock;
-  std::unordered_map<void *, size_t> live; ///< bytes of what torch gave
+  std::unordered_map<void *, Block> live;
 };
 State *state = nullptr;
 
-void *count(void *block, size_t bytes) {
+void *count(void *block, size_t bytes, c10::DeleterFnPtr deleter = nullptr) {
   if (!block)
     return block;
   state->host.countHeapAllocation();
   state->host.countAllocatedBytes(int64_t(bytes));
   std::lock_guard guard(state->lock);
-  state->live[block] = bytes;
+  state->live[block] = {bytes, deleter};
   return block;
-}
-
-/// Of a block that was allocated before the allocator was installed nothing is
-/// counted.
-void uncount(void *block) {
-  std::lock_guard guard(state->lock);
-  auto found = state->live.find(block);
-  if (found == state->live.end())
-    return;
-  state->host.countAllocatedBytes(-int64_t(found->second));
-  state->live.erase(found);
 }
 
 void release(void *block) {
@@ -75,9 +70,6 @@ public:
   void copy_data(void *to, const void *from, size_t bytes) const override {
     torch.copy_data(to, from, bytes);
   }
-  bool is_simple_data_ptr(const c10::DataPtr &pointer) const override {
-    return pointer.get() == pointer.get_context();
-  }
 
   void *raw_alloc(size_t bytes) override {
     if (AllocationSource *source = sourceFor(bytes))
@@ -95,8 +87,13 @@ public:
                     c10::cuda::CUDAStream stream) override {
     if (pointer.get_deleter() != &freeInCudaHeap)
       return torch.recordStream(pointer, stream);
-    c10::DataPtr own(pointer.get(), pointer.get_context(), torch.raw_deleter(),
-                     pointer.device());
+    c10::DeleterFnPtr deleter = nullptr;
+    {
+      std::lock_guard guard(state->lock);
+      deleter = state->live.at(pointer.get()).deleter;
+    }
+    c10::DataPtr own(pointer.get(), pointer.get_context(),
+                     deleter ? deleter : torch.raw_deleter(), pointer.device());
     torch.recordStream(own, stream);
     own.release_context();
   }
@@ -219,26 +216,30 @@ public:
   }
   std::string name() override { return torch.name(); }
 
-#if FSDP_TORCH_AT_LEAST(15)
+#if FSDP_TORCH_AT_LEAST(12)
+  std::shared_ptr<c10::GatheredContext>
+  getContextForPointer(const void *block) override {
+    return torch.getContextForPointer(block);
+  }
+  void attachOomRejectionObserver(OomRejectionObserver observer) override {
+    torch.attachOomRejectionObserver(std::move(observer));
+  }
+#endif
+#if FSDP_TORCH_AT_LEAST(13)
   void markCaptureBegin(DeviceIndex device) override {
     torch.markCaptureBegin(device);
   }
   void markCaptureEnd(DeviceIndex device) override {
     torch.markCaptureEnd(device);
   }
-  std::shared_ptr<c10::GatheredContext>
-  getContextForPointer(const void *block) override {
-    return torch.getContextForPointer(block);
+  c10::DataPtr allocateWithAddress(size_t bytes, void *address) override {
+    return inHeap(torch.allocateWithAddress(bytes, address), bytes);
   }
+#endif
+#if FSDP_TORCH_AT_LEAST(14)
   bool supportsUserMetadata() override { return torch.supportsUserMetadata(); }
   void annotateMemory(const void *block, const std::string &data) override {
     torch.annotateMemory(block, data);
-  }
-  void attachOomRejectionObserver(OomRejectionObserver observer) override {
-    torch.attachOomRejectionObserver(std::move(observer));
-  }
-  c10::DataPtr allocateWithAddress(size_t bytes, void *address) override {
-    return inHeap(torch.allocateWithAddress(bytes, address), bytes);
   }
 #endif
 
@@ -249,7 +250,8 @@ private:
   }
   static c10::DataPtr inHeap(c10::DataPtr given, size_t bytes) {
     c10::Device device = given.device();
-    void *block = count(given.release_context(), bytes);
+    c10::DeleterFnPtr deleter = given.get_deleter();
+    void *block = count(given.release_context(), bytes, deleter);
     return {block, block, &freeInCudaHeap, device};
   }
 
@@ -277,8 +279,21 @@ void *allocateInCudaHeap(size_t bytes) {
 void freeInCudaHeap(void *block) {
   if (!block)
     return;
-  uncount(block);
-  state->torch->raw_delete(block);
+  c10::DeleterFnPtr deleter = nullptr;
+  {
+    std::lock_guard guard(state->lock);
+    auto found = state->live.find(block);
+    // What was allocated before the allocator was installed is not counted.
+    if (found != state->live.end()) {
+      state->host.countAllocatedBytes(-int64_t(found->second.bytes));
+      deleter = found->second.deleter;
+      state->live.erase(found);
+    }
+  }
+  if (deleter)
+    deleter(block);
+  else
+    state->torch->raw_delete(block);
 }
 
 } // namespace fsdp::runtime
