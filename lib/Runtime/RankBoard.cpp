@@ -196,6 +196,8 @@ CollectiveCounts RankBoard::ask(const std::string &communicator,
     counts[state->rank] = state->begun[communicator];
   }
   state->ifThere([&] {
+    // Who asks answers too: its thread may be the one that asks.
+    state->answer();
     state->store->set("asked", "1");
     state->store->set("alarm", "1");
     auto end = steady_clock::now() + kAnswers;
