@@ -22,7 +22,6 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <thread>
 
 namespace fsdp::runtime {
 
@@ -30,9 +29,6 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 namespace {
-
-/// How long a failed collective waits for the rank that failed first to tell.
-constexpr milliseconds kTell(300);
 
 class ProcessGroup : public c10d::ProcessGroupGloo {
 public:
@@ -137,7 +133,7 @@ public:
     });
   }
 
-  /// What reduce_scatter_single of ProcessGroupGloo does, but for its wait,
+  /// What _reduce_scatter_base of ProcessGroupGloo does, but for its wait,
   /// which nothing could end.
   Wait reduceScatter(const std::string &what, const at::Tensor &out,
                      const at::Tensor &in, ReduceOp op) override {
@@ -179,7 +175,7 @@ private:
       even &= range(index).numel() * size() == whole.numel();
     if (even) {
       at::Tensor own = bytes(part.own);
-      operations.works.push_back(group->all_gather_single(whole, own));
+      operations.works.push_back(group->_allgather_base(whole, own));
       return;
     }
     at::Tensor own = range(rank());
@@ -267,26 +263,18 @@ private:
                          steady_clock::time_point begun,
                          const std::exception_ptr &error) {
     bool timedOut = steady_clock::now() - begun >= timeout;
-    auto aborted = [&](const std::string &failure) {
+    auto throwIfTold = [&](const std::string &failure) {
+      if (failure.empty())
+        return;
       progress->abort(failure);
       throw AbortedError(collective.text() + ": " + failure);
     };
-    // Peers that end because of a failure may be seen before it is.
-    auto end = steady_clock::now() + kTell;
-    do {
-      if (std::string failure = board.failure(); !failure.empty())
-        aborted(failure);
-      std::this_thread::sleep_for(kTell / 10);
-    } while (steady_clock::now() < end);
+    throwIfTold(board.awaitFailure());
     std::string late = board.describeLate(key, collective.number, ranks);
-    if (std::string failure = board.failure(); !failure.empty())
-      aborted(failure);
-    std::string text =
-        collective.text() +
-        (timedOut ? " has not finished after " +
-                        std::to_string(timeout.count() / 1000) + " s"
-                  : ": " + reason(error)) +
-        "; " + late;
+    throwIfTold(board.failure());
+    std::string text = (timedOut ? describeTimeout(collective, timeout)
+                                 : collective.text() + ": " + reason(error)) +
+                       "; " + late;
     progress->abort(text);
     throw RunError(text);
   }
@@ -308,6 +296,7 @@ public:
     store->setTimeout(timeout);
     board->watch([this](const std::string &failure) {
       std::lock_guard lock(mutex);
+      told = failure;
       for (const auto &weak : communicators)
         if (std::shared_ptr<Progress> progress = weak.lock())
           progress->abort(failure);
@@ -328,6 +317,8 @@ public:
     {
       std::lock_guard lock(mutex);
       communicators.push_back(progress);
+      if (!told.empty())
+        progress->abort(told);
     }
     int64_t index =
         std::lower_bound(ranks.begin(), ranks.end(), rank()) - ranks.begin();
@@ -354,7 +345,8 @@ public:
 private:
   c10::intrusive_ptr<c10d::Store> store;
   milliseconds timeout;
-  std::mutex mutex;
+  std::mutex mutex; ///< guards the next two
+  std::string told; ///< of a rank that has failed
   std::vector<std::weak_ptr<Progress>> communicators;
   /// Its thread uses what is above.
   std::unique_ptr<RankBoard> board;

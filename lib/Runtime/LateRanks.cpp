@@ -8,6 +8,12 @@ std::string CollectiveName::text() const {
          " of communicator \"" + communicator + "\")";
 }
 
+std::string describeTimeout(const CollectiveName &collective,
+                            std::chrono::milliseconds timeout) {
+  return collective.text() + " has not finished after " +
+         std::to_string(timeout.count() / 1000) + " s";
+}
+
 std::string nameRanks(const std::vector<int64_t> &ranks) {
   std::string text;
   for (int64_t rank : ranks)

@@ -28,6 +28,8 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kPoll(100);
+/// How much later a failure may be told than its consequences are seen.
+constexpr milliseconds kTell(300);
 /// Enough for the others to see the question, and to answer it.
 constexpr milliseconds kAnswers(1500);
 
@@ -173,6 +175,14 @@ std::string RankBoard::failure() {
   std::string failure;
   state->ifThere([&] { failure = state->readFailure(); });
   return failure;
+}
+
+std::string RankBoard::awaitFailure() {
+  auto end = steady_clock::now() + kTell;
+  for (;; std::this_thread::sleep_for(kTell / 10))
+    if (std::string text = failure();
+        !text.empty() || state->lost || steady_clock::now() > end)
+      return text;
 }
 
 int64_t RankBoard::begin(const std::string &communicator) {

@@ -154,7 +154,7 @@ at::Tensor reduceScatterOfC10d(const c10::intrusive_ptr<c10d::Store> &store,
   at::Tensor out = at::empty({in.numel() / ranks}, in.options());
   c10d::ReduceScatterOptions options;
   options.reduceOp = op;
-  group->reduce_scatter_single(out, in, options)->wait();
+  group->_reduce_scatter_base(out, in, options)->wait();
   return out;
 }
 

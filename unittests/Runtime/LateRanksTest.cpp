@@ -12,6 +12,8 @@ TEST(LateRanks, NamesACollective) {
   CollectiveName name{"all_gather of unit \"layers.3\"", "gather", 412};
   EXPECT_EQ(name.text(), "all_gather of unit \"layers.3\" (collective 412 of "
                          "communicator \"gather\")");
+  EXPECT_EQ(describeTimeout(name, std::chrono::minutes(10)),
+            name.text() + " has not finished after 600 s");
 }
 
 TEST(LateRanks, NamesRanks) {

@@ -2,6 +2,7 @@
 #ifndef FSDP_RUNTIME_LATERANKS_H
 #define FSDP_RUNTIME_LATERANKS_H
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -18,6 +19,10 @@ struct CollectiveName {
   /// what (collective 412 of communicator "gather")
   std::string text() const;
 };
+
+/// "… has not finished after 600 s".
+std::string describeTimeout(const CollectiveName &collective,
+                            std::chrono::milliseconds timeout);
 
 /// Of a communicator, how many collectives each rank that answers has begun.
 using CollectiveCounts = std::map<int64_t, int64_t>;

@@ -51,6 +51,9 @@ public:
   /// "rank 3: …" of a rank that told; empty if none did, or if the store is
   /// gone.
   std::string failure();
+  /// The same for an error that may follow from the failure of another rank,
+  /// which may tell a little later: waits for that, 300 ms at most.
+  std::string awaitFailure();
 
   /// Counts a collective that this rank begins; returns its number, from 1.
   int64_t begin(const std::string &communicator);
