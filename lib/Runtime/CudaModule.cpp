@@ -43,4 +43,10 @@ std::unique_ptr<Device> makeCudaDevice(int index) {
   return cudaModule().makeDevice(index);
 }
 
+std::unique_ptr<NcclTransport>
+makeNcclTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
+                  int64_t worldSize, int gpu, const NcclOptions &options) {
+  return cudaModule().makeTransport(store, rank, worldSize, gpu, options);
+}
+
 } // namespace fsdp::runtime

@@ -15,6 +15,7 @@
 
 #include "fsdp/Runtime/Device.h"
 #include "fsdp/Runtime/FlatLayout.h"
+#include "fsdp/Runtime/NcclTransport.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <cstdint>
@@ -36,6 +37,11 @@ public:
 
   /// makeCudaDevice.
   virtual std::unique_ptr<Device> makeDevice(int index) const = 0;
+  /// makeNcclTransport.
+  virtual std::unique_ptr<NcclTransport>
+  makeTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
+                int64_t worldSize, int gpu,
+                const NcclOptions &options) const = 0;
   /// Copies all tiles of a table whose memory is on the current device, on the
   /// current stream, in one launch.
   virtual void copyFlat(const FlatTable &table, FlatElement flat,

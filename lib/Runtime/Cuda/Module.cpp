@@ -2,6 +2,7 @@
 #include "CudaDevice.h"
 #include "CudaError.h"
 #include "Kernels.h"
+#include "NcclTransport.h"
 
 #include <c10/cuda/CUDAStream.h>
 
@@ -17,6 +18,13 @@ public:
 
   std::unique_ptr<Device> makeDevice(int index) const override {
     return openCudaDevice(index, host);
+  }
+
+  std::unique_ptr<NcclTransport>
+  makeTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
+                int64_t worldSize, int gpu,
+                const NcclOptions &options) const override {
+    return openNcclTransport(store, rank, worldSize, gpu, options);
   }
 
   void copyFlat(const FlatTable &table, FlatElement flat, FlatElement tensor,
