@@ -1,0 +1,95 @@
+"""What bench/gpu.py runs on a GPU: the models, and how their plans are compiled.
+
+The standard library alone: a GPU host needs no compiler, and a host with the compiler no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL_PLANS = ROOT / "test" / "Inputs" / "gpu"
+LARGE_PLANS = ROOT / "out" / "gpu-plans"
+MODEL_FILE = ROOT / "python" / "fsdp_mlir" / "models" / "llama.py"
+
+UNITS = "layers.*"
+OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "fused": True}
+PRECISION: dict[str, dict[str, str]] = {
+    "fp32": {},
+    "bf16": {"param_dtype": "bfloat16", "reduce_dtype": "float32"},
+}
+
+SMALL = {"dim": 256, "layers": 2, "heads": 4, "vocab": 512, "seq": 64, "hidden": 704}
+LARGE = {"dim": 2048, "layers": 18, "heads": 16, "vocab": 32000, "hidden": 5632}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A Llama of python/fsdp_mlir/models/llama.py, its policy, and `batch` samples a rank."""
+
+    name: str
+    sizes: dict[str, int]
+    batch: int
+    world: int
+    precision: str
+    large: bool = False
+
+    @property
+    def seq(self) -> int:
+        return self.sizes["seq"]
+
+    @property
+    def tokens(self) -> int:
+        """Of one rank in a step."""
+        return self.batch * self.seq
+
+    @property
+    def plan(self) -> Path:
+        return (LARGE_PLANS if self.large else SMALL_PLANS) / f"{self.name}.json"
+
+    @property
+    def config(self) -> str:
+        """The policy, as JSON, which is YAML too."""
+        config: dict[str, Any] = {
+            "units": [{"match": UNITS}],
+            "optimizer": OPTIMIZER,
+            "schedule": {"device": "h100"},
+        }
+        if PRECISION[self.precision]:
+            config["mixed_precision"] = PRECISION[self.precision]
+        return json.dumps(config)
+
+    @property
+    def inputs(self) -> list[str]:
+        shape = f"int64[{self.batch},{self.seq}]<{self.sizes['vocab']}"
+        return [f"tokens={shape}", f"targets={shape}"]
+
+    @property
+    def parameters(self) -> int:
+        dim, hidden = self.sizes["dim"], self.sizes["hidden"]
+        block = 4 * dim * dim + 3 * dim * hidden + 2 * dim
+        return self.sizes["layers"] * block + dim + 2 * self.sizes["vocab"] * dim
+
+    @property
+    def flops(self) -> float:
+        """Of one rank's step, as PaLM's appendix B counts them (arXiv:2204.02311): 6 a parameter
+        and token, without the table that is only looked up, and 12 x layers x dim x seq a token
+        for attention, whose causal half is not taken off."""
+        matrices = self.parameters - self.sizes["vocab"] * self.sizes["dim"]
+        attention = 12 * self.sizes["layers"] * self.sizes["dim"] * self.seq
+        return float(self.tokens * (6 * matrices + attention))
+
+
+PARITY = [
+    Case(f"llama-{world}-{precision}", SMALL, batch=2, world=world, precision=precision)
+    for world in (1, 2)
+    for precision in PRECISION
+]
+BENCHMARKS = [
+    Case(f"llama-1b-{seq}", {**LARGE, "seq": seq}, 8192 // seq, 1, "bf16", large=True)
+    for seq in (2048, 4096)
+]
+CASES = {case.name: case for case in [*PARITY, *BENCHMARKS]}

@@ -1,0 +1,69 @@
+"""Captures and compiles the plans that bench/gpu.py runs; needs the compiler, and no GPU.
+
+    python bench/gpu_plans.py small    those of the parity runs, into test/Inputs/gpu
+    python bench/gpu_plans.py large    those of the benchmark, into out/gpu-plans
+
+Beside each large plan lies what `fsdp-opt --emit stats` says of it, `<plan>.stats`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gpu_cases import CASES, ROOT, Case
+
+
+def execute(command: list[str | Path]) -> str:
+    words = [str(word) for word in command]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"gpu_plans: error: exit status {done.returncode} of {words[0]}: {done.stderr}")
+    return done.stdout
+
+
+def compile_case(case: Case, opt: Path, plan: Path) -> None:
+    """Weights are not captured: the runs give both sides the same file."""
+    with tempfile.TemporaryDirectory() as directory:
+        config, archive = Path(directory) / "fsdp.yaml", Path(directory) / "model.pt"
+        config.write_text(case.config)
+        capture = [sys.executable, "-m", "fsdp_mlir.capture", "--meta", "--no-init"]
+        capture += ["--model", "fsdp_mlir.models.llama:llama", "--kwargs", kwargs(case)]
+        execute([*capture, "--inputs", *case.inputs, "--config", config, "-o", archive])
+        command = [opt, archive, "--config", config, "--world-size", str(case.world)]
+        plan.parent.mkdir(parents=True, exist_ok=True)
+        execute([*command, "--emit", "plan", "-o", plan])
+        if case.large:
+            stats = execute([*command, "--emit", "stats", "--device", "h100"])
+            plan.with_suffix(".stats").write_text(stats)
+
+
+def kwargs(case: Case) -> str:
+    return json.dumps(case.sizes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("which", choices=["small", "large"])
+    parser.add_argument("--opt", type=Path, default=ROOT / "build" / "bin" / "fsdp-opt")
+    parser.add_argument("--out", type=Path, help="another folder")
+    args = parser.parse_args()
+    if not args.opt.exists():
+        parser.error(f"expected fsdp-opt at {args.opt}: run make build, or pass --opt")
+    for case in CASES.values():
+        if case.large == (args.which == "large"):
+            plan = args.out / case.plan.name if args.out else case.plan
+            compile_case(case, args.opt, plan)
+            print(f"{plan.name}: {plan.stat().st_size / 1024:.0f} KiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

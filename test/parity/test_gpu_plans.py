@@ -1,0 +1,58 @@
+"""The plans that a GPU host runs: they are what the compiler makes, and give FSDP2's bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import BIN
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+sys.path.insert(0, str(BENCH))
+
+from gpu_cases import PARITY  # noqa: E402
+
+
+def execute(*command: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=600)
+
+
+def test_committed_plans_are_the_compilers(tmp_path: Path) -> None:
+    done = execute(BENCH / "gpu_plans.py", "small", "--opt", BIN / "fsdp-opt", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for case in PARITY:
+        made = (tmp_path / case.plan.name).read_text()
+        assert made == case.plan.read_text(), (
+            f"{case.plan.name} is stale: run python bench/gpu_plans.py small"
+        )
+
+
+def test_parity_on_cpu_ranks(tmp_path: Path) -> None:
+    """The script itself, with shared memory and Gloo in the place of a GPU."""
+    options = ["--only", "parity", "--parity-steps", 2, "--out", tmp_path]
+    done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", BIN.parent, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [item["status"] for item in report["items"]] == ["passed"] * len(PARITY)
+    assert "bit for bit" in (tmp_path / "report.txt").read_text()
+
+
+@pytest.mark.parametrize("section", ["parity", "bench"])
+def test_a_failing_runtime_fails_the_report(tmp_path: Path, section: str) -> None:
+    binary = tmp_path / "build" / "bin" / "fsdp-run"
+    binary.parent.mkdir(parents=True)
+    binary.write_text("#!/bin/sh\necho 'fsdp-run: error: no such thing' >&2\nexit 1\n")
+    binary.chmod(0o755)
+    options = ["--only", section, "--parity-steps", 1, "--out", tmp_path / "out"]
+    options += ["--rounds", 1, "--steps", 2, "--warmup", 1]
+    done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", tmp_path / "build", *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    items = json.loads((tmp_path / "out" / "report.json").read_text())["items"]
+    failed = [item for item in items if item["status"] == "failed"]
+    assert failed
+    assert all("rank 0: fsdp-run: error: no such thing" in item["detail"] for item in failed)
