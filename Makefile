@@ -81,4 +81,4 @@ format: setup ## apply ruff's and clang-format's formatting
 	@clang-format-22 -i $(CXX_SOURCES)
 
 clean: ## remove what was built and written (not .venv)
-	rm -rf build build-runtime build-asan build-tsan out
+	rm -rf build build-runtime build-gpu build-asan build-tsan out

@@ -232,7 +232,7 @@ def run_sanitizer(setup: Setup, report: Report) -> None:
     if not tool or not tests.exists() or setup.device == "cpu":
         report.items.append(Item("compute-sanitizer", "skipped", missing))
         return
-    command = [tool, "--error-exitcode", "1", tests, "--gtest_filter=*FlatCopy*:*Kernel*"]
+    command = [tool, "--error-exitcode", "1", tests, "--gtest_filter=CudaFlatCopyTest.*"]
     run_program(setup, report, "compute-sanitizer", command, setup.out / "sanitizer.log")
 
 

@@ -11,9 +11,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-import gpu_files  # noqa: E402
-from gpu_cases import BENCHMARKS, CASES, PARITY  # noqa: E402
-from gpu_report import (  # noqa: E402
+import gpu_files
+from gpu_cases import BENCHMARKS, CASES, PARITY
+from gpu_report import (
     GIB,
     Item,
     Report,

@@ -1,0 +1,114 @@
+"""bench/gpu.sh on hosts that lack something: one line that says what, and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "gpu.sh"
+
+# All that the script calls before it builds.
+TOOLS = ("bash", "dirname", "env", "sort", "head", "awk", "sed", "grep")
+
+# What stands for a Python with torch: answers each of the script's questions.
+PYTHON = """#!/bin/bash
+case $2 in
+*find_spec*) [ -n "$TORCH" ] && echo /torch ;;
+*metadata*) echo "$TORCH" ;;
+*is_available*) [ -n "$USABLE" ] && echo "gpu.sh: NCCL 2.30.7" ;;
+esac
+"""
+
+
+class Host:
+    """A PATH with stand-ins for what a GPU host has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found, tool
+            (self.bin / tool).symlink_to(found)
+        self.env = {"PATH": str(self.bin), "PYTHON": str(self.bin / "python")}
+        self.env |= {"TORCH": "2.11.0+cu130", "USABLE": "1", "CUDA_HOME": str(folder)}
+        self.put("nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 580.65.06'")
+        self.put("cmake", "echo 'cmake version 3.25.1'")
+        self.put("g++", "")
+        self.put("nvcc", "echo 'Cuda compilation tools, release 13.0'")
+        (self.bin / "python").write_text(PYTHON)
+        (self.bin / "python").chmod(0o755)
+
+    def put(self, tool: str, body: str) -> None:
+        (self.bin / tool).write_text(f"#!/bin/bash\n{body}\n")
+        (self.bin / tool).chmod(0o755)
+
+    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(SCRIPT), *args], env=self.env, capture_output=True, text=True
+        )
+
+    def refusal(self, *args: str) -> str:
+        done = self.run(*args)
+        assert done.returncode == 2, done.stdout + done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("gpu.sh: error: expected ")
+        return lines[0].removeprefix("gpu.sh: error: expected ")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_host_without_a_gpu(host: Host) -> None:
+    (host.bin / "nvidia-smi").unlink()
+    assert host.refusal() == "a GPU, got no nvidia-smi on the PATH"
+    host.put("nvidia-smi", "echo 'No devices were found'; exit 6")
+    assert host.refusal("run") == "a GPU, got from nvidia-smi: No devices were found"
+
+
+def test_a_torch_that_sees_no_gpu(host: Host) -> None:
+    host.env["USABLE"] = ""
+    assert host.refusal().startswith("a torch that can use the GPU, got ")
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.9.0+cu128", "1.13.1"])
+def test_an_old_torch(host: Host, version: str) -> None:
+    host.env["TORCH"] = version
+    assert host.refusal().endswith(f"got {version}")
+    assert "torch >= 2.11 in " in host.refusal("build")
+
+
+def test_no_torch(host: Host) -> None:
+    host.env["TORCH"] = ""
+    assert host.refusal("build").startswith("torch >= 2.11 in ")
+
+
+def test_missing_tools(host: Host) -> None:
+    host.put("cmake", "echo 'cmake version 3.22.1'")
+    assert host.refusal() == "cmake >= 3.25, got 3.22.1"
+    (host.bin / "cmake").unlink()
+    assert host.refusal("build") == "cmake >= 3.25 on the PATH, got none"
+    host.put("cmake", "echo 'cmake version 4.0.0'")
+    (host.bin / "nvcc").unlink()
+    assert host.refusal() == "nvcc on the PATH or in CUDA_HOME, got none"
+    (host.bin / "g++").unlink()
+    assert host.refusal() == "the C++ compiler g++ on the PATH, got none"
+
+
+def test_pack_needs_the_compiler_and_a_new_folder(host: Host, tmp_path: Path) -> None:
+    host.env["FSDP_OPT"] = str(tmp_path / "fsdp-opt")
+    assert host.refusal("pack", str(tmp_path / "new")).startswith("fsdp-opt at ")
+    host.env["FSDP_OPT"] = os.fspath(host.bin / "python")
+    assert host.refusal("pack", str(host.bin)) == f"a new folder, got {host.bin}"
+    assert host.refusal("pack") == "pack DIR, got 1 arguments"
+
+
+def test_an_unknown_command(host: Host) -> None:
+    assert host.refusal("bench") == "run, build or pack, got bench"
