@@ -34,6 +34,9 @@ from gpu_report import (
     render,
 )
 
+# The exit status of CudaTests without a GPU.
+SKIPPED = 77
+
 SECTIONS = ("tests", "sanitizer", "parity", "bench")
 
 # Equal results of equal calls, whichever stream cuBLAS runs on.
@@ -206,6 +209,9 @@ def run_program(setup: Setup, report: Report, name: str, command: list[Any], log
         words = [str(word) for word in command]
         done = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, timeout=setup.timeout)
     text = log.read_text(errors="replace")
+    if done.returncode == SKIPPED:
+        report.items.append(Item(name, "skipped", last_line(text, done.returncode)))
+        return
     if done.returncode:
         detail = f"exit status {done.returncode}, {log.name}: {last_line(text, done.returncode)}"
         report.items.append(Item(name, "failed", detail))

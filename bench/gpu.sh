@@ -49,7 +49,12 @@ need_tools() {
   command -v "${CXX:-g++}" >/dev/null || fail "expected the C++ compiler ${CXX:-g++} on the PATH, got none"
   PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
   command -v nvcc >/dev/null || fail "expected nvcc on the PATH or in CUDA_HOME, got none"
-  say "$(nvcc --version | grep release)"
+  local release cuda
+  release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  cuda=$("$PYTHON" -c 'import torch; print(torch.version.cuda)')
+  [ "${release%%.*}" = "${cuda%%.*}" ] ||
+    fail "expected nvcc ${cuda%%.*}, as torch's CUDA $cuda, got $release"
+  say "nvcc $release, torch's CUDA $cuda"
 }
 
 need_gpu() {
@@ -75,7 +80,7 @@ build() {
     options+=(-G "Unix Makefiles")
   fi
   say "building into build-gpu/"
-  cmake --preset gpu "${options[@]}"
+  cmake --preset gpu "${options[@]}" || fail "expected cmake to configure, got the errors above"
   cmake --build build-gpu --parallel "${FSDP_GPU_JOBS:-$(nproc)}"
 }
 

@@ -19,6 +19,7 @@ PYTHON = """#!/bin/bash
 case $2 in
 *find_spec*) [ -n "$TORCH" ] && echo /torch ;;
 *metadata*) echo "$TORCH" ;;
+*version.cuda*) echo 13.0 ;;
 *is_available*) [ -n "$USABLE" ] && echo "gpu.sh: NCCL 2.30.7" ;;
 esac
 """
@@ -96,6 +97,8 @@ def test_missing_tools(host: Host) -> None:
     (host.bin / "cmake").unlink()
     assert host.refusal("build") == "cmake >= 3.25 on the PATH, got none"
     host.put("cmake", "echo 'cmake version 4.0.0'")
+    host.put("nvcc", "echo 'Cuda compilation tools, release 12.8, V12.8.93'")
+    assert host.refusal() == "nvcc 13, as torch's CUDA 13.0, got 12.8"
     (host.bin / "nvcc").unlink()
     assert host.refusal() == "nvcc on the PATH or in CUDA_HOME, got none"
     (host.bin / "g++").unlink()
