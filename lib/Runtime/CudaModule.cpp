@@ -43,7 +43,7 @@ std::unique_ptr<Device> makeCudaDevice(int index) {
   return cudaModule().makeDevice(index);
 }
 
-std::unique_ptr<NcclTransport>
+std::unique_ptr<Transport>
 makeNcclTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                   int64_t worldSize, int gpu, const NcclOptions &options) {
   return cudaModule().makeTransport(store, rank, worldSize, gpu, options);

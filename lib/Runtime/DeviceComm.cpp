@@ -396,6 +396,19 @@ void DeviceComm::barrier() {
   if (Wait wait = world->allReduce("barrier", nothing, ReduceOp::Sum))
     wait();
   device.synchronize();
+  checkFailure();
+}
+
+void DeviceComm::checkFailure() {
+  if (device.where().is_cpu())
+    return; // its waits throw
+  std::string failure = transport->failure();
+  if (failure.empty())
+    return;
+  std::string own = "rank " + std::to_string(rank()) + ": ";
+  if (failure.starts_with(own))
+    throw RunError(failure.substr(own.size()));
+  throw AbortedError(failure);
 }
 
 void DeviceComm::abort() {
@@ -419,9 +432,10 @@ std::vector<RankStats> DeviceComm::exchangeStats(const RankStats &own) {
     begins.push_back(r * kFields);
   if (Wait wait = world->allGather("statistics", {{all, mine, begins}}))
     wait();
+  all = all.cpu();
+  checkFailure();
   if (rank() != 0)
     return {};
-  all = all.cpu();
   std::vector<RankStats> stats;
   for (int64_t r = 0; r < worldSize(); ++r) {
     const double *from = all.const_data_ptr<double>() + r * kFields;

@@ -71,7 +71,7 @@ private:
       return std::make_unique<ShmComm>(plan, shared, rank,
                                        options.maxStreamDelay.has_value());
     auto made = makeTransport(options.backend, store->connect(rank), rank,
-                              plan.worldSize);
+                              plan.worldSize, device);
     transport = made.get();
     return std::make_unique<DeviceComm>(plan, device, std::move(made));
   }

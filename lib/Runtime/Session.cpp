@@ -49,6 +49,9 @@ void Session::start() {
   communication.publish();
   program.emplace(plan, communication, device, position, ownBuffers, folder,
                   makeStreams());
+  const RankArena &arena = program->memory();
+  if (arena.bytes() > 0)
+    communication.registerMemory(arena.begin(), size_t(arena.bytes()));
 }
 
 std::unique_ptr<Streams> Session::makeStreams() {

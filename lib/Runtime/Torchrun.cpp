@@ -29,7 +29,7 @@ void runOnHosts(const RunFiles &files, const RunOptions &options,
   RankLink link{environment.rank, environment.localRank, position, {}, {}};
   link.connect = [&](Device &device) {
     auto made = makeTransport(options.backend, rendezvous.connectStore(),
-                              environment.rank, environment.worldSize);
+                              environment.rank, environment.worldSize, device);
     transport = made.get();
     return std::make_unique<DeviceComm>(files.plan, device, std::move(made));
   };

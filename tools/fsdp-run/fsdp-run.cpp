@@ -72,12 +72,19 @@ int main(int argc, char **argv) {
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  app.add_option("--comm", options.backend,
+  app.add_option("--device", options.device,
+                 "cpu; cuda: the GPU with the number that the rank has on its "
+                 "host; cuda:N")
+      ->capture_default_str();
+  std::optional<Backend> backend;
+  app.add_option("--comm", backend,
                  "shm: ranks share the memory of one host; gloo: each has its "
-                 "own, also on several hosts under torchrun")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Backend>{
-          {"shm", Backend::Shm}, {"gloo", Backend::Gloo}}))
-      ->default_str("shm");
+                 "own, also on several hosts under torchrun; nccl: on GPUs. By "
+                 "default shm on the CPU, nccl on GPUs")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Backend>{{"shm", Backend::Shm},
+                                         {"gloo", Backend::Gloo},
+                                         {"nccl", Backend::Nccl}}));
   std::string streams = "serial";
   int64_t maxStreamDelay = 0;
   app.add_option("--streams", streams,
@@ -115,6 +122,14 @@ int main(int argc, char **argv) {
   if (streams == "threads")
     options.maxStreamDelay = maxStreamDelay;
   try {
+    bool onGpu = isGpu(options.device);
+    options.backend = backend.value_or(onGpu ? Backend::Nccl : Backend::Shm);
+    if (onGpu != (options.backend == Backend::Nccl))
+      throw InputError("--comm: with --device " + options.device +
+                       (onGpu ? " expected nccl" : " expected shm or gloo"));
+    if (onGpu && options.maxStreamDelay)
+      throw InputError("--streams: expected serial with --device cuda, which "
+                       "has streams of its own, got threads");
     if (!fault.empty())
       options.fault = parseFault(fault);
     std::optional<TorchrunEnvironment> environment;

@@ -19,6 +19,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -73,6 +74,10 @@ public:
   /// frozen ones, where they were written after the first publish, only with
   /// `frozen`.
   virtual void publish(bool frozen = false) = 0;
+
+  /// Memory in which tensors lie that collectives will read and write, from now
+  /// on. Called by all ranks alike.
+  virtual void registerMemory(void *base, size_t bytes) {}
 
   /// Begins step `step`, counted from 0.
   virtual void beginStep(int64_t step) = 0;

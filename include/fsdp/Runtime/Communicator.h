@@ -20,6 +20,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -81,6 +82,10 @@ public:
   /// come.
   virtual std::unique_ptr<Communicator>
   connect(const std::string &name, const std::vector<int64_t> &ranks) = 0;
+  /// Memory of the rank's device that collectives will read and write, for what
+  /// the backend can make of it; it stays as long as the communicators. Called
+  /// by all ranks alike.
+  virtual void registerMemory(void *base, size_t bytes) {}
   /// Tells the other ranks why this one fails; the first of all ranks is kept.
   virtual void fail(const std::string &message) = 0;
   /// "rank 3: …" of a rank that told; empty if none did.

@@ -38,7 +38,7 @@ public:
   /// makeCudaDevice.
   virtual std::unique_ptr<Device> makeDevice(int index) const = 0;
   /// makeNcclTransport.
-  virtual std::unique_ptr<NcclTransport>
+  virtual std::unique_ptr<Transport>
   makeTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                 int64_t worldSize, int gpu,
                 const NcclOptions &options) const = 0;

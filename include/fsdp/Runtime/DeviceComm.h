@@ -42,6 +42,9 @@ public:
   /// Nothing: the next gather reads the shards.
   void publish(bool) override {}
 
+  void registerMemory(void *base, size_t bytes) override {
+    transport->registerMemory(base, bytes);
+  }
   void beginStep(int64_t) override {}
   void beginMicrobatch() override {}
   void copyToDevice(int32_t unit) override;
@@ -67,6 +70,8 @@ private:
   using Wait = Communicator::Wait;
 
   void connectGroups();
+  /// After a wait for the device: throws if its collectives were aborted.
+  void checkFailure();
   at::Tensor empty(const std::vector<int64_t> &shape, plan::DType dtype) const;
   std::string nameOf(const char *kind, int32_t unit) const;
   /// What a gather of `param` begins with: `own` is this rank's shard, not

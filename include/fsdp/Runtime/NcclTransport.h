@@ -33,19 +33,12 @@ struct NcclOptions {
 /// for the GPU asks failure() after it. If NCCL does not end an abort in ten
 /// seconds, the process exits with the message. What is captured in a graph is
 /// not watched for being late.
-class NcclTransport : public Transport {
-public:
-  /// Registers memory of the GPU, from which and to which collectives then
-  /// copy without a buffer, with the communicators that are there and those to
-  /// come. With windows it is a collective call of all ranks. The memory stays
-  /// as long as the communicators.
-  virtual void registerMemory(void *base, size_t bytes) = 0;
-};
-
+///
 /// `store` is shared by the ranks and new: no earlier job or attempt has used
-/// its keys. It gets the timeout. A communicator is gone before its transport.
+/// its keys. It gets the timeout. registerMemory lets collectives copy from and
+/// to memory without a buffer. A communicator is gone before its transport.
 /// Throws InputError where this program was built without CUDA.
-std::unique_ptr<NcclTransport>
+std::unique_ptr<Transport>
 makeNcclTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                   int64_t worldSize, int gpu, const NcclOptions &options = {});
 

@@ -76,6 +76,7 @@ public:
   /// measured.
   void endProgram();
 
+  std::byte *begin() const { return base; }
   /// Of the plan's arena; of what lies behind it, most so far.
   int64_t bytes() const { return arenaBytes; }
   int64_t extraBytes() const { return keptBytes; }

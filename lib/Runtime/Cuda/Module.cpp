@@ -20,7 +20,7 @@ public:
     return openCudaDevice(index, host);
   }
 
-  std::unique_ptr<NcclTransport>
+  std::unique_ptr<Transport>
   makeTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                 int64_t worldSize, int gpu,
                 const NcclOptions &options) const override {

@@ -168,11 +168,10 @@ private:
   int64_t index;
 };
 
-class NcclTransportOfRank : public NcclTransport {
+class NcclTransport final : public Transport {
 public:
-  NcclTransportOfRank(const c10::intrusive_ptr<c10d::Store> &store,
-                      int64_t rank, int64_t worldSize, int gpu,
-                      const NcclOptions &options)
+  NcclTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
+                int64_t worldSize, int gpu, const NcclOptions &options)
       : store(store), gpu(gpu), options(options),
         board(std::make_unique<RankBoard>(store, rank, worldSize)) {
     store->setTimeout(options.timeout);
@@ -337,11 +336,10 @@ private:
 
 } // namespace
 
-std::unique_ptr<NcclTransport>
+std::unique_ptr<Transport>
 openNcclTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                   int64_t worldSize, int gpu, const NcclOptions &options) {
-  return std::make_unique<NcclTransportOfRank>(store, rank, worldSize, gpu,
-                                               options);
+  return std::make_unique<NcclTransport>(store, rank, worldSize, gpu, options);
 }
 
 } // namespace fsdp::runtime

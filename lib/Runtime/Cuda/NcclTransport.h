@@ -7,7 +7,7 @@
 namespace fsdp::runtime {
 
 /// makeNcclTransport.
-std::unique_ptr<NcclTransport>
+std::unique_ptr<Transport>
 openNcclTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                   int64_t worldSize, int gpu, const NcclOptions &options);
 
