@@ -140,6 +140,26 @@ TEST_F(CudaStreamsTest, AreCapturedInAGraphFromTheCurrentStream) {
   EXPECT_EQ(value[0].item<float>(), 0);
 }
 
+TEST_F(CudaStreamsTest, KeepFreedMemoryUntilAllAreDoneWithIt) {
+  at::Tensor gathered;
+  streams->submit(Stream::AllGather, {}, 0, [&] {
+    gathered = at::full({1 << 20}, 7.0, onGpu());
+    return Streams::Wait();
+  });
+  streams->submit(Stream::Compute, {0}, -1, [&] {
+    slowFill(value, 1)();
+    copied.copy_(gathered);
+    return Streams::Wait();
+  });
+  gathered.reset();
+  streams->submit(Stream::AllGather, {}, -1, [&] {
+    at::full({1 << 20}, 8.0, onGpu());
+    return Streams::Wait();
+  });
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 7);
+}
+
 TEST_F(CudaStreamsTest, CallTheWaitBeforeTheEvent) {
   streams->submit(Stream::AllGather, {}, 0, [&]() -> Streams::Wait {
     return [&] { slowFill(value, 5)(); };

@@ -1,6 +1,7 @@
 //===- CudaStreams.cpp - a plan's streams as streams of a GPU -------------===//
 #include "CudaStreams.h"
 #include "CudaError.h"
+#include "SteeredCudaAllocator.h"
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -93,9 +94,11 @@ private:
       queue.stream = c10::cuda::getStreamFromPool(
           /*isHighPriority=*/stream != plan::Stream::Compute, index);
       queue.end = std::make_unique<Event>();
+      keepMemoryForStream(*queue.stream);
     }
     if (!std::exchange(queue.follows, true)) {
       c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index);
+      keepMemoryForStream(current);
       if (*queue.stream != current) {
         begin.record(current);
         begin.makeWait(*queue.stream);

@@ -11,9 +11,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <exception>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #define FSDP_TORCH_AT_LEAST(minor)                                             \
   (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
@@ -39,6 +42,7 @@ struct State {
   CUDAAllocator *torch;
   std::mutex lock;
   std::unordered_map<void *, Block> live;
+  std::vector<c10::cuda::CUDAStream> streams; ///< that use what is live
 };
 State *state = nullptr;
 
@@ -55,6 +59,16 @@ void *count(void *block, size_t bytes, c10::DeleterFnPtr deleter = nullptr) {
 void release(void *block) {
   if (block && !state->host.freeRaw(block))
     freeInCudaHeap(block);
+}
+
+/// Torch knows a block as its own by the deleter.
+void record(void *block, c10::DeleterFnPtr deleter,
+            c10::cuda::CUDAStream stream) {
+  c10::DataPtr own(block, block,
+                   deleter ? deleter : state->torch->raw_deleter(),
+                   stream.device());
+  state->torch->recordStream(own, stream);
+  own.release_context();
 }
 
 class SteeredCudaAllocator final : public CUDAAllocator {
@@ -81,8 +95,7 @@ public:
   }
   void raw_delete(void *block) override { release(block); }
 
-  /// Of a source's memory the plan orders the uses. Torch knows its own by
-  /// their deleter.
+  /// Of a source's memory the plan orders the uses.
   void recordStream(const c10::DataPtr &pointer,
                     c10::cuda::CUDAStream stream) override {
     if (pointer.get_deleter() != &freeInCudaHeap)
@@ -92,10 +105,7 @@ public:
       std::lock_guard guard(state->lock);
       deleter = state->live.at(pointer.get()).deleter;
     }
-    c10::DataPtr own(pointer.get(), pointer.get_context(),
-                     deleter ? deleter : torch.raw_deleter(), pointer.device());
-    torch.recordStream(own, stream);
-    own.release_context();
+    record(pointer.get(), deleter, stream);
   }
 
   void init(int devices) override { torch.init(devices); }
@@ -263,7 +273,7 @@ private:
 void installSteeredCudaAllocator(const CudaHost &host) {
   static const bool isInstalled = [&] {
     CUDAAllocator *torch = get();
-    state = new State{host, torch, {}, {}};
+    state = new State{host, torch, {}, {}, {}};
     auto *steered = new SteeredCudaAllocator(*torch);
     allocator.store(steered);
     c10::SetAllocator(c10::DeviceType::CUDA, steered, /*priority=*/100);
@@ -279,21 +289,37 @@ void *allocateInCudaHeap(size_t bytes) {
 void freeInCudaHeap(void *block) {
   if (!block)
     return;
-  c10::DeleterFnPtr deleter = nullptr;
+  Block freed = {0, nullptr};
+  std::vector<c10::cuda::CUDAStream> streams;
   {
     std::lock_guard guard(state->lock);
-    auto found = state->live.find(block);
     // What was allocated before the allocator was installed is not counted.
+    auto found = state->live.find(block);
     if (found != state->live.end()) {
-      state->host.countAllocatedBytes(-int64_t(found->second.bytes));
-      deleter = found->second.deleter;
+      freed = found->second;
       state->live.erase(found);
+      streams = state->streams;
     }
   }
-  if (deleter)
-    deleter(block);
-  else
-    state->torch->raw_delete(block);
+  state->host.countAllocatedBytes(-int64_t(freed.bytes));
+  try {
+    for (c10::cuda::CUDAStream stream : streams)
+      record(block, freed.deleter, stream);
+    if (freed.deleter)
+      freed.deleter(block);
+    else
+      state->torch->raw_delete(block);
+  } catch (const std::exception &) {
+    // A device that failed takes no event any more. What unwinds is the error
+    // to report, and memory is the least of it.
+  }
+}
+
+void keepMemoryForStream(c10::cuda::CUDAStream stream) {
+  std::lock_guard guard(state->lock);
+  if (std::find(state->streams.begin(), state->streams.end(), stream) ==
+      state->streams.end())
+    state->streams.push_back(stream);
 }
 
 } // namespace fsdp::runtime

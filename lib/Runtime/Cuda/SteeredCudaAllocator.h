@@ -10,6 +10,8 @@
 
 #include "fsdp/Runtime/CudaModule.h"
 
+#include <c10/cuda/CUDAStream.h>
+
 #include <cstddef>
 
 namespace fsdp::runtime {
@@ -22,6 +24,12 @@ void installSteeredCudaAllocator(const CudaHost &host);
 /// what frees it. After installSteeredCudaAllocator.
 void *allocateInCudaHeap(size_t bytes);
 void freeInCudaHeap(void *block);
+
+/// From now on what the heap gets back is given out again only when what
+/// `stream` has by then is done. Torch orders a block by the stream that it was
+/// allocated on, and the host frees what the other streams of a plan may still
+/// have to read.
+void keepMemoryForStream(c10::cuda::CUDAStream stream);
 
 } // namespace fsdp::runtime
 
