@@ -103,6 +103,20 @@ int32_t unitOfModule(const Plan &plan, std::string_view module) {
   return best;
 }
 
+int32_t unitOfInstruction(const Plan &plan, const Instruction &instruction) {
+  return std::visit(
+      [&](const auto &kind) {
+        if constexpr (requires { kind.unit; })
+          return kind.unit;
+        else
+          return instruction.module < 0
+                     ? -1
+                     : unitOfModule(plan,
+                                    plan.modules[size_t(instruction.module)]);
+      },
+      instruction.kind);
+}
+
 RowRange shardRows(int64_t rows, int64_t parts, int64_t index) {
   int64_t chunk = (rows + parts - 1) / parts;
   return {std::min(rows, chunk * index), std::min(rows, chunk * (index + 1))};

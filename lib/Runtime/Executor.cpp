@@ -12,6 +12,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <utility>
 
 #include <unistd.h>
@@ -31,6 +32,9 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
   c10::InferenceMode guard;
   lossSum = at::zeros({}, at::dtype(at::kDouble).device(device.where()));
   lossTerm = at::zeros_like(lossSum);
+  gradNorm = at::zeros_like(lossSum);
+  nameRanges(training);
+  nameRanges(evaluation);
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler, device.where());
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
@@ -39,6 +43,7 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
       optimizerBegin = i + 1;
     if (const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind))
       createOptimizer(*step, folder);
+    clips |= std::holds_alternative<plan::ClipGradNorm>(instruction.kind);
   }
 }
 
@@ -46,6 +51,24 @@ Executor::Program::Program(const plan::Plan &plan,
                            const std::vector<plan::Instruction> &instructions,
                            c10::Device device)
     : instructions(instructions), calls(plan, instructions, device) {}
+
+void Executor::nameRanges(Program &program) {
+  std::map<std::string, int32_t> ids;
+  for (size_t i = 0; i < rangeNames.size(); ++i)
+    ids[rangeNames[i]] = int32_t(i);
+  for (const plan::Instruction &instruction : program.instructions) {
+    std::string name = &program == &evaluation
+                           ? "evaluation"
+                           : std::string(plan::phaseName(instruction.phase));
+    int32_t unit = plan::unitOfInstruction(plan, instruction);
+    if (unit != -1)
+      name += " " + plan.units[size_t(unit)].name;
+    auto [entry, isNew] = ids.emplace(name, int32_t(rangeNames.size()));
+    if (isNew)
+      rangeNames.push_back(name);
+    program.ranges.push_back(entry->second);
+  }
+}
 
 void Executor::createOptimizer(const plan::OptimizerStep &step,
                                const std::string &folder) {
@@ -159,7 +182,7 @@ void Executor::run(const plan::ClipGradNorm &clip) {
       !clip.outs.empty() && plan.values[clip.outs.front()].storage != -1;
   ClippedGrads clipped =
       clipGradNorm(comm, take(clip.ins), clip.maxNorm, clip.normType, inPlace);
-  gradNorm = clipped.norm;
+  gradNorm.copy_(clipped.norm);
   for (size_t i = 0; i < clipped.grads.size(); ++i)
     values[clip.outs[i]] = std::move(clipped.grads[i]);
 }
@@ -303,9 +326,20 @@ auto Executor::naming(const Program &program, size_t index, RunT run) const
   }
 }
 
+void Executor::enterRange(int32_t range) {
+  if (range == openRange)
+    return;
+  if (openRange != -1)
+    device.endRange();
+  openRange = range;
+  if (range != -1)
+    device.beginRange(rangeNames[size_t(range)].c_str());
+}
+
 void Executor::submit(Program &program, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const plan::Instruction &instruction = program.instructions[i];
+    enterRange(program.ranges[i]);
     bool measures = profiler && &program == &training;
     if (measures) {
       device.synchronize();
@@ -326,6 +360,7 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
       profiler->end(i);
     }
   }
+  enterRange(-1);
 }
 
 StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
@@ -334,26 +369,28 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   comm.beginStep(step);
   position.step.store(step, std::memory_order_relaxed);
   lrFactor = plan.lrSchedule ? plan.lrSchedule->factor(step) : 1.0;
+  int64_t updatesBefore = optimizer ? optimizer->steps() : 0;
   compute([this] { lossSum.zero_(); });
   for (microbatch = 0; microbatch < plan.accumulationSteps; ++microbatch) {
     if (microbatch > 0)
       comm.beginMicrobatch();
     bindInputs(arena.stepInputs(), inputs, microbatch);
-    submit(training, 0,
-           isLastMicrobatch() ? plan.instructions.size() : optimizerBegin);
-    compute([this] { addLoss(plan.loss); });
-    streams->synchronize();
+    if (graphs)
+      streams->synchronize(); // a graph follows the thread's own stream
+    runMicrobatch();
   }
   StepResult result;
   compute([&] {
     result.loss = lossSum.item<double>() / double(plan.accumulationSteps);
-    if (gradNorm.defined())
+    if (clips)
       result.gradNorm = gradNorm.item<double>();
-    gradNorm.reset();
     for (at::Tensor &value : values)
       value.reset();
   });
   streams->synchronize();
+  // Of a graph that replays its updates, it does not know.
+  if (optimizer && graphs && !scaler)
+    optimizer->setSteps(updatesBefore + 1);
   double rate =
       optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
   result.learningRate = rate * lrFactor;
@@ -379,6 +416,21 @@ void Executor::addLoss(plan::ValueId loss) {
   // Added in another dtype, it would be copied to memory from the heap.
   lossTerm.copy_(values[loss].reshape({}));
   lossSum.add_(lossTerm);
+}
+
+void Executor::runMicrobatch() {
+  auto run = [this](size_t begin, size_t end) {
+    submit(training, begin, end);
+    if (begin == 0)
+      compute([this] { addLoss(plan.loss); });
+    streams->synchronize();
+  };
+  if (!graphs)
+    return run(0,
+               isLastMicrobatch() ? plan.instructions.size() : optimizerBegin);
+  for (StepGraphs::Segment *segment : graphs->segmentsOf(microbatch))
+    graphs->run(*segment, step, microbatch,
+                [&] { run(segment->begin, segment->end); });
 }
 
 void Executor::bindInputs(RankArena::Site site, const Inputs &inputs,
@@ -412,8 +464,11 @@ double Executor::evaluate(const Inputs &inputs) {
 }
 
 void Executor::setLearningRates(const std::vector<double> &rates) {
-  if (optimizer)
-    optimizer->setLearningRates(rates);
+  if (!optimizer || rates == optimizer->learningRates())
+    return;
+  optimizer->setLearningRates(rates);
+  if (graphs)
+    useGraphs(); // those that exist have the old ones
 }
 
 } // namespace fsdp::runtime

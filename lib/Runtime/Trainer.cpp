@@ -288,6 +288,8 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
       (*weights)->dropPages();
     }
   session.start();
+  if (options.graphs)
+    session.executor().useGraphs();
   if (options.fault)
     session.executor().setFault(*options.fault);
   std::optional<Profiler> profiler;
@@ -319,6 +321,9 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
     if (reporter)
       reporter->report(step, elapsed.count(), result, stats,
                        session.executor().memory(), evaluates);
+    if (reporter && options.graphs && step == StepGraphs::kWarmup)
+      std::fprintf(stderr, "cuda graphs: %s\n",
+                   session.executor().stepGraphs()->describe().c_str());
     if (profiler)
       profiler->endStep(elapsed.count());
   }

@@ -68,21 +68,6 @@ struct BytesOf {
   template <typename Kind> int64_t operator()(const Kind &) const { return 0; }
 };
 
-/// That of its module for an activation's copy; -1 where that has none.
-int32_t unitOf(const Plan &plan, const Instruction &instruction) {
-  return std::visit(
-      [&](const auto &kind) {
-        if constexpr (requires { kind.unit; })
-          return kind.unit;
-        else
-          return instruction.module < 0
-                     ? -1
-                     : unitOfModule(plan,
-                                    plan.modules[size_t(instruction.module)]);
-      },
-      instruction.kind);
-}
-
 } // namespace
 
 std::vector<CollectiveUse> findCollectives(const Plan &plan) {
@@ -113,7 +98,7 @@ std::vector<CollectiveUse> findCollectives(const Plan &plan) {
     CollectiveUse use;
     use.instruction = int32_t(i);
     use.kind = ownStream(instruction);
-    use.unit = unitOf(plan, instruction);
+    use.unit = unitOfInstruction(plan, instruction);
     use.bytes = std::visit(BytesOf{plan}, instruction.kind);
     if (instruction.phase != Phase::Optimizer)
       use.times =

@@ -85,6 +85,8 @@ int main(int argc, char **argv) {
           std::map<std::string, Backend>{{"shm", Backend::Shm},
                                          {"gloo", Backend::Gloo},
                                          {"nccl", Backend::Nccl}}));
+  app.add_flag("--cuda-graphs", options.graphs,
+               "with --device cuda: capture a step once, and replay it");
   std::string streams = "serial";
   int64_t maxStreamDelay = 0;
   app.add_option("--streams", streams,
@@ -127,6 +129,9 @@ int main(int argc, char **argv) {
     if (onGpu != (options.backend == Backend::Nccl))
       throw InputError("--comm: with --device " + options.device +
                        (onGpu ? " expected nccl" : " expected shm or gloo"));
+    if (options.graphs && (!onGpu || !options.profilePath.empty()))
+      throw InputError("--cuda-graphs: expected --device cuda and no "
+                       "--profile");
     if (onGpu && options.maxStreamDelay)
       throw InputError("--streams: expected serial with --device cuda, which "
                        "has streams of its own, got threads");

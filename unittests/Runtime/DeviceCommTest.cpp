@@ -34,7 +34,8 @@ TEST_P(DeviceComm, HasThemOnThreads) {
   std::vector<Outcome> serial = runOverShm(plan);
   for (uint64_t seed = 0; seed < plan::kNumStreams; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    EXPECT_EQ(runOverGloo(plan, {.maxDelayMicroseconds = 300, .seed = seed}),
+    EXPECT_EQ(runOverGloo(plan, {.streams = {.maxDelayMicroseconds = 300,
+                                             .seed = seed}}),
               serial);
   }
 }

@@ -29,10 +29,11 @@ protected:
 TEST_P(StreamRaces, NoneInACompiledPlan) {
   plan::Plan plan = compiledPlan(GetParam());
   std::vector<Outcome> serial = runOverShm(plan);
-  EXPECT_EQ(runOverShm(plan, {.maxDelayMicroseconds = 0}), serial);
+  EXPECT_EQ(runOverShm(plan, {.streams = {.maxDelayMicroseconds = 0}}), serial);
   for (uint64_t seed = 0; seed < plan::kNumStreams; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    EXPECT_EQ(runOverShm(plan, {.maxDelayMicroseconds = 300, .seed = seed}),
+    EXPECT_EQ(runOverShm(plan, {.streams = {.maxDelayMicroseconds = 300,
+                                            .seed = seed}}),
               serial);
   }
 }
@@ -78,8 +79,10 @@ TEST(StreamRacesDeathTest, AreNoticedWhereAWaitIsMissing) {
           try {
             // Computation late on one rank; then gathers on one, reductions on
             // the other, by more than what they may run beside.
-            runOverShm(mutant, {.maxDelayMicroseconds = 1000, .seed = 0});
-            runOverShm(mutant, {.maxDelayMicroseconds = 50000, .seed = 1});
+            runOverShm(mutant,
+                       {.streams = {.maxDelayMicroseconds = 1000, .seed = 0}});
+            runOverShm(mutant,
+                       {.streams = {.maxDelayMicroseconds = 50000, .seed = 1}});
           } catch (const RunError &) {
             std::exit(1);
           }

@@ -22,18 +22,17 @@ using namespace runtime;
 
 namespace {
 
-constexpr int64_t kSteps = 3;
-
 using Connect = std::function<std::unique_ptr<Comm>(Device &, int64_t rank)>;
 
 Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
-                const StreamSettings &streams) {
+                const RunSettings &settings) {
   c10::InferenceMode guard;
   at::set_num_threads(1);
-  std::unique_ptr<Device> device = makeCpuDevice();
+  std::unique_ptr<Device> device =
+      settings.makeDevice ? settings.makeDevice() : makeCpuDevice();
   std::unique_ptr<Comm> comm = connect(*device, rank);
   Position position;
-  Session session(plan, *comm, *device, position, {}, streams);
+  Session session(plan, *comm, *device, position, {}, settings.streams);
   for (size_t p = 0; p < plan.params.size(); ++p) {
     at::Generator generator = at::detail::createCPUGenerator(p + 1);
     at::Tensor whole =
@@ -43,8 +42,10 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
   for (at::Tensor buffer : session.buffers())
     buffer.fill_(0.5);
   session.start();
+  if (settings.makeDevice)
+    session.executor().useGraphs();
   Outcome outcome;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < settings.steps; ++step) {
     auto inputs = [&](int64_t microbatch) {
       return stepInputs(plan, nullptr, 1,
                         step * plan.accumulationSteps + microbatch, rank);
@@ -62,7 +63,7 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
 }
 
 std::vector<Outcome> runRanks(const plan::Plan &plan, const Connect &connect,
-                              const StreamSettings &streams,
+                              const RunSettings &settings,
                               const std::function<void()> &abort) {
   std::vector<Outcome> outcomes(size_t(plan.worldSize));
   std::vector<std::exception_ptr> errors(outcomes.size());
@@ -70,7 +71,7 @@ std::vector<Outcome> runRanks(const plan::Plan &plan, const Connect &connect,
   for (int64_t rank = 0; rank < plan.worldSize; ++rank)
     ranks.emplace_back([&, rank] {
       try {
-        outcomes[size_t(rank)] = runRank(plan, connect, rank, streams);
+        outcomes[size_t(rank)] = runRank(plan, connect, rank, settings);
       } catch (...) {
         errors[size_t(rank)] = std::current_exception();
         abort();
@@ -92,17 +93,17 @@ plan::Plan compiledPlan(const std::string &name) {
 }
 
 std::vector<Outcome> runOverShm(const plan::Plan &plan,
-                                const StreamSettings &streams) {
+                                const RunSettings &settings) {
   ShmSegment segment(plan);
   auto connect = [&](Device &, int64_t rank) {
-    return std::make_unique<ShmComm>(plan, segment, rank,
-                                     streams.maxDelayMicroseconds.has_value());
+    return std::make_unique<ShmComm>(
+        plan, segment, rank, settings.streams.maxDelayMicroseconds.has_value());
   };
-  return runRanks(plan, connect, streams, [&] { segment.abort(); });
+  return runRanks(plan, connect, settings, [&] { segment.abort(); });
 }
 
 std::vector<Outcome> runOverGloo(const plan::Plan &plan,
-                                 const StreamSettings &streams) {
+                                 const RunSettings &settings) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   auto connect = [&](Device &device, int64_t rank) {
     return std::make_unique<DeviceComm>(
@@ -111,7 +112,7 @@ std::vector<Outcome> runOverGloo(const plan::Plan &plan,
                           std::chrono::seconds(60)));
   };
   // The others notice by themselves that a rank is gone.
-  return runRanks(plan, connect, streams, [] {});
+  return runRanks(plan, connect, settings, [] {});
 }
 
 } // namespace fsdp::test

@@ -3,9 +3,11 @@
 #define FSDP_UNITTESTS_SUPPORT_RANKTHREADS_H
 
 #include "fsdp/Plan/Plan.h"
-#include "fsdp/Runtime/Streams.h"
+#include "fsdp/Runtime/Device.h"
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,12 +24,19 @@ struct Outcome {
 /// The plan test/Inputs/plans/<name>.json.
 plan::Plan compiledPlan(const std::string &name);
 
-/// Three steps from the same initial values on synthetic data, of every rank.
-/// Needs installSteeredAllocator.
+struct RunSettings {
+  int64_t steps = 3;
+  runtime::StreamSettings streams = {};
+  /// Of a rank, which then captures its steps; without one, the CPU.
+  std::function<std::unique_ptr<runtime::Device>()> makeDevice = {};
+};
+
+/// Steps from the same initial values on synthetic data, of every rank. Needs
+/// installSteeredAllocator.
 std::vector<Outcome> runOverShm(const plan::Plan &plan,
-                                const runtime::StreamSettings &streams = {});
+                                const RunSettings &settings = {});
 std::vector<Outcome> runOverGloo(const plan::Plan &plan,
-                                 const runtime::StreamSettings &streams = {});
+                                 const RunSettings &settings = {});
 
 } // namespace fsdp::test
 

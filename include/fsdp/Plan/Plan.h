@@ -531,6 +531,9 @@ ShardRuns shardRuns(const Plan &plan, int32_t param, int64_t index);
 /// A unit's name joins its modules with `+`; that of the root unit, which
 /// contains all, is "(root)".
 int32_t unitOfModule(const Plan &plan, std::string_view module);
+/// That which a collective gathers or reduces, else that of the module that the
+/// instruction came from; -1 if it came from none.
+int32_t unitOfInstruction(const Plan &plan, const Instruction &instruction);
 
 /// Any defect of a plan: the message names the file (or "plan"), the JSON path
 /// and what was expected and found.

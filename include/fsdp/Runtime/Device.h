@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace fsdp::runtime {
@@ -31,6 +32,15 @@ public:
   /// Puts memory behind the first `bytes`, if there is none yet. Throws
   /// RunError where the device has no more.
   virtual void back(size_t bytes) = 0;
+};
+
+/// Work that a device repeats without the host, on the memory on which it was
+/// captured: a CUDA graph.
+class DeviceGraph {
+public:
+  virtual ~DeviceGraph() = default;
+  /// On the thread's current stream.
+  virtual void replay() = 0;
 };
 
 class Device {
@@ -54,6 +64,16 @@ public:
   virtual void seed(uint64_t seed) = 0;
   /// Those that execute a plan.
   virtual std::unique_ptr<Streams> makeStreams() = 0;
+  /// Captures what `work` submits to streams that begin and end with the
+  /// thread's current one; it is not executed. Null where the device has no
+  /// graphs. Throws where something cannot be captured.
+  virtual std::unique_ptr<DeviceGraph>
+  capture(const std::function<void()> &work) {
+    return nullptr;
+  }
+  /// Marks what the thread submits until the matching end, for profilers.
+  virtual void beginRange(const char *name) {}
+  virtual void endRange() {}
   /// Waits for all that was begun on the device; throws its errors.
   virtual void synchronize() = 0;
 };

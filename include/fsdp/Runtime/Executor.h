@@ -17,6 +17,7 @@
 #include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/RankArena.h"
 #include "fsdp/Runtime/ShardedOptimizer.h"
+#include "fsdp/Runtime/StepGraphs.h"
 #include "fsdp/Runtime/Streams.h"
 
 #include <ATen/core/Tensor.h>
@@ -84,6 +85,11 @@ public:
 
   const RankArena &memory() const { return arena; }
 
+  /// Captures the step in graphs of the device from step StepGraphs::kWarmup
+  /// on. Not with a profiler. Call it before the first step.
+  void useGraphs() { graphs.emplace(plan, device); }
+  const std::optional<StepGraphs> &stepGraphs() const { return graphs; }
+
   void setFault(const Fault &value) { fault = value; }
   /// Measures the instructions of steps from now on; null: none. Borrowed.
   void setProfiler(Profiler *value) { profiler = value; }
@@ -97,6 +103,8 @@ private:
 
     const std::vector<plan::Instruction> &instructions;
     CallTable calls;
+    /// Per instruction: its phase and unit, an index into rangeNames.
+    std::vector<int32_t> ranges;
   };
   using Wait = Streams::Wait;
 
@@ -119,6 +127,11 @@ private:
   }
   /// Submits instructions [begin, end) to their streams.
   void submit(Program &program, size_t begin, size_t end);
+  /// Executes this microbatch, all streams joined.
+  void runMicrobatch();
+  void nameRanges(Program &program);
+  /// Ends the device's range that is open and begins another, -1: none.
+  void enterRange(int32_t range);
   /// Tell ThreadSanitizer what the instruction accesses.
   void annotateOperands(const plan::Instruction &instruction) const;
   void annotateResults(const plan::Instruction &instruction) const;
@@ -165,11 +178,15 @@ private:
   std::vector<at::Tensor> sums;
   int64_t step = 0;
   int64_t microbatch = 0;
+  std::optional<StepGraphs> graphs;
+  std::vector<std::string> rangeNames;
+  int32_t openRange = -1;
   double lrFactor = 1;
   /// On the device, read only after the step: the sum of its microbatches'
   /// losses and the last of them, in float64; the norm of its gradients.
-  at::Tensor lossSum, lossTerm;
-  at::Tensor gradNorm;
+  at::Tensor lossSum, lossTerm, gradNorm;
+  /// The plan clips.
+  bool clips = false;
   std::optional<Fault> fault;
   Profiler *profiler = nullptr;
   /// Ends before what its threads use.

@@ -31,6 +31,7 @@ struct RunOptions {
   int threads = 1;
   std::string device = "cpu"; ///< makeDevice
   Backend backend = Backend::Shm;
+  bool graphs = false; ///< Executor::useGraphs
   /// StreamSettings::maxDelayMicroseconds.
   std::optional<int64_t> maxStreamDelay;
   int64_t evalEvery = 0;    ///< steps from one evaluation to the next; 0: none

@@ -1,6 +1,7 @@
 //===- CudaDevice.cpp - a GPU as a rank's device --------------------------===//
 #include "CudaDevice.h"
 #include "CudaError.h"
+#include "CudaGraph.h"
 #include "CudaMemory.h"
 #include "CudaStreams.h"
 #include "SteeredCudaAllocator.h"
@@ -9,6 +10,8 @@
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
+
+#include <nvtx3/nvToolsExt.h>
 
 #include <mutex>
 
@@ -44,6 +47,12 @@ public:
   std::unique_ptr<Streams> makeStreams() override {
     return makeCudaStreams(device.index());
   }
+  std::unique_ptr<DeviceGraph>
+  capture(const std::function<void()> &work) override {
+    return captureCudaGraph(device.index(), work);
+  }
+  void beginRange(const char *name) override { nvtxRangePushA(name); }
+  void endRange() override { nvtxRangePop(); }
   void synchronize() override {
     checkCuda(cudaDeviceSynchronize(), "finish the work of the GPU");
   }

@@ -1,0 +1,106 @@
+//===- StepGraphs.cpp - a step as graphs of the device --------------------===//
+#include "fsdp/Runtime/StepGraphs.h"
+#include "fsdp/Runtime/CallTable.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <utility>
+
+namespace fsdp::runtime {
+
+namespace {
+
+/// Why the host takes part in forward and backward; empty if it does not.
+std::string reasonOfBackward(const plan::Plan &plan) {
+  for (const plan::Unit &unit : plan.units)
+    if (unit.cpuOffload)
+      return "unit \"" + unit.name + "\" is offloaded to the host";
+  return {};
+}
+
+/// The same of the optimizer phase.
+std::string reasonOfOptimizer(const plan::Plan &plan) {
+  const plan::Optimizer &optimizer = plan.optimizer;
+  if (plan.gradScaler)
+    return "the gradient scaler decides on the host whether a step is skipped";
+  if (plan.lrSchedule)
+    return "the learning rate changes from step to step";
+  if (optimizer.name == "plugin")
+    return "a plug-in optimizer runs on the host";
+  if (!optimizer.fused)
+    return "optimizer \"" + optimizer.name +
+           "\" without fused computes step by step on the host";
+  return {};
+}
+
+} // namespace
+
+StepGraphs::StepGraphs(const plan::Plan &plan, Device &device)
+    : plan(plan), device(device) {
+  size_t optimizerBegin = 0, end = plan.instructions.size();
+  for (size_t i = 0; i < end; ++i)
+    if (plan.instructions[i].phase != plan::Phase::Optimizer)
+      optimizerBegin = i + 1;
+  std::string backward = reasonOfBackward(plan);
+  std::string optimizer = reasonOfOptimizer(plan);
+  auto add = [&](std::vector<Segment> &list, size_t from, size_t to,
+                 const std::string &reason) {
+    Segment &segment = list.emplace_back(Segment{from, to, reason, {}});
+    segment.graphs.resize(size_t(plan.accumulationSteps));
+  };
+  if (plan.accumulationSteps > 1)
+    add(inner, 0, optimizerBegin, backward);
+  if (backward.empty() && optimizer.empty()) {
+    add(last, 0, end, {});
+    return;
+  }
+  add(last, 0, optimizerBegin, backward);
+  add(last, optimizerBegin, end, optimizer);
+}
+
+std::vector<StepGraphs::Segment *> StepGraphs::segmentsOf(int64_t microbatch) {
+  std::vector<Segment *> result;
+  bool isLast = microbatch == plan.accumulationSteps - 1;
+  for (Segment &segment : isLast ? last : inner)
+    result.push_back(&segment);
+  return result;
+}
+
+void StepGraphs::run(Segment &segment, int64_t step, int64_t microbatch,
+                     const std::function<void()> &submit) {
+  std::unique_ptr<DeviceGraph> &graph = segment.graphs[size_t(microbatch)];
+  if (!graph && segment.reason.empty() && step >= kWarmup) {
+    try {
+      graph = device.capture(submit);
+      if (!graph)
+        segment.reason = "the device has no graphs";
+    } catch (const AbortedError &) {
+      throw;
+    } catch (const PeerDiedError &) {
+      throw;
+    } catch (const std::exception &error) {
+      segment.reason = "it cannot be captured: " + firstLine(error.what());
+    }
+  }
+  if (graph)
+    graph->replay();
+  else
+    submit();
+}
+
+std::string StepGraphs::describe() const {
+  std::string text;
+  auto add = [&](const char *what, const Segment &segment) {
+    text += (text.empty() ? "" : "; ") + std::string(what) +
+            (segment.reason.empty() ? " captured"
+                                    : " not captured: " + segment.reason);
+  };
+  if (last.size() == 1) {
+    add("whole step", last[0]);
+    return text;
+  }
+  add("forward and backward", last[0]);
+  add("optimizer", last[1]);
+  return text;
+}
+
+} // namespace fsdp::runtime

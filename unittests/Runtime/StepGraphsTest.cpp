@@ -1,0 +1,169 @@
+//===- StepGraphsTest.cpp - what of a step is captured --------------------===//
+#include "fsdp/Runtime/StepGraphs.h"
+#include "Support/RankThreads.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/SteeredAllocator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace fsdp::test {
+namespace {
+
+using namespace runtime;
+using testing::HasSubstr;
+
+/// What it captures it calls at each replay, as a GPU would execute it.
+class ReplayingDevice : public Device {
+public:
+  c10::Device where() const override { return host->where(); }
+  std::unique_ptr<DeviceMemory> reserve(size_t bytes) override {
+    return host->reserve(bytes);
+  }
+  std::unique_ptr<DeviceMemory> reserveHost(size_t bytes) override {
+    return host->reserveHost(bytes);
+  }
+  void copy(void *to, const void *from, size_t bytes) override {
+    host->copy(to, from, bytes);
+  }
+  void *allocate(size_t bytes) override { return host->allocate(bytes); }
+  c10::DeleterFnPtr deleter() const override { return host->deleter(); }
+  void seed(uint64_t seed) override { host->seed(seed); }
+  std::unique_ptr<Streams> makeStreams() override {
+    return host->makeStreams();
+  }
+  void synchronize() override {}
+  std::unique_ptr<DeviceGraph>
+  capture(const std::function<void()> &work) override {
+    struct Graph : DeviceGraph {
+      std::function<void()> work;
+      int &replays;
+      Graph(std::function<void()> work, int &replays)
+          : work(std::move(work)), replays(replays) {}
+      void replay() override {
+        ++replays;
+        work();
+      }
+    };
+    ++captures;
+    if (!refusal.empty())
+      throw RunError(refusal);
+    return std::make_unique<Graph>(work, replays);
+  }
+
+  std::unique_ptr<Device> host = makeCpuDevice();
+  int captures = 0, replays = 0;
+  std::string refusal;
+};
+
+class StepGraphsTest : public testing::Test {
+protected:
+  /// Calls of `submit` in so many steps.
+  int run(const plan::Plan &plan, int64_t steps) {
+    StepGraphs graphs(plan, device);
+    int calls = 0;
+    for (int64_t step = 0; step < steps; ++step)
+      for (int64_t m = 0; m < plan.accumulationSteps; ++m)
+        for (StepGraphs::Segment *segment : graphs.segmentsOf(m))
+          graphs.run(*segment, step, m, [&] { ++calls; });
+    description = graphs.describe();
+    return calls;
+  }
+
+  ReplayingDevice device;
+  std::string description;
+};
+
+plan::Plan fused(const std::string &name) {
+  plan::Plan plan = compiledPlan(name);
+  plan.optimizer.fused = true;
+  plan.lrSchedule.reset();
+  return plan;
+}
+
+TEST_F(StepGraphsTest, CapturesAWholeStepOnce) {
+  run(fused("llama-2"), StepGraphs::kWarmup + 4);
+  EXPECT_EQ(description, "whole step captured");
+  EXPECT_EQ(device.captures, 1);
+  EXPECT_EQ(device.replays, 4);
+}
+
+TEST_F(StepGraphsTest, CapturesEachMicrobatch) {
+  plan::Plan plan = fused("llama-microbatches-2");
+  ASSERT_EQ(plan.accumulationSteps, 2);
+  run(plan, StepGraphs::kWarmup + 2);
+  EXPECT_EQ(device.captures, 2);
+  EXPECT_EQ(device.replays, 4);
+}
+
+TEST_F(StepGraphsTest, LeavesOutAnOptimizerThatTheHostTakesPartIn) {
+  plan::Plan plan = fused("llama-2");
+  plan.lrSchedule.emplace();
+  run(plan, StepGraphs::kWarmup + 1);
+  EXPECT_EQ(description, "forward and backward captured; optimizer not "
+                         "captured: the learning rate changes from step to "
+                         "step");
+  EXPECT_EQ(device.captures, 1);
+
+  plan = fused("llama-2");
+  plan.optimizer.fused = false;
+  run(plan, 1);
+  EXPECT_THAT(description, HasSubstr("without fused"));
+
+  plan = fused("llama-2");
+  plan.gradScaler.emplace();
+  run(plan, 1);
+  EXPECT_THAT(description, HasSubstr("gradient scaler"));
+}
+
+TEST_F(StepGraphsTest, LeavesOutWhatIsOnTheHost) {
+  plan::Plan plan = fused("llama-2");
+  plan.units.front().cpuOffload = true;
+  run(plan, StepGraphs::kWarmup + 1);
+  EXPECT_THAT(description, HasSubstr("forward and backward not captured: unit "
+                                     "\""));
+  EXPECT_THAT(description, HasSubstr("optimizer captured"));
+}
+
+TEST_F(StepGraphsTest, GoesOnWhereACaptureFails) {
+  device.refusal = "operation not permitted when stream is capturing\nmore";
+  EXPECT_EQ(run(fused("llama-2"), StepGraphs::kWarmup + 3),
+            StepGraphs::kWarmup + 3);
+  EXPECT_EQ(description, "whole step not captured: it cannot be captured: "
+                         "operation not permitted when stream is capturing");
+  EXPECT_EQ(device.captures, 1);
+}
+
+TEST_F(StepGraphsTest, GoesOnWhereTheDeviceHasNone) {
+  std::unique_ptr<Device> cpu = makeCpuDevice();
+  StepGraphs graphs(fused("llama-2"), *cpu);
+  int calls = 0;
+  for (int64_t step = 0; step < 5; ++step)
+    graphs.run(*graphs.segmentsOf(0).front(), step, 0, [&] { ++calls; });
+  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(graphs.describe(),
+            "whole step not captured: the device has no graphs");
+}
+
+class ReplayedPlans : public testing::TestWithParam<const char *> {};
+
+TEST_P(ReplayedPlans, HaveTheBitsOfSubmittedOnes) {
+  installSteeredAllocator();
+  for (bool isFused : {true, false}) {
+    plan::Plan plan = compiledPlan(GetParam());
+    plan.optimizer.fused = isFused;
+    RunSettings settings;
+    settings.steps = StepGraphs::kWarmup + 3;
+    std::vector<Outcome> submitted = runOverShm(plan, settings);
+    settings.makeDevice = [] { return std::make_unique<ReplayingDevice>(); };
+    EXPECT_EQ(runOverShm(plan, settings), submitted);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, ReplayedPlans,
+                         testing::Values("llama-2", "llama-hsdp-4",
+                                         "llama-microbatches-2",
+                                         "llama-activations-2"));
+
+} // namespace
+} // namespace fsdp::test
