@@ -8,6 +8,7 @@ report.txt, report.json and every run's files into --out. Exit status: 1 if anyt
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -16,10 +17,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import gpu_files
 import torch
@@ -82,36 +85,40 @@ def run_ranks(
     command: list[Any], world: int, env: Callable[[int], dict[str, str]], timeout: float
 ) -> None:
     """Runs a command as each of `world` ranks, each as if alone on a host with this GPU. Throws
-    RunFailed by the first that fails; the others end then."""
+    RunFailed by the first that fails; the others are killed then."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes, logs = [], []
     words = [str(word) for word in command]
-    for rank in range(world):
-        ranks = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-        ranks |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        own = {name: str(value) for name, value in ranks.items()}
-        processes.append(
-            subprocess.Popen(
+    with contextlib.ExitStack() as stack:
+        ranks: list[tuple[subprocess.Popen[str], IO[str]]] = []
+        for rank in range(world):
+            own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            texts = {name: str(value) for name, value in own.items()}
+            log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+            process = subprocess.Popen(
                 words,
-                env={**os.environ, **DETERMINISTIC, **own, **env(rank)},
+                env={**os.environ, **DETERMINISTIC, **texts, **env(rank)},
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=log,
                 text=True,
             )
-        )
-    try:
-        for rank, process in enumerate(processes):
-            logs.append(process.communicate(timeout=timeout)[1])
-            if process.returncode:
-                raise RunFailed(f"rank {rank}: {last_line(logs[-1], process.returncode)}")
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"not finished after {timeout:.0f} s") from None
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            ranks.append((process, log))
+        deadline = time.monotonic() + timeout
+        while True:
+            running = [process.poll() is None for process, _ in ranks]
+            for rank, (process, log) in enumerate(ranks):
+                if process.returncode:
+                    log.seek(0)
+                    raise RunFailed(f"rank {rank}: {last_line(log.read(), process.returncode)}")
+            if not any(running):
+                return
+            if time.monotonic() > deadline:
+                raise RunFailed(f"not finished after {timeout:.0f} s")
+            time.sleep(0.05)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

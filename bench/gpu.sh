@@ -76,7 +76,10 @@ print("gpu.sh: NCCL", ".".join(map(str, torch.cuda.nccl.version())))' ||
 
 build() {
   local options=(-DTorch_ROOT="$torch")
-  if [ ! -f build-gpu/CMakeCache.txt ] && ! ninja --version >/dev/null 2>&1; then
+  local cache=build-gpu/CMakeCache.txt
+  if [ -f $cache ]; then
+    options+=(-G "$(sed -n 's/^CMAKE_GENERATOR:INTERNAL=//p' $cache)")
+  elif ! ninja --version >/dev/null 2>&1; then
     options+=(-G "Unix Makefiles")
   fi
   say "building into build-gpu/"

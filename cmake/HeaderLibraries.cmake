@@ -8,7 +8,10 @@ function(fsdp_find_headers package version target header)
   if(TARGET ${target})
     return()
   endif()
-  find_path(FSDP_${package}_INCLUDE ${header} PATHS ${FSDP_THIRD_PARTY}/include)
+  # The packed one first: the system's may be too old.
+  find_path(FSDP_${package}_INCLUDE ${header} NO_DEFAULT_PATH
+    PATHS ${FSDP_THIRD_PARTY}/include)
+  find_path(FSDP_${package}_INCLUDE ${header})
   if(NOT FSDP_${package}_INCLUDE)
     message(FATAL_ERROR "no ${header}: install ${package} ${version} (make setup), or take a "
                         "tree that `bench/gpu.sh pack` made")

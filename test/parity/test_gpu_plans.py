@@ -56,3 +56,13 @@ def test_a_failing_runtime_fails_the_report(tmp_path: Path, section: str) -> Non
     failed = [item for item in items if item["status"] == "failed"]
     assert failed
     assert all("rank 0: fsdp-run: error: no such thing" in item["detail"] for item in failed)
+
+
+def test_a_failing_rank_ends_the_others(tmp_path: Path) -> None:
+    import gpu
+
+    script = 'if [ "$RANK" = 1 ]; then echo "error: rank one is lost" >&2; exit 3; fi; sleep 60'
+    with pytest.raises(gpu.RunFailed, match=r"^rank 1: error: rank one is lost$"):
+        gpu.run_ranks(["sh", "-c", script], 2, lambda rank: {}, timeout=50)
+    with pytest.raises(gpu.RunFailed, match=r"^not finished after 1 s$"):
+        gpu.run_ranks(["sleep", "60"], 2, lambda rank: {}, timeout=1)
