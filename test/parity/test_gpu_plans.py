@@ -66,3 +66,27 @@ def test_a_failing_rank_ends_the_others(tmp_path: Path) -> None:
         gpu.run_ranks(["sh", "-c", script], 2, lambda rank: {}, timeout=50)
     with pytest.raises(gpu.RunFailed, match=r"^not finished after 1 s$"):
         gpu.run_ranks(["sleep", "60"], 2, lambda rank: {}, timeout=1)
+
+
+def test_an_fsdp2_that_gloo_aborts_is_run_again_on_cpu_ranks_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gpu
+
+    runs: list[bool] = []
+
+    def abort_once(command: list[object], *rest: object) -> None:
+        runs.append(True)
+        if len(runs) == 1:
+            error = gpu.RunFailed("rank 0: terminate called without an active exception")
+            error.by_signal = True
+            raise error
+        Path(str(command[command.index("--metrics") + 1])).write_text('{"step": 1}\n')
+
+    monkeypatch.setattr(gpu, "run_ranks", abort_once)
+    files = (tmp_path / "weights", tmp_path / "batches")
+    on_cpu, on_gpu = (gpu.Setup(tmp_path, tmp_path, device, 1) for device in ("cpu", "cuda"))
+    assert gpu.run_fsdp2(on_cpu, PARITY[0], files, 1, "run") == [{"step": 1}]
+    runs.clear()
+    with pytest.raises(gpu.RunFailed):
+        gpu.run_fsdp2(on_gpu, PARITY[0], files, 1, "run")
