@@ -2,7 +2,7 @@
 
 bench/gpu.sh builds the runtime and runs this. Needs torch and the standard library. Writes
 report.txt, report.json and every run's files into --out. Exit status: 1 if anything failed.
-`--device cpu` runs the same on shared memory and Gloo, which tests this script.
+`--device cpu` runs the same over Gloo, which tests this script.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from gpu_report import (
 SKIPPED = 77
 
 SECTIONS = ("tests", "sanitizer", "parity", "bench")
+
+COMM = {"cuda": "nccl", "cpu": "gloo"}
 
 # Equal results of equal calls, whichever stream cuBLAS runs on.
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -166,10 +168,8 @@ def run_plan(
     metrics = files[0].with_name(f"{stem}.jsonl")
     command = [setup.fsdp_run, case.plan, "--weights", files[0], "--data", files[1]]
     command += ["--steps", steps, "--metrics", metrics, *options]
-    if setup.device == "cpu":
-        run_ranks([*command, "--nproc", case.world], 1, env, setup.timeout)
-    else:
-        run_ranks([*command, "--device", "cuda"], case.world, env, setup.timeout)
+    command += ["--device", setup.device, "--comm", COMM[setup.device]]
+    run_ranks(command, case.world, env, setup.timeout)
     return read_metrics(metrics)
 
 

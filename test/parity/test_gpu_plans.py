@@ -33,7 +33,7 @@ def test_committed_plans_are_the_compilers(tmp_path: Path) -> None:
 
 
 def test_parity_on_cpu_ranks(tmp_path: Path) -> None:
-    """The script itself, with shared memory and Gloo in the place of a GPU."""
+    """The script itself, with Gloo in the place of NCCL."""
     options = ["--only", "parity", "--parity-steps", 2, "--out", tmp_path]
     done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", BIN.parent, *options)
     assert done.returncode == 0, done.stdout + done.stderr
