@@ -37,7 +37,8 @@ from gpu_report import (
     render,
 )
 
-# The exit status of CudaTests without a GPU.
+# Those that need a GPU, and their exit status without one.
+GPU_TESTS = ("CudaTests", "NcclTests")
 SKIPPED = 77
 
 SECTIONS = ("tests", "sanitizer", "parity", "bench")
@@ -240,11 +241,11 @@ def run_program(setup: Setup, report: Report, name: str, command: list[Any], log
 
 
 def run_tests(setup: Setup, report: Report) -> None:
-    for program in ("CudaTests", "RuntimeTests", "PlanTests"):
+    for program in (*GPU_TESTS, "RuntimeTests", "PlanTests"):
         path = setup.build / "bin" / program
         if not path.exists():
             report.items.append(Item(program, "skipped", "not built"))
-        elif setup.device == "cuda" or program != "CudaTests":
+        elif setup.device == "cuda" or program not in GPU_TESTS:
             run_program(setup, report, program, [path], setup.out / f"{program}.log")
 
 
