@@ -1,6 +1,7 @@
 //===- LocalStore.cpp - a store for ranks that one process forks ----------===//
 #include "fsdp/Runtime/LocalStore.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/RankBoard.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -49,6 +50,7 @@ LocalStore::~LocalStore() {
 
 const c10::intrusive_ptr<c10d::Store> &
 LocalStore::connect(int64_t rank, std::chrono::milliseconds timeout) {
+  ignoreBrokenPipes();
   ownRank = rank;
   c10d::TCPStoreOptions options;
   options.port = listeningPort;

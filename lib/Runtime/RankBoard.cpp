@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -104,9 +105,16 @@ struct RankBoard::State {
   }
 };
 
+void ignoreBrokenPipes() {
+  struct sigaction now{};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
+    std::signal(SIGPIPE, SIG_IGN);
+}
+
 RankBoard::RankBoard(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                      int64_t worldSize)
     : state(std::make_unique<State>()) {
+  ignoreBrokenPipes();
   state->store = store->clone();
   state->rank = rank;
   state->worldSize = worldSize;

@@ -1,6 +1,7 @@
 //===- Rendezvous.cpp - how ranks find each other -------------------------===//
 #include "fsdp/Runtime/Rendezvous.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/RankBoard.h"
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -67,6 +68,7 @@ std::optional<TorchrunEnvironment> torchrunEnvironment() {
 Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment) {
   if (!environment)
     return;
+  ignoreBrokenPipes();
   ownRank = environment->rank;
   ranks = environment->worldSize;
   c10d::TCPStoreOptions options;

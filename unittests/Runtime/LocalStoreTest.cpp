@@ -8,9 +8,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <thread>
+
+#include <unistd.h>
 
 namespace fsdp::test {
 namespace {
@@ -51,6 +54,19 @@ TEST(LocalStore, ConnectsForkedRanks) {
     comm->allReduce("sum", sum, ReduceOp::Sum)();
     if (sum.sum().item<double>() != double(kRanks) * (1 << 16))
       throw RunError("wrong sum");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(LocalStore, LetsAWriteToADeadPeerFail) {
+  LocalStore local(1);
+  auto errors = forkRanks(1, [&](int64_t rank) {
+    local.connect(rank);
+    int ends[2];
+    if (pipe(ends) != 0 || close(ends[0]) != 0)
+      throw RunError("no pipe");
+    if (write(ends[1], "", 1) != -1 || errno != EPIPE)
+      throw RunError("the write did not fail");
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }

@@ -19,6 +19,11 @@ class Store;
 
 namespace fsdp::runtime {
 
+/// Lets a write to a peer that is gone fail, instead of killing this process by
+/// SIGPIPE, unless that is handled: neither Gloo nor c10d's stores do, as
+/// Python ignores it. Called by what opens their sockets.
+void ignoreBrokenPipes();
+
 /// Who has come to a communicator, who has failed and how far each rank is,
 /// over a store that the ranks of a job share. A thread answers the questions
 /// of the others. All methods may be called from any thread.
