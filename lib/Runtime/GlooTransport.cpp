@@ -330,7 +330,7 @@ public:
       return std::make_unique<GlooCommunicator>(*board, name, key, ranks, group,
                                                 timeout, progress);
     } catch (const std::exception &) {
-      std::string failure = board->failure();
+      std::string failure = board->awaitFailure();
       if (!failure.empty())
         throw AbortedError("communicator \"" + name + "\": " + failure);
       throw RunError("communicator \"" + name + "\": cannot connect " +

@@ -84,17 +84,18 @@ INSTANTIATE_TEST_SUITE_P(Ranks, LocalStoreFailure, testing::Values(0, 2));
 TEST_P(LocalStoreFailure, IsToldToAll) {
   auto errors = forkTransports([&](Transport &transport) {
     auto comm = transport.connect("all", {0, 1, 2});
+    at::Tensor sum = at::ones({8});
+    comm->allReduce("first", sum, ReduceOp::Sum)();
     if (transport.rank() == GetParam())
       throw RunError("no more data");
-    at::Tensor sum = at::ones({8});
-    comm->allReduce("sum", sum, ReduceOp::Sum)();
+    comm->allReduce("second", sum, ReduceOp::Sum)();
   });
   for (int64_t rank = 0; rank < kRanks; ++rank)
     EXPECT_THAT(
         errors[size_t(rank)],
         HasSubstr(rank == GetParam()
                       ? "no more data"
-                      : "sum (collective 1 of communicator \"all\"): rank " +
+                      : "second (collective 2 of communicator \"all\"): rank " +
                             std::to_string(GetParam()) + ": no more data"));
 }
 
