@@ -86,8 +86,11 @@ TEST_P(LocalStoreFailure, IsToldToAll) {
     auto comm = transport.connect("all", {0, 1, 2});
     at::Tensor sum = at::ones({8});
     comm->allReduce("first", sum, ReduceOp::Sum)();
-    if (transport.rank() == GetParam())
+    if (transport.rank() == GetParam()) {
+      // Before the communicator closes its sockets, which the others see.
+      transport.fail("no more data");
       throw RunError("no more data");
+    }
     comm->allReduce("second", sum, ReduceOp::Sum)();
   });
   for (int64_t rank = 0; rank < kRanks; ++rank)
