@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <map>
@@ -365,6 +366,7 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
 
 StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   c10::InferenceMode guard;
+  auto begin = std::chrono::steady_clock::now();
   step = newStep;
   comm.beginStep(step);
   position.step.store(step, std::memory_order_relaxed);
@@ -380,6 +382,10 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
     runMicrobatch();
   }
   StepResult result;
+  if (!device.where().is_cpu())
+    result.hostSeconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
   compute([&] {
     result.loss = lossSum.item<double>() / double(plan.accumulationSteps);
     if (clips)

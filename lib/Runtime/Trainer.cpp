@@ -97,6 +97,9 @@ public:
     std::string norm;
     if (result.gradNorm)
       norm = "\"grad_norm\": " + digits9(*result.gradNorm) + ", ";
+    std::string host;
+    if (result.hostSeconds)
+      host = "\"host_ms\": " + digits9(*result.hostSeconds * 1e3) + ", ";
     std::string scaling;
     if (result.lossScale)
       scaling = "\"loss_scale\": " + digits9(*result.lossScale) +
@@ -108,13 +111,13 @@ public:
     std::fprintf(
         file.get(),
         "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
-        "%s%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+        "%s%s%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
         "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld, "
         "\"arena_bytes\": %lld, \"scratch_bytes\": %lld, "
         "\"allocator_calls\": %lld}\n",
         static_cast<long long>(step + 1), digits9(loss).c_str(), losses.c_str(),
-        evaluation.c_str(), norm.c_str(), scaling.c_str(), result.learningRate,
-        seconds * 1e3, rate, static_cast<long long>(peak),
+        evaluation.c_str(), norm.c_str(), scaling.c_str(), host.c_str(),
+        result.learningRate, seconds * 1e3, rate, static_cast<long long>(peak),
         static_cast<long long>(peakRss), static_cast<long long>(memory.bytes()),
         static_cast<long long>(scratch), static_cast<long long>(allocations));
     if (std::fflush(file.get()) != 0)
@@ -341,7 +344,9 @@ void runRank(const RunFiles &files, const RunOptions &options,
              const RankLink &link) {
   c10::InferenceMode guard;
   at::set_num_threads(options.threads);
-  installSteeredAllocator();
+  // On a GPU its memory alone is counted and placed.
+  if (!isGpu(options.device))
+    installSteeredAllocator();
   std::unique_ptr<Device> device = makeDevice(options.device, link.localRank);
   std::unique_ptr<Comm> comm = link.connect(*device);
   try {

@@ -228,10 +228,13 @@ def wait_for_step(metrics: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("comm", ["shm", "gloo"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_rank_killed_in_mid_step(llama: Captured, plan: Path, tmp_path: Path, victim: int) -> None:
+def test_rank_killed_in_mid_step(
+    llama: Captured, plan: Path, tmp_path: Path, victim: int, comm: str
+) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    command = [*with_data(plan, llama.data, steps=1000000), "--metrics", metrics]
+    command = [*with_data(plan, llama.data, steps=1000000), "--metrics", metrics, "--comm", comm]
     with subprocess.Popen([str(x) for x in command], stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(metrics, process)
         ranks = children(process.pid)
@@ -245,6 +248,41 @@ def test_rank_killed_in_mid_step(llama: Captured, plan: Path, tmp_path: Path, vi
     assert len(errors) == 1, stderr
     assert re.search(rf"rank {victim}\b.*(killed|died)", errors[0]), errors[0]
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+@pytest.mark.parametrize("comm", ["shm", "gloo"])
+def test_rank_fails_in_mid_step(llama: Captured, plan: Path, comm: str) -> None:
+    command = [*with_data(plan, llama.data), "--comm", comm, "--inject-fault", "1:2:30:throw"]
+    done = execute(command, check=False)
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert len(errors) == 1, done.stderr
+    assert re.search(r"rank 1: step 2: .*injected fault", errors[0]), errors[0]
+
+
+OPTIONS = {
+    "unknown_device": (["--device", "gpu"], 'expected cpu, cuda or cuda:N, got "gpu"'),
+    "nccl_on_the_cpu": (["--comm", "nccl"], "with --device cpu expected shm or gloo"),
+    "gloo_on_a_gpu": (["--device", "cuda", "--comm", "gloo"], "expected nccl"),
+    "graphs_on_the_cpu": (["--cuda-graphs"], "--cuda-graphs: expected --device cuda"),
+    "threads_on_a_gpu": (["--device", "cuda", "--streams", "threads"], "expected serial"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_devices(llama: Captured, plan: Path, name: str) -> None:
+    options, message = OPTIONS[name]
+    done = execute([*with_data(plan, llama.data), *options], check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(llama: Captured, plan: Path) -> None:
+    done = execute([*with_data(plan, llama.data), "--device", "cuda"], check=False)
+    assert done.returncode == 2
+    expected = r"rank \d: (expected GPU \d, got no GPU|no CUDA in this program)"
+    assert re.search(expected, done.stderr), done.stderr
 
 
 def test_interrupted(llama: Captured, plan: Path, tmp_path: Path) -> None:

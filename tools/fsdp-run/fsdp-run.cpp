@@ -3,8 +3,10 @@
 #include "fsdp/Runtime/Launcher.h"
 
 #include <CLI/CLI.hpp>
+#include <c10/util/Logging.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <string>
@@ -33,6 +35,9 @@ Fault parseFault(const std::string &text) {
 } // namespace
 
 int main(int argc, char **argv) {
+  // c10d warns at length of a peer that is gone, of which this program reports.
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();
   CLI::App app("Trains a model by executing a plan made by fsdp-opt.\n"
                "Exit status: 0 success, 1 the run failed, 2 bad input.");
   RunOptions options;

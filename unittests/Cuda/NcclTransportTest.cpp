@@ -39,7 +39,7 @@ constexpr int kSkipped = 77;
 
 struct Rank {
   Device &device;
-  NcclTransport &transport;
+  Transport &transport;
   int64_t index;
 
   at::TensorOptions options(at::ScalarType dtype) const {

@@ -46,6 +46,9 @@ struct StepResult {
   std::optional<double> gradNorm;
   /// What the loss was multiplied by, where the plan has a gradient scaler.
   std::optional<double> lossScale;
+  /// Until the host had submitted the step, on a device that executes it by
+  /// itself.
+  std::optional<double> hostSeconds;
   /// A gradient was not finite: no parameter changed.
   bool skipped = false;
 };
