@@ -43,6 +43,7 @@ SKIPPED = 77
 
 SECTIONS = ("tests", "sanitizer", "parity", "bench")
 
+GRAPHS = ("--cuda-graphs",)
 COMM = {"cuda": "nccl", "cpu": "gloo"}
 
 # Equal results of equal calls, whichever stream cuBLAS runs on.
@@ -191,16 +192,18 @@ def compare(setup: Setup, case: Case, steps: int, env: Callable[[int], dict[str,
         return Item(name, "refused" if case.world > 1 else "failed", f"FSDP2: {error}")
     if difference := first_difference(theirs[1], theirs[0]):
         return Item(name, "skipped", f"FSDP2 differs from itself: {difference}")
-    try:
-        options = ("--save-weights", str(saved["fsdp-run"]))
-        run = run_plan(setup, case, files, steps, "fsdp-run", env, options)
-    except RunFailed as error:
-        return Item(name, "failed", f"fsdp-run: {error}")
-    ours = [line["rank_losses"] for line in run]
-    difference = first_difference(ours, theirs[0])
-    difference = difference or different_weights(saved["fsdp-run"], saved["fsdp2"])
-    if difference:
-        return Item(name, "failed", difference)
+    for graphs in ((), GRAPHS) if setup.device == "cuda" else ((),):
+        stem = " ".join(("fsdp-run", *graphs))
+        try:
+            options = ("--save-weights", str(saved["fsdp-run"]), *graphs)
+            run = run_plan(setup, case, files, steps, "fsdp-run", env, options)
+        except RunFailed as error:
+            return Item(name, "failed", f"{stem}: {error}")
+        ours = [line["rank_losses"] for line in run]
+        difference = first_difference(ours, theirs[0])
+        difference = difference or different_weights(saved["fsdp-run"], saved["fsdp2"])
+        if difference:
+            return Item(name, "failed", f"{stem}: {difference}")
     return Item(name, "passed", f"{steps} steps, losses and final parameters bit for bit")
 
 
@@ -275,6 +278,8 @@ def run_bench(setup: Setup, report: Report, rounds: int, steps: int, warmup: int
             "FSDP2 compiled": (run_fsdp2, ("--compile",)),
             "fsdp-run": (run_plan, ()),
         }
+        if setup.device == "cuda":
+            sides["fsdp-run graphs"] = (run_plan, GRAPHS)
         samples: list[Sample] = []
         broken: dict[str, str] = {}
         for number in range(rounds):
