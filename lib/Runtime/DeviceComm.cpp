@@ -40,7 +40,7 @@ int64_t numRows(const plan::Param &param) {
 } // namespace
 
 DeviceComm::DeviceComm(const plan::Plan &plan, Device &device,
-                       std::unique_ptr<Transport> given)
+                       std::shared_ptr<Transport> given)
     : plan(plan), device(device), transport(std::move(given)),
       copied(plan.params.size()), gathered(plan.units.size()),
       kept(plan.params.size()) {

@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/GradientClipping.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
@@ -34,8 +35,16 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
   lossSum = at::zeros({}, at::dtype(at::kDouble).device(device.where()));
   lossTerm = at::zeros_like(lossSum);
   gradNorm = at::zeros_like(lossSum);
+  for (const plan::Instruction &instruction : plan.instructions)
+    clips |= std::holds_alternative<plan::ClipGradNorm>(instruction.kind);
   nameRanges(training);
   nameRanges(evaluation);
+  for (const plan::Unit &unit : plan.units)
+    if (unit.cpuOffload && !device.where().is_cpu() &&
+        (clips || plan.gradScaler))
+      throw InputError("unit \"" + unit.name +
+                       "\" is offloaded: on a GPU expected no clipping and no "
+                       "gradient scaler with it");
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler, device.where());
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
@@ -44,7 +53,6 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
       optimizerBegin = i + 1;
     if (const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind))
       createOptimizer(*step, folder);
-    clips |= std::holds_alternative<plan::ClipGradNorm>(instruction.kind);
   }
 }
 
@@ -424,19 +432,72 @@ void Executor::addLoss(plan::ValueId loss) {
   lossSum.add_(lossTerm);
 }
 
+void Executor::runPart(size_t begin, size_t end) {
+  submit(training, begin, end);
+  if (begin == 0)
+    compute([this] { addLoss(plan.loss); });
+  streams->synchronize();
+}
+
 void Executor::runMicrobatch() {
-  auto run = [this](size_t begin, size_t end) {
-    submit(training, begin, end);
-    if (begin == 0)
-      compute([this] { addLoss(plan.loss); });
-    streams->synchronize();
-  };
   if (!graphs)
-    return run(0,
-               isLastMicrobatch() ? plan.instructions.size() : optimizerBegin);
-  for (StepGraphs::Segment *segment : graphs->segmentsOf(microbatch))
-    graphs->run(*segment, step, microbatch,
-                [&] { run(segment->begin, segment->end); });
+    return runPart(0, isLastMicrobatch() ? plan.instructions.size()
+                                         : optimizerBegin);
+  HostState before = aliasState();
+  checkInputs(before);
+  std::vector<StepGraphs::Segment *> segments = graphs->segmentsOf(microbatch);
+  for (StepGraphs::Segment *segment : segments) {
+    StepGraphs::Outcome outcome = graphs->run(
+        *segment, microbatch,
+        [this, begin = segment->begin, end = segment->end] {
+          runPart(begin, end);
+        },
+        [&] { restoreState(before); });
+    if (segment == segments.back())
+      break;
+    // What the next segment takes of this one: a replay gives the host nothing.
+    if (outcome == StepGraphs::Outcome::Captured)
+      carried = aliasState().values;
+    if (outcome == StepGraphs::Outcome::Replayed)
+      values = carried;
+    before = aliasState();
+  }
+}
+
+Executor::HostState Executor::aliasState() const {
+  auto alias = [](const at::Tensor &tensor) {
+    return tensor.defined() && tensor.has_storage()
+               ? at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(),
+                               tensor.strides(), tensor.options())
+               : tensor;
+  };
+  HostState state{values, gathered, sums};
+  for (std::vector<at::Tensor> *list : {&state.values, &state.sums})
+    for (at::Tensor &tensor : *list)
+      tensor = alias(tensor);
+  for (std::vector<at::Tensor> &unit : state.gathered)
+    for (at::Tensor &tensor : unit)
+      tensor = alias(tensor);
+  return state;
+}
+
+void Executor::restoreState(const HostState &state) {
+  values = state.values;
+  gathered = state.gathered;
+  sums = state.sums;
+}
+
+void Executor::checkInputs(const HostState &state) {
+  capturedInputs.resize(size_t(plan.accumulationSteps));
+  std::vector<const void *> places;
+  for (const plan::Input &input : plan.inputs)
+    places.push_back(state.values[input.value].const_data_ptr());
+  std::vector<const void *> &before = capturedInputs[size_t(microbatch)];
+  if (graphs->isCaptured(microbatch) && places != before)
+    throw RunError(
+        "step " + std::to_string(step + 1) +
+        ": the inputs lie elsewhere than when the step was captured");
+  before = std::move(places);
 }
 
 void Executor::bindInputs(RankArena::Site site, const Inputs &inputs,

@@ -70,18 +70,17 @@ private:
     if (!store)
       return std::make_unique<ShmComm>(plan, shared, rank,
                                        options.maxStreamDelay.has_value());
-    auto made = makeTransport(options.backend, store->connect(rank), rank,
+    transport = makeTransport(options.backend, store->connect(rank), rank,
                               plan.worldSize, device);
-    transport = made.get();
-    return std::make_unique<DeviceComm>(plan, device, std::move(made));
+    return std::make_unique<DeviceComm>(plan, device, transport);
   }
 
   const plan::Plan &plan;
   const RunOptions &options;
   ShmSegment shared;
   std::optional<LocalStore> store;
-  /// Of this process, while the rank is connected and, for leave(), after.
-  Transport *transport = nullptr;
+  /// Of this process.
+  std::shared_ptr<Transport> transport;
 };
 
 [[noreturn]] void rankMain(const RunFiles &files, const RunOptions &options,

@@ -122,7 +122,7 @@ RankArena::~RankArena() {
     }
   countAllocatedBytes(-arenaBytes - extraBytes());
   if (alive)
-    memory.release();
+    new std::shared_ptr(memory);
 }
 
 void RankArena::expectValues(const plan::Plan &plan, int64_t shardIndex) {
@@ -274,13 +274,19 @@ bool RankArena::isTaken(const std::byte *place, size_t bytes) {
 }
 
 std::byte *RankArena::findRoom(size_t bytes) {
+  // What a capture allocates and no step before did comes from the graph's
+  // own pool.
+  if (device.isCapturing())
+    return nullptr;
   if (isAsynchronous)
     device.synchronize();
   auto aligned = [&](std::byte *end) {
     return base + alignedBytes(size_t(end - base));
   };
   const std::map<std::byte *, Live> &live = registry().live;
-  std::byte *begin = base + arenaBytes + reservedBytes;
+  // Scratch of another stream may be in use, though nothing in it is alive.
+  std::byte *begin = base + std::max(arenaBytes + reservedBytes,
+                                     isAsynchronous ? scratchEnd : 0);
   auto next = live.lower_bound(begin);
   if (next != live.begin() && std::prev(next)->second.end > begin)
     begin = aligned(std::prev(next)->second.end);
@@ -443,6 +449,7 @@ void RankArena::placeScratch() {
     keep(end - arenaBytes);
     behind = end;
   }
+  scratchEnd = behind;
 }
 
 int64_t RankArena::placeScratch(Site site, int64_t behind) {

@@ -51,7 +51,7 @@ void Session::start() {
                   makeStreams());
   const RankArena &arena = program->memory();
   if (arena.bytes() > 0)
-    communication.registerMemory(arena.begin(), size_t(arena.bytes()));
+    communication.registerMemory(arena.deviceMemory(), size_t(arena.bytes()));
 }
 
 std::unique_ptr<Streams> Session::makeStreams() {

@@ -20,6 +20,8 @@ std::string reasonOfBackward(const plan::Plan &plan) {
 /// The same of the optimizer phase.
 std::string reasonOfOptimizer(const plan::Plan &plan) {
   const plan::Optimizer &optimizer = plan.optimizer;
+  if (std::string reason = reasonOfBackward(plan); !reason.empty())
+    return reason;
   if (plan.gradScaler)
     return "the gradient scaler decides on the host whether a step is skipped";
   if (plan.lrSchedule)
@@ -44,8 +46,9 @@ StepGraphs::StepGraphs(const plan::Plan &plan, Device &device)
   std::string optimizer = reasonOfOptimizer(plan);
   auto add = [&](std::vector<Segment> &list, size_t from, size_t to,
                  const std::string &reason) {
-    Segment &segment = list.emplace_back(Segment{from, to, reason, {}});
+    Segment &segment = list.emplace_back(Segment{from, to, reason, {}, {}});
     segment.graphs.resize(size_t(plan.accumulationSteps));
+    segment.submissions.resize(size_t(plan.accumulationSteps));
   };
   if (plan.accumulationSteps > 1)
     add(inner, 0, optimizerBegin, backward);
@@ -65,26 +68,55 @@ std::vector<StepGraphs::Segment *> StepGraphs::segmentsOf(int64_t microbatch) {
   return result;
 }
 
-void StepGraphs::run(Segment &segment, int64_t step, int64_t microbatch,
-                     const std::function<void()> &submit) {
+bool StepGraphs::isCaptured(int64_t microbatch) const {
+  bool isLast = microbatch == plan.accumulationSteps - 1;
+  for (const Segment &segment : isLast ? last : inner)
+    if (segment.graphs[size_t(microbatch)])
+      return true;
+  return false;
+}
+
+StepGraphs::Outcome StepGraphs::run(Segment &segment, int64_t microbatch,
+                                    const std::function<void()> &submit,
+                                    const std::function<void()> &restore) {
   std::unique_ptr<DeviceGraph> &graph = segment.graphs[size_t(microbatch)];
-  if (!graph && segment.reason.empty() && step >= kWarmup) {
-    try {
-      graph = device.capture(submit);
-      if (!graph)
-        segment.reason = "the device has no graphs";
-    } catch (const AbortedError &) {
-      throw;
-    } catch (const PeerDiedError &) {
-      throw;
-    } catch (const std::exception &error) {
-      segment.reason = "it cannot be captured: " + firstLine(error.what());
-    }
-  }
-  if (graph)
+  if (graph) {
     graph->replay();
-  else
+    return Outcome::Replayed;
+  }
+  int64_t before = segment.submissions[size_t(microbatch)]++;
+  if (!segment.reason.empty() || before < kWarmup) {
     submit();
+    return Outcome::Submitted;
+  }
+  try {
+    graph = device.capture(submit);
+    if (!graph)
+      abandon("the device has no graphs");
+  } catch (const AbortedError &) {
+    throw;
+  } catch (const PeerDiedError &) {
+    throw;
+  } catch (const std::exception &error) {
+    abandon("it cannot be captured: " + firstLine(error.what()));
+    restore();
+  }
+  if (!graph) {
+    submit();
+    return Outcome::Submitted;
+  }
+  graph->replay();
+  return Outcome::Captured;
+}
+
+void StepGraphs::abandon(const std::string &reason) {
+  for (std::vector<Segment> *list : {&inner, &last})
+    for (Segment &segment : *list) {
+      if (segment.reason.empty())
+        segment.reason = reason;
+      for (std::unique_ptr<DeviceGraph> &graph : segment.graphs)
+        graph.reset();
+    }
 }
 
 std::string StepGraphs::describe() const {

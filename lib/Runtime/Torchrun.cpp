@@ -25,15 +25,17 @@ void runOnHosts(const RunFiles &files, const RunOptions &options,
                 const TorchrunEnvironment &environment,
                 Rendezvous &rendezvous) {
   Position position;
-  Transport *transport = nullptr;
+  std::shared_ptr<Transport> transport;
   RankLink link{environment.rank, environment.localRank, position, {}, {}};
   link.connect = [&](Device &device) {
-    auto made = makeTransport(options.backend, rendezvous.connectStore(),
+    transport = makeTransport(options.backend, rendezvous.connectStore(),
                               environment.rank, environment.worldSize, device);
-    transport = made.get();
-    return std::make_unique<DeviceComm>(files.plan, device, std::move(made));
+    return std::make_unique<DeviceComm>(files.plan, device, transport);
   };
-  link.fail = [&](const std::string &message) { transport->fail(message); };
+  link.fail = [&](const std::string &message) {
+    if (transport)
+      transport->fail(message);
+  };
   runRank(files, options, link);
 }
 

@@ -158,6 +158,8 @@ void saveWeights(const plan::Plan &plan, Session &session,
     if (plan.buffers[b].persistent)
       add(plan.buffers[b].name, plan.buffers[b].spec, buffers[b]);
   }
+  // No rank has failed meanwhile.
+  session.quiesce();
   if (session.comm().rank() == 0)
     writeSafeTensors(path, tensors);
 }
@@ -348,8 +350,9 @@ void runRank(const RunFiles &files, const RunOptions &options,
   if (!isGpu(options.device))
     installSteeredAllocator();
   std::unique_ptr<Device> device = makeDevice(options.device, link.localRank);
-  std::unique_ptr<Comm> comm = link.connect(*device);
+  std::unique_ptr<Comm> comm;
   try {
+    comm = link.connect(*device);
     train(files, options, *comm, *device, link.position);
   } catch (const AbortedError &) {
     throw;

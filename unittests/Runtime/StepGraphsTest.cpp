@@ -65,13 +65,14 @@ protected:
     for (int64_t step = 0; step < steps; ++step)
       for (int64_t m = 0; m < plan.accumulationSteps; ++m)
         for (StepGraphs::Segment *segment : graphs.segmentsOf(m))
-          graphs.run(*segment, step, m, [&] { ++calls; });
+          graphs.run(*segment, m, [&] { ++calls; }, [&] { ++restores; });
     description = graphs.describe();
     return calls;
   }
 
   ReplayingDevice device;
   std::string description;
+  int restores = 0;
 };
 
 plan::Plan fused(const std::string &name) {
@@ -122,7 +123,8 @@ TEST_F(StepGraphsTest, LeavesOutWhatIsOnTheHost) {
   run(plan, StepGraphs::kWarmup + 1);
   EXPECT_THAT(description, HasSubstr("forward and backward not captured: unit "
                                      "\""));
-  EXPECT_THAT(description, HasSubstr("optimizer captured"));
+  EXPECT_THAT(description, HasSubstr("optimizer not captured: unit \""));
+  EXPECT_EQ(device.captures, 0);
 }
 
 TEST_F(StepGraphsTest, GoesOnWhereACaptureFails) {
@@ -132,14 +134,32 @@ TEST_F(StepGraphsTest, GoesOnWhereACaptureFails) {
   EXPECT_EQ(description, "whole step not captured: it cannot be captured: "
                          "operation not permitted when stream is capturing");
   EXPECT_EQ(device.captures, 1);
+  EXPECT_EQ(restores, 1);
+}
+
+TEST_F(StepGraphsTest, CapturesNothingWhereOneMicrobatchCannotBe) {
+  plan::Plan plan = fused("llama-microbatches-2");
+  StepGraphs graphs(plan, device);
+  std::vector<int> calls(2);
+  for (int64_t step = 0; step < StepGraphs::kWarmup + 2; ++step)
+    for (int64_t m = 0; m < 2; ++m) {
+      device.refusal = m == 1 ? "no" : "";
+      graphs.run(
+          *graphs.segmentsOf(m).front(), m, [&] { ++calls[size_t(m)]; }, [] {});
+    }
+  // The first microbatch was replayed once, which calls here too.
+  EXPECT_EQ(calls, (std::vector<int>{StepGraphs::kWarmup + 2,
+                                     StepGraphs::kWarmup + 2}));
+  EXPECT_EQ(device.replays, 1);
 }
 
 TEST_F(StepGraphsTest, GoesOnWhereTheDeviceHasNone) {
   std::unique_ptr<Device> cpu = makeCpuDevice();
-  StepGraphs graphs(fused("llama-2"), *cpu);
+  plan::Plan plan = fused("llama-2");
+  StepGraphs graphs(plan, *cpu);
   int calls = 0;
   for (int64_t step = 0; step < 5; ++step)
-    graphs.run(*graphs.segmentsOf(0).front(), step, 0, [&] { ++calls; });
+    graphs.run(*graphs.segmentsOf(0).front(), 0, [&] { ++calls; }, [] {});
   EXPECT_EQ(calls, 5);
   EXPECT_EQ(graphs.describe(),
             "whole step not captured: the device has no graphs");

@@ -5,6 +5,7 @@
 #include "fsdp/Runtime/SafeTensors.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
@@ -148,6 +149,8 @@ std::vector<std::string> forkRanks(int64_t ranks,
     pid_t pid = fork();
     if (pid == 0) {
       close(ends[0]);
+      // OpenMP's threads, where the parent had any, are not in the child.
+      at::set_num_threads(1);
       std::string message;
       try {
         body(rank);

@@ -16,12 +16,14 @@
 #define FSDP_RUNTIME_COMM_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Device.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace fsdp::runtime {
@@ -75,9 +77,11 @@ public:
   /// `frozen`.
   virtual void publish(bool frozen = false) = 0;
 
-  /// Memory in which tensors lie that collectives will read and write, from now
-  /// on. Called by all ranks alike.
-  virtual void registerMemory(void *base, size_t bytes) {}
+  /// Memory in the first `bytes` of which tensors lie that collectives will
+  /// read and write, from now on; kept as long as the Comm needs it. Called by
+  /// all ranks alike.
+  virtual void registerMemory(std::shared_ptr<DeviceMemory> memory,
+                              size_t bytes) {}
 
   /// Begins step `step`, counted from 0.
   virtual void beginStep(int64_t step) = 0;

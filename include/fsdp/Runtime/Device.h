@@ -71,6 +71,8 @@ public:
   capture(const std::function<void()> &work) {
     return nullptr;
   }
+  /// Within capture.
+  virtual bool isCapturing() const { return false; }
   /// Marks what the thread submits until the matching end, for profilers.
   virtual void beginRange(const char *name) {}
   virtual void endRange() {}

@@ -31,7 +31,7 @@ class DeviceComm final : public Comm {
 public:
   /// Borrows plan and device; connects this rank to the others.
   DeviceComm(const plan::Plan &plan, Device &device,
-             std::unique_ptr<Transport> transport);
+             std::shared_ptr<Transport> transport);
 
   int64_t rank() const override { return transport->rank(); }
   int64_t worldSize() const override { return transport->worldSize(); }
@@ -42,8 +42,10 @@ public:
   /// Nothing: the next gather reads the shards.
   void publish(bool) override {}
 
-  void registerMemory(void *base, size_t bytes) override {
-    transport->registerMemory(base, bytes);
+  void registerMemory(std::shared_ptr<DeviceMemory> memory,
+                      size_t bytes) override {
+    transport->registerMemory(memory->base(), bytes);
+    registered.push_back(std::move(memory));
   }
   void beginStep(int64_t) override {}
   void beginMicrobatch() override {}
@@ -97,7 +99,8 @@ private:
 
   const plan::Plan &plan;
   Device &device;
-  std::unique_ptr<Transport> transport;
+  std::shared_ptr<Transport> transport;
+  std::vector<std::shared_ptr<DeviceMemory>> registered;
   std::unique_ptr<Communicator> gathers, reduces, replicates, world;
   std::map<int64_t, std::unique_ptr<Communicator>> groups;
   std::vector<at::Tensor> shards;

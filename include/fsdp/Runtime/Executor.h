@@ -130,8 +130,22 @@ private:
   }
   /// Submits instructions [begin, end) to their streams.
   void submit(Program &program, size_t begin, size_t end);
+  /// Executes instructions [begin, end) of this microbatch, and joins streams.
+  void runPart(size_t begin, size_t end);
   /// Executes this microbatch, all streams joined.
   void runMicrobatch();
+  /// The tensors that instructions hand to each other on the host.
+  struct HostState {
+    std::vector<at::Tensor> values;
+    std::vector<std::vector<at::Tensor>> gathered;
+    std::vector<at::Tensor> sums;
+  };
+  /// As they are now, none of them an owner: their places stay the plan's.
+  HostState aliasState() const;
+  void restoreState(const HostState &state);
+  /// Throws RunError where a microbatch that is captured would not find its
+  /// inputs.
+  void checkInputs(const HostState &state);
   void nameRanges(Program &program);
   /// Ends the device's range that is open and begins another, -1: none.
   void enterRange(int32_t range);
@@ -182,6 +196,10 @@ private:
   int64_t step = 0;
   int64_t microbatch = 0;
   std::optional<StepGraphs> graphs;
+  /// What a captured segment of the last microbatch leaves to the next.
+  std::vector<at::Tensor> carried;
+  /// By microbatch: where its inputs lay.
+  std::vector<std::vector<const void *>> capturedInputs;
   std::vector<std::string> rangeNames;
   int32_t openRange = -1;
   double lrFactor = 1;

@@ -76,7 +76,7 @@ public:
   /// measured.
   void endProgram();
 
-  std::byte *begin() const { return base; }
+  const std::shared_ptr<DeviceMemory> &deviceMemory() const { return memory; }
   /// Of the plan's arena; of what lies behind it, most so far.
   int64_t bytes() const { return arenaBytes; }
   int64_t extraBytes() const { return keptBytes; }
@@ -158,13 +158,15 @@ private:
   int64_t arenaBytes = 0;
   int64_t reservedBytes = 0;
   int64_t keptBytes = 0;
+  /// Of the device's memory: the end of all scratch.
+  int64_t scratchEnd = 0;
   /// Something was allocated that has no place yet.
   bool measured = false;
   Device &device;
   /// The device executes what was submitted while this class's clock, the
   /// host's, has gone on: what is freed there may still be in use.
   const bool isAsynchronous;
-  std::unique_ptr<DeviceMemory> memory;
+  std::shared_ptr<DeviceMemory> memory;
   std::byte *base = nullptr;
   size_t mappedBytes = 0;
 };

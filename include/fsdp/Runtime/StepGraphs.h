@@ -23,8 +23,9 @@ namespace fsdp::runtime {
 
 class StepGraphs {
 public:
-  /// Steps before the first capture: allocations are measured in one, placed
-  /// for the next, and communicators set up by then.
+  /// How often a segment is submitted before it is captured: allocations are
+  /// measured in one step, placed for the next, and communicators set up by
+  /// then.
   static constexpr int64_t kWarmup = 3;
 
   /// Borrows plan and device.
@@ -35,24 +36,34 @@ public:
     size_t begin = 0, end = 0;
     /// Why it is submitted in every step; empty where it is captured.
     std::string reason;
-    /// By microbatch, once captured.
+    /// By microbatch: how often it was submitted, and once captured, its graph.
+    std::vector<int64_t> submissions;
     std::vector<std::unique_ptr<DeviceGraph>> graphs;
   };
+  enum class Outcome : uint8_t { Submitted, Captured, Replayed };
 
   /// Those of a microbatch, in order.
   std::vector<Segment *> segmentsOf(int64_t microbatch);
 
-  /// Executes a segment, of step `step` from 0, which `submit` submits and
-  /// joins: by its graph, where there is one or can be. Where a capture fails
-  /// the segment goes on without, and its reason says so.
-  void run(Segment &segment, int64_t step, int64_t microbatch,
-           const std::function<void()> &submit);
+  /// Whether a microbatch has a graph.
+  bool isCaptured(int64_t microbatch) const;
 
-  /// For people: what is captured and what is not, and why. After the first
-  /// captured step.
+  /// Executes a segment, which `submit` submits and joins: by its graph, where
+  /// there is one or can be. Captured: `submit` was called and its work
+  /// replayed; Replayed: it was not. Where a capture fails, all segments go on
+  /// without, their reason says so, and `submit` is called again, after
+  /// `restore`, which brings the host's state back to before.
+  Outcome run(Segment &segment, int64_t microbatch,
+              const std::function<void()> &submit,
+              const std::function<void()> &restore);
+
+  /// For people: what is captured and what is not, and why. After kWarmup
+  /// steps and one.
   std::string describe() const;
 
 private:
+  void abandon(const std::string &reason);
+
   const plan::Plan &plan;
   Device &device;
   /// Of every microbatch but the last, and of the last.

@@ -71,7 +71,8 @@ struct RankLink {
   Position &position;
   /// Called once, in the rank's process.
   std::function<std::unique_ptr<Comm>(Device &device)> connect;
-  /// Tells the others why this rank fails, while it is still connected.
+  /// Tells the others why this rank fails, while it is still connected, or as
+  /// far as it is.
   std::function<void(const std::string &message)> fail;
 };
 

@@ -49,8 +49,17 @@ public:
   }
   std::unique_ptr<DeviceGraph>
   capture(const std::function<void()> &work) override {
-    return captureCudaGraph(device.index(), work);
+    captures = true;
+    try {
+      auto graph = captureCudaGraph(device.index(), work);
+      captures = false;
+      return graph;
+    } catch (...) {
+      captures = false;
+      throw;
+    }
   }
+  bool isCapturing() const override { return captures; }
   void beginRange(const char *name) override { nvtxRangePushA(name); }
   void endRange() override { nvtxRangePop(); }
   void synchronize() override {
@@ -59,6 +68,7 @@ public:
 
 private:
   const c10::Device device;
+  bool captures = false;
 };
 
 } // namespace

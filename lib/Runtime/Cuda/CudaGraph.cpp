@@ -40,6 +40,7 @@ private:
     } catch (const std::exception &) {
       // The cause is being thrown.
     }
+    graph.reset();
     (void)cudaGetLastError();
   }
 
