@@ -5,8 +5,8 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/isnan.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -18,6 +18,9 @@
 namespace fsdp::runtime {
 
 namespace {
+
+/// Those of RankStats.
+constexpr int64_t kStatsFields = 6;
 
 /// Rows of a parameter that come before each part.
 std::vector<int64_t> rowBegins(int64_t rows, int64_t parts) {
@@ -52,6 +55,8 @@ DeviceComm::DeviceComm(const plan::Plan &plan, Device &device,
         at::dtype(scalarType(param.spec.dtype))
             .device(isOnHost ? c10::Device(at::kCPU) : device.where())));
   }
+  ownStats = empty({kStatsFields}, plan::DType::Float64);
+  allStats = empty({worldSize(), kStatsFields}, plan::DType::Float64);
   connectGroups();
 }
 
@@ -419,26 +424,26 @@ void DeviceComm::abort() {
 }
 
 std::vector<RankStats> DeviceComm::exchangeStats(const RankStats &own) {
-  constexpr int64_t kFields = 6;
-  at::Tensor mine =
-      at::tensor({own.loss, double(own.peakBytes), double(own.peakRssBytes),
-                  own.evaluationLoss, double(own.scratchBytes),
-                  double(own.heapAllocations)},
-                 at::kDouble)
-          .to(device.where());
-  at::Tensor all = empty({worldSize(), kFields}, plan::DType::Float64);
+  double fields[kStatsFields] = {own.loss,
+                                 double(own.peakBytes),
+                                 double(own.peakRssBytes),
+                                 own.evaluationLoss,
+                                 double(own.scratchBytes),
+                                 double(own.heapAllocations)};
+  ownStats.copy_(at::from_blob(fields, {kStatsFields}, at::kDouble));
   std::vector<int64_t> begins;
   for (int64_t r = 0; r <= worldSize(); ++r)
-    begins.push_back(r * kFields);
-  if (Wait wait = world->allGather("statistics", {{all, mine, begins}}))
+    begins.push_back(r * kStatsFields);
+  if (Wait wait =
+          world->allGather("statistics", {{allStats, ownStats, begins}}))
     wait();
-  all = all.cpu();
+  at::Tensor all = allStats.cpu();
   checkFailure();
   if (rank() != 0)
     return {};
   std::vector<RankStats> stats;
   for (int64_t r = 0; r < worldSize(); ++r) {
-    const double *from = all.const_data_ptr<double>() + r * kFields;
+    const double *from = all.const_data_ptr<double>() + r * kStatsFields;
     stats.push_back({from[0], int64_t(from[1]), int64_t(from[2]), from[3],
                      int64_t(from[4]), int64_t(from[5])});
   }

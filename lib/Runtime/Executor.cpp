@@ -456,12 +456,30 @@ void Executor::runMicrobatch() {
     if (segment == segments.back())
       break;
     // What the next segment takes of this one: a replay gives the host nothing.
-    if (outcome == StepGraphs::Outcome::Captured)
+    if (outcome == StepGraphs::Outcome::Captured) {
       carried = aliasState().values;
+      if (plan::ValueId value = unplaced(segment->end); value != -1)
+        graphs->abandon("the optimizer takes value " + std::to_string(value) +
+                        ", which lies outside the arena");
+    }
     if (outcome == StepGraphs::Outcome::Replayed)
       values = carried;
     before = aliasState();
   }
+}
+
+plan::ValueId Executor::unplaced(size_t begin) const {
+  const std::byte *arenaBegin = arena.deviceMemory()->base();
+  for (size_t i = begin; i < plan.instructions.size(); ++i)
+    for (plan::ValueId value : plan::getOperands(plan.instructions[i])) {
+      if (!values[value].defined() || values[value].numel() == 0)
+        continue;
+      auto *data =
+          static_cast<const std::byte *>(values[value].const_data_ptr());
+      if (data < arenaBegin || data >= arenaBegin + arena.bytes())
+        return value;
+    }
+  return -1;
 }
 
 Executor::HostState Executor::aliasState() const {

@@ -112,6 +112,8 @@ private:
   std::vector<at::Tensor> kept;
   /// Bytes that reductions of one stream use one after the other.
   at::Tensor reduceBytes, allReduceBytes;
+  /// RankStats of this rank, and of all.
+  at::Tensor ownStats, allStats;
 };
 
 } // namespace fsdp::runtime

@@ -143,6 +143,9 @@ private:
   /// As they are now, none of them an owner: their places stay the plan's.
   HostState aliasState() const;
   void restoreState(const HostState &state);
+  /// A value that is there, of which instructions from `begin` on take what is
+  /// not in the arena; -1 if there is none.
+  plan::ValueId unplaced(size_t begin) const;
   /// Throws RunError where a microbatch that is captured would not find its
   /// inputs.
   void checkInputs(const HostState &state);

@@ -61,9 +61,10 @@ public:
   /// steps and one.
   std::string describe() const;
 
-private:
+  /// Gives up all graphs.
   void abandon(const std::string &reason);
 
+private:
   const plan::Plan &plan;
   Device &device;
   /// Of every microbatch but the last, and of the last.
