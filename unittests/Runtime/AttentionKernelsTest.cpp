@@ -139,7 +139,11 @@ Result3 cudnnBackward(const Tensor &grad, const Tensor &q, const Tensor &k,
   return {dq.contiguous(), dk.contiguous(), dv.contiguous()};
 }
 
-TORCH_LIBRARY_IMPL(aten, CPU, library) {
+/// Never taken back: at the end of the process ~Library would unlock in this
+/// file a mutex that LibTorch, which ThreadSanitizer does not see, has locked.
+const torch::Library &registration = []() -> torch::Library & {
+  auto &library = *new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
   library.impl("_scaled_dot_product_flash_attention", flash);
   library.impl("_scaled_dot_product_flash_attention_backward", flashBackward);
   library.impl("_scaled_dot_product_efficient_attention", efficient);
@@ -147,7 +151,8 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
                efficientBackward);
   library.impl("_scaled_dot_product_cudnn_attention", cudnn);
   library.impl("_scaled_dot_product_cudnn_attention_backward", cudnnBackward);
-}
+  return library;
+}();
 
 /// An attention and its backward as they stand in a plan, values 0 to 9:
 /// query, key, value, result, logsumexp, gradient, the three gradients, mask.
