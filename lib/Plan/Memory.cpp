@@ -18,11 +18,11 @@ std::string_view memoryUseName(MemoryUse use) {
       "sums of gradients",
       "gradient shards",
       "gathered parameters",
+      "reduction inputs",
       "parameter shards",
       "optimizer state",
       "buffers",
       "constants",
-      "reduction inputs",
       "communication"};
   return names[size_t(use)];
 }
@@ -70,8 +70,6 @@ private:
   /// What is gathered, copied or kept of a unit while the replay goes on.
   struct UnitState {
     std::vector<int32_t> gathered; ///< storages of its last gather
-    std::vector<int32_t> copied;
-    std::vector<int32_t> kept;
     /// Storages of the unit where it stays gathered over microbatches.
     std::vector<int32_t> staying;
     bool stays = false;
@@ -120,21 +118,11 @@ private:
       ++open[storage];
   }
 
-  /// Ends what the last use of `storage` began.
-  void end(int32_t storage) {
-    memory.storages[storage].lives.back().last = position;
-  }
-  void endAll(std::vector<int32_t> &storages) {
-    for (int32_t storage : std::exchange(storages, {}))
-      if (storage != -1)
-        end(storage);
-  }
-
   void free(ValueId value) {
     int32_t storage = memory.storageOf[value];
     if (storage == -1 || --open[storage] > 0)
       return;
-    end(storage);
+    memory.storages[storage].lives.back().last = position;
   }
 
   void replay(const std::vector<Instruction> &instructions, int64_t begin) {
@@ -155,6 +143,7 @@ private:
     }
     for (const Instruction &instruction : instructions) {
       std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+      define(instruction.buffer, bufferUse(instruction));
       for (ValueId value : instruction.frees)
         free(value);
       ++position;
@@ -204,8 +193,6 @@ private:
         define(out, std::nullopt);
       return;
     }
-    if (gather.group != 0)
-      endAll(unit.kept);
     bool stays = unit.stays && !inEvaluation;
     // In later microbatches the results of a step's first gather are those of
     // its last.
@@ -242,26 +229,15 @@ private:
         memory.storages[storage].lives.back().last =
             stays ? std::max(position, microbatchEnd - 1) : position;
       }
-    endAll(unit.copied);
-    if (onDevice && reshard.keep != 0)
-      unit.kept.push_back(makeStorage(-1,
-                                      computeBytes(reshard.unit) / reshard.keep,
-                                      MemoryUse::GatheredParam));
   }
+  void visit(const CopyToDevice &) {}
 
-  void visit(const CopyToDevice &copy) {
-    endAll(units[copy.unit].copied);
-    if (onDevice)
-      units[copy.unit].copied.push_back(
-          makeStorage(-1, computeBytes(copy.unit) / plan.shards(),
-                      MemoryUse::GatheredParam));
-  }
-
-  int64_t computeBytes(int32_t unit) const {
-    int64_t bytes = 0;
-    for (int32_t param : plan.units[unit].params)
-      bytes += plan.params[param].computeSpec().numBytes();
-    return bytes;
+  std::optional<MemoryUse> bufferUse(const Instruction &instruction) const {
+    if (!onDevice)
+      return std::nullopt;
+    bool reduces = std::holds_alternative<ReduceScatter>(instruction.kind) ||
+                   std::holds_alternative<AllReduce>(instruction.kind);
+    return reduces ? MemoryUse::ReduceInput : MemoryUse::GatheredParam;
   }
 
   /// A reduction writes its result when it is finished, which is before the

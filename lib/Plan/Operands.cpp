@@ -19,6 +19,10 @@ struct OperandVisitor {
     appendTensors(call.args, values);
     return values;
   }
+  std::vector<ValueId> operator()(const AllGather &gather) const {
+    return gather.source == -1 ? std::vector<ValueId>()
+                               : std::vector<ValueId>{gather.source};
+  }
   std::vector<ValueId> operator()(const OptimizerStep &step) const {
     return step.grads;
   }
@@ -79,6 +83,7 @@ std::vector<ValueId> getOperands(const Instruction &instruction) {
 
 std::vector<ValueId> getResults(const Instruction &instruction) {
   std::vector<ValueId> results = std::visit(ResultVisitor{}, instruction.kind);
+  results.push_back(instruction.buffer);
   std::erase(results, -1);
   return results;
 }

@@ -9,6 +9,7 @@
 // near-linear.
 //
 //===----------------------------------------------------------------------===//
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Plan/Memory.h"
 
 #include <algorithm>
@@ -257,6 +258,8 @@ Placement placeStorages(const Memory &memory) {
 }
 
 void layOutArena(Plan &plan, MemoryModel model) {
+  if (model == MemoryModel::Device)
+    addDeviceBuffers(plan);
   for (Value &value : plan.values)
     value.offset = -1;
   auto place = [&](const Memory &memory) -> Arena {

@@ -179,6 +179,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       }
       if (g.firstMicrobatch)
         p.raw(", \"first_microbatch\": true");
+      if (g.source != -1) {
+        p.key("source");
+        p.number(g.source);
+      }
     }
     void operator()(const Reshard &r) {
       p.open("reshard");
@@ -350,6 +354,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
   if (instruction.records != -1) {
     key("records");
     number(instruction.records);
+  }
+  if (instruction.buffer != -1) {
+    key("buffer");
+    number(instruction.buffer);
   }
   if (!instruction.frees.empty()) {
     key("frees");

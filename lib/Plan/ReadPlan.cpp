@@ -141,7 +141,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   auto keys = [&](std::initializer_list<const char *> required,
                   std::initializer_list<const char *> optional = {}) {
     c.keys(required, optional,
-           {"phase", "module", "frees", "stream", "waits", "records", "why"});
+           {"phase", "module", "frees", "stream", "waits", "records", "buffer",
+            "why"});
   };
   if (c.has("call")) {
     keys({"call", "args", "outs"}, {"reduce_input_of", "mutates", "recompute"});
@@ -155,11 +156,12 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     instruction.kind =
         Constant{decodeHex(c.at("constant")), c.at("out").index()};
   } else if (c.has("all_gather")) {
-    keys({"all_gather", "outs"}, {"group", "first_microbatch"});
+    keys({"all_gather", "outs"}, {"group", "first_microbatch", "source"});
     instruction.kind = AllGather{
         c.at("all_gather").index(), c.at("outs").indices(),
         c.has("group") ? c.at("group").integer(1, 1 << 20) : 0,
-        c.has("first_microbatch") && c.at("first_microbatch").boolean()};
+        c.has("first_microbatch") && c.at("first_microbatch").boolean(),
+        c.has("source") ? c.at("source").index() : -1};
   } else if (c.has("reshard")) {
     keys({"reshard"}, {"keep", "last_microbatch"});
     instruction.kind =
@@ -258,6 +260,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     instruction.waits = c.at("waits").indices();
   if (c.has("records"))
     instruction.records = c.at("records").index();
+  if (c.has("buffer"))
+    instruction.buffer = c.at("buffer").index();
   if (c.has("why")) {
     instruction.why = c.at("why").string();
     if (instruction.why.empty())

@@ -8,6 +8,7 @@
 #ifndef FSDP_LIB_PLAN_VERIFIER_H
 #define FSDP_LIB_PLAN_VERIFIER_H
 
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/Plan.h"
 
@@ -46,7 +47,8 @@ public:
       : plan(plan), origin(origin), states(plan.values.size()),
         liveGather(plan.units.size(), -1), reductionOf(plan.params.size(), -1),
         copiedToDevice(plan.units.size()), allReduced(plan.params.size()),
-        stepped(plan.params.size()), writtenParams(plan.params.size()),
+        stepped(plan.params.size()), hasBuffers(hasDeviceBuffers(plan)),
+        sources(plan.units.size(), -1), writtenParams(plan.params.size()),
         writtenBuffers(plan.buffers.size()) {}
 
   void verify();
@@ -71,6 +73,8 @@ private:
     int32_t alive = 0;
     /// Of a storage: copied to the host, so that the device's ends.
     bool offloaded = false;
+    /// An instruction's buffer.
+    bool isBuffer = false;
     /// On the host: the position of the offload_activation that made it.
     int64_t hostOf = -1;
   };
@@ -134,6 +138,12 @@ private:
   void visit(const WriteParam &write);
   void visit(const WriteBuffer &write);
   void visit(const Wait &) {}
+  /// P34.
+  void verifyBuffer(const Instruction &instruction);
+  void verifySource(const AllGather &gather);
+  /// That a device's arena has room for them.
+  void verifyBuffersOfArena() const;
+  static std::string bufferName(ValueId buffer);
   void verifyInit();
   void verifyEvaluation();
   void verifyLoss(ValueId loss);
@@ -176,6 +186,10 @@ private:
   /// Per unit: copied to the device for the all_gather to come.
   std::vector<bool> copiedToDevice;
   std::vector<bool> allReduced, stepped;
+  /// Whether instructions have buffers.
+  const bool hasBuffers;
+  /// Per unit: the buffer that its next all_gather reads, or -1.
+  std::vector<ValueId> sources;
   /// Parameters some call writes the reduce-scatter input of.
   std::set<int32_t> steered;
   /// Gradient shards that go to an all_reduce, directly or accumulated.

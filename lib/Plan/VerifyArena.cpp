@@ -106,6 +106,7 @@ void Verifier::verifyArena() const {
       fail("P31", "there is a memory_budget but no arena");
     return;
   }
+  verifyBuffersOfArena();
   Memory memory = replayMemory(plan, arenaModel(plan));
   for (size_t v = 0; v < plan.values.size(); ++v) {
     const Value &value = plan.values[v];

@@ -154,6 +154,9 @@ void Verifier::use(ValueId value) {
                    "defined");
   if (state.freed)
     fail("P4", "value " + std::to_string(value) + " is used after it is freed");
+  if (state.isBuffer)
+    fail("P34", "value " + std::to_string(value) +
+                    " is a buffer and may only be gathered from");
   useOnDevice(value);
   if (state.gatheredFrom >= 0 && liveGather[state.gatheredFrom] != state.gather)
     fail("P7", "value " + std::to_string(value) + " is a parameter of unit " +
@@ -360,6 +363,7 @@ void Verifier::verifyInit() {
                   "the initialisation");
     current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+    verifyBuffer(instruction);
     verifyFrees(instruction);
   }
   where.clear();
@@ -410,6 +414,7 @@ void Verifier::verifyEvaluation() {
            "the evaluation, for the whole axis and every microbatch");
     current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+    verifyBuffer(instruction);
     verifyFrees(instruction, plan.evaluationLoss);
   }
   where = "evaluation: ";
@@ -461,6 +466,7 @@ void Verifier::verify() {
                   "initialisation only");
     current = &instruction;
     std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+    verifyBuffer(instruction);
     if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
       if (std::exchange(sawOptimizer, true))
         fail("P8", "expected one optimizer_step, got a second");

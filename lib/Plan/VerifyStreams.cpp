@@ -5,6 +5,7 @@
 // are few, so a clock is small, and every question of order is one comparison.
 //
 //===----------------------------------------------------------------------===//
+#include "StreamClock.h"
 #include "Verifier.h"
 #include "fsdp/Plan/Operands.h"
 
@@ -16,14 +17,6 @@
 namespace fsdp::plan {
 
 namespace {
-
-/// Per stream: the position after the last instruction that is complete.
-using Clock = std::array<int64_t, kNumStreams>;
-
-void join(Clock &clock, const Clock &other) {
-  for (size_t s = 0; s < kNumStreams; ++s)
-    clock[s] = std::max(clock[s], other[s]);
-}
 
 class StreamVerifier {
 public:

@@ -1,10 +1,12 @@
 //===- DeviceComm.cpp - collectives of ranks with memory of their own -----===//
 #include "fsdp/Runtime/DeviceComm.h"
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/FlatCopy.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/zeros.h>
@@ -45,8 +47,7 @@ int64_t numRows(const plan::Param &param) {
 DeviceComm::DeviceComm(const plan::Plan &plan, Device &device,
                        std::shared_ptr<Transport> given)
     : plan(plan), device(device), transport(std::move(given)),
-      copied(plan.params.size()), gathered(plan.units.size()),
-      kept(plan.params.size()) {
+      gathered(plan.units.size()) {
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
     bool isOnHost = param.unit != -1 && plan.units[param.unit].cpuOffload;
@@ -95,12 +96,29 @@ std::string DeviceComm::nameOf(const char *kind, int32_t unit) const {
   return std::string(kind) + " of unit \"" + plan.units[unit].name + "\"";
 }
 
-void DeviceComm::copyToDevice(int32_t unit) {
-  for (int32_t param : plan.units[unit].params) {
-    copied[param] = empty(shards[param].sizes().vec(),
-                          plan.params[param].computeSpec().dtype);
-    copied[param].copy_(shards[param], /*non_blocking=*/true);
+void DeviceComm::copyToDevice(int32_t unit, const at::Tensor &buffer) {
+  std::vector<at::Tensor> copies = copiedShards(unit, buffer);
+  for (size_t i = 0; i < copies.size(); ++i)
+    copies[i].copy_(shards[plan.units[unit].params[i]], /*non_blocking=*/true);
+}
+
+std::vector<at::Tensor>
+DeviceComm::copiedShards(int32_t unit, const at::Tensor &buffer) const {
+  std::vector<int64_t> parts = plan::copiedParts(plan, unit);
+  std::vector<at::Tensor> copies;
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    int32_t param = plan.units[unit].params[i];
+    copies.push_back(partOf(buffer, parts[i], shards[param].numel(),
+                            plan.params[param].computeSpec().dtype)
+                         .view(shards[param].sizes()));
   }
+  return copies;
+}
+
+at::Tensor DeviceComm::partOf(const at::Tensor &buffer, int64_t begin,
+                              int64_t elements, plan::DType dtype) {
+  return buffer.narrow(0, begin, elements * plan::byteWidth(dtype))
+      .view(scalarType(dtype));
 }
 
 at::Tensor DeviceComm::gather(int32_t index, const at::Tensor &own,
@@ -170,17 +188,23 @@ DeviceComm::finishGather(Communicator &communicator, const std::string &what,
   return begun;
 }
 
-Collective DeviceComm::allGather(int32_t unit, int64_t group) {
+Collective DeviceComm::allGather(int32_t unit, int64_t group,
+                                 const at::Tensor &source) {
   if (group > 0)
-    return gatherKept(unit, group);
+    return gatherKept(unit, group, source);
+  std::vector<at::Tensor> own;
+  if (source.defined())
+    own = copiedShards(unit, source);
+  else
+    for (int32_t param : plan.units[unit].params)
+      own.push_back(shards[param]);
   std::vector<at::Tensor> results;
   std::vector<Communicator::Part> parts;
   std::vector<std::function<void()>> after;
-  for (int32_t param : plan.units[unit].params) {
-    const at::Tensor &own =
-        copied[param].defined() ? copied[param] : shards[param];
-    results.push_back(gather(param, own, plan.params[param].computeSpec().dtype,
-                             parts, after));
+  for (size_t i = 0; i < own.size(); ++i) {
+    int32_t param = plan.units[unit].params[i];
+    results.push_back(gather(
+        param, own[i], plan.params[param].computeSpec().dtype, parts, after));
   }
   gathered[unit] = results;
   return finishGather(*gathers, nameOf("all_gather", unit), std::move(results),
@@ -200,66 +224,55 @@ std::vector<at::Tensor> DeviceComm::gatherMasters(int32_t unit) {
   return begun.results;
 }
 
-std::vector<int64_t> DeviceComm::keptBegins(int32_t index,
-                                            int64_t group) const {
-  const plan::Param &param = plan.params[index];
-  std::vector<int64_t> rows = rowBegins(numRows(param), plan.shards());
-  std::vector<int64_t> begins;
-  for (int64_t i = 0; i <= group; ++i)
-    begins.push_back(rows[size_t(i * (plan.shards() / group))] *
-                     rowElements(param));
-  return begins;
-}
-
-void DeviceComm::reshard(int32_t unit, int64_t keep) {
-  const std::vector<int32_t> &params = plan.units[unit].params;
-  for (size_t i = 0; keep > 0 && i < gathered[unit].size(); ++i) {
-    std::vector<int64_t> begins = keptBegins(params[i], keep);
-    auto own = size_t(shardIndex() % keep);
-    kept[params[i]] = gathered[unit][i]
-                          .reshape({-1})
-                          .slice(0, begins[own], begins[own + 1])
-                          .clone();
+void DeviceComm::reshard(int32_t unit, int64_t keep, const at::Tensor &buffer) {
+  if (keep > 0) {
+    std::vector<at::Tensor> kept = keptShares(unit, keep, buffer);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      std::vector<int64_t> begins =
+          plan::keptBegins(plan, plan.units[unit].params[i], keep);
+      auto own = size_t(shardIndex() % keep);
+      kept[i].copy_(gathered[unit][i].reshape({-1}).slice(0, begins[own],
+                                                          begins[own + 1]));
+    }
   }
   gathered[unit].clear();
-  for (int32_t param : params)
-    copied[param].reset();
 }
 
-Collective DeviceComm::gatherKept(int32_t unit, int64_t group) {
+std::vector<at::Tensor> DeviceComm::keptShares(int32_t unit, int64_t keep,
+                                               const at::Tensor &buffer) const {
+  std::vector<int64_t> parts = plan::keptParts(plan, unit, keep);
+  std::vector<at::Tensor> kept;
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    int32_t param = plan.units[unit].params[i];
+    std::vector<int64_t> begins = plan::keptBegins(plan, param, keep);
+    auto own = size_t(shardIndex() % keep);
+    kept.push_back(partOf(buffer, parts[i], begins[own + 1] - begins[own],
+                          plan.params[param].computeSpec().dtype));
+  }
+  return kept;
+}
+
+Collective DeviceComm::gatherKept(int32_t unit, int64_t group,
+                                  const at::Tensor &source) {
+  std::vector<at::Tensor> kept = keptShares(unit, group, source);
   std::vector<at::Tensor> results;
   std::vector<Communicator::Part> parts;
-  for (int32_t param : plan.units[unit].params) {
+  for (size_t i = 0; i < kept.size(); ++i) {
+    int32_t param = plan.units[unit].params[i];
     plan::TensorSpec spec = plan.params[param].computeSpec();
     results.push_back(empty(spec.shape, spec.dtype));
     if (results.back().numel() > 0)
-      parts.push_back({results.back(), kept[param], keptBegins(param, group)});
+      parts.push_back(
+          {results.back(), kept[i], plan::keptBegins(plan, param, group)});
   }
   gathered[unit] = results;
   return finishGather(*groups.at(group), nameOf("all_gather", unit),
                       std::move(results), parts, {});
 }
 
-int64_t DeviceComm::chunkOf(int32_t index) const {
-  const plan::Param &param = plan.params[index];
-  if (param.shardDim != 0)
-    return param.spec.numElements() / plan.shards();
-  int64_t rows = numRows(param);
-  return (rows + plan.shards() - 1) / plan.shards() * rowElements(param);
-}
-
-at::Tensor DeviceComm::flatTensor(int64_t elements, plan::DType dtype,
-                                  at::Tensor &reused) const {
-  if (device.where().is_cpu())
-    return empty({elements}, dtype);
-  int64_t bytes = elements * plan::byteWidth(dtype);
-  if (!reused.defined() || reused.numel() < bytes)
-    reused = empty({bytes}, plan::DType::UInt8);
-  return reused.narrow(0, 0, bytes).view(scalarType(dtype));
-}
-
 Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
-                                     const std::vector<at::Tensor> &grads) {
+                                     const std::vector<at::Tensor> &grads,
+                                     const at::Tensor &flat) {
   if (plan.shards() == 1)
     return reduceAlone(reduce, grads);
   int64_t ranks = plan.shards();
@@ -271,11 +284,9 @@ Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
     // As FSDP2: the parts one below the other.
     whole.push_back(dim == 0 ? grads[i].contiguous()
                              : at::cat(grads[i].chunk(ranks, dim), 0));
-    strides.push_back(chunkOf(reduce.params[i]));
+    strides.push_back(plan::chunkElements(plan, reduce.params[i]));
     chunk += strides.back();
   }
-  plan::DType dtype =
-      reduce.reduceDtype.value_or(plan.values[reduce.ins.front()].dtype);
   Collective begun{{}, [] {}};
   for (size_t i = 0; i < grads.size(); ++i)
     begun.results.push_back(
@@ -283,7 +294,6 @@ Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
               plan.values[reduce.outs[i]].dtype));
   if (chunk == 0)
     return begun;
-  at::Tensor flat = flatTensor(ranks * chunk, dtype, reduceBytes);
   copyIn(flat, whole, ranks);
   auto divisors = reduce.divisors.value_or(plan::ReduceScatter::Divisors{});
   if (divisors.predivide != 1)
@@ -291,11 +301,11 @@ Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
   // In place where the backend can; Gloo's ranks read what others send.
   at::Tensor own = flat.narrow(0, shardIndex() * chunk, chunk);
   if (device.where().is_cpu())
-    own = empty({chunk}, dtype);
+    own = at::empty_like(own);
   Wait wait = reduces->reduceScatter(
       nameOf("reduce_scatter", reduce.unit), own, flat,
       reduce.divisors ? ReduceOp::Sum : ReduceOp::Average);
-  auto finish = [wait, own, flat, strides, outs = begun.results,
+  auto finish = [wait, own, flat = flat, strides, outs = begun.results,
                  postdivide = divisors.postdivide, done = false]() mutable {
     if (std::exchange(done, true))
       return;
@@ -334,20 +344,19 @@ Collective DeviceComm::reduceAlone(const plan::ReduceScatter &reduce,
 }
 
 Collective DeviceComm::allReduce(const plan::AllReduce &reduce,
-                                 const std::vector<at::Tensor> &ins) {
+                                 const std::vector<at::Tensor> &ins,
+                                 const at::Tensor &flat) {
   std::vector<int64_t> strides;
   int64_t chunk = 0;
   Collective begun{{}, [] {}};
   for (size_t i = 0; i < ins.size(); ++i) {
-    strides.push_back(chunkOf(reduce.params[i]));
+    strides.push_back(plan::chunkElements(plan, reduce.params[i]));
     chunk += strides.back();
     begun.results.push_back(
         empty(ins[i].sizes().vec(), plan.values[reduce.outs[i]].dtype));
   }
   if (chunk == 0)
     return begun;
-  plan::DType dtype = plan.values[reduce.ins.front()].dtype;
-  at::Tensor flat = flatTensor(chunk, dtype, allReduceBytes);
   flat.zero_(); // FSDP2's padding takes part in the sum
   int64_t begin = 0;
   for (size_t i = 0; i < ins.size(); ++i) {
@@ -357,7 +366,7 @@ Collective DeviceComm::allReduce(const plan::AllReduce &reduce,
   Wait wait = replicates->allReduce(nameOf("all_reduce", reduce.unit), flat,
                                     reduce.postdivide ? ReduceOp::Sum
                                                       : ReduceOp::Average);
-  auto finish = [wait, flat, strides, outs = begun.results,
+  auto finish = [wait, flat = flat, strides, outs = begun.results,
                  postdivide = reduce.postdivide, done = false]() mutable {
     if (std::exchange(done, true))
       return;

@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/GradientClipping.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -120,12 +121,25 @@ void Executor::run(CallTable &calls, const plan::Call &call, size_t index) {
   calls.run(index, call, values);
 }
 
+at::Tensor Executor::makeBuffer(plan::ValueId buffer) {
+  if (buffer == -1)
+    return {};
+  const plan::TensorSpec &spec = plan.values[buffer];
+  values[buffer].reset(); // of the microbatch before
+  values[buffer] = at::empty(
+      spec.shape, at::dtype(scalarType(spec.dtype)).device(device.where()));
+  return values[buffer];
+}
+
 Executor::Wait Executor::run(const plan::AllGather &gather) {
   std::vector<at::Tensor> &full = gathered[gather.unit];
   Collective begun;
   if (!gather.firstMicrobatch || microbatch == 0) {
     full.clear();
-    begun = comm.allGather(gather.unit, gather.group);
+    at::Tensor source;
+    if (gather.source != -1)
+      source = values[gather.source];
+    begun = comm.allGather(gather.unit, gather.group, source);
     full = std::move(begun.results);
   }
   for (size_t i = 0; i < full.size(); ++i)
@@ -134,14 +148,15 @@ Executor::Wait Executor::run(const plan::AllGather &gather) {
   return std::move(begun.wait);
 }
 
-void Executor::run(const plan::Reshard &reshard) {
+void Executor::run(const plan::Reshard &reshard, plan::ValueId buffer) {
   if (reshard.lastMicrobatch && !isLastMicrobatch())
     return;
   gathered[reshard.unit].clear();
-  comm.reshard(reshard.unit, reshard.keep);
+  comm.reshard(reshard.unit, reshard.keep, makeBuffer(buffer));
 }
 
-Executor::Wait Executor::run(const plan::ReduceScatter &reduce) {
+Executor::Wait Executor::run(const plan::ReduceScatter &reduce,
+                             plan::ValueId buffer) {
   if (reduce.lastMicrobatch && !isLastMicrobatch())
     return {};
   std::vector<at::Tensor> grads = take(reduce.ins);
@@ -155,7 +170,7 @@ Executor::Wait Executor::run(const plan::ReduceScatter &reduce) {
       throw RunError("the gradient of \"" + param.name +
                      "\" does not have the shape and dtype that the plan says");
   }
-  Collective begun = comm.reduceScatter(reduce, grads);
+  Collective begun = comm.reduceScatter(reduce, grads, makeBuffer(buffer));
   for (size_t i = 0; i < begun.results.size(); ++i)
     values[reduce.outs[i]] = std::move(begun.results[i]);
   return std::move(begun.wait);
@@ -196,10 +211,12 @@ void Executor::run(const plan::ClipGradNorm &clip) {
     values[clip.outs[i]] = std::move(clipped.grads[i]);
 }
 
-Executor::Wait Executor::run(const plan::AllReduce &reduce) {
+Executor::Wait Executor::run(const plan::AllReduce &reduce,
+                             plan::ValueId buffer) {
   if (reduce.lastMicrobatch && !isLastMicrobatch())
     return {};
-  Collective begun = comm.allReduce(reduce, take(reduce.ins));
+  Collective begun =
+      comm.allReduce(reduce, take(reduce.ins), makeBuffer(buffer));
   for (size_t i = 0; i < begun.results.size(); ++i)
     values[reduce.outs[i]] = std::move(begun.results[i]);
   return std::move(begun.wait);
@@ -247,6 +264,7 @@ Executor::Wait Executor::execute(Program &program, size_t index) {
     Executor &e;
     CallTable &calls;
     size_t index;
+    plan::ValueId buffer;
     Wait begun = {};
     void operator()(const plan::Call &call) { e.run(calls, call, index); }
     void operator()(const plan::ReadBuffer &read) {
@@ -256,9 +274,9 @@ Executor::Wait Executor::execute(Program &program, size_t index) {
       e.values[constant.out] = calls.constant(index);
     }
     void operator()(const plan::AllGather &gather) { begun = e.run(gather); }
-    void operator()(const plan::Reshard &reshard) { e.run(reshard); }
+    void operator()(const plan::Reshard &reshard) { e.run(reshard, buffer); }
     void operator()(const plan::ReduceScatter &reduce) {
-      begun = e.run(reduce);
+      begun = e.run(reduce, buffer);
     }
     void operator()(const plan::Accumulate &accumulate) { e.run(accumulate); }
     void operator()(const plan::LossScale &read) {
@@ -273,9 +291,11 @@ Executor::Wait Executor::execute(Program &program, size_t index) {
     void operator()(const plan::ReadParam &read) {
       e.values[read.out] = e.comm.shard(read.param);
     }
-    void operator()(const plan::AllReduce &reduce) { begun = e.run(reduce); }
+    void operator()(const plan::AllReduce &reduce) {
+      begun = e.run(reduce, buffer);
+    }
     void operator()(const plan::CopyToDevice &copy) {
-      e.comm.copyToDevice(copy.unit);
+      e.comm.copyToDevice(copy.unit, e.makeBuffer(buffer));
     }
     void operator()(const plan::CopyToHost &copy) { e.run(copy); }
     void operator()(const plan::OffloadActivation &offload) {
@@ -292,7 +312,7 @@ Executor::Wait Executor::execute(Program &program, size_t index) {
   injectFault(site);
   RankArena::Scope scope(arena, site);
   annotateOperands(instruction);
-  Visitor visitor{*this, program.calls, index};
+  Visitor visitor{*this, program.calls, index, instruction.buffer};
   std::visit(visitor, instruction.kind);
   // A collective that nothing waits for, because it is awaited here.
   if (visitor.begun && instruction.stream == plan::Stream::Compute)

@@ -139,7 +139,11 @@ void RankArena::expectValues(const plan::Plan &plan, int64_t shardIndex) {
   };
   for (Site site = 0; site + 2 < sites.size(); ++site) {
     Results results;
-    std::visit(results, plan::instructionAt(plan, int64_t(site)).kind);
+    const plan::Instruction &instruction =
+        plan::instructionAt(plan, int64_t(site));
+    std::visit(results, instruction.kind);
+    if (instruction.buffer != -1)
+      results.list.emplace_back(instruction.buffer, -1);
     for (auto [value, param] : results.list)
       expect(site, value, param);
   }
@@ -155,7 +159,7 @@ void RankArena::findTops(const plan::Plan &plan) {
   for (const plan::Storage &storage : memory.storages) {
     int64_t offset =
         storage.value == -1 ? -1 : plan.values[storage.value].offset;
-    // Of what has no value, such as a kept part on a device, nobody knows.
+    // A gathered parameter that nothing uses has no value.
     int64_t end = offset == -1 ? 0 : offset + storage.bytes;
     for (const plan::Life &life : storage.lives) {
       begins[size_t(life.first)].push_back(end);

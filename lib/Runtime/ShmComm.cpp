@@ -114,7 +114,7 @@ void ShmComm::copyOwnRows(int32_t param) {
 
 // Peers may still read what the unit's last gather gave: within a step the same
 // bytes are written again, and between steps comes beginUpdate.
-void ShmComm::copyToDevice(int32_t unit) {
+void ShmComm::copyToDevice(int32_t unit, const at::Tensor &) {
   for (int32_t param : plan.units[unit].params)
     copyOwnRows(param);
   own().copied.publish(++copies);
@@ -131,7 +131,7 @@ void ShmComm::beginMicrobatch() {
   acquired = 0;
 }
 
-Collective ShmComm::allGather(int32_t unit, int64_t group) {
+Collective ShmComm::allGather(int32_t unit, int64_t group, const at::Tensor &) {
   if (group > 0)
     return gatherParts(unit, group);
   Collective gather;
@@ -157,7 +157,7 @@ std::vector<at::Tensor> ShmComm::gatherMasters(int32_t unit) {
 
 // Peers write parameters only after this rank's beginUpdate, so the end of a
 // unit's use before it needs no message.
-void ShmComm::reshard(int32_t unit, int64_t keep) {
+void ShmComm::reshard(int32_t unit, int64_t keep, const at::Tensor &) {
   if (keep > 0)
     keepPart(unit, keep);
 }
@@ -194,7 +194,8 @@ void *ShmComm::reduceInput(int32_t param) {
 }
 
 Collective ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
-                                  const std::vector<at::Tensor> &grads) {
+                                  const std::vector<at::Tensor> &grads,
+                                  const at::Tensor &) {
   int32_t ordinal = issued++;
   if (plan.shards() == 1) {
     std::vector<at::Tensor> outs;
@@ -260,7 +261,8 @@ void ShmComm::awaitShardsRead() {
 }
 
 Collective ShmComm::allReduce(const plan::AllReduce &reduce,
-                              const std::vector<at::Tensor> &shards) {
+                              const std::vector<at::Tensor> &shards,
+                              const at::Tensor &) {
   PendingAllReduce entry{&reduce, {}};
   for (size_t i = 0; i < shards.size(); ++i) {
     int32_t param = reduce.params[i];

@@ -1,5 +1,6 @@
 //===- Trainer.cpp - one rank's run ---------------------------------------===//
 #include "fsdp/Runtime/Trainer.h"
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Profiler.h"
@@ -168,6 +169,8 @@ void saveWeights(const plan::Plan &plan, Session &session,
 
 RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     : plan(plan::readPlan(options.planPath)) {
+  if (options.backend != Backend::Shm)
+    plan::addDeviceBuffers(plan);
   if (!options.profilePath.empty() && options.steps <= Profiler::kWarmup)
     throw InputError("--profile: expected --steps of at least " +
                      std::to_string(Profiler::kWarmup + 1) + ", got " +

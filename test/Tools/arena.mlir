@@ -1,7 +1,8 @@
 // Places in the arena. Unscaled and clipped gradients are of the storage of the
 // reduced ones, whole ones lie where peers read them; on a device, which peers
-// cannot read, they and gathered parameters have places too. A rank alone in
-// its replica keeps the gradient as its shard.
+// cannot read, they and gathered parameters have places too, and the flat
+// tensor of the reduction. A rank alone in its replica keeps the gradient as
+// its shard.
 
 // RUN: fsdp-opt %s --world-size 2 --emit plan | FileCheck %s --check-prefixes=CHECK,SHARED
 // RUN: fsdp-opt %s --world-size 2 --emit plan --memory device | FileCheck %s --check-prefixes=CHECK,DEVICE
@@ -17,10 +18,14 @@
 // DEVICE-NEXT: {"shape": [4], "dtype": "float32", "offset": 128},
 // CHECK-NEXT:  {"shape": [2], "dtype": "float32", "offset": 64},
 // CHECK-NEXT:  {"shape": [2], "dtype": "float32", "storage": 5},
-// CHECK-NEXT:  {"shape": [2], "dtype": "float32", "storage": 5}
+// SHARED-NEXT: {"shape": [2], "dtype": "float32", "storage": 5}
+// DEVICE-NEXT: {"shape": [2], "dtype": "float32", "storage": 5},
+// DEVICE-NEXT: {"shape": [4], "dtype": "float32", "offset": 192}
 // CHECK-NEXT:  ],
 // SHARED-NEXT: "arena": {"bytes": 128, "lower_bound": 128},
-// DEVICE-NEXT: "arena": {"bytes": 192, "lower_bound": 192},
+// DEVICE-NEXT: "arena": {"bytes": 256, "lower_bound": 256},
+// DEVICE:      {"reduce_scatter": 0,{{.*}} "buffer": 8
+// DEVICE-NEXT: {"wait": [2],{{.*}} "frees": [4, 8]
 
 // ALONE:      {"shape": [4], "dtype": "float32", "offset": 128},
 // ALONE-NEXT: {"shape": [4], "dtype": "float32", "storage": 4},

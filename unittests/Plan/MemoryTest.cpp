@@ -1,6 +1,7 @@
 //===- MemoryTest.cpp - what a plan keeps in memory, and when -------------===//
 #include "fsdp/Plan/Memory.h"
 #include "Support/SamplePlan.h"
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Plan/SegmentLayout.h"
 
 #include <gtest/gtest.h>
@@ -141,14 +142,18 @@ TEST(Memory, AUnitStaysGatheredOverMicrobatches) {
 TEST(Memory, OffloadedUnitsAreOnTheDeviceWhileTheyAreGathered) {
   Plan plan = samplePlan(2);
   offload(plan);
+  addDeviceBuffers(plan);
   Memory memory = replayMemory(plan, MemoryModel::Device);
   ValueId onHost = get<CopyToHost>(plan).outs[0];
   EXPECT_EQ(storageOf(memory, onHost), nullptr);
-  auto copy = std::find_if(memory.storages.begin(), memory.storages.end(),
-                           [](const Storage &s) { return s.value == -1; });
-  ASSERT_NE(copy, memory.storages.end());
+  ValueId buffer = plan.instructions[find<CopyToDevice>(plan)].buffer;
+  const Storage *copy = storageOf(memory, buffer);
+  ASSERT_NE(copy, nullptr);
+  EXPECT_EQ(copy->use, MemoryUse::GatheredParam);
+  EXPECT_EQ(copy->bytes, 64); // two rows of seven floats
   EXPECT_EQ(copy->lives[0].first, int64_t(find<CopyToDevice>(plan)));
-  EXPECT_EQ(copy->lives[0].last, int64_t(find<Reshard>(plan)));
+  auto gather = size_t(copy->lives[0].last);
+  EXPECT_EQ(std::get<AllGather>(plan.instructions[gather].kind).source, buffer);
   auto uses = staticBytes(plan, MemoryModel::Device);
   auto without = staticBytes(samplePlan(2), MemoryModel::Device);
   // w1 [3, 7]: two rows of rank 0.

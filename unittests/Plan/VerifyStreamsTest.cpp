@@ -1,5 +1,6 @@
 //===- VerifyStreamsTest.cpp - P26 to P30, each broken --------------------===//
 #include "Support/PlanMutations.h"
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Plan/Memory.h"
 
 #include <algorithm>
@@ -29,6 +30,7 @@ void move(Plan &plan, size_t from, size_t to) {
 
 /// An arena larger than what has a place in it.
 void giveArena(Plan &plan) {
+  addDeviceBuffers(plan);
   std::vector<int64_t> live = replayMemory(plan, arenaModel(plan)).liveBytes();
   plan.arena = {1 << 20, *std::max_element(live.begin(), live.end())};
 }

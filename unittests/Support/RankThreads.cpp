@@ -1,5 +1,6 @@
 //===- RankThreads.cpp - the ranks of a plan as threads of a test ---------===//
 #include "Support/RankThreads.h"
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/DeviceComm.h"
 #include "fsdp/Runtime/GlooTransport.h"
@@ -102,8 +103,8 @@ std::vector<Outcome> runOverShm(const plan::Plan &plan,
   return runRanks(plan, connect, settings, [&] { segment.abort(); });
 }
 
-std::vector<Outcome> runOverGloo(const plan::Plan &plan,
-                                 const RunSettings &settings) {
+std::vector<Outcome> runOverGloo(plan::Plan plan, const RunSettings &settings) {
+  plan::addDeviceBuffers(plan);
   auto store = c10::make_intrusive<c10d::HashStore>();
   auto connect = [&](Device &device, int64_t rank) {
     return std::make_unique<DeviceComm>(

@@ -35,7 +35,7 @@ struct RunSettings {
 /// installSteeredAllocator.
 std::vector<Outcome> runOverShm(const plan::Plan &plan,
                                 const RunSettings &settings = {});
-std::vector<Outcome> runOverGloo(const plan::Plan &plan,
+std::vector<Outcome> runOverGloo(plan::Plan plan,
                                  const RunSettings &settings = {});
 
 } // namespace fsdp::test

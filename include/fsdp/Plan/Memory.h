@@ -42,13 +42,15 @@ enum class MemoryUse : uint8_t {
   Gradient,      ///< whole, of a parameter
   GradientSum,   ///< over microbatches, whole or of a shard
   GradientShard, ///< reduced
-  GatheredParam, ///< whole, or kept in groups after forward
+  GatheredParam, ///< whole, or kept in groups after forward; of an offloaded
+                 ///< unit, shards on the device too
+  ReduceInput,   ///< where peers read gradients, all the time; a reduction's
+                 ///< flat tensor
   // All the time:
   ParamShard, ///< and ignored parameters
   OptimizerState,
   Buffer,
   Constant,
-  ReduceInput,   ///< where peers read gradients
   Communication, ///< counters and the like
 };
 inline constexpr size_t kNumMemoryUses = size_t(MemoryUse::Communication) + 1;
@@ -74,8 +76,7 @@ struct Life {
 /// Memory that the programs need for some time.
 struct Storage {
   /// The value whose storage it is; -1 for a gathered parameter that nothing
-  /// uses, for shards of an offloaded unit on the device and for what a reshard
-  /// keeps.
+  /// uses.
   ValueId value = -1;
   /// A multiple of kArenaAlign, positive.
   int64_t bytes = 0;
@@ -153,7 +154,8 @@ struct Placement {
 Placement placeStorages(const Memory &memory);
 
 /// Places all storages of the plan, those on the host too: sets Plan::arena,
-/// Plan::hostArena and Value::offset.
+/// Plan::hostArena and Value::offset. On Device the plan gets buffers first
+/// (DeviceBuffers.h).
 void layOutArena(Plan &plan, MemoryModel model);
 
 /// Device if a gathered parameter has a place in the arena.

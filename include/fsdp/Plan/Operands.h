@@ -9,7 +9,7 @@ namespace fsdp::plan {
 /// Values that the instruction reads, in the order in which it names them; one
 /// may be named twice.
 std::vector<ValueId> getOperands(const Instruction &instruction);
-/// Values that it defines.
+/// Values that it defines, its buffer among them.
 std::vector<ValueId> getResults(const Instruction &instruction);
 
 /// The stream that collectives and copies of its kind run on when they run

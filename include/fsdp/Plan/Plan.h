@@ -240,6 +240,9 @@ struct AllGather {
   /// Gathers in the first microbatch of a step only; in later ones `outs` are
   /// what the unit's last AllGather gathered.
   bool firstMicrobatch = false;
+  /// The buffer of the CopyToDevice or Reshard that it gathers from; -1 where
+  /// it gathers from the shards, or there is no such buffer.
+  ValueId source = -1;
 };
 
 /// Ends the life of a unit's gathered parameters.
@@ -406,6 +409,9 @@ struct Instruction {
   std::vector<EventId> waits = {};
   /// The event that its end completes, or -1.
   EventId records = -1;
+  /// Memory that it needs beside its results where ranks have memory of their
+  /// own, a value of bufferSpec (DeviceBuffers.h); -1 where it needs none.
+  ValueId buffer = -1;
   /// Why it stands where it does, for people; empty where nothing is said.
   std::string why = {};
 };

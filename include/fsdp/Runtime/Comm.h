@@ -87,19 +87,25 @@ public:
   virtual void beginStep(int64_t step) = 0;
   /// Begins the next microbatch of the step; beginStep begins the first.
   virtual void beginMicrobatch() = 0;
+  // A `buffer` is that of the plan's instruction (plan::bufferSpec), where
+  // ranks have memory of their own; nobody else uses it until the instruction
+  // is complete.
+
   /// Copies this rank's shards of an offloaded unit to the device, for the
   /// next allGather of the unit.
-  virtual void copyToDevice(int32_t unit) = 0;
+  virtual void copyToDevice(int32_t unit, const at::Tensor &buffer = {}) = 0;
   /// Begins to gather the full parameters of a unit in their compute dtypes, in
   /// the unit's order, valid until reshard(unit): from what every rank has
   /// published, with `group` > 0 from what the ranks of this rank's group keep
-  /// (see plan::Reshard::keep).
-  virtual Collective allGather(int32_t unit, int64_t group = 0) = 0;
+  /// (see plan::Reshard::keep); `source` is the buffer with this rank's part.
+  virtual Collective allGather(int32_t unit, int64_t group = 0,
+                               const at::Tensor &source = {}) = 0;
   /// The same in the parameters' own dtypes, of all ranks' parts.
   virtual std::vector<at::Tensor> gatherMasters(int32_t unit) = 0;
   /// With `keep` > 0 this rank keeps its part of the unit's parameters, which
   /// are gathered, for the next allGather in groups of as many.
-  virtual void reshard(int32_t unit, int64_t keep = 0) = 0;
+  virtual void reshard(int32_t unit, int64_t keep = 0,
+                       const at::Tensor &buffer = {}) = 0;
 
   /// Where the gradient of `param` should be written (full size, row-major)
   /// so that reduceScatter need not copy it; null if there is no such place.
@@ -108,13 +114,15 @@ public:
   /// ranks of the replica, as plan::ReduceScatter says, in ascending rank
   /// order. The results are this rank's rows.
   virtual Collective reduceScatter(const plan::ReduceScatter &reduce,
-                                   const std::vector<at::Tensor> &grads) = 0;
+                                   const std::vector<at::Tensor> &grads,
+                                   const at::Tensor &buffer = {}) = 0;
 
   /// Begins the average over the replicas of shards whose contents are there.
   /// All-reduces begun since the last wait for one end together; a unit is
   /// among them at most once.
   virtual Collective allReduce(const plan::AllReduce &reduce,
-                               const std::vector<at::Tensor> &shards) = 0;
+                               const std::vector<at::Tensor> &shards,
+                               const at::Tensor &buffer = {}) = 0;
 
   /// Combines a vector of float32 or float64 over the ranks of a replica, in
   /// place, in ascending rank order; it has at most one element for each

@@ -29,7 +29,8 @@ namespace fsdp::runtime {
 
 class DeviceComm final : public Comm {
 public:
-  /// Borrows plan and device; connects this rank to the others.
+  /// Borrows plan, which has its buffers (plan::addDeviceBuffers), and device;
+  /// connects this rank to the others.
   DeviceComm(const plan::Plan &plan, Device &device,
              std::shared_ptr<Transport> transport);
 
@@ -49,17 +50,20 @@ public:
   }
   void beginStep(int64_t) override {}
   void beginMicrobatch() override {}
-  void copyToDevice(int32_t unit) override;
-  Collective allGather(int32_t unit, int64_t group) override;
+  void copyToDevice(int32_t unit, const at::Tensor &buffer) override;
+  Collective allGather(int32_t unit, int64_t group,
+                       const at::Tensor &source) override;
   std::vector<at::Tensor> gatherMasters(int32_t unit) override;
-  void reshard(int32_t unit, int64_t keep) override;
+  void reshard(int32_t unit, int64_t keep, const at::Tensor &buffer) override;
 
   /// None: the flat tensor has another layout than a gradient.
   void *reduceInput(int32_t) override { return nullptr; }
   Collective reduceScatter(const plan::ReduceScatter &reduce,
-                           const std::vector<at::Tensor> &grads) override;
+                           const std::vector<at::Tensor> &grads,
+                           const at::Tensor &buffer) override;
   Collective allReduce(const plan::AllReduce &reduce,
-                       const std::vector<at::Tensor> &shards) override;
+                       const std::vector<at::Tensor> &shards,
+                       const at::Tensor &buffer) override;
   void allReduce(const at::Tensor &vector, Reduction reduction) override;
 
   /// Nothing: no other rank reads this one's parameters.
@@ -85,17 +89,18 @@ private:
                           std::vector<at::Tensor> results,
                           const std::vector<Communicator::Part> &parts,
                           std::vector<std::function<void()>> after);
-  Collective gatherKept(int32_t unit, int64_t group);
+  Collective gatherKept(int32_t unit, int64_t group, const at::Tensor &source);
   Collective reduceAlone(const plan::ReduceScatter &reduce,
                          const std::vector<at::Tensor> &grads);
-  /// Room for reductions of `elements`, from the heap where several may be
-  /// under way; a stream of a device executes one after the other.
-  at::Tensor flatTensor(int64_t elements, plan::DType dtype,
-                        at::Tensor &reused) const;
-  /// Elements of a rank's row of a flat tensor that `param` takes.
-  int64_t chunkOf(int32_t param) const;
-  /// The rows of a kept part of the i-th rank of a group.
-  std::vector<int64_t> keptBegins(int32_t param, int64_t group) const;
+  /// Elements of a buffer of bytes, as a tensor.
+  static at::Tensor partOf(const at::Tensor &buffer, int64_t begin,
+                           int64_t elements, plan::DType dtype);
+  /// Per parameter of a unit: this rank's shard in a copy_to_device's buffer;
+  /// its share of what a reshard keeps.
+  std::vector<at::Tensor> copiedShards(int32_t unit,
+                                       const at::Tensor &buffer) const;
+  std::vector<at::Tensor> keptShares(int32_t unit, int64_t keep,
+                                     const at::Tensor &buffer) const;
 
   const plan::Plan &plan;
   Device &device;
@@ -104,14 +109,8 @@ private:
   std::unique_ptr<Communicator> gathers, reduces, replicates, world;
   std::map<int64_t, std::unique_ptr<Communicator>> groups;
   std::vector<at::Tensor> shards;
-  /// Per parameter of an offloaded unit: its shard on the device.
-  std::vector<at::Tensor> copied;
   /// Per unit: what the last gather gave, until its reshard.
   std::vector<std::vector<at::Tensor>> gathered;
-  /// Per parameter: what the last reshard kept.
-  std::vector<at::Tensor> kept;
-  /// Bytes that reductions of one stream use one after the other.
-  at::Tensor reduceBytes, allReduceBytes;
   /// RankStats of this rank, and of all.
   at::Tensor ownStats, allStats;
 };

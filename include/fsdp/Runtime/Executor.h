@@ -115,9 +115,11 @@ private:
   /// Collectives return the wait for them, empty where they do not run in this
   /// microbatch.
   Wait run(const plan::AllGather &gather);
-  Wait run(const plan::ReduceScatter &reduce);
-  Wait run(const plan::AllReduce &reduce);
-  void run(const plan::Reshard &reshard);
+  Wait run(const plan::ReduceScatter &reduce, plan::ValueId buffer);
+  Wait run(const plan::AllReduce &reduce, plan::ValueId buffer);
+  void run(const plan::Reshard &reshard, plan::ValueId buffer);
+  /// Memory of an instruction's buffer; an undefined tensor for -1.
+  at::Tensor makeBuffer(plan::ValueId buffer);
   void run(const plan::Accumulate &accumulate);
   void run(const plan::Unscale &unscale);
   void run(const plan::ClipGradNorm &clip);

@@ -41,16 +41,20 @@ public:
   void publish(bool frozen = false) override;
   void beginStep(int64_t step) override;
   void beginMicrobatch() override;
-  void copyToDevice(int32_t unit) override;
-  Collective allGather(int32_t unit, int64_t group = 0) override;
+  void copyToDevice(int32_t unit, const at::Tensor &buffer = {}) override;
+  Collective allGather(int32_t unit, int64_t group = 0,
+                       const at::Tensor &source = {}) override;
   std::vector<at::Tensor> gatherMasters(int32_t unit) override;
-  void reshard(int32_t unit, int64_t keep = 0) override;
+  void reshard(int32_t unit, int64_t keep = 0,
+               const at::Tensor &buffer = {}) override;
   void *reduceInput(int32_t param) override;
   Collective reduceScatter(const plan::ReduceScatter &reduce,
-                           const std::vector<at::Tensor> &grads) override;
+                           const std::vector<at::Tensor> &grads,
+                           const at::Tensor &buffer = {}) override;
   void allReduce(const at::Tensor &vector, Reduction reduction) override;
   Collective allReduce(const plan::AllReduce &reduce,
-                       const std::vector<at::Tensor> &shards) override;
+                       const std::vector<at::Tensor> &shards,
+                       const at::Tensor &buffer = {}) override;
   void beginUpdate() override;
   void barrier() override;
   void abort() override { segment.abort(); }

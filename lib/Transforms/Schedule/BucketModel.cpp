@@ -58,7 +58,7 @@ public:
         addGather(*gather, use);
       else if (const auto *reduce =
                    std::get_if<ReduceScatter>(&instruction.kind))
-        addReduce(*reduce, use.instruction);
+        addReduce(*reduce, use.instruction, instruction.buffer);
     }
     findLinks();
     findOthers();
@@ -125,7 +125,8 @@ private:
       item.gathered += takeOut(value, MemoryUse::GatheredParam);
   }
 
-  void addReduce(const ReduceScatter &reduce, int32_t position) {
+  void addReduce(const ReduceScatter &reduce, int32_t position,
+                 ValueId buffer) {
     int32_t index = items[size_t(reduce.unit)];
     if (index < 0)
       return;
@@ -139,6 +140,7 @@ private:
                                     plan.values[size_t(reduce.ins[i])].dtype));
       item.gradient += takeOut(reduce.ins[i], MemoryUse::Gradient);
     }
+    item.gradient += takeOut(buffer, MemoryUse::ReduceInput);
   }
 
   /// Counts a value's storage no longer with the rest; returns its bytes.

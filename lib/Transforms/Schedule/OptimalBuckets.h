@@ -56,7 +56,8 @@ struct BucketItem {
   double gatherBytes = 0; ///< on the link
   double reduceBytes = 0; ///< on the link; 0: it has no gradient
   int64_t gathered = 0;   ///< in memory; 0 if it is counted with what else is
-  int64_t gradient = 0;   ///< in memory, until it is reduced
+  int64_t gradient = 0;   ///< in memory, until it is reduced; and the
+                          ///< reduction's buffer
   double forwardUse = 0;  ///< first use in forward
   double forwardEnd = 0;  ///< last use in forward
   double backwardUse = 0; ///< first use in backward

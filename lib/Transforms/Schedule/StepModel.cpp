@@ -1,6 +1,7 @@
 //===- StepModel.cpp - time and memory of a step --------------------------===//
 #include "StepModel.h"
 
+#include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/InsertFrees.h"
 
@@ -26,6 +27,8 @@ FailureOr<StepModel> StepModel::build(ModuleOp module) {
   model.device = std::move(*device);
   model.cost = simulate::costOf(model.plan, model.device);
   plan::MemoryModel memoryModel = model.device.memoryModel();
+  if (memoryModel == plan::MemoryModel::Device)
+    plan::addDeviceBuffers(model.plan);
   model.memory = plan::replayMemory(model.plan, memoryModel);
   model.staticBytes = plan::sum(plan::staticBytes(model.plan, memoryModel));
   return model;

@@ -81,7 +81,7 @@ fsdp.program @train_step(%x: tensor<65536x64xf32>) -> tensor<f32> {
 // CHECK-NOT:  fsdp.checkpoint_pattern
 // CHECK:      fsdp.return
 fsdp.mesh @world <["shard"=2]>
-fsdp.schedule {device = "h100", memory = "auto", memory_budget = 26000000 : i64}
+fsdp.schedule {device = "h100", memory = "auto", memory_budget = 28000000 : i64}
 fsdp.optimizer "sgd" {}
 fsdp.unit @b0
 fsdp.unit @b1
