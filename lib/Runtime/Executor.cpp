@@ -374,16 +374,29 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
       device.synchronize();
       profiler->begin();
     }
-    streams->submit(instruction.stream, instruction.waits, instruction.records,
-                    [this, &program, i]() -> Wait {
-                      Wait begun = naming(program, i,
-                                          [&] { return execute(program, i); });
-                      if (!begun)
-                        return {};
-                      return [this, &program, i, begun = std::move(begun)] {
-                        naming(program, i, begun);
-                      };
-                    });
+    StepTrace *traced = &program == &training ? trace : nullptr;
+    auto markBegin = [traced, i, m = microbatch] {
+      if (traced)
+        traced->begin(m, i);
+    };
+    auto markEnd = [traced, i, m = microbatch] {
+      if (traced)
+        traced->end(m, i);
+    };
+    streams->submit(
+        instruction.stream, instruction.waits, instruction.records,
+        [this, &program, i, markBegin, markEnd]() -> Wait {
+          markBegin();
+          Wait begun = naming(program, i, [&] { return execute(program, i); });
+          if (!begun) {
+            markEnd();
+            return {};
+          }
+          return [this, &program, i, markEnd, begun = std::move(begun)] {
+            naming(program, i, begun);
+            markEnd();
+          };
+        });
     if (measures) {
       device.synchronize();
       profiler->end(i);
@@ -394,6 +407,8 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
 
 StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   c10::InferenceMode guard;
+  if (trace)
+    trace->beginStep();
   auto begin = std::chrono::steady_clock::now();
   step = newStep;
   comm.beginStep(step);
@@ -434,6 +449,8 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
     scaler->update();
   }
   arena.endProgram();
+  if (trace)
+    trace->endStep();
   return result;
 }
 

@@ -1,12 +1,9 @@
 //===- Profiler.cpp - measured seconds of a plan's instructions -----------===//
 #include "fsdp/Runtime/Profiler.h"
-#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/RankFiles.h"
 #include "fsdp/Runtime/SafeTensors.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <sstream>
 
 namespace fsdp::runtime {
 
@@ -48,49 +45,17 @@ std::vector<double> Profiler::medians() const {
   return result;
 }
 
-namespace {
-
-std::string readFile(const std::string &path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf()))
-    throw InputError(path + ": cannot be read");
-  return text.str();
-}
-
-void writeFile(const std::string &path, const std::string &text) {
-  std::ofstream file(path, std::ios::binary);
-  if (!(file << text) || !file.flush())
-    throw InputError(path + ": cannot be written");
-}
-
-} // namespace
-
 void writeProfile(const Profiler &profiler, const plan::Plan &plan,
                   const std::string &planPath, Comm &comm, int64_t steps,
                   int64_t scratchBytes, const std::string &path) {
-  auto partPath = [&](int64_t rank) {
-    return path + ".rank" + std::to_string(rank);
-  };
   std::vector<double> own = profiler.medians();
   own.push_back(double(scratchBytes));
-  writeFile(partPath(comm.rank()),
-            std::string(reinterpret_cast<const char *>(own.data()),
-                        own.size() * sizeof(double)));
-  comm.barrier();
+  std::vector<std::vector<double>> all = gatherByFiles(comm, own, path);
   if (comm.rank() != 0)
     return;
   std::vector<double> mean(own.size());
   double mostScratch = 0;
-  for (int64_t rank = 0; rank < comm.worldSize(); ++rank) {
-    std::string part = readFile(partPath(rank));
-    std::remove(partPath(rank).c_str());
-    if (part.size() != mean.size() * sizeof(double))
-      throw InputError(partPath(rank) + ": expected the times of " +
-                       std::to_string(mean.size()) + " instructions");
-    std::vector<double> values(mean.size());
-    std::copy(part.begin(), part.end(),
-              reinterpret_cast<char *>(values.data()));
+  for (const std::vector<double> &values : all) {
     for (size_t i = 0; i < mean.size(); ++i)
       mean[i] += values[i] / double(comm.worldSize());
     mostScratch = std::max(mostScratch, values.back());

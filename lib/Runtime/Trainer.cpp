@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
+#include "fsdp/Runtime/StepTrace.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
@@ -165,22 +166,29 @@ void saveWeights(const plan::Plan &plan, Session &session,
     writeSafeTensors(path, tensors);
 }
 
+/// Of an option that names a file for what steps after a warm-up measure.
+void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
+                    const RunOptions &options) {
+  if (path.empty())
+    return;
+  if (options.steps <= warmup)
+    throw InputError(std::string(option) + ": expected --steps of at least " +
+                     std::to_string(warmup + 1) + ", got " +
+                     std::to_string(options.steps));
+  if (!std::ofstream(path, std::ios::app))
+    throw InputError(path + ": cannot write: " + std::strerror(errno));
+}
+
 } // namespace
 
 RunFiles::RunFiles(const RunOptions &options, bool checkHash)
     : plan(plan::readPlan(options.planPath)) {
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
-  if (!options.profilePath.empty() && options.steps <= Profiler::kWarmup)
-    throw InputError("--profile: expected --steps of at least " +
-                     std::to_string(Profiler::kWarmup + 1) + ", got " +
-                     std::to_string(options.steps));
+  checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, options);
+  checkMeasuring("--trace", options.tracePath, StepTrace::kWarmup, options);
   if (!options.profilePath.empty() && options.maxStreamDelay)
     throw InputError("--profile: expected --streams serial, got threads");
-  if (!options.profilePath.empty() &&
-      !std::ofstream(options.profilePath, std::ios::app))
-    throw InputError(options.profilePath +
-                     ": cannot write: " + std::strerror(errno));
   openWeights(options, checkHash);
   if (!options.dataPath.empty()) {
     data.emplace(options.dataPath);
@@ -303,10 +311,15 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
   std::optional<Profiler> profiler;
   if (!options.profilePath.empty())
     session.executor().setProfiler(&profiler.emplace(plan));
+  std::optional<StepTrace> trace;
+  if (!options.tracePath.empty())
+    trace.emplace(plan, device);
 
   device.seed(options.seed);
   const SafeTensors *data = files.data ? &*files.data : nullptr;
   for (int64_t step = 0; step < options.steps; ++step) {
+    if (trace && step == options.steps - 1)
+      session.executor().setTrace(&*trace);
     int64_t allocations = heapAllocations();
     auto begin = std::chrono::steady_clock::now();
     StepResult result = session.step([&](int64_t microbatch) {
@@ -339,6 +352,9 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
     writeProfile(*profiler, plan, options.planPath, session.comm(),
                  options.steps, session.executor().memory().extraBytes(),
                  options.profilePath);
+  if (trace)
+    writeTrace(*trace, plan, options.planPath, session.comm(), options.steps,
+               options.tracePath);
   if (!options.outWeightsPath.empty())
     saveWeights(plan, session, options.outWeightsPath);
 }

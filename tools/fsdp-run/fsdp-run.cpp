@@ -69,6 +69,9 @@ int main(int argc, char **argv) {
   app.add_option("--profile", options.profilePath,
                  "measure every instruction and write its seconds to this "
                  "file: medians over the steps after two, the mean of ranks");
+  app.add_option("--trace", options.tracePath,
+                 "write begin and end of every instruction of the last step "
+                 "to this file, for Perfetto and fsdp-opt --measured");
   app.add_option("--weights", options.weightsPath,
                  "initial weights instead of the plan's: a safetensors "
                  "file, or a Hugging Face index of several");
@@ -134,9 +137,13 @@ int main(int argc, char **argv) {
     if (onGpu != (options.backend == Backend::Nccl))
       throw InputError("--comm: with --device " + options.device +
                        (onGpu ? " expected nccl" : " expected shm or gloo"));
-    if (options.graphs && (!onGpu || !options.profilePath.empty()))
-      throw InputError("--cuda-graphs: expected --device cuda and no "
-                       "--profile");
+    if (!options.profilePath.empty() && !options.tracePath.empty())
+      throw InputError("--trace: expected no --profile, which waits for the "
+                       "device at every instruction");
+    if (options.graphs &&
+        (!onGpu || !options.profilePath.empty() || !options.tracePath.empty()))
+      throw InputError("--cuda-graphs: expected --device cuda, no --profile "
+                       "and no --trace");
     if (onGpu && options.maxStreamDelay)
       throw InputError("--streams: expected serial with --device cuda, which "
                        "has streams of its own, got threads");

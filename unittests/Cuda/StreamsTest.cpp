@@ -107,6 +107,28 @@ TEST_F(CudaStreamsTest, BeginAfterWhatTheCallerSubmitted) {
   EXPECT_EQ(copied[0].item<float>(), 3);
 }
 
+TEST_F(CudaStreamsTest, ATimersMarksAreOfTheStreams) {
+  std::unique_ptr<Timer> timer = gpu().makeTimer(4);
+  auto mark = [&](size_t index) {
+    return [&timer, index] {
+      timer->mark(index);
+      return Streams::Wait();
+    };
+  };
+  timer->start();
+  streams->submit(Stream::Compute, {}, -1, mark(0));
+  streams->submit(Stream::Compute, {}, 0, slowFill(value, 1));
+  streams->submit(Stream::Compute, {}, -1, mark(1));
+  streams->submit(Stream::AllGather, {}, -1, mark(2));
+  streams->submit(Stream::AllGather, {0}, -1, mark(3));
+  gpu().synchronize();
+  EXPECT_GE(timer->seconds(0), 0);
+  EXPECT_GT(timer->seconds(1), timer->seconds(0));
+  // Nothing orders it behind the slow kernel.
+  EXPECT_LT(timer->seconds(2), timer->seconds(1));
+  EXPECT_GT(timer->seconds(3), timer->seconds(2));
+}
+
 TEST_F(CudaStreamsTest, SynchronizeOrdersAllThatComesNext) {
   at::Tensor second = at::full_like(copied, -1);
   streams->submit(Stream::Compute, {}, -1, slowFill(value, 4));

@@ -1,5 +1,6 @@
 //===- StepGraphsTest.cpp - what of a step is captured --------------------===//
 #include "fsdp/Runtime/StepGraphs.h"
+#include "Support/HostProxy.h"
 #include "Support/RankThreads.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
@@ -14,25 +15,8 @@ using namespace runtime;
 using testing::HasSubstr;
 
 /// What it captures it calls at each replay, as a GPU would execute it.
-class ReplayingDevice : public Device {
+class ReplayingDevice : public HostProxy {
 public:
-  c10::Device where() const override { return host->where(); }
-  std::unique_ptr<DeviceMemory> reserve(size_t bytes) override {
-    return host->reserve(bytes);
-  }
-  std::unique_ptr<DeviceMemory> reserveHost(size_t bytes) override {
-    return host->reserveHost(bytes);
-  }
-  void copy(void *to, const void *from, size_t bytes) override {
-    host->copy(to, from, bytes);
-  }
-  void *allocate(size_t bytes) override { return host->allocate(bytes); }
-  c10::DeleterFnPtr deleter() const override { return host->deleter(); }
-  void seed(uint64_t seed) override { host->seed(seed); }
-  std::unique_ptr<Streams> makeStreams() override {
-    return host->makeStreams();
-  }
-  void synchronize() override {}
   std::unique_ptr<DeviceGraph>
   capture(const std::function<void()> &work) override {
     struct Graph : DeviceGraph {
@@ -51,7 +35,6 @@ public:
     return std::make_unique<Graph>(work, replays);
   }
 
-  std::unique_ptr<Device> host = makeCpuDevice();
   int captures = 0, replays = 0;
   std::string refusal;
 };

@@ -9,6 +9,7 @@
 #define FSDP_RUNTIME_DEVICE_H
 
 #include "fsdp/Runtime/Streams.h"
+#include "fsdp/Runtime/Timer.h"
 
 #include <c10/core/Device.h>
 #include <c10/util/UniqueVoidPtr.h>
@@ -73,6 +74,10 @@ public:
   }
   /// Within capture.
   virtual bool isCapturing() const { return false; }
+  /// Of so many marks; without a clock of the device's own, the host's.
+  virtual std::unique_ptr<Timer> makeTimer(size_t marks) {
+    return std::make_unique<HostTimer>(marks);
+  }
   /// Marks what the thread submits until the matching end, for profilers.
   virtual void beginRange(const char *name) {}
   virtual void endRange() {}

@@ -18,6 +18,7 @@
 #include "fsdp/Runtime/RankArena.h"
 #include "fsdp/Runtime/ShardedOptimizer.h"
 #include "fsdp/Runtime/StepGraphs.h"
+#include "fsdp/Runtime/StepTrace.h"
 #include "fsdp/Runtime/Streams.h"
 
 #include <ATen/core/Tensor.h>
@@ -89,13 +90,16 @@ public:
   const RankArena &memory() const { return arena; }
 
   /// Captures the step in graphs of the device from step StepGraphs::kWarmup
-  /// on. Not with a profiler. Call it before the first step.
+  /// on. Not with a profiler or a trace. Call it before the first step.
   void useGraphs() { graphs.emplace(plan, device); }
   const std::optional<StepGraphs> &stepGraphs() const { return graphs; }
 
   void setFault(const Fault &value) { fault = value; }
   /// Measures the instructions of steps from now on; null: none. Borrowed.
   void setProfiler(Profiler *value) { profiler = value; }
+  /// Takes the times of steps from now on, of each in place of the one before;
+  /// null: none. Borrowed.
+  void setTrace(StepTrace *value) { trace = value; }
 
 private:
   /// A list of the plan's instructions.
@@ -215,6 +219,7 @@ private:
   bool clips = false;
   std::optional<Fault> fault;
   Profiler *profiler = nullptr;
+  StepTrace *trace = nullptr;
   /// Ends before what its threads use.
   std::unique_ptr<Streams> streams;
 };

@@ -26,6 +26,7 @@ struct RunOptions {
   std::optional<uint64_t> initSeed;
   std::string metricsPath;    ///< empty: none
   std::string profilePath;    ///< empty: none is measured
+  std::string tracePath;      ///< of the last step; empty: none
   std::string weightsPath;    ///< empty: the plan's
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;

@@ -4,6 +4,7 @@
 #include "CudaGraph.h"
 #include "CudaMemory.h"
 #include "CudaStreams.h"
+#include "CudaTimer.h"
 #include "SteeredCudaAllocator.h"
 
 #include <ATen/Context.h>
@@ -60,6 +61,9 @@ public:
     }
   }
   bool isCapturing() const override { return captures; }
+  std::unique_ptr<Timer> makeTimer(size_t marks) override {
+    return makeCudaTimer(device.index(), marks);
+  }
   void beginRange(const char *name) override { nvtxRangePushA(name); }
   void endRange() override { nvtxRangePop(); }
   void synchronize() override {
