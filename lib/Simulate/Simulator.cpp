@@ -162,25 +162,12 @@ private:
   // Where the time went
   //===--------------------------------------------------------------------===//
 
-  /// What is waited for, of a wait.
-  void findKinds() {
-    std::vector<Stream> ofEvent(recorders.size(), Stream::Compute);
-    for (const Instruction &instruction : plan.instructions) {
-      Stream kind = ownStream(instruction);
-      if (std::holds_alternative<Wait>(instruction.kind))
-        for (EventId event : instruction.waits)
-          kind = ofEvent[event];
-      if (instruction.records >= 0)
-        ofEvent[instruction.records] = kind;
-      kinds.push_back(kind);
-    }
-  }
   Stream kindOfSpan(int span) const {
     return kinds[result.spans[span].instruction];
   }
 
   void account() {
-    findKinds();
+    kinds = timeKinds(plan);
     for (size_t i = 0; i < result.spans.size(); ++i)
       result.busy[size_t(kindOfSpan(int(i)))] +=
           result.spans[i].end - result.spans[i].begin;
@@ -221,6 +208,24 @@ private:
 };
 
 } // namespace
+
+std::vector<Stream> timeKinds(const Plan &plan) {
+  std::vector<Stream> ofEvent;
+  std::vector<Stream> kinds;
+  for (const Instruction &instruction : plan.instructions) {
+    Stream kind = ownStream(instruction);
+    if (std::holds_alternative<Wait>(instruction.kind))
+      for (EventId event : instruction.waits)
+        if (size_t(event) < ofEvent.size())
+          kind = ofEvent[size_t(event)];
+    if (size_t event = size_t(instruction.records); instruction.records >= 0) {
+      ofEvent.resize(std::max(ofEvent.size(), event + 1), Stream::Compute);
+      ofEvent[event] = kind;
+    }
+    kinds.push_back(kind);
+  }
+  return kinds;
+}
 
 double Timeline::exposedCommunication() const {
   return std::accumulate(exposed.begin(), exposed.end(), 0.0) -

@@ -39,7 +39,8 @@ cl::opt<Emit> emitKind(
                           "parameters, units, bytes and collectives a step; "
                           "with --device or --simulate also its time"),
                clEnumValN(Emit::Trace, "trace",
-                          "a simulated step, for Perfetto"),
+                          "a simulated step, for Perfetto; with --measured "
+                          "beside a measured one"),
                clEnumValN(Emit::Html, "html", "a simulated step, as a page"),
                clEnumValN(Emit::Pareto, "pareto",
                           "time against memory of choices of what is kept")),
@@ -309,7 +310,7 @@ static void enableRemarks(MLIRContext &context) {
 
 bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
   return isCapture(inputFilename) || !configPath.empty() || !diffPath.empty() ||
-         emitKind != Emit::MLIR;
+         isMeasuredAsked() || emitKind != Emit::MLIR;
 }
 
 LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
@@ -317,6 +318,11 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
                                     const DialectRegistry &registry) {
   if (!diffPath.empty())
     return writeDifference(inputFilename, outputFilename);
+  if (isMeasuredAsked() && emitKind != Emit::Trace && emitKind != Emit::Stats) {
+    llvm::errs() << "fsdp-opt: error: --measured: expected --emit trace or "
+                    "--emit stats\n";
+    return failure();
+  }
   DefaultTimingManager timingManager;
   applyDefaultTimingManagerCLOptions(timingManager);
   TimingScope timing = timingManager.getRootScope();

@@ -7,12 +7,15 @@
 #include "fsdp/Simulate/DiffPlans.h"
 #include "fsdp/Simulate/Format.h"
 #include "fsdp/Simulate/LowerBound.h"
+#include "fsdp/Simulate/Measured.h"
 #include "fsdp/Simulate/Page.h"
 #include "fsdp/Simulate/Simulator.h"
 #include "fsdp/Simulate/Trace.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/Format.h"
+#include "llvm/Support/FormatVariadic.h"
+#include "llvm/Support/xxhash.h"
 
 #include <optional>
 
@@ -38,6 +41,12 @@ cl::opt<std::string>
     profilePath("profile",
                 cl::desc("Seconds of instructions that fsdp-run measured"),
                 cl::value_desc("file"), cl::cat(category));
+cl::opt<std::string>
+    measuredPath("measured",
+                 cl::desc("A step of this plan that fsdp-run --trace measured: "
+                          "with --emit trace beside the simulated one, with "
+                          "--emit stats compared with it"),
+                 cl::value_desc("file"), cl::cat(category));
 cl::list<int64_t> traceRanks("ranks", cl::CommaSeparated,
                              cl::desc("Ranks in --emit trace (default 0)"),
                              cl::value_desc("rank,…"), cl::cat(category));
@@ -75,6 +84,32 @@ FailureOr<Setting> readSetting(const plan::Plan &plan) {
   }
 }
 
+/// As fsdp-run hashes the plan's file.
+std::string hashOf(const plan::Plan &plan) {
+  std::string text = plan::printPlan(plan);
+  llvm::XXH128_hash_t hash =
+      llvm::xxh3_128bits(llvm::arrayRefFromStringRef(text));
+  return llvm::formatv("xxh3:{0:x-16}{1:x-16}", hash.high64, hash.low64).str();
+}
+
+/// What --measured names.
+FailureOr<plan::MeasuredStep> readMeasured(const plan::Plan &plan) {
+  try {
+    return plan::readMeasuredStep(measuredPath, plan, hashOf(plan));
+  } catch (const plan::PlanError &error) {
+    return fail(error.what());
+  }
+}
+
+FailureOr<const plan::MeasuredStep::Rank *>
+findRank(const plan::MeasuredStep &step, int64_t rank) {
+  for (const plan::MeasuredStep::Rank &entry : step.ranks)
+    if (entry.rank == rank)
+      return &entry;
+  return fail(measuredPath + ": expected the events of rank " +
+              llvm::Twine(rank) + ", got none");
+}
+
 std::string formatted(const char *format, double value) {
   std::string text;
   llvm::raw_string_ostream(text) << llvm::format(format, value);
@@ -87,6 +122,54 @@ const char *transferName(size_t stream) {
       "compute",     "all-gathers",      "reduce-scatters",
       "all-reduces", "copies to device", "copies to host"};
   return names[stream];
+}
+
+/// Planned beside measured.
+LogicalResult printComparison(const plan::Plan &plan, const Timeline &timeline,
+                              llvm::raw_ostream &os) {
+  FailureOr<plan::MeasuredStep> step = readMeasured(plan);
+  if (failed(step))
+    return failure();
+  auto rank = findRank(*step, 0);
+  if (failed(rank))
+    return failure();
+  const std::vector<Span> &spans = (*rank)->spans;
+  constexpr unsigned kLabel = 30;
+  auto row = [&](const llvm::Twine &name, double planned, double measured) {
+    if (planned == 0 && measured == 0)
+      return;
+    os << llvm::left_justify(name.str(), kLabel)
+       << llvm::formatv("{0,12:F3} {1,12:F3} {2,12}", planned * 1e3,
+                        measured * 1e3,
+                        formatted("%+.3f", (measured - planned) * 1e3));
+    if (measured > 0)
+      os << llvm::formatv("{0,11} %",
+                          formatted("%+.1f", 100 * (planned / measured - 1)));
+    os << '\n';
+  };
+  std::string title = "step " + std::to_string(step->step) + " of rank 0, ms";
+  os << '\n'
+     << llvm::left_justify(title, kLabel)
+     << "     planned     measured   difference  error of plan\n";
+  row("step", timeline.seconds, (*rank)->seconds);
+  Breakdown planned = breakDown(plan, timeline.spans, timeline.seconds);
+  Breakdown measured = breakDown(plan, spans, (*rank)->seconds);
+  for (size_t phase = 0; phase < planned.compute.size(); ++phase)
+    row("compute, " + llvm::Twine(plan::phaseName(plan::Phase(phase))),
+        planned.compute[phase], measured.compute[phase]);
+  for (size_t s = 0; s < planned.exposed.size(); ++s)
+    row("exposed " + llvm::Twine(transferName(s)), planned.exposed[s],
+        measured.exposed[s]);
+  row("outside of instructions", planned.outside, measured.outside);
+  os << "\nof what computes, most different, ms\n";
+  for (const Difference &difference :
+       largestDifferences(plan, timeline.spans, spans, /*most=*/5)) {
+    row("  " + llvm::Twine(difference.runs) +
+            (difference.runs == 1 ? " run" : " runs"),
+        difference.planned, difference.measured);
+    os << "    " << difference.what << '\n';
+  }
+  return success();
 }
 
 /// What of the streams is not zero, with its time.
@@ -102,8 +185,10 @@ std::string listed(const StreamSeconds &seconds) {
 
 bool mlir::fsdp::isSimulationAsked() {
   return deviceName.getNumOccurrences() || !clusterPath.empty() ||
-         !profilePath.empty();
+         !profilePath.empty() || isMeasuredAsked();
 }
+
+bool mlir::fsdp::isMeasuredAsked() { return !measuredPath.empty(); }
 
 FailureOr<std::string> mlir::fsdp::getDeviceOption() {
   if (!deviceName.getNumOccurrences())
@@ -190,7 +275,7 @@ LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
     fits = " of " + formatBytes(device.memoryCapacity) +
            (peak > device.memoryCapacity ? ": does not fit" : "");
   row("memory peak a rank", formatBytes(peak) + fits);
-  return success();
+  return isMeasuredAsked() ? printComparison(plan, timeline, os) : success();
 }
 
 LogicalResult mlir::fsdp::printSimulatedTrace(const plan::Plan &plan,
@@ -201,6 +286,11 @@ LogicalResult mlir::fsdp::printSimulatedTrace(const plan::Plan &plan,
   SmallVector<int64_t> ranks(traceRanks.begin(), traceRanks.end());
   if (ranks.empty())
     ranks.push_back(0);
+  FailureOr<plan::MeasuredStep> step = plan::MeasuredStep();
+  if (isMeasuredAsked())
+    step = readMeasured(plan);
+  if (failed(step))
+    return failure();
   std::vector<RankTimeline> timelines;
   for (int64_t rank : ranks) {
     if (rank < 0 || rank >= plan.worldSize)
@@ -210,6 +300,12 @@ LogicalResult mlir::fsdp::printSimulatedTrace(const plan::Plan &plan,
         simulate(plan, setting->cost(plan, rank), setting->cluster.device);
     auto memory = memoryOverTime(plan, timeline, plan::arenaModel(plan), rank);
     timelines.push_back({rank, std::move(timeline), std::move(memory)});
+    if (!isMeasuredAsked())
+      continue;
+    auto measured = findRank(*step, rank);
+    if (failed(measured))
+      return failure();
+    timelines.back().measured = *measured;
   }
   os << printTrace(plan, timelines);
   return success();
@@ -230,8 +326,9 @@ LogicalResult mlir::fsdp::printSimulatedPage(const plan::Plan &plan,
 LogicalResult mlir::fsdp::printPlanDifference(const plan::Plan &a,
                                               const plan::Plan &b,
                                               llvm::raw_ostream &os) {
-  if (!clusterPath.empty() || !profilePath.empty())
-    return fail("--diff: expected --device, got --simulate or --profile");
+  if (!clusterPath.empty() || !profilePath.empty() || isMeasuredAsked())
+    return fail("--diff: expected --device, got --simulate, --profile or "
+                "--measured");
   if (!isSimulationAsked()) {
     os << printDifference(a, b, nullptr);
     return success();

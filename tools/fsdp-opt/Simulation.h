@@ -11,8 +11,12 @@
 
 namespace mlir::fsdp {
 
-/// True when the options name a device, a cluster or a profile.
+/// True when the options name a device, a cluster, a profile or a measured
+/// step.
 bool isSimulationAsked();
+
+/// True when the options name a measured step.
+bool isMeasuredAsked();
 
 /// The device that --device names, empty without it. Prints errors itself.
 FailureOr<std::string> getDeviceOption();
@@ -30,12 +34,14 @@ getSimulatedMemoryModel(const ::fsdp::plan::Plan &plan);
 
 /// Simulates a step as the options say and prints its time, what of it is
 /// exposed communication, tokens a second, MFU, and whether its peak memory
-/// fits. The plan has an arena. Prints errors itself.
+/// fits; where a measured step is asked for, that beside it. The plan is
+/// complete. Prints errors itself.
 LogicalResult printSimulatedStats(const ::fsdp::plan::Plan &plan,
                                   llvm::raw_ostream &os);
 
-/// The step of the ranks that --ranks names, as a Chrome trace. Prints errors
-/// itself.
+/// The step of the ranks that --ranks names, as a Chrome trace; where a
+/// measured step is asked for, that beside it. The plan is complete. Prints
+/// errors itself.
 LogicalResult printSimulatedTrace(const ::fsdp::plan::Plan &plan,
                                   llvm::raw_ostream &os);
 

@@ -10,6 +10,7 @@
 #define FSDP_SIMULATE_SIMULATOR_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Plan/TraceFile.h"
 #include "fsdp/Simulate/CostModel.h"
 #include "fsdp/Simulate/DeviceModel.h"
 
@@ -19,20 +20,18 @@
 
 namespace fsdp::simulate {
 
-/// One execution of an instruction; seconds from the beginning of the step.
-struct Span {
-  int32_t instruction = 0;
-  int32_t microbatch = 0;
-  double begin = 0, end = 0;
-};
+using plan::Span;
 
 /// What the step's time went to, by Stream: of a collective or copy the stream
 /// that its kind has, also where it is on the compute stream; of a Wait that
 /// takes time itself that of what it waits for.
 using StreamSeconds = std::array<double, plan::kNumStreams>;
 
+/// Which of them an instruction's time belongs to, by instruction.
+std::vector<plan::Stream> timeKinds(const plan::Plan &plan);
+
 struct Timeline {
-  /// In the order in which the host issues them.
+  /// In the order in which the host issues them (plan::stepSpans).
   std::vector<Span> spans;
   double seconds = 0; ///< of the step
   StreamSeconds busy = {};

@@ -3,11 +3,11 @@
 #define FSDP_SIMULATE_TRACE_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Plan/TraceFile.h"
 #include "fsdp/Simulate/MemoryTimeline.h"
 #include "fsdp/Simulate/Simulator.h"
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,11 +18,14 @@ struct RankTimeline {
   int64_t rank = 0;
   Timeline timeline;
   std::vector<MemorySample> memory;
+  /// Of the same rank, if not null; borrowed.
+  const plan::MeasuredStep::Rank *measured = nullptr;
 };
 
-/// Chrome's JSON trace format: a process a rank, a thread a stream, an event
-/// for each instruction that takes time, with its module, unit and shapes;
-/// microseconds. Memory is a counter of each rank, in MiB by its use.
+/// In the form of plan::TraceWriter: a process a rank, with an event for each
+/// instruction that takes time; beside it a process with the measured step,
+/// from the same time zero. Memory is a counter of each rank, in MiB by its
+/// use.
 std::string printTrace(const plan::Plan &plan,
                        const std::vector<RankTimeline> &ranks);
 
