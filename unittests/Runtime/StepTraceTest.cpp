@@ -2,17 +2,19 @@
 #include "fsdp/Runtime/StepTrace.h"
 #include "Support/Fixtures.h"
 #include "Support/HostProxy.h"
+#include "Support/RankThreads.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Plan/Profile.h"
 #include "fsdp/Runtime/SafeTensors.h"
+#include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <array>
 #include <filesystem>
 #include <map>
+#include <mutex>
 
 namespace fsdp::test {
 namespace {
@@ -120,6 +122,57 @@ TEST_F(StepTraceTest, CollectivesOfAStreamFollowEachOther) {
             (Rows{{0, 0, 1, 5}, {1, 0, 5, 7}, {2, 0, 3, 6}, {3, 0, 4, 8}}));
 }
 
+/// That spans follow stream order and events, and end within the step.
+void expectInOrder(const plan::Plan &plan, const std::vector<Span> &spans,
+                   double seconds, double tolerance = 0) {
+  std::array<double, plan::kNumStreams> ended = {};
+  std::map<plan::EventId, double> complete;
+  for (const Span &span : spans) {
+    const plan::Instruction &instruction =
+        plan.instructions[size_t(span.instruction)];
+    SCOPED_TRACE("instruction " + std::to_string(span.instruction) + ", " +
+                 plan::signature(plan, instruction));
+    double &before = ended[size_t(instruction.stream)];
+    EXPECT_GE(span.begin, before - tolerance);
+    EXPECT_GE(span.end, span.begin);
+    EXPECT_LE(span.end, seconds + tolerance);
+    for (plan::EventId event : instruction.waits)
+      EXPECT_GE(span.begin, complete[event] - tolerance);
+    if (instruction.records != -1)
+      complete[instruction.records] = span.end;
+    before = span.end;
+  }
+  EXPECT_GT(seconds, 0);
+}
+
+/// Compiled plans, ranks being threads, for ThreadSanitizer too.
+class StreamTimes : public testing::TestWithParam<const char *> {
+protected:
+  static void SetUpTestSuite() { installSteeredAllocator(); }
+};
+
+TEST_P(StreamTimes, FollowTheEventsOfThePlan) {
+  plan::Plan plan = compiledPlan(GetParam());
+  std::vector<Outcome> untraced = runOverShm(plan);
+  std::mutex lock;
+  int64_t ranks = 0;
+  RunSettings settings;
+  settings.takeTrace = [&](const StepTrace &trace) {
+    std::lock_guard guard(lock);
+    expectInOrder(plan, trace.spans(), trace.seconds());
+    ++ranks;
+  };
+  EXPECT_EQ(runOverShm(plan, settings), untraced);
+  settings.streams = {.maxDelayMicroseconds = 300, .seed = 1};
+  EXPECT_EQ(runOverShm(plan, settings), untraced);
+  EXPECT_EQ(ranks, 2 * plan.worldSize);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, StreamTimes,
+                         testing::Values("llama-2", "llama-hsdp-4",
+                                         "llama-microbatches-2",
+                                         "llama-activations-2"));
+
 /// Runs fsdp-run on the sample plan with collectives beside the compute stream.
 class FsdpRunTrace : public testing::TestWithParam<std::vector<std::string>> {
 protected:
@@ -142,26 +195,9 @@ TEST_P(FsdpRunTrace, HasWhatTheLastStepExecuted) {
       dir / "trace.json", plan, hashBytes(readText(dir / "plan.json")));
   EXPECT_EQ(step.step, 4);
   ASSERT_EQ(step.ranks.size(), 2u);
-  for (const MeasuredStep::Rank &rank : step.ranks) {
-    std::array<double, plan::kNumStreams> ended = {};
-    std::map<plan::EventId, double> complete;
-    for (const Span &span : rank.spans) {
-      const plan::Instruction &instruction =
-          plan.instructions[size_t(span.instruction)];
-      SCOPED_TRACE(plan::signature(plan, instruction));
-      double &before = ended[size_t(instruction.stream)];
-      // The file has nanoseconds.
-      EXPECT_GE(span.begin, before - 1e-9);
-      EXPECT_GE(span.end, span.begin);
-      EXPECT_LE(span.end, rank.seconds + 1e-9);
-      for (plan::EventId event : instruction.waits)
-        EXPECT_GE(span.begin, complete[event] - 1e-9);
-      if (instruction.records != -1)
-        complete[instruction.records] = span.end;
-      before = span.end;
-    }
-    EXPECT_GT(rank.seconds, 0);
-  }
+  for (const MeasuredStep::Rank &rank : step.ranks)
+    // The file has nanoseconds.
+    expectInOrder(plan, rank.spans, rank.seconds, 1e-9);
   // Nothing of the ranks is left.
   EXPECT_FALSE(std::filesystem::exists(dir / "trace.json.rank0"));
   EXPECT_FALSE(std::filesystem::exists(dir / "trace.json.rank1"));

@@ -15,6 +15,7 @@
 
 #include <exception>
 #include <functional>
+#include <optional>
 #include <thread>
 
 namespace fsdp::test {
@@ -45,6 +46,9 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
   session.start();
   if (settings.makeDevice)
     session.executor().useGraphs();
+  std::optional<StepTrace> trace;
+  if (settings.takeTrace)
+    session.executor().setTrace(&trace.emplace(plan, *device));
   Outcome outcome;
   for (int64_t step = 0; step < settings.steps; ++step) {
     auto inputs = [&](int64_t microbatch) {
@@ -53,6 +57,8 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
     };
     outcome.losses.push_back(session.step(inputs).loss);
   }
+  if (trace)
+    settings.takeTrace(*trace);
   session.quiesce();
   for (size_t p = 0; p < plan.params.size(); ++p) {
     at::Tensor shard = session.comm().shard(int32_t(p)).contiguous();

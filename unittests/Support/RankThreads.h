@@ -4,6 +4,7 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Device.h"
+#include "fsdp/Runtime/StepTrace.h"
 
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,8 @@ struct RunSettings {
   runtime::StreamSettings streams = {};
   /// Of a rank, which then captures its steps; without one, the CPU.
   std::function<std::unique_ptr<runtime::Device>()> makeDevice = {};
+  /// Takes the last step's times, each rank on its thread.
+  std::function<void(const runtime::StepTrace &)> takeTrace = {};
 };
 
 /// Steps from the same initial values on synthetic data, of every rank. Needs
