@@ -36,12 +36,13 @@ from gpu_report import (
     predicted_peak,
     render,
 )
+from gpu_trace import disorder
 
 # Those that need a GPU, and their exit status without one.
 GPU_TESTS = ("CudaTests", "NcclTests")
 SKIPPED = 77
 
-SECTIONS = ("tests", "sanitizer", "parity", "bench")
+SECTIONS = ("tests", "sanitizer", "parity", "trace", "bench")
 
 GRAPHS = ("--cuda-graphs",)
 COMM = {"cuda": "nccl", "cpu": "gloo"}
@@ -227,6 +228,22 @@ def run_parity(setup: Setup, report: Report, steps: int) -> None:
             report.items.append(Item(f"{item.name}, {means}", item.status, item.detail))
 
 
+def run_trace(setup: Setup, report: Report) -> None:
+    """A step's times by the streams' events, which the plan orders."""
+    for case in (case for case in PARITY if case.world == 1):
+        name = f"trace {case.name}"
+        files = gpu_files.write_inputs(case, setup.out / case.name)
+        trace = files[0].with_name("trace.json")
+        try:
+            run_plan(setup, case, files, 4, "trace", options=("--trace", str(trace)))
+        except RunFailed as error:
+            report.items.append(Item(name, "failed", str(error)))
+            continue
+        wrong = disorder(trace, case.plan)
+        status = "failed" if wrong else "passed"
+        report.items.append(Item(name, status, wrong or "streams and events in the plan's order"))
+
+
 def run_program(setup: Setup, report: Report, name: str, command: list[Any], log: Path) -> None:
     with log.open("w") as file:
         words = [str(word) for word in command]
@@ -350,6 +367,7 @@ def main() -> int:
         "tests": lambda: run_tests(setup, report),
         "sanitizer": lambda: run_sanitizer(setup, report),
         "parity": lambda: run_parity(setup, report, args.parity_steps),
+        "trace": lambda: run_trace(setup, report),
         "bench": lambda: run_bench(setup, report, args.rounds, args.steps, args.warmup),
     }
     for name in args.only:

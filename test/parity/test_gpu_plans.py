@@ -34,15 +34,39 @@ def test_committed_plans_are_the_compilers(tmp_path: Path) -> None:
 
 def test_parity_on_cpu_ranks(tmp_path: Path) -> None:
     """The script itself, with Gloo in the place of NCCL."""
-    options = ["--only", "parity", "--parity-steps", 2, "--out", tmp_path]
+    options = ["--only", "parity", "trace", "--parity-steps", 2, "--out", tmp_path]
     done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", BIN.parent, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [item["status"] for item in report["items"]] == ["passed"] * len(PARITY)
+    traced = [case for case in PARITY if case.world == 1]
+    assert [item["status"] for item in report["items"]] == ["passed"] * len([*PARITY, *traced])
     assert "bit for bit" in (tmp_path / "report.txt").read_text()
 
 
-@pytest.mark.parametrize("section", ["parity", "bench"])
+def test_a_trace_out_of_order_is_seen(tmp_path: Path) -> None:
+    from gpu_trace import disorder
+
+    plan, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    plan.write_text(json.dumps({"instructions": [{"records": 0}, {}, {"waits": [0]}]}))
+
+    def seen(*events: tuple[int, float, float]) -> str | None:
+        rows = [
+            {"ph": "X", "pid": 0, "name": "op", "tid": tid, "ts": ts, "dur": dur}
+            for tid, ts, dur in events
+        ]
+        trace.write_text(json.dumps({"traceEvents": rows}))
+        return disorder(trace, plan)
+
+    assert seen((1, 0, 50), (0, 0, 10), (0, 50, 10)) is None
+    assert seen((1, 0, 50), (0, 0, 10), (0, 40, 10)) == (
+        "rank 0: instruction 2, op, begins at 40.0 us: expected 50.0 us or later"
+    )
+    assert "instruction 2" in str(seen((1, 0, 50), (0, 0, 70), (0, 60, 10)))
+    assert seen((1, 0, 50)) == "rank 0: expected 3 events, got 1"
+    assert seen() == "expected events, got none"
+
+
+@pytest.mark.parametrize("section", ["parity", "trace", "bench"])
 def test_a_failing_runtime_fails_the_report(tmp_path: Path, section: str) -> None:
     binary = tmp_path / "build" / "bin" / "fsdp-run"
     binary.parent.mkdir(parents=True)
