@@ -146,7 +146,8 @@ static LogicalResult verifyReduction(ReduceScatterOp reduce, UnitOp unit) {
            << policy.getReduceDtype() << " as unit " << reduce.getUnitAttr()
            << " says";
   for (FloatAttr divisor :
-       {reduce.getPredivideAttr(), reduce.getPostdivideAttr()})
+       {reduce.getPredivideAttr(), reduce.getPostdivideAttr(),
+        reduce.getPremultiplyAttr()})
     if (failed(verifyDivisor(reduce, reduce.getKind(), divisor,
                              "ReduceScatter-4")))
       return failure();

@@ -214,6 +214,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
         p.real(r.divisors->predivide);
         p.key("postdivide");
         p.real(r.divisors->postdivide);
+        if (r.divisors->premultiply != 1) {
+          p.key("premultiply");
+          p.real(r.divisors->premultiply);
+        }
       }
     }
     void operator()(const Accumulate &a) {

@@ -110,8 +110,9 @@ ReduceScatter decodeReduceScatter(const Cursor &c) {
                            c.at("last_microbatch").boolean()};
   if (c.has("reduce_dtype"))
     reduce.reduceDtype = decodeDType(c.at("reduce_dtype"));
-  if (c.has("predivide") || c.has("postdivide"))
-    reduce.divisors = {c.at("predivide").real(), c.at("postdivide").real()};
+  if (c.has("predivide") || c.has("postdivide") || c.has("premultiply"))
+    reduce.divisors = {c.at("predivide").real(), c.at("postdivide").real(),
+                       c.has("premultiply") ? c.at("premultiply").real() : 1};
   return reduce;
 }
 
@@ -170,7 +171,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
                 c.has("last_microbatch") && c.at("last_microbatch").boolean()};
   } else if (c.has("reduce_scatter")) {
     keys({"reduce_scatter", "params", "ins", "outs"},
-         {"last_microbatch", "reduce_dtype", "predivide", "postdivide"});
+         {"last_microbatch", "reduce_dtype", "predivide", "postdivide",
+          "premultiply"});
     instruction.kind = decodeReduceScatter(c);
   } else if (c.has("accumulate")) {
     keys({"accumulate", "ins", "outs"});

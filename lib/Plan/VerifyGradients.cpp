@@ -17,7 +17,8 @@ void Verifier::visit(const ReduceScatter &reduce) {
                     quoted(dtypeName(*reduce.reduceDtype)));
   if (reduce.divisors)
     for (double divisor :
-         {reduce.divisors->predivide, reduce.divisors->postdivide})
+         {reduce.divisors->predivide, reduce.divisors->postdivide,
+          reduce.divisors->premultiply})
       verifyDivisor(divisor);
   for (size_t i = 0; i < reduce.params.size(); ++i) {
     checkIndex(reduce.params[i], plan.params, "a parameter");

@@ -304,7 +304,8 @@ Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
     own = at::empty_like(own);
   Wait wait = reduces->reduceScatter(
       nameOf("reduce_scatter", reduce.unit), own, flat,
-      reduce.divisors ? ReduceOp::Sum : ReduceOp::Average);
+      reduce.divisors ? ReduceOp::Sum : ReduceOp::Average,
+      divisors.premultiply);
   auto finish = [wait, own, flat = flat, strides, outs = begun.results,
                  postdivide = divisors.postdivide, done = false]() mutable {
     if (std::exchange(done, true))

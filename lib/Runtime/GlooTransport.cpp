@@ -15,6 +15,7 @@
 
 // Declares c10d's class, whose definition libtorch_cpu has; see GlooStub.
 #define USE_C10D_GLOO
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -136,9 +137,12 @@ public:
   /// What _reduce_scatter_base of ProcessGroupGloo does, but for its wait,
   /// which nothing could end.
   Wait reduceScatter(const std::string &what, const at::Tensor &out,
-                     const at::Tensor &in, ReduceOp op) override {
+                     const at::Tensor &in, ReduceOp op,
+                     double premultiply) override {
     return begin(what, [&](Operations &operations) {
       at::Tensor all = in.clone();
+      if (premultiply != 1)
+        all.mul_(at::scalar_tensor(premultiply, all.options()));
       reduce(all, op, operations);
       return [this, out, all] {
         int64_t elements = out.numel();

@@ -82,6 +82,15 @@ void divide(Math *__restrict values, double divisor, int64_t size) {
 }
 
 template <typename R, typename Math>
+void multiply(Math *__restrict values, double factor, int64_t size) {
+  if (factor == 1)
+    return;
+  Math rounded = roundTo<R>(Math(factor));
+  for (int64_t i = 0; i < size; ++i)
+    values[i] = roundTo<R>(values[i] * rounded);
+}
+
+template <typename R, typename Math>
 void reduceRounding(const GradReduction &reduction, void *out,
                     const std::vector<const std::byte *> &in, int64_t count) {
   at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
@@ -90,9 +99,11 @@ void reduceRounding(const GradReduction &reduction, void *out,
       int64_t size = std::min(kBlock, end - at);
       load<R>(sum, in[0], reduction.in, at, size);
       divide<R>(sum, reduction.predivide, size);
+      multiply<R>(sum, reduction.premultiply, size);
       for (size_t r = 1; r < in.size(); ++r) {
         load<R>(term, in[r], reduction.in, at, size);
         divide<R>(term, reduction.predivide, size);
+        multiply<R>(term, reduction.premultiply, size);
         for (int64_t i = 0; i < size; ++i)
           sum[i] = roundTo<R>(sum[i] + term[i]);
       }
@@ -119,6 +130,7 @@ GradReduction makeGradReduction(const plan::Plan &plan,
       plan::ReduceScatter::Divisors{1, double(plan.shards())});
   result.predivide = divisors.predivide;
   result.postdivide = divisors.postdivide;
+  result.premultiply = divisors.premultiply;
   return result;
 }
 
@@ -134,7 +146,8 @@ GradReduction makeGradReduction(const plan::Plan &plan,
 
 void reduceInOrder(const GradReduction &reduction, void *out,
                    const std::vector<const std::byte *> &in, int64_t count) {
-  bool plain = !reduction.casts() && reduction.predivide == 1 && in.size() > 1;
+  bool plain = !reduction.casts() && reduction.predivide == 1 &&
+               reduction.premultiply == 1 && in.size() > 1;
   if (plain && reduction.in == DType::Float32)
     return average(static_cast<float *>(out), in, float(reduction.postdivide),
                    count);

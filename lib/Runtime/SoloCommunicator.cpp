@@ -3,6 +3,7 @@
 #include "fsdp/Runtime/Error.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <atomic>
 
@@ -24,9 +25,12 @@ public:
   }
 
   Wait reduceScatter(const std::string &what, const at::Tensor &out,
-                     const at::Tensor &in, ReduceOp) override {
+                     const at::Tensor &in, ReduceOp,
+                     double premultiply) override {
     check(what);
     copy(out, in);
+    if (premultiply != 1)
+      out.mul_(at::scalar_tensor(premultiply, out.options()));
     return {};
   }
 

@@ -6,11 +6,21 @@ the order of every sum is that of FSDP2.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from harness import ADAMW_FUSED, LLAMA, Captured, Case, Run, run_plan
+from harness import (
+    ADAMW_FUSED,
+    LLAMA,
+    Captured,
+    Case,
+    Run,
+    compile_plan,
+    run_plan,
+    train_plan,
+)
 from test_matrix import MODELS, POLICIES, forget_statistics, make_case
 from test_parity import assert_equal_bits
 
@@ -41,6 +51,11 @@ CASES: dict[str, dict[str, Any]] = {
     "groups": {"reshard": "2"},
     "device": {"training": {"schedule": {"device": "h100"}}},
     "device_gathered": {"reshard": "false", "training": {"schedule": {"device": "h100"}}},
+    "device_replicas": {
+        "training": {"schedule": {"device": "h100"}, "mesh": {"replicate": 2, "shard": 2}}
+    },
+    "device_groups": {"reshard": "2", "training": {"schedule": {"device": "h100"}}},
+    "device_offloaded": {"training": {"schedule": {"device": "h100"}, "cpu_offload": True}},
     "device_microbatches": {
         "training": {"schedule": {"device": "h100"}, "gradient_accumulation_steps": 2}
     },
@@ -49,10 +64,23 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_schedules(captured: Capture, reference: Reference, name: str) -> None:
-    """`device`: gathered parameters have places in the arena."""
+    """`device`: gathered parameters and buffers of collectives have places in the arena."""
     case = Case(LLAMA, ADAMW_FUSED, world=4, steps=3, **CASES[name])
     ours = run_plan(captured(LLAMA), case, f"gloo_{name}", comm="gloo")
     assert_equal_bits(ours, reference(case))
+
+
+def test_flat_tensors_lie_in_the_arena(captured: Capture) -> None:
+    case = Case(LLAMA, ADAMW_FUSED, world=4, steps=3, **CASES["device"])
+    plan = compile_plan(captured(LLAMA), case, "gloo_flat")
+    compiled = json.loads(plan.read_text())
+    flat = [
+        4 * compiled["values"][instruction["buffer"]]["shape"][0]
+        for instruction in compiled["instructions"]
+        if "reduce_scatter" in instruction
+    ]
+    last = train_plan(captured(LLAMA), plan, case, save=False, comm="gloo").metrics[-1]
+    assert last["scratch_bytes"] < max(flat), "a flat tensor behind the arena"
 
 
 def test_hosts(captured: Capture, reference: Reference) -> None:

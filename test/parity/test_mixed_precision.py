@@ -211,6 +211,20 @@ def test_division(captured: Capture, reference: Reference, name: str) -> None:
     assert_equal_bits(*both(captured, reference, case, "division"))
 
 
+@pytest.mark.parametrize("training", [{}, HSDP], ids=["shards", "replicas"])
+@pytest.mark.parametrize("comm", ["shm", "gloo"])
+def test_factor_of_ones_own(
+    captured: Capture, reference: Reference, comm: str, training: dict[str, Any]
+) -> None:
+    """PREMUL_SUM, which FSDP2 asks of NCCL and cannot of Gloo: with a power of two it has the bits
+    of a sum that is divided."""
+    world = 4 if training else 2
+    case = Case(LLAMA, SGD, world, 4, training={"gradient_divide_factor": 8.0, **training})
+    divided = replace(case, training={**case.training, **FORCED})
+    ours = run_plan(captured(LLAMA), case, f"premultiplied_{comm}", comm=comm)
+    assert_equal_bits(ours, reference(divided))
+
+
 def test_division_of_units(captured: Capture, reference: Reference) -> None:
     """Every unit by a factor of its own, or by none."""
     units = [

@@ -158,6 +158,10 @@ TEST_P(NcclWorlds, Reduces) {
         // Small integers, and their halves and quarters, are exact.
         at::Tensor expected = base.narrow(0, rank.index * 300, 300) * factor;
         require(at::equal(out, expected), "the reduced chunk");
+        if (op == ReduceOp::Sum) {
+          comm->reduceScatter("scaled", out, in, op, 0.25);
+          require(at::equal(out, expected * 0.25), "the premultiplied chunk");
+        }
         comm->allReduce("norms", in, op);
         require(at::equal(in, base * factor), "the reduced tensor");
       }

@@ -124,6 +124,29 @@ TEST_P(GlooWorlds, GathersPartsAsOneCollective) {
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
+TEST_P(GlooWorlds, MultipliesTermsBeforeTheSum) {
+  int64_t ranks = GetParam();
+  auto errors = runRanks(ranks, [&](Transport &transport) {
+    auto comm = transport.connect("reduce", upTo(ranks));
+    for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      // A third is not exact, and each product is rounded.
+      at::Tensor in = at::arange(7 * ranks, at::dtype(dtype));
+      at::Tensor third = at::scalar_tensor(1 / 3.0, in.options());
+      at::Tensor out = at::empty({7}, in.options());
+      finish(comm->reduceScatter("grads", out, in, ReduceOp::Sum, 1 / 3.0));
+      at::Tensor term = in.mul(third).narrow(0, 7 * comm->rank(), 7);
+      at::Tensor sum = term.clone();
+      for (int64_t other = 1; other < ranks; ++other)
+        sum.add_(term);
+      // Of more than two, the order is Gloo's.
+      EXPECT_TRUE(ranks <= 2 ? at::equal(out, sum)
+                             : at::allclose(out, sum, 1e-2))
+          << dtype;
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
 TEST_P(GlooWorlds, GathersATensorOfRows) {
   int64_t ranks = GetParam();
   auto errors = runRanks(ranks, [&](Transport &transport) {

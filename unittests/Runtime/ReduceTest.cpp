@@ -10,9 +10,11 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <tuple>
 
 namespace fsdp::test {
 namespace {
@@ -31,6 +33,8 @@ at::Tensor expected(const GradReduction &how,
     at::Tensor term = grad.to(scalarType(how.reduce), false, /*copy=*/true);
     if (how.predivide != 1)
       term.div_(how.predivide);
+    if (how.premultiply != 1)
+      term.mul_(at::scalar_tensor(how.premultiply, term.options()));
     sum = sum.defined() ? sum.add(term) : term;
   }
   if (how.postdivide != 1)
@@ -53,13 +57,15 @@ TEST(Reduce, EqualsATenForEveryDtype) {
     for (DType reduce : kFloats)
       for (DType out : kFloats)
         for (int64_t ranks : {1, 2, 5})
-          for (auto [before, after] :
-               {std::pair(1.0, double(ranks)), {2.0, 1.5}}) {
+          for (auto [before, after, factor] :
+               {std::tuple(1.0, double(ranks), 1.0),
+                {2.0, 1.5, 1.0},
+                {1.0, 1.0, 1 / 3.0}}) {
             std::vector<at::Tensor> grads;
             for (int64_t r = 0; r < ranks; ++r)
               // More than a block, and an odd rest.
               grads.push_back(at::randn({5003}).mul(30).to(scalarType(in)));
-            GradReduction how{in, reduce, out, before, after};
+            GradReduction how{in, reduce, out, before, after, factor};
             EXPECT_TRUE(at::equal(reduced(how, grads), expected(how, grads)))
                 << dtypeName(in) << " " << dtypeName(reduce) << " "
                 << dtypeName(out) << " " << ranks;

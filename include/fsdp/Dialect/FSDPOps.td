@@ -501,7 +501,10 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
     of the parameter's shards; without the attribute they are reduced in their
     own. `avg` over Gloo and shared memory is a sum in rank order and a
     division. `sum` divides each gradient by `predivide` before and the sum by
-    `postdivide` after: so FSDP2 keeps an average in fp16 within its range.
+    `postdivide` after: so FSDP2 keeps an average in fp16 within its range. With
+    `premultiply` it multiplies each gradient by that, rounded to the dtype of
+    the reduction: NCCL's PREMUL_SUM, FSDP2's division by a factor of the
+    user's.
     With `last_microbatch` it runs in the last microbatch of a step only. With an
     `!fsdp.future` as its result it only begins, as does `fsdp.all_reduce`
     (scheduled level).
@@ -512,8 +515,8 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
     that of the sums of an `fsdp.accumulate`. **ReduceScatter-3**: each result has
     its parameter's sharded type, in its own dtype or, for an all-reduce, in
     that of the reduction. **ReduceScatter-4**: `reduce_dtype` is that of
-    the unit's `mixed_precision`, where it has one; divisors are positive and
-    go with `sum`.
+    the unit's `mixed_precision`, where it has one; divisors and `premultiply`
+    are positive and go with `sum`.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
                        FlatSymbolRefArrayAttr:$param_names,
@@ -521,6 +524,7 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
                        OptionalAttr<TypeAttr>:$reduce_dtype,
                        OptionalAttr<F64Attr>:$predivide,
                        OptionalAttr<F64Attr>:$postdivide,
+                       OptionalAttr<F64Attr>:$premultiply,
                        UnitAttr:$last_microbatch);
   let results = (outs Variadic<FSDP_ShardedOrFuture>:$shards);
   let assemblyFormat = [{

@@ -260,7 +260,8 @@ struct Reshard {
 /// ins[i] is the full gradient of params[i] in its gradDtype, or the sum of an
 /// Accumulate; outs[i] is the shard in the parameter's own dtype, or where it
 /// goes to an AllReduce, in reduceDtype. Each gradient
-/// is cast to reduceDtype and divided by predivide; then a sum in ascending
+/// is cast to reduceDtype, divided by predivide, and multiplied by premultiply,
+/// which is rounded to it too (NCCL's PREMUL_SUM); then a sum in ascending
 /// rank order and a division by postdivide, every result rounded to
 /// reduceDtype. An average (FSDP2 over Gloo) is a sum without predivide,
 /// divided by Plan::shards().
@@ -277,6 +278,7 @@ struct ReduceScatter {
   struct Divisors {
     double predivide = 1;
     double postdivide = 1;
+    double premultiply = 1;
     bool operator==(const Divisors &) const = default;
   };
   std::optional<Divisors> divisors = std::nullopt;

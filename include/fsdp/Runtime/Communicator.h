@@ -56,9 +56,11 @@ public:
                          const std::vector<Part> &parts) = 0;
 
   /// `in` has size() equal chunks; `out` becomes the reduction of the rank()-th
-  /// of all ranks.
+  /// of all ranks. With `premultiply`, for Sum, each term is multiplied by it,
+  /// rounded to the dtype (NCCL's PREMUL_SUM); `in` may be.
   virtual Wait reduceScatter(const std::string &what, const at::Tensor &out,
-                             const at::Tensor &in, ReduceOp op) = 0;
+                             const at::Tensor &in, ReduceOp op,
+                             double premultiply = 1) = 0;
 
   /// In place.
   virtual Wait allReduce(const std::string &what, const at::Tensor &tensor,

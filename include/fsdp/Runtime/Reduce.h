@@ -10,21 +10,23 @@
 
 namespace fsdp::runtime {
 
-/// How gradients become one: each is cast from `in` to `reduce` and divided by
-/// `predivide`; they are added in order and the sum is divided by `postdivide`;
-/// every result is rounded to `reduce` as PyTorch rounds. Then a cast to `out`.
-/// All three are floating-point dtypes.
+/// How gradients become one: each is cast from `in` to `reduce`, divided by
+/// `predivide` and multiplied by `premultiply`, rounded to `reduce`; they are
+/// added in order and the sum is divided by `postdivide`; every result is
+/// rounded to `reduce` as PyTorch rounds. Then a cast to `out`. All three are
+/// floating-point dtypes.
 struct GradReduction {
   plan::DType in = plan::DType::Float32;
   plan::DType reduce = plan::DType::Float32;
   plan::DType out = plan::DType::Float32;
   double predivide = 1;
   double postdivide = 1;
+  double premultiply = 1;
 
   bool casts() const { return in != reduce || reduce != out; }
   /// Whether the reduction of one gradient is that gradient.
   bool isIdentity() const {
-    return !casts() && predivide == 1 && postdivide == 1;
+    return !casts() && predivide == 1 && postdivide == 1 && premultiply == 1;
   }
 };
 

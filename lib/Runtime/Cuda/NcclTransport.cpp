@@ -5,6 +5,7 @@
 #include "NcclGroup.h"
 #include "fsdp/Runtime/RankBoard.h"
 
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -85,13 +86,25 @@ public:
   }
 
   Wait reduceScatter(const std::string &what, const at::Tensor &out,
-                     const at::Tensor &in, ReduceOp op) override {
+                     const at::Tensor &in, ReduceOp op,
+                     double premultiply) override {
+    // The host's, from which NCCL takes it at once.
+    at::Tensor factor =
+        at::scalar_tensor(premultiply, at::dtype(in.scalar_type()));
     begin(what, [&](ncclComm_t comm, cudaStream_t stream) {
+      ncclDataType_t type = ncclType(in.scalar_type());
+      ncclRedOp_t reduction = ncclOp(op);
+      if (premultiply != 1)
+        checkNccl(ncclRedOpCreatePreMulSum(&reduction,
+                                           factor.mutable_data_ptr(), type,
+                                           ncclScalarHostImmediate, comm),
+                  what, comm);
       checkNccl(ncclReduceScatter(in.const_data_ptr(), out.mutable_data_ptr(),
-                                  size_t(out.numel()),
-                                  ncclType(in.scalar_type()), ncclOp(op), comm,
+                                  size_t(out.numel()), type, reduction, comm,
                                   stream),
                 what, comm);
+      if (premultiply != 1)
+        checkNccl(ncclRedOpDestroy(reduction, comm), what, comm);
     });
     return {};
   }

@@ -419,7 +419,8 @@ private:
     if (reduce.getKind() == ReduceKind::Sum)
       kind.divisors = {
           reduce.getPredivide().value_or(APFloat(1.0)).convertToDouble(),
-          reduce.getPostdivide().value_or(APFloat(1.0)).convertToDouble()};
+          reduce.getPostdivide().value_or(APFloat(1.0)).convertToDouble(),
+          reduce.getPremultiply().value_or(APFloat(1.0)).convertToDouble()};
     for (Value shard : getResultsOp(reduce)->getResults())
       if (failed(define(shard, kind.outs.emplace_back())))
         return failure();

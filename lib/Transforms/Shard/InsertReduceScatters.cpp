@@ -27,8 +27,9 @@ static Type promote(Type a, Type b) {
 /// `reduce_dtype`, else that of the parameters themselves. And FSDP2's way to
 /// average in it (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
 /// _get_gradient_divide_factors): fp32 and bf16 have the range for a plain
-/// average; other dtypes divide by about the root of the divisor before the sum
-/// and by the rest after it.
+/// average, or a product with the reciprocal of the user's factor before the
+/// sum; other dtypes divide by about the root of the divisor before the sum and
+/// by the rest after it.
 static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
                                   int64_t ranks, int64_t shards) {
   MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
@@ -61,10 +62,9 @@ static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
     // FSDP2 does not reduce over one shard: it divides.
     if (shards == 1)
       return setSum(*factor, 1);
-    return unit.emitError("expected a gradient_divide_factor of ")
-           << shards << ", the ranks that share a copy of the parameters, or "
-           << "force_sum_reduction_for_comms: Gloo has no other average, got: "
-           << *factor;
+    reduce.setKind(ReduceKind::Sum);
+    reduce.setPremultiply(APFloat(1 / *factor));
+    return success();
   }
   double divisor = factor.value_or(double(ranks)), before = 1;
   while (!ranged && std::fmod(divisor, before) == 0 &&
@@ -128,7 +128,7 @@ struct InsertReduceScatters
       auto reduce = ReduceScatterOp::create(
           builder, last->getLoc(), types, unit.getValue(), ReduceKind::Avg,
           builder.getArrayAttr(names), grads, TypeAttr(), FloatAttr(),
-          FloatAttr(), /*last_microbatch=*/false);
+          FloatAttr(), FloatAttr(), /*last_microbatch=*/false);
       if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
                               shards)))
         return signalPassFailure();

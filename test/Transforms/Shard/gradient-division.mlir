@@ -55,11 +55,10 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 
 // -----
 
-// Gloo cannot do what NCCL does with another factor.
+// Another factor is a product with its reciprocal before the sum (PREMUL_SUM).
 
-
+// CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {premultiply = 1.250000e-01 : f64}
 fsdp.mesh @world <["shard"=2]>
-// expected-error @below {{expected a gradient_divide_factor of 2, the ranks that share a copy of the parameters, or force_sum_reduction_for_comms: Gloo has no other average, got: 8.000000e+00}}
 fsdp.unit @u {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64>}
 fsdp.param @w : tensor<4x4xf32> unit @u sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
