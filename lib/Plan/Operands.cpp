@@ -92,6 +92,27 @@ Stream ownStream(const Instruction &instruction) {
   return std::visit(StreamVisitor{}, instruction.kind);
 }
 
+std::vector<bool> computesOnHost(const Plan &plan) {
+  std::vector<bool> isOnHost(plan.values.size());
+  std::vector<bool> result;
+  for (const Instruction &instruction : plan.instructions) {
+    std::vector<ValueId> operands = getOperands(instruction);
+    bool takes = false;
+    for (ValueId value : operands)
+      takes |= isOnHost[value];
+    result.push_back(takes);
+    std::vector<ValueId> results = getResults(instruction);
+    if (std::holds_alternative<CopyToHost>(instruction.kind))
+      for (ValueId value : results)
+        isOnHost[value] = true;
+    else if (takes)
+      // Sums, unscaled and clipped gradients, one for each operand.
+      for (size_t i = 0; i < results.size(); ++i)
+        isOnHost[results[i]] = isOnHost[operands[i]];
+  }
+  return result;
+}
+
 bool runsIn(const Instruction &instruction, bool isFirst, bool isLast) {
   return std::visit(
       [&](const auto &kind) {

@@ -1,6 +1,7 @@
 //===- DeviceComm.cpp - collectives of ranks with memory of their own -----===//
 #include "fsdp/Runtime/DeviceComm.h"
 #include "fsdp/Plan/DeviceBuffers.h"
+#include "fsdp/Plan/Memory.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/FlatCopy.h"
 
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -48,17 +50,36 @@ DeviceComm::DeviceComm(const plan::Plan &plan, Device &device,
                        std::shared_ptr<Transport> given)
     : plan(plan), device(device), transport(std::move(given)),
       gathered(plan.units.size()) {
-  for (size_t p = 0; p < plan.params.size(); ++p) {
-    const plan::Param &param = plan.params[p];
-    bool isOnHost = param.unit != -1 && plan.units[param.unit].cpuOffload;
-    shards.push_back(at::zeros(
-        plan::shardSpec(plan, int32_t(p), shardIndex()).shape,
-        at::dtype(scalarType(param.spec.dtype))
-            .device(isOnHost ? c10::Device(at::kCPU) : device.where())));
-  }
+  placeShards();
   ownStats = empty({kStatsFields}, plan::DType::Float64);
   allStats = empty({worldSize(), kStatsFields}, plan::DType::Float64);
   connectGroups();
+}
+
+void DeviceComm::placeShards() {
+  std::vector<int64_t> offsets(plan.params.size(), -1);
+  int64_t bytes = 0;
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    int32_t unit = plan.params[p].unit;
+    if (unit == -1 || !plan.units[unit].cpuOffload)
+      continue;
+    offsets[p] = bytes;
+    int64_t own = plan::shardSpec(plan, int32_t(p), shardIndex()).numBytes();
+    bytes +=
+        (own + plan::kArenaAlign - 1) / plan::kArenaAlign * plan::kArenaAlign;
+  }
+  if (bytes > 0) {
+    hostShards = device.reserveHost(size_t(bytes));
+    std::memset(hostShards->base(), 0, size_t(bytes));
+  }
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    plan::TensorSpec spec = plan::shardSpec(plan, int32_t(p), shardIndex());
+    at::TensorOptions options = at::dtype(scalarType(spec.dtype));
+    shards.push_back(offsets[p] == -1
+                         ? at::zeros(spec.shape, options.device(device.where()))
+                         : at::from_blob(hostShards->base() + offsets[p],
+                                         spec.shape, options));
+  }
 }
 
 void DeviceComm::connectGroups() {
@@ -99,7 +120,7 @@ std::string DeviceComm::nameOf(const char *kind, int32_t unit) const {
 void DeviceComm::copyToDevice(int32_t unit, const at::Tensor &buffer) {
   std::vector<at::Tensor> copies = copiedShards(unit, buffer);
   for (size_t i = 0; i < copies.size(); ++i)
-    copies[i].copy_(shards[plan.units[unit].params[i]], /*non_blocking=*/true);
+    copyFromHost(copies[i], shards[plan.units[unit].params[i]]);
 }
 
 std::vector<at::Tensor>
@@ -119,6 +140,19 @@ at::Tensor DeviceComm::partOf(const at::Tensor &buffer, int64_t begin,
                               int64_t elements, plan::DType dtype) {
   return buffer.narrow(0, begin, elements * plan::byteWidth(dtype))
       .view(scalarType(dtype));
+}
+
+void DeviceComm::copyFromHost(const at::Tensor &to,
+                              const at::Tensor &from) const {
+  if (from.numel() == 0)
+    return;
+  // The host would cast it in other memory, and wait.
+  at::Tensor same = to;
+  if (to.scalar_type() != from.scalar_type())
+    same = at::empty(from.sizes(), from.options().device(device.where()));
+  device.copy(same.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  if (!same.is_same(to))
+    to.copy_(same);
 }
 
 at::Tensor DeviceComm::gather(int32_t index, const at::Tensor &own,
@@ -386,9 +420,16 @@ Collective DeviceComm::allReduce(const plan::AllReduce &reduce,
   return begun;
 }
 
-void DeviceComm::allReduce(const at::Tensor &vector, Reduction reduction) {
+void DeviceComm::allReduce(const at::Tensor &given, Reduction reduction) {
   if (plan.shards() == 1)
     return;
+  at::Tensor vector = given.to(device.where());
+  allReduceHere(vector, reduction);
+  if (!vector.is_same(given))
+    given.copy_(vector);
+}
+
+void DeviceComm::allReduceHere(const at::Tensor &vector, Reduction reduction) {
   auto combine = [&](const at::Tensor &tensor, ReduceOp op) {
     if (Wait wait = reduces->allReduce("all_reduce", tensor, op))
       wait();

@@ -40,12 +40,6 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
     clips |= std::holds_alternative<plan::ClipGradNorm>(instruction.kind);
   nameRanges(training);
   nameRanges(evaluation);
-  for (const plan::Unit &unit : plan.units)
-    if (unit.cpuOffload && !device.where().is_cpu() &&
-        (clips || plan.gradScaler))
-      throw InputError("unit \"" + unit.name +
-                       "\" is offloaded: on a GPU expected no clipping and no "
-                       "gradient scaler with it");
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler, device.where());
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
@@ -60,7 +54,10 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
 Executor::Program::Program(const plan::Plan &plan,
                            const std::vector<plan::Instruction> &instructions,
                            c10::Device device)
-    : instructions(instructions), calls(plan, instructions, device) {}
+    : instructions(instructions), calls(plan, instructions, device),
+      onHost(&instructions == &plan.instructions
+                 ? plan::computesOnHost(plan)
+                 : std::vector<bool>(instructions.size())) {}
 
 void Executor::nameRanges(Program &program) {
   std::map<std::string, int32_t> ids;
@@ -225,9 +222,7 @@ Executor::Wait Executor::run(const plan::AllReduce &reduce,
 void Executor::run(const plan::CopyToHost &copy) {
   if (copy.lastMicrobatch && !isLastMicrobatch())
     return;
-  for (size_t i = 0; i < copy.ins.size(); ++i)
-    values[copy.outs[i]] =
-        values[copy.ins[i]].to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  host.copyGradients(copy, values);
 }
 
 void Executor::run(const plan::OptimizerStep &step) {
@@ -383,6 +378,8 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
       if (traced)
         traced->end(m, i);
     };
+    if (program.onHost[i])
+      streams->awaitOnHost(instruction.stream, instruction.waits);
     streams->submit(
         instruction.stream, instruction.waits, instruction.records,
         [this, &program, i, markBegin, markEnd]() -> Wait {

@@ -1,17 +1,35 @@
-//===- HostStore.cpp - offloaded activations on the host ------------------===//
+//===- HostStore.cpp - what a step copies to the host ---------------------===//
 #include "fsdp/Runtime/HostStore.h"
+#include "fsdp/Plan/Memory.h"
 #include "fsdp/Runtime/Error.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 namespace fsdp::runtime {
 
 HostStore::HostStore(const plan::Plan &plan, Device &device)
     : plan(plan), device(device) {
-  for (const plan::Instruction &instruction : plan.instructions)
+  int64_t gradientBytes = 0;
+  for (const plan::Instruction &instruction : plan.instructions) {
     if (const auto *offload =
             std::get_if<plan::OffloadActivation>(&instruction.kind))
       copies[offload->out];
+    const auto *copy = std::get_if<plan::CopyToHost>(&instruction.kind);
+    if (!copy)
+      continue;
+    for (plan::ValueId out : copy->outs) {
+      const plan::Value &value = plan.values[out];
+      if (device.where().is_cpu() && value.offset != -1)
+        continue;
+      gradientOffsets[out] = gradientBytes;
+      // No rank's shard is larger than the first one's, which the plan has.
+      gradientBytes += (value.numBytes() + plan::kArenaAlign - 1) /
+                       plan::kArenaAlign * plan::kArenaAlign;
+    }
+  }
+  if (gradientBytes > 0)
+    gradients = device.reserveHost(size_t(gradientBytes));
   if (plan.hostArena && plan.hostArena->bytes > 0)
     memory = device.reserveHost(size_t(plan.hostArena->bytes));
 }
@@ -59,6 +77,23 @@ void HostStore::reload(const plan::ReloadActivation &reload,
         c10::Storage(bytes.storage()), bytes.key_set(), view.dtype);
     impl->set_sizes_and_strides(view.sizes, view.strides, view.offset);
     values[reload.outs[i]] = at::Tensor(std::move(impl));
+  }
+}
+
+void HostStore::copyGradients(const plan::CopyToHost &copy,
+                              std::vector<at::Tensor> &values) {
+  for (size_t i = 0; i < copy.ins.size(); ++i) {
+    at::Tensor from = values[copy.ins[i]].contiguous();
+    at::Tensor &to = values[copy.outs[i]];
+    to.reset(); // of the microbatch before, where the plan does not free it
+    auto place = gradientOffsets.find(copy.outs[i]);
+    at::TensorOptions options = at::dtype(from.dtype());
+    to = place == gradientOffsets.end()
+             ? at::empty(from.sizes(), options)
+             : at::from_blob(gradients->base() + place->second, from.sizes(),
+                             options);
+    if (from.numel() > 0)
+      device.copy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
   }
 }
 

@@ -211,10 +211,17 @@ def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
 
 
 def run_plan(
-    captured: Captured, case: Case, stem: str, *, nodes: int = 0, comm: str = "shm"
+    captured: Captured,
+    case: Case,
+    stem: str,
+    *,
+    nodes: int = 0,
+    comm: str = "shm",
+    streams: str = "serial",
 ) -> Run:
     """Compiles and trains; with `nodes`, as many torchruns start the ranks."""
-    return train_plan(captured, compile_plan(captured, case, stem), case, nodes=nodes, comm=comm)
+    plan = compile_plan(captured, case, stem)
+    return train_plan(captured, plan, case, nodes=nodes, comm=comm, streams=streams)
 
 
 def train_plan(
@@ -224,11 +231,13 @@ def train_plan(
     *,
     nodes: int = 0,
     comm: str = "shm",
+    streams: str = "serial",
     save: bool = True,
 ) -> Run:
     """Trains a compiled plan. Without `save` the final weights are not written."""
     metrics, weights = plan.with_suffix(".jsonl"), plan.with_suffix(".safetensors")
     command = [*run_command(captured, plan, case), "--metrics", metrics, "--comm", comm]
+    command += ["--streams", streams]
     if save:
         command += ["--save-weights", weights]
     if nodes:

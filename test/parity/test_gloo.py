@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from harness import (
+    ADAMW,
     ADAMW_FUSED,
     LLAMA,
     Captured,
@@ -87,6 +89,53 @@ def test_flat_tensors_lie_in_the_arena(captured: Capture) -> None:
     assert_equal_bits(run, without)
     more = without.metrics[-1]["scratch_bytes"] - run.metrics[-1]["scratch_bytes"]
     assert more >= max(flat)
+
+
+FP16 = {"": {"param_dtype": "float16", "reduce_dtype": "float32"}}
+SCALER = {"init_scale": 3e6, "growth_factor": 3.0, "backoff_factor": 0.3, "growth_interval": 2}
+ONE_UNIT = replace(LLAMA, units=[{"match": "layers.0", "cpu_offload": True}, {"match": "layers.*"}])
+ALL = {"cpu_offload": True}
+OFFLOADED: dict[str, dict[str, Any]] = {
+    "all": {"training": {**ALL, "clip_grad_norm": 0.5}},
+    "one_unit": {"model": ONE_UNIT, "training": {"clip_grad_norm": 0.5}},
+    "microbatches": {"training": {**ALL, "gradient_accumulation_steps": 2}},
+    "replicas": {"training": {**ALL, "mesh": {"replicate": 2, "shard": 2}}},
+    "scaler": {"precision": FP16, "steps": 8, "training": {**ALL, "grad_scaler": SCALER}},
+    "scaler_and_clipping": {
+        "model": ONE_UNIT,
+        "precision": FP16,
+        "steps": 8,
+        "training": {"clip_grad_norm": 0.5, "grad_scaler": SCALER},
+    },
+}
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, ADAMW_FUSED], ids=["adamw", "fused"])
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_offload(
+    captured: Capture, reference: Reference, name: str, optimizer: dict[str, Any]
+) -> None:
+    """Parameters of all units or one on the host; the gradient scaler skips some steps."""
+    case = Case(
+        **{"model": LLAMA, "optimizer": optimizer, "world": 4, "steps": 3, **OFFLOADED[name]}
+    )
+    archive, theirs = captured(case.model, case.precision), reference(case)
+    ours = run_plan(archive, case, f"gloo_{name}", comm="gloo")
+    assert_equal_bits(ours, theirs)
+    if case.precision:
+        assert ours.column("loss_scale") == theirs.column("loss_scale")
+        assert set(ours.column("skipped")) == {True, False}
+
+
+@pytest.mark.parametrize("name", ["one_unit", "scaler_and_clipping"])
+def test_offload_on_threads(captured: Capture, reference: Reference, name: str) -> None:
+    """A thread for each stream: events alone order copies and what takes them."""
+    case = Case(
+        **{"model": LLAMA, "optimizer": ADAMW_FUSED, "world": 2, "steps": 3, **OFFLOADED[name]}
+    )
+    archive = captured(case.model, case.precision)
+    ours = run_plan(archive, case, f"gloo_{name}_threads", comm="gloo", streams="threads")
+    assert_equal_bits(ours, reference(case))
 
 
 def test_hosts(captured: Capture, reference: Reference) -> None:

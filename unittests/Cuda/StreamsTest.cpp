@@ -191,6 +191,26 @@ TEST_F(CudaStreamsTest, CallTheWaitBeforeTheEvent) {
   EXPECT_EQ(copied[0].item<float>(), 5);
 }
 
+TEST_F(CudaStreamsTest, LetTheHostWaitForEventsAndAStream) {
+  auto pinned = gpu().reserveHost(2 * sizeof(float));
+  auto *onHost = reinterpret_cast<float *>(pinned->base());
+  auto copyTo = [&](float *to) {
+    return [this, to] {
+      gpu().copy(to, value.const_data_ptr(), sizeof(float));
+      return Streams::Wait();
+    };
+  };
+  onHost[0] = onHost[1] = -1;
+  streams->submit(Stream::Compute, {}, 1, slowFill(value, 8));
+  streams->submit(Stream::CopyToHost, {1}, 2, copyTo(onHost));
+  streams->awaitOnHost(Stream::Compute, {2});
+  EXPECT_EQ(onHost[0], 8);
+  streams->submit(Stream::Compute, {}, -1, slowFill(value, 9));
+  streams->submit(Stream::Compute, {}, -1, copyTo(onHost + 1));
+  streams->awaitOnHost(Stream::Compute, {});
+  EXPECT_EQ(onHost[1], 9);
+}
+
 TEST_F(CudaStreamsTest, ThrowWhatWorkThrewAndRestoreTheStream) {
   c10::cuda::CUDAStream caller = current();
   EXPECT_THROW(streams->submit(Stream::Compute, {}, 0,

@@ -41,7 +41,8 @@ TEST_P(StreamRaces, NoneInACompiledPlan) {
 INSTANTIATE_TEST_SUITE_P(Plans, StreamRaces,
                          testing::Values("llama-2", "llama-2-fsdp2",
                                          "llama-hsdp-4", "llama-microbatches-2",
-                                         "llama-activations-2"));
+                                         "llama-activations-2",
+                                         "llama-offload-2"));
 
 #ifdef FSDP_THREAD_SANITIZER
 /// The plan without the waits of one instruction, for each where something is

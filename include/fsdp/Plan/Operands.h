@@ -4,6 +4,8 @@
 
 #include "fsdp/Plan/Plan.h"
 
+#include <vector>
+
 namespace fsdp::plan {
 
 /// Values that the instruction reads, in the order in which it names them; one
@@ -15,6 +17,10 @@ std::vector<ValueId> getResults(const Instruction &instruction);
 /// The stream that collectives and copies of its kind run on when they run
 /// beside computation; Stream::Compute for what runs there alone.
 Stream ownStream(const Instruction &instruction);
+
+/// Per instruction of the step: whether it computes on the host, with the
+/// gradients of offloaded units that a CopyToHost brought there.
+std::vector<bool> computesOnHost(const Plan &plan);
 
 /// Whether an instruction of forward or backward runs in a microbatch that is
 /// the step's first, its last, both or neither.

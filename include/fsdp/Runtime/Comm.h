@@ -125,9 +125,9 @@ public:
                                const at::Tensor &buffer = {}) = 0;
 
   /// Combines a vector of float32 or float64 over the ranks of a replica, in
-  /// place, in ascending rank order; it has at most one element for each
-  /// parameter. Max gives NaN where any rank has NaN. For plans that clip or
-  /// unscale gradients.
+  /// place, in ascending rank order, wherever it lies; it has at most one
+  /// element for each parameter. Max gives NaN where any rank has NaN. For
+  /// plans that clip or unscale gradients.
   virtual void allReduce(const at::Tensor &vector, Reduction reduction) = 0;
 
   /// Waits until no rank reads the parameters any more. All collectives of the

@@ -1,8 +1,10 @@
 //===- DeviceComm.h - collectives of ranks with memory of their own -------===//
 //
 // FSDP2's data path on any device, over the communicators of a Transport: NCCL
-// on GPUs, Gloo on CPUs. A rank keeps its shards; a gather fills tensors of its
-// own, where the plan has places for them (plan::MemoryModel::Device).
+// on GPUs, Gloo on CPUs. A rank keeps its shards, those of offloaded units in
+// memory of the host that the device copies from by itself; a gather fills
+// tensors of its own, where the plan has places for them
+// (plan::MemoryModel::Device).
 //
 // A gather goes straight from the shards to the full parameters, which lie as
 // the operators want them: no copy-in but a cast, which writes this rank's part
@@ -75,7 +77,13 @@ public:
 private:
   using Wait = Communicator::Wait;
 
+  /// Zeros.
+  void placeShards();
   void connectGroups();
+  /// On the thread's current stream; casts on the device.
+  void copyFromHost(const at::Tensor &to, const at::Tensor &from) const;
+  /// Of a vector on the device.
+  void allReduceHere(const at::Tensor &vector, Reduction reduction);
   /// After a wait for the device: throws if its collectives were aborted.
   void checkFailure();
   at::Tensor empty(const std::vector<int64_t> &shape, plan::DType dtype) const;
@@ -108,6 +116,8 @@ private:
   std::vector<std::shared_ptr<DeviceMemory>> registered;
   std::unique_ptr<Communicator> gathers, reduces, replicates, world;
   std::map<int64_t, std::unique_ptr<Communicator>> groups;
+  /// Null where no unit is offloaded.
+  std::unique_ptr<DeviceMemory> hostShards;
   std::vector<at::Tensor> shards;
   /// Per unit: what the last gather gave, until its reshard.
   std::vector<std::vector<at::Tensor>> gathered;

@@ -112,6 +112,8 @@ private:
     CallTable calls;
     /// Per instruction: its phase and unit, an index into rangeNames.
     std::vector<int32_t> ranges;
+    /// Per instruction: plan::computesOnHost.
+    std::vector<bool> onHost;
   };
   using Wait = Streams::Wait;
 

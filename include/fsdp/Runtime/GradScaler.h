@@ -24,19 +24,24 @@ public:
   /// A float32 scalar that update() writes.
   const at::Tensor &scale() const { return currentScale; }
 
-  /// `shards` divided by the scale, which they are multiples of; as they are
-  /// with `deferred`. May write them. From then on foundInf() says whether any
-  /// element on any rank of the replica was not finite. A collective operation.
+  /// `shards`, on the host or the device, divided by the scale, which they are
+  /// multiples of; as they are with `deferred`. May write them. From then on
+  /// foundInf() says whether any element on any rank of the replica was not
+  /// finite. A collective operation.
   std::vector<at::Tensor> unscale(Comm &comm, std::vector<at::Tensor> shards,
                                   bool deferred);
+  /// Waits for the device.
   bool foundInf() const;
+  /// The same as a float32 scalar, 1 or 0, for kernels that skip by themselves;
+  /// valid until update().
+  const at::Tensor &found() const { return foundAnywhere; }
 
   /// Ends the step: backs off or grows.
   void update();
 
 private:
   plan::GradScaler settings;
-  at::Tensor currentScale, growthTracker, found;
+  at::Tensor currentScale, growthTracker, foundAnywhere;
 };
 
 } // namespace fsdp::runtime

@@ -13,7 +13,7 @@ namespace fsdp::runtime {
 /// The total norm of gradients, and the gradients times
 /// min(maxNorm / (norm + 1e-6), 1).
 struct ClippedGrads {
-  at::Tensor norm; ///< a scalar, the same on all ranks
+  at::Tensor norm; ///< a scalar beside the first shard, equal on all ranks
   std::vector<at::Tensor> grads;
 };
 
@@ -23,7 +23,8 @@ struct ClippedGrads {
 /// normType, one all-reduce of the vector of these, its root, the norm of the
 /// vector. With infinity the all-reduce is a maximum; an empty shard counts 0
 /// (FSDP2 fails there). `shards` are this rank's, in the order of
-/// model.parameters(), complete; with `inPlace` the result is in them.
+/// model.parameters(), complete, on the device or, of offloaded units, the
+/// host; with `inPlace` the result is in them.
 /// `normType` is 1, 2 or infinity. A collective operation.
 ClippedGrads clipGradNorm(Comm &comm, std::vector<at::Tensor> shards,
                           double maxNorm, double normType,

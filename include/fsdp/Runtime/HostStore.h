@@ -1,8 +1,9 @@
-//===- HostStore.h - offloaded activations on the host --------------------===//
+//===- HostStore.h - what a step copies to the host -----------------------===//
 //
-// One piece of the host's memory, at whose offsets the plan says where
-// activations lie between forward and backward. On CPU ranks, whose device's
-// memory is the host's, the copies are made all the same.
+// Memory of the host, in which activations lie between forward and backward, at
+// offsets of the plan, and gradients of offloaded units until the optimizer has
+// used them, each at a place of its own. On CPU ranks, whose device's memory is
+// the host's, the copies are made all the same.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_HOSTSTORE_H
@@ -33,6 +34,11 @@ public:
   /// Sets `outs` of `values`: as they were, of one new storage.
   void reload(const plan::ReloadActivation &reload,
               std::vector<at::Tensor> &values);
+  /// Sets `outs` of `values`, to copies of `ins` on the host, which their next
+  /// overwrite. Where the plan has places for them in the arena of a CPU rank,
+  /// they are there.
+  void copyGradients(const plan::CopyToHost &copy,
+                     std::vector<at::Tensor> &values);
 
 private:
   /// How a tensor lies in its storage.
@@ -56,6 +62,10 @@ private:
   Device &device;
   /// Null where the plan has no places on the host.
   std::unique_ptr<DeviceMemory> memory;
+  /// Null where there are none here.
+  std::unique_ptr<DeviceMemory> gradients;
+  /// In `gradients`, of every value of one.
+  std::unordered_map<plan::ValueId, int64_t> gradientOffsets;
 };
 
 } // namespace fsdp::runtime

@@ -36,6 +36,12 @@ public:
   virtual void submit(plan::Stream stream,
                       const std::vector<plan::EventId> &waits,
                       plan::EventId records, Work work) = 0;
+  /// Before work is submitted that computes on the host: returns when the host
+  /// may use what was submitted to `stream` and the events `waits` bring to its
+  /// memory, and may overwrite what they take from there. Nothing to do where
+  /// work is executed by the host in any case, in the order of submit().
+  virtual void awaitOnHost(plan::Stream stream,
+                           const std::vector<plan::EventId> &waits) {}
   /// Returns when all work has ended; throws the first error of any.
   virtual void synchronize() = 0;
 };

@@ -30,6 +30,9 @@ public:
   void record(cudaStream_t stream) {
     checkCuda(cudaEventRecord(event, stream), "record an event");
   }
+  void awaitOnHost() const {
+    checkCuda(cudaEventSynchronize(event), "finish what the host waits for");
+  }
   void makeWait(cudaStream_t stream) const {
     checkCuda(cudaStreamWaitEvent(stream, event), "wait for an event");
   }
@@ -45,9 +48,7 @@ public:
   void submit(plan::Stream stream, const std::vector<plan::EventId> &waits,
               plan::EventId records, Work work) override {
     c10::cuda::CUDAStream queue = follow(stream);
-    for (plan::EventId id : waits)
-      if (size_t(id) < events.size() && events[size_t(id)].isRecorded)
-        events[size_t(id)].event->makeWait(queue);
+    makeWait(queue, waits);
     c10::cuda::CUDAStreamGuard guard(queue);
     // A collective that waits on the host does so before its event.
     if (Wait begun = work())
@@ -61,6 +62,14 @@ public:
       event.event = std::make_unique<Event>();
     event.event->record(queue);
     event.isRecorded = true;
+  }
+
+  void awaitOnHost(plan::Stream stream,
+                   const std::vector<plan::EventId> &waits) override {
+    c10::cuda::CUDAStream queue = follow(stream);
+    makeWait(queue, waits);
+    host.record(queue);
+    host.awaitOnHost();
   }
 
   void synchronize() override {
@@ -87,6 +96,13 @@ private:
     bool isRecorded = false; ///< since synchronize()
   };
 
+  void makeWait(c10::cuda::CUDAStream queue,
+                const std::vector<plan::EventId> &waits) const {
+    for (plan::EventId id : waits)
+      if (size_t(id) < events.size() && events[size_t(id)].isRecorded)
+        events[size_t(id)].event->makeWait(queue);
+  }
+
   c10::cuda::CUDAStream follow(plan::Stream stream) {
     Queue &queue = queues[size_t(stream)];
     if (!queue.stream) {
@@ -111,6 +127,7 @@ private:
   std::array<Queue, plan::kNumStreams> queues;
   std::vector<PlanEvent> events; ///< by EventId
   Event begin;                   ///< of the caller's stream
+  Event host;                    ///< what the host waits for
 };
 
 } // namespace
