@@ -227,11 +227,13 @@ void Executor::run(const plan::CopyToHost &copy) {
 
 void Executor::run(const plan::OptimizerStep &step) {
   comm.beginUpdate();
-  std::optional<at::Tensor> gradScale;
+  ShardedOptimizer::Scaling scaling;
   if (unscaleDeferred)
-    gradScale = scaler->scale();
-  if (!scaler || !scaler->foundInf())
-    optimizer->step(take(step.grads), lrFactor, gradScale);
+    scaling.gradScale = scaler->scale();
+  if (scaler && optimizer->isFused())
+    scaling.foundInf = scaler->found();
+  if (!scaler || scaling.foundInf || !scaler->foundInf())
+    optimizer->step(take(step.grads), lrFactor, scaling);
   comm.publish();
 }
 
@@ -434,9 +436,6 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
       value.reset();
   });
   streams->synchronize();
-  // Of a graph that replays its updates, it does not know.
-  if (optimizer && graphs && !scaler)
-    optimizer->setSteps(updatesBefore + 1);
   double rate =
       optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
   result.learningRate = rate * lrFactor;
@@ -445,6 +444,10 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
     result.skipped = scaler->foundInf();
     scaler->update();
   }
+  // It knows neither of updates that a graph replays, nor of those that its
+  // kernels skip.
+  if (optimizer)
+    optimizer->setSteps(updatesBefore + (result.skipped ? 0 : 1));
   arena.endProgram();
   if (trace)
     trace->endStep();

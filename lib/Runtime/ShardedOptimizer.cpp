@@ -3,6 +3,16 @@
 #include "fsdp/Runtime/Error.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_addcdiv.h>
+#include <ATen/ops/_foreach_addcmul.h>
+#include <ATen/ops/_foreach_div.h>
+#include <ATen/ops/_foreach_lerp.h>
+#include <ATen/ops/_foreach_maximum.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_neg.h>
+#include <ATen/ops/_foreach_sqrt.h>
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -19,7 +29,8 @@ namespace fsdp::runtime {
 
 ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
                                    const std::vector<int32_t> &groupOf,
-                                   const std::vector<at::Tensor> &shards)
+                                   const std::vector<at::Tensor> &shards,
+                                   std::optional<Path> path)
     : settings(given), shards(shards), groupOf(groupOf) {
   c10::InferenceMode guard;
   for (const plan::Optimizer &o : settings)
@@ -28,11 +39,17 @@ ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
                        "dampening with nesterov");
   if (settings[0].name == "plugin")
     library.emplace(settings[0].library);
+  auto settingsOf = [&](size_t shard) {
+    return groupOf.empty() ? 0 : size_t(groupOf[shard]);
+  };
+  std::vector<std::vector<c10::Device>> places(settings.size());
+  for (size_t i = 0; i < shards.size(); ++i)
+    places[settingsOf(i)].push_back(shards[i].device());
   for (size_t i = 0; i < shards.size(); ++i) {
     const at::Tensor &shard = shards[i];
     if (shard.numel() == 0)
       continue;
-    size_t index = groupOf.empty() ? 0 : size_t(groupOf[i]);
+    size_t index = settingsOf(i);
     auto same = [&](const Group &group) {
       return group.settings == index &&
              group.params[0].options().type_equal(shard.options());
@@ -41,12 +58,25 @@ ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
     if (group == groups.end()) {
       group = groups.emplace(groups.end());
       group->settings = index;
+      group->path = path.value_or(defaultPath(places[index]));
       group->plugin = createPlugin(index);
     }
     group->members.push_back(i);
     group->params.push_back(shard);
     addState(*group, shard);
   }
+}
+
+ShardedOptimizer::Path
+ShardedOptimizer::defaultPath(const std::vector<c10::Device> &places) {
+  bool isGpu = std::all_of(places.begin(), places.end(),
+                           [](c10::Device place) { return place.is_cuda(); });
+  return isGpu ? Path::Foreach : Path::SingleTensor;
+}
+
+bool ShardedOptimizer::isFused() const {
+  return std::all_of(settings.begin(), settings.end(),
+                     [](const plan::Optimizer &o) { return o.fused; });
 }
 
 std::unique_ptr<OptimizerPlugin>
@@ -76,8 +106,7 @@ void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) const {
 }
 
 void ShardedOptimizer::step(const std::vector<at::Tensor> &grads,
-                            double lrFactor,
-                            const std::optional<at::Tensor> &gradScale) {
+                            double lrFactor, const Scaling &scaling) {
   c10::InferenceMode guard;
   for (Group &group : groups) {
     std::vector<at::Tensor> own;
@@ -85,12 +114,16 @@ void ShardedOptimizer::step(const std::vector<at::Tensor> &grads,
       own.push_back(grads[member]);
     const plan::Optimizer &o = settings[group.settings];
     double lr = o.lr * lrFactor;
+    Scaling here = scaling;
+    for (std::optional<at::Tensor> *scalar : {&here.gradScale, &here.foundInf})
+      if (*scalar)
+        *scalar = (*scalar)->to(group.params[0].device());
     if (group.plugin)
       stepPlugin(group, own, lr);
     else if (o.name == "sgd")
-      stepSGD(group, own, lr, gradScale);
+      stepSGD(group, own, lr, here);
     else
-      stepAdam(group, own, lr, gradScale);
+      stepAdam(group, own, lr, here);
   }
   ++stepsDone;
 }
@@ -156,23 +189,29 @@ void ShardedOptimizer::stepPlugin(Group &group,
 
 void ShardedOptimizer::stepAdam(Group &group,
                                 const std::vector<at::Tensor> &grads, double lr,
-                                const std::optional<at::Tensor> &gradScale) {
+                                const Scaling &scaling) {
   const plan::Optimizer &o = settings[group.settings];
   bool decoupled = o.name == "adamw";
-  for (at::Tensor &step : group.steps)
-    step.add_(1);
+  at::_foreach_add_(group.steps, 1);
   if (o.fused) {
     auto update = [&](auto kernel) {
       kernel(group.params, grads, group.expAvgs, group.expAvgSqs,
              group.maxExpAvgSqs, group.steps, lr, o.beta1, o.beta2,
-             o.weightDecay, o.eps, o.amsgrad, o.maximize, gradScale);
+             o.weightDecay, o.eps, o.amsgrad, o.maximize, scaling.gradScale,
+             scaling.foundInf);
     };
     if (decoupled)
       update([](auto &&...args) { at::_fused_adamw_(args...); });
     else
       update([](auto &&...args) { at::_fused_adam_(args...); });
+    if (scaling.foundInf)
+      at::_foreach_sub_(
+          group.steps,
+          std::vector<at::Tensor>(group.steps.size(), *scaling.foundInf));
     return;
   }
+  if (group.path == Path::Foreach)
+    return stepAdamForeach(group, grads, lr);
   for (size_t i = 0; i < group.params.size(); ++i) {
     at::Tensor &param = group.params[i];
     at::Tensor grad = o.maximize ? -grads[i] : grads[i];
@@ -197,17 +236,52 @@ void ShardedOptimizer::stepAdam(Group &group,
   }
 }
 
+void ShardedOptimizer::stepAdamForeach(Group &group,
+                                       std::vector<at::Tensor> grads,
+                                       double lr) {
+  const plan::Optimizer &o = settings[group.settings];
+  if (o.maximize)
+    grads = at::_foreach_neg(grads);
+  if (o.weightDecay != 0 && o.name == "adamw")
+    at::_foreach_mul_(group.params, 1 - lr * o.weightDecay);
+  else if (o.weightDecay != 0 && o.maximize)
+    at::_foreach_add_(grads, group.params, o.weightDecay);
+  else if (o.weightDecay != 0)
+    grads = at::_foreach_add(grads, group.params, o.weightDecay);
+  at::_foreach_lerp_(group.expAvgs, grads, 1 - o.beta1);
+  at::_foreach_mul_(group.expAvgSqs, o.beta2);
+  at::_foreach_addcmul_(group.expAvgSqs, grads, grads, 1 - o.beta2);
+  grads.clear();
+  std::vector<at::Scalar> stepSizes, correction2Roots;
+  for (const at::Tensor &count : group.steps) {
+    auto step = double(count.item<float>());
+    stepSizes.emplace_back(-(lr / (1 - std::pow(o.beta1, step))));
+    // Python's `x ** 0.5` is pow, not sqrt.
+    correction2Roots.emplace_back(std::pow(1 - std::pow(o.beta2, step), 0.5));
+  }
+  if (o.amsgrad)
+    at::_foreach_maximum_(group.maxExpAvgSqs, group.expAvgSqs);
+  std::vector<at::Tensor> denominators =
+      at::_foreach_sqrt(o.amsgrad ? group.maxExpAvgSqs : group.expAvgSqs);
+  at::_foreach_div_(denominators, correction2Roots);
+  at::_foreach_add_(denominators, o.eps);
+  at::_foreach_addcdiv_(group.params, group.expAvgs, denominators, stepSizes);
+}
+
 void ShardedOptimizer::stepSGD(Group &group,
                                const std::vector<at::Tensor> &grads, double lr,
-                               const std::optional<at::Tensor> &gradScale) {
+                               const Scaling &scaling) {
   const plan::Optimizer &o = settings[group.settings];
   bool firstStep = stepsDone == 0;
   if (o.fused) {
     at::_fused_sgd_(group.params, grads, group.momenta, o.weightDecay,
                     o.momentum, lr, o.dampening, o.nesterov, o.maximize,
-                    firstStep && o.momentum != 0, gradScale);
+                    firstStep && o.momentum != 0, scaling.gradScale,
+                    scaling.foundInf);
     return;
   }
+  if (group.path == Path::Foreach)
+    return stepSGDForeach(group, grads, lr);
   for (size_t i = 0; i < group.params.size(); ++i) {
     at::Tensor &param = group.params[i];
     at::Tensor grad = o.maximize ? -grads[i] : grads[i];
@@ -223,6 +297,41 @@ void ShardedOptimizer::stepSGD(Group &group,
     }
     param.add_(grad, -lr);
   }
+}
+
+void ShardedOptimizer::stepSGDForeach(Group &group,
+                                      std::vector<at::Tensor> grads,
+                                      double lr) {
+  const plan::Optimizer &o = settings[group.settings];
+  // Given gradients may share storage with others.
+  bool isOwn = false;
+  auto add = [&](const std::vector<at::Tensor> &terms, double factor) {
+    if (isOwn)
+      at::_foreach_add_(grads, terms, factor);
+    else
+      grads = at::_foreach_add(grads, terms, factor);
+    isOwn = true;
+  };
+  if (o.maximize) {
+    grads = at::_foreach_neg(grads);
+    isOwn = true;
+  }
+  if (o.weightDecay != 0)
+    add(group.params, o.weightDecay);
+  if (o.momentum != 0) {
+    if (stepsDone == 0) {
+      for (size_t i = 0; i < grads.size(); ++i)
+        group.momenta[i].copy_(grads[i]);
+    } else {
+      at::_foreach_mul_(group.momenta, o.momentum);
+      at::_foreach_add_(group.momenta, grads, 1 - o.dampening);
+    }
+    if (o.nesterov)
+      add(group.momenta, o.momentum);
+    else
+      grads = group.momenta;
+  }
+  at::_foreach_add_(group.params, grads, -lr);
 }
 
 } // namespace fsdp::runtime

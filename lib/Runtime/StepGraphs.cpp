@@ -22,8 +22,6 @@ std::string reasonOfOptimizer(const plan::Plan &plan) {
   const plan::Optimizer &optimizer = plan.optimizer;
   if (std::string reason = reasonOfBackward(plan); !reason.empty())
     return reason;
-  if (plan.gradScaler)
-    return "the gradient scaler decides on the host whether a step is skipped";
   if (plan.lrSchedule)
     return "the learning rate changes from step to step";
   if (optimizer.name == "plugin")
@@ -31,6 +29,9 @@ std::string reasonOfOptimizer(const plan::Plan &plan) {
   if (!optimizer.fused)
     return "optimizer \"" + optimizer.name +
            "\" without fused computes step by step on the host";
+  if (plan.gradScaler && optimizer.name == "sgd" && optimizer.momentum != 0)
+    return "the first step that the gradient scaler does not skip sets the "
+           "momenta";
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
@@ -135,6 +136,83 @@ TEST(ShardedOptimizer, ShardsUpdateLikeTheWhole) {
       two.step({grad.narrow(0, 0, 4).clone(), grad.narrow(0, 4, 2).clone()});
     }
     EXPECT_TRUE(whole.equal(parts));
+  }
+}
+
+/// The path of GPUs does the same operations in the same order.
+TEST(ShardedOptimizer, PathsHaveTheSameBitsOnTheCpu) {
+  using Path = ShardedOptimizer::Path;
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const plan::Optimizer &o : allSettings()) {
+      SCOPED_TRACE(describeSettings(o));
+      at::Generator generator = at::detail::createCPUGenerator(6);
+      std::vector<at::Tensor> one, other;
+      for (int64_t rows : {6, 0, 3, 1}) {
+        one.push_back(at::randn({rows, 16}, generator, at::kFloat).to(dtype));
+        other.push_back(one.back().clone());
+      }
+      ShardedOptimizer single({o}, {}, one, Path::SingleTensor);
+      ShardedOptimizer foreach ({o}, {}, other, Path::Foreach);
+      for (int step = 0; step < 4; ++step) {
+        std::vector<at::Tensor> grads, untouched;
+        for (const at::Tensor &param : one) {
+          grads.push_back(
+              at::randn(param.sizes(), generator, at::kFloat).to(dtype));
+          untouched.push_back(grads.back().clone());
+        }
+        single.step(grads);
+        foreach
+          .step(grads);
+        for (size_t i = 0; i < grads.size(); ++i) {
+          EXPECT_TRUE(grads[i].equal(untouched[i]));
+          EXPECT_TRUE(one[i].equal(other[i]));
+        }
+      }
+      for (size_t i = 0; i < one.size(); ++i)
+        for (size_t k = 0; k < single.state(i).size(); ++k)
+          EXPECT_TRUE(
+              single.state(i)[k].second.equal(foreach.state(i)[k].second));
+    }
+}
+
+TEST(ShardedOptimizer, TakesThePathOfTorch) {
+  using Path = ShardedOptimizer::Path;
+  c10::Device cpu(at::kCPU), gpu(at::kCUDA, 1);
+  EXPECT_EQ(ShardedOptimizer::defaultPath({cpu, cpu}), Path::SingleTensor);
+  EXPECT_EQ(ShardedOptimizer::defaultPath({gpu, gpu}), Path::Foreach);
+  // One that is offloaded, and torch.optim takes all tensor by tensor.
+  EXPECT_EQ(ShardedOptimizer::defaultPath({gpu, cpu}), Path::SingleTensor);
+}
+
+TEST(ShardedOptimizer, FusedKernelsSkipWhatIsNotFinite) {
+  c10::InferenceMode guard;
+  for (plan::Optimizer o : allSettings()) {
+    o.fused = true;
+    SCOPED_TRACE(describeSettings(o));
+    at::Tensor param = at::ones({3}), expected = at::ones({3});
+    ShardedOptimizer optimizer({o}, {}, {param}), plain({o}, {}, {expected});
+    EXPECT_TRUE(optimizer.isFused());
+    at::Tensor finite = at::zeros({}), infinite = at::ones({});
+    for (int step = 0; step < 6; ++step) {
+      bool skips = step % 2 == 0;
+      at::Tensor grad = at::ones({3}).mul_(step - 1.5);
+      auto state = optimizer.state(0);
+      std::vector<at::Tensor> before;
+      for (auto &[name, tensor] : state)
+        before.push_back(tensor.clone());
+      int64_t steps = optimizer.steps();
+      ShardedOptimizer::Scaling scaling;
+      scaling.foundInf = skips ? infinite : finite;
+      optimizer.step({grad}, 1, scaling);
+      if (skips) {
+        optimizer.setSteps(steps);
+        for (size_t i = 0; i < state.size(); ++i)
+          EXPECT_TRUE(state[i].second.equal(before[i])) << state[i].first;
+      } else {
+        plain.step({grad});
+      }
+      EXPECT_TRUE(param.equal(expected));
+    }
   }
 }
 

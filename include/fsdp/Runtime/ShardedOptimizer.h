@@ -16,26 +16,45 @@
 namespace fsdp::runtime {
 
 /// Adam, AdamW and SGD, bit-equal to torch.optim on the same shards: with
-/// `fused` the fused ATen kernel, otherwise the operator sequence of
-/// torch/optim/adam.py and sgd.py `_single_tensor_*`, the default on CPU;
-/// `foreach=True` does the same operations on each tensor there. Or a plug-in.
+/// `fused` the fused ATen kernel, otherwise the operators of
+/// torch/optim/adam.py and sgd.py, as torch.optim chooses for a parameter
+/// group: `_multi_tensor_*` where all of it lies on a GPU, else
+/// `_single_tensor_*`. On the CPU both have the same bits. Beside the state and
+/// the gradients the first has at most as many bytes in use at once as the
+/// shards of the group have, the second three times those of the largest. Or a
+/// plug-in.
 class ShardedOptimizer {
 public:
+  enum class Path : uint8_t { SingleTensor, Foreach };
+  /// torch.optim's for shards of a parameter group at these places.
+  static Path defaultPath(const std::vector<c10::Device> &places);
+
+  /// What a gradient scaler tells the kernels, float32 scalars. They divide the
+  /// gradients by `gradScale` and write them; where `foundInf` is 1, not 0,
+  /// they change neither parameters nor state, and the caller, who is not told,
+  /// sets steps() back.
+  struct Scaling {
+    std::optional<at::Tensor> gradScale, foundInf;
+  };
+
   /// `settings` has one element for each parameter group, of one optimizer;
   /// shard i belongs to settings[groupOf[i]], all to the first if groupOf is
   /// empty. `shards` are updated in place; empty ones are skipped. Throws
   /// InputError for settings torch.optim refuses, or a plug-in does. A
-  /// plug-in's library is a path relative to the working folder.
+  /// plug-in's library is a path relative to the working folder. `path` is
+  /// torch.optim's choice if not given.
   ShardedOptimizer(const std::vector<plan::Optimizer> &settings,
                    const std::vector<int32_t> &groupOf,
-                   const std::vector<at::Tensor> &shards);
+                   const std::vector<at::Tensor> &shards,
+                   std::optional<Path> path = std::nullopt);
 
   /// `grads` in the order of the shards, of the same shapes. Every group's
-  /// learning rate is multiplied by `lrFactor`, as LambdaLR does. With
-  /// `gradScale`, a float32 scalar, for fused optimizers, the kernels divide
-  /// `grads` by it and write them.
+  /// learning rate is multiplied by `lrFactor`, as LambdaLR does. `scaling` is
+  /// for fused optimizers.
   void step(const std::vector<at::Tensor> &grads, double lrFactor = 1.0,
-            const std::optional<at::Tensor> &gradScale = std::nullopt);
+            const Scaling &scaling = {});
+  /// Whether all of it is one.
+  bool isFused() const;
 
   /// Of each of the constructor's settings.
   std::vector<double> learningRates() const;
@@ -55,7 +74,8 @@ private:
   /// Parameters of one group, dtype and device, which one fused call takes
   /// together.
   struct Group {
-    size_t settings = 0;         ///< index into the constructor's settings
+    size_t settings = 0; ///< index into the constructor's settings
+    Path path = Path::SingleTensor;
     std::vector<size_t> members; ///< indices into the constructor's shards
     std::vector<at::Tensor> params;
     std::vector<at::Tensor> steps; ///< float32 scalars, Adam and AdamW only
@@ -70,9 +90,11 @@ private:
   std::unique_ptr<OptimizerPlugin> createPlugin(size_t settings) const;
   void addState(Group &group, const at::Tensor &shard) const;
   void stepAdam(Group &group, const std::vector<at::Tensor> &grads, double lr,
-                const std::optional<at::Tensor> &gradScale);
+                const Scaling &scaling);
+  void stepAdamForeach(Group &group, std::vector<at::Tensor> grads, double lr);
   void stepSGD(Group &group, const std::vector<at::Tensor> &grads, double lr,
-               const std::optional<at::Tensor> &gradScale);
+               const Scaling &scaling);
+  void stepSGDForeach(Group &group, std::vector<at::Tensor> grads, double lr);
   void stepPlugin(Group &group, const std::vector<at::Tensor> &grads,
                   double lr);
 
