@@ -14,14 +14,14 @@ static LogicalResult verifyCopies(SymbolTableCollection &symbols, OpT op,
   if (!unit || !unit.getCpuOffload())
     return op.emitOpError(label) << ": expected " << op.getUnitAttr()
                                  << " to be a unit with cpu_offload";
-  if (names.size() != op->getNumOperands() ||
-      names.size() != op->getNumResults())
+  SmallVector<Type> results = getCollectiveTypes(op);
+  if (names.size() != op->getNumOperands() || names.size() != results.size())
     return op.emitOpError(label)
            << ": expected " << names.size()
            << " operands and results, got: " << op->getNumOperands() << " and "
-           << op->getNumResults();
+           << results.size();
   for (auto [name, operand, result] :
-       llvm::zip(names, op->getOperandTypes(), op->getResultTypes())) {
+       llvm::zip(names, op->getOperandTypes(), results)) {
     auto param = symbols.lookupNearestSymbolFrom<ParamOp>(
         op, cast<FlatSymbolRefAttr>(name));
     if (!param || param.getUnitAttr() != op.getUnitAttr())

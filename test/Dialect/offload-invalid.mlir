@@ -60,6 +60,19 @@ fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {cpu_offload}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{CopyToHost-1: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @w, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' to '!fsdp.sharded<tensor<4xf32>, <@world, [{}]>>'}}
+  %h = fsdp.copy_to_host @u [@w] %r : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{}]>>>
+  %c = fsdp.wait %h : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{}]>>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
 // expected-error @below {{OffloadPattern-1: expected a pattern, got: ""}}
 fsdp.offload_pattern ""
 

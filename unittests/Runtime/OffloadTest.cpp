@@ -152,24 +152,13 @@ std::unique_ptr<Streams> LateDevice::makeStreams() {
   return std::make_unique<LateStreams>(*this);
 }
 
-/// The plan with its copies of gradients on the stream of such copies.
-plan::Plan withCopiesAside(plan::Plan plan) {
-  plan::EventId numEvents = 0;
-  for (const plan::Instruction &instruction : plan.instructions)
-    numEvents = std::max(numEvents, instruction.records + 1);
-  for (size_t i = 1; i < plan.instructions.size(); ++i) {
-    plan::Instruction &copy = plan.instructions[i];
-    if (!std::holds_alternative<plan::CopyToHost>(copy.kind))
-      continue;
-    plan::EventId &before = plan.instructions[i - 1].records;
-    if (before == -1)
-      before = numEvents++;
-    copy.stream = Stream::CopyToHost;
-    copy.waits = {before};
-    copy.records = numEvents++;
-    // The first that computes with it, or may take its operands' place.
-    plan.instructions[i + 1].waits.push_back(copy.records);
-  }
+/// The plan with its copies of gradients on the stream of computation.
+plan::Plan withCopiesBetweenComputation(plan::Plan plan) {
+  for (plan::Instruction &instruction : plan.instructions)
+    if (std::holds_alternative<plan::CopyToHost>(instruction.kind)) {
+      EXPECT_EQ(instruction.stream, Stream::CopyToHost);
+      instruction.stream = Stream::Compute;
+    }
   plan::verifyPlan(plan, "plan");
   return plan;
 }
@@ -185,7 +174,7 @@ protected:
   static void SetUpTestSuite() { installSteeredAllocator(); }
   static plan::Plan makePlan() {
     plan::Plan plan = compiledPlan("llama-offload-2");
-    return GetParam() ? withCopiesAside(plan) : plan;
+    return GetParam() ? plan : withCopiesBetweenComputation(plan);
   }
 };
 

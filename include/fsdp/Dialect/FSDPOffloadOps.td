@@ -42,13 +42,16 @@ def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [HasParent<"ProgramOp">,
     %h = fsdp.copy_to_host @layers.0 [@layers.0.w] %g : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
     ```
 
+    With an `!fsdp.future` as its result it only begins (scheduled level).
+
     **CopyToHost-1**: the unit has `cpu_offload`, the parameters belong to it,
-    and each operand and result has its parameter's sharded type.
+    and each operand and result has its parameter's sharded type; the results
+    may be one future of them.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_ShardedType>:$grads,
                        UnitAttr:$last_microbatch);
-  let results = (outs Variadic<FSDP_ShardedType>:$copies);
+  let results = (outs Variadic<FSDP_ShardedOrFuture>:$copies);
   let assemblyFormat = [{
     $unit $param_names $grads attr-dict `:` functional-type($grads, $copies)
   }];

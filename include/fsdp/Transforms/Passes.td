@@ -364,8 +364,8 @@ def SplitCollectives : Pass<"fsdp-split-collectives", "::mlir::ModuleOp"> {
   let summary = "Begin collectives, and wait for their results";
   let description = [{
     Gives each `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.all_reduce` of
-    every program, and each copy of an activation, a future as its result, and
-    an `fsdp.wait` for it at once.
+    every program, and each copy of gradients to the host or of an activation, a
+    future as its result, and an `fsdp.wait` for it at once.
 
     Before: sharded level. After: scheduled level.
   }];
@@ -408,6 +408,10 @@ def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
     units' gradients are held. An `fsdp.all_reduce` of the results goes along;
     it is waited for where its own results are used. A remark (`fsdp-reduce`)
     says where each wait went; a missed one, that it had to come early.
+
+    An `fsdp.copy_to_host` moves to behind the waits for what it copies. It is
+    waited for where its results are used, or before as many others have begun:
+    so many units' reduced gradients are held.
 
     Before and after: scheduled level.
   }];

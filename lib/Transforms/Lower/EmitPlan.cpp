@@ -303,7 +303,8 @@ private:
           plan::CopyToHost kind;
           kind.unit = getUnit(copy.getUnitAttr());
           kind.lastMicrobatch = copy.getLastMicrobatch();
-          return emitGrads(copy, copy.getCopies(), std::move(kind));
+          return emitGrads(copy, getResultsOp(op)->getResults(),
+                           std::move(kind));
         })
         .Case<OffloadActivationOp>([&](auto offload) {
           plan::OffloadActivation kind;

@@ -63,6 +63,19 @@ struct DelayReduceWaits
     for (size_t i = 0; i < begun.size(); ++i)
       delay(begun[i],
             i + inFlight < begun.size() ? begun[i + inFlight] : nullptr);
+
+    SmallVector<CopyToHostOp> copies;
+    for (auto copy : program.getOps<CopyToHostOp>())
+      if (getWait(copy))
+        copies.push_back(copy);
+    for (CopyToHostOp copy : copies)
+      beginEarly(copy);
+    llvm::sort(copies, [](CopyToHostOp a, CopyToHostOp b) {
+      return a->isBeforeInBlock(b);
+    });
+    for (size_t i = 0; i < copies.size(); ++i)
+      delay(copies[i],
+            i + inFlight < copies.size() ? copies[i + inFlight] : nullptr);
   }
 
 private:
@@ -89,6 +102,33 @@ private:
     if (all)
       all->moveBefore(to);
     explain(reduce, all, limited ? limit : ReduceScatterOp(), wait, end);
+  }
+
+  /// Moves the copy to behind what makes its operands.
+  static void beginEarly(CopyToHostOp copy) {
+    Operation *last = nullptr;
+    for (Value grad : copy.getGrads())
+      if (Operation *op = grad.getDefiningOp();
+          op && (!last || last->isBeforeInBlock(op)))
+        last = op;
+    if (last)
+      copy->moveAfter(last);
+  }
+
+  /// Moves the wait to its first use, or `limit`.
+  static void delay(CopyToHostOp copy, CopyToHostOp limit) {
+    WaitOp wait = getWait(copy);
+    Operation *use = getFirstUser(wait);
+    bool limited = limit && (!use || limit->isBeforeInBlock(use));
+    if (Operation *to = limited ? limit.getOperation() : use)
+      wait->moveBefore(to);
+    setReason(copy,
+              "begins when the shards are reduced; awaited " +
+                  (limited ? llvm::formatv("before the copy of {0} begins",
+                                           limit.getUnit())
+                                 .str()
+                   : use   ? "before its first use, " + describeUse(use)
+                           : std::string("at the end of the step")));
   }
 
   /// Says where the waits went; `limit` is null where the reduction may go on

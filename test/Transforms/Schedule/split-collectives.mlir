@@ -49,3 +49,24 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.reshard @u %w {last_microbatch} : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// So do copies of gradients to the host.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[RF:.*]] = fsdp.reduce_scatter
+// CHECK-NEXT:    %[[R:.*]] = fsdp.wait %[[RF]]
+// CHECK-NEXT:    %[[CF:.*]] = fsdp.copy_to_host @u [@w] %[[R]] {last_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+// CHECK-NEXT:    %[[C:.*]] = fsdp.wait %[[CF]]
+// CHECK-NEXT:    fsdp.write_grad @w, %[[C]]
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {cpu_offload}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%g: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %c = fsdp.copy_to_host @u [@w] %r {last_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @w, %c : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
