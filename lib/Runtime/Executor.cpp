@@ -513,7 +513,8 @@ plan::ValueId Executor::unplaced(size_t begin) const {
         continue;
       auto *data =
           static_cast<const std::byte *>(values[value].const_data_ptr());
-      if (data < arenaBegin || data >= arenaBegin + arena.bytes())
+      bool isInArena = data >= arenaBegin && data < arenaBegin + arena.bytes();
+      if (!isInArena && !host.holds(data))
         return value;
     }
   return -1;

@@ -97,4 +97,10 @@ void HostStore::copyGradients(const plan::CopyToHost &copy,
   }
 }
 
+bool HostStore::holds(const void *address) const {
+  auto *at = static_cast<const std::byte *>(address);
+  return gradients && at >= gradients->base() &&
+         at < gradients->base() + gradients->bytes();
+}
+
 } // namespace fsdp::runtime

@@ -1,8 +1,10 @@
 //===- StepGraphs.cpp - a step as graphs of the device --------------------===//
 #include "fsdp/Runtime/StepGraphs.h"
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Error.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace fsdp::runtime {
@@ -11,9 +13,10 @@ namespace {
 
 /// Why the host takes part in forward and backward; empty if it does not.
 std::string reasonOfBackward(const plan::Plan &plan) {
-  for (const plan::Unit &unit : plan.units)
-    if (unit.cpuOffload)
-      return "unit \"" + unit.name + "\" is offloaded to the host";
+  std::vector<bool> onHost = plan::computesOnHost(plan);
+  for (size_t i = 0; i < onHost.size(); ++i)
+    if (onHost[i] && plan.instructions[i].phase != plan::Phase::Optimizer)
+      return "gradients of offloaded units are summed on the host";
   return {};
 }
 
@@ -22,6 +25,9 @@ std::string reasonOfOptimizer(const plan::Plan &plan) {
   const plan::Optimizer &optimizer = plan.optimizer;
   if (std::string reason = reasonOfBackward(plan); !reason.empty())
     return reason;
+  std::vector<bool> onHost = plan::computesOnHost(plan);
+  if (std::find(onHost.begin(), onHost.end(), true) != onHost.end())
+    return "offloaded units are updated on the host";
   if (plan.lrSchedule)
     return "the learning rate changes from step to step";
   if (optimizer.name == "plugin")

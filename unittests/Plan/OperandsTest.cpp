@@ -11,22 +11,29 @@ namespace {
 
 using namespace plan;
 
-/// One unit of three is offloaded; gradients of all are summed together.
+/// One unit of three is offloaded, and clipped with the others; all are, and
+/// summed.
 TEST(Operands, GradientsOnTheHostAreComputedWithThere) {
-  Plan plan =
-      readPlan(std::string(FSDP_TEST_INPUTS) + "/plans/llama-offload-2.json");
-  std::vector<bool> onHost = computesOnHost(plan);
-  ASSERT_EQ(onHost.size(), plan.instructions.size());
-  std::multiset<size_t> kinds;
-  for (size_t i = 0; i < onHost.size(); ++i)
-    if (onHost[i])
-      kinds.insert(plan.instructions[i].kind.index());
   auto indexOf = [](const decltype(Instruction::kind) &kind) {
     return kind.index();
   };
-  EXPECT_EQ(kinds, (std::multiset<size_t>{
-                       indexOf(Accumulate{}), indexOf(Unscale{}),
-                       indexOf(ClipGradNorm{}), indexOf(OptimizerStep{})}));
+  using Kinds = std::multiset<size_t>;
+  std::pair<const char *, Kinds> cases[] = {
+      {"llama-offload-2", Kinds{indexOf(Unscale{}), indexOf(ClipGradNorm{}),
+                                indexOf(OptimizerStep{})}},
+      {"llama-offload-microbatches-2",
+       Kinds{indexOf(Accumulate{}), indexOf(OptimizerStep{})}}};
+  for (const auto &[name, expected] : cases) {
+    Plan plan =
+        readPlan(std::string(FSDP_TEST_INPUTS) + "/plans/" + name + ".json");
+    std::vector<bool> onHost = computesOnHost(plan);
+    ASSERT_EQ(onHost.size(), plan.instructions.size());
+    Kinds kinds;
+    for (size_t i = 0; i < onHost.size(); ++i)
+      if (onHost[i])
+        kinds.insert(plan.instructions[i].kind.index());
+    EXPECT_EQ(kinds, expected) << name;
+  }
 }
 
 /// What comes back is the device's.

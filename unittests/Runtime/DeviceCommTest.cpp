@@ -44,7 +44,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, DeviceComm,
                          testing::Values("llama-2", "llama-2-fsdp2",
                                          "llama-hsdp-4", "llama-microbatches-2",
                                          "llama-activations-2",
-                                         "llama-offload-2"));
+                                         "llama-offload-2",
+                                         "llama-offload-microbatches-2"));
 
 } // namespace
 } // namespace fsdp::test

@@ -169,12 +169,14 @@ RunSettings late(bool waits) {
   return settings;
 }
 
-class LateCopies : public testing::TestWithParam<bool> {
+class LateCopies
+    : public testing::TestWithParam<std::tuple<const char *, bool>> {
 protected:
   static void SetUpTestSuite() { installSteeredAllocator(); }
   static plan::Plan makePlan() {
-    plan::Plan plan = compiledPlan("llama-offload-2");
-    return GetParam() ? plan : withCopiesBetweenComputation(plan);
+    auto [name, isAside] = GetParam();
+    plan::Plan plan = compiledPlan(name);
+    return isAside ? plan : withCopiesBetweenComputation(plan);
   }
 };
 
@@ -201,11 +203,11 @@ TEST_P(LateCopies, ChangeNoBitsOnThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Plans, LateCopies, testing::Bool(),
-                         [](const auto &info) {
-                           return info.param ? "OnAStreamOfTheirOwn"
-                                             : "BetweenComputation";
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Plans, LateCopies,
+    testing::Combine(testing::Values("llama-offload-2",
+                                     "llama-offload-microbatches-2"),
+                     testing::Bool()));
 
 } // namespace
 } // namespace fsdp::test

@@ -8,11 +8,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 namespace fsdp::test {
 namespace {
 
 using namespace runtime;
 using testing::HasSubstr;
+
+/// Of all devices.
+std::atomic<int> allReplays = 0;
 
 /// What it captures it calls at each replay, as a GPU would execute it.
 class ReplayingDevice : public HostProxy {
@@ -26,6 +31,7 @@ public:
           : work(std::move(work)), replays(replays) {}
       void replay() override {
         ++replays;
+        ++allReplays;
         work();
       }
     };
@@ -107,13 +113,16 @@ TEST_F(StepGraphsTest, LeavesOutAnOptimizerThatTheHostTakesPartIn) {
 }
 
 TEST_F(StepGraphsTest, LeavesOutWhatIsOnTheHost) {
-  plan::Plan plan = fused("llama-2");
-  plan.units.front().cpuOffload = true;
-  run(plan, StepGraphs::kWarmup + 1);
-  EXPECT_THAT(description, HasSubstr("forward and backward not captured: unit "
-                                     "\""));
-  EXPECT_THAT(description, HasSubstr("optimizer not captured: unit \""));
-  EXPECT_EQ(device.captures, 0);
+  run(fused("llama-offload-2"), StepGraphs::kWarmup + 1);
+  EXPECT_EQ(description, "forward and backward captured; optimizer not "
+                         "captured: offloaded units are updated on the host");
+  EXPECT_EQ(device.captures, 1);
+
+  run(fused("llama-offload-microbatches-2"), StepGraphs::kWarmup + 1);
+  EXPECT_THAT(description, HasSubstr("forward and backward not captured: "
+                                     "gradients of offloaded units are summed "
+                                     "on the host"));
+  EXPECT_EQ(device.captures, 1);
 }
 
 TEST_F(StepGraphsTest, GoesOnWhereACaptureFails) {
@@ -154,6 +163,18 @@ TEST_F(StepGraphsTest, GoesOnWhereTheDeviceHasNone) {
             "whole step not captured: the device has no graphs");
 }
 
+/// What the optimizer takes of the replayed segment lies where it always does.
+TEST(StepGraphs, AreReplayedWhereGradientsGoToTheHost) {
+  installSteeredAllocator();
+  plan::Plan plan = compiledPlan("llama-offload-2");
+  RunSettings settings;
+  settings.steps = StepGraphs::kWarmup + 3;
+  settings.makeDevice = [] { return std::make_unique<ReplayingDevice>(); };
+  allReplays = 0;
+  runOverGloo(plan, settings);
+  EXPECT_EQ(allReplays, 2 * 3);
+}
+
 class ReplayedPlans : public testing::TestWithParam<const char *> {};
 
 TEST_P(ReplayedPlans, HaveTheBitsOfSubmittedOnes) {
@@ -166,13 +187,15 @@ TEST_P(ReplayedPlans, HaveTheBitsOfSubmittedOnes) {
     std::vector<Outcome> submitted = runOverShm(plan, settings);
     settings.makeDevice = [] { return std::make_unique<ReplayingDevice>(); };
     EXPECT_EQ(runOverShm(plan, settings), submitted);
+    EXPECT_EQ(runOverGloo(plan, settings), submitted);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, ReplayedPlans,
                          testing::Values("llama-2", "llama-hsdp-4",
                                          "llama-microbatches-2",
-                                         "llama-activations-2"));
+                                         "llama-activations-2",
+                                         "llama-offload-2"));
 
 } // namespace
 } // namespace fsdp::test

@@ -42,7 +42,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, StreamRaces,
                          testing::Values("llama-2", "llama-2-fsdp2",
                                          "llama-hsdp-4", "llama-microbatches-2",
                                          "llama-activations-2",
-                                         "llama-offload-2"));
+                                         "llama-offload-2",
+                                         "llama-offload-microbatches-2"));
 
 #ifdef FSDP_THREAD_SANITIZER
 /// The plan without the waits of one instruction, for each where something is

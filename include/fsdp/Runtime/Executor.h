@@ -151,8 +151,8 @@ private:
   /// As they are now, none of them an owner: their places stay the plan's.
   HostState aliasState() const;
   void restoreState(const HostState &state);
-  /// A value that is there, of which instructions from `begin` on take what is
-  /// not in the arena; -1 if there is none.
+  /// A value that is there, which instructions from `begin` on take, and that
+  /// lies neither in the arena nor at a place on the host; -1 if there is none.
   plan::ValueId unplaced(size_t begin) const;
   /// Throws RunError where a microbatch that is captured would not find its
   /// inputs.

@@ -39,6 +39,8 @@ public:
   /// they are there.
   void copyGradients(const plan::CopyToHost &copy,
                      std::vector<at::Tensor> &values);
+  /// Whether a gradient has its place there.
+  bool holds(const void *address) const;
 
 private:
   /// How a tensor lies in its storage.

@@ -42,6 +42,10 @@ compile llama-offload-2 2 --memory=device <<'YAML'
 units: [{match: layers.0, cpu_offload: true}, {match: "layers.*"}]
 clip_grad_norm: 1.0
 grad_scaler: true
-gradient_accumulation_steps: 2
 optimizer: {name: adamw, fused: true}
+YAML
+compile llama-offload-microbatches-2 2 --memory=device <<'YAML'
+units: [{match: "layers.*"}]
+cpu_offload: true
+gradient_accumulation_steps: 2
 YAML
