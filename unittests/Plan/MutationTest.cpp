@@ -139,6 +139,7 @@ private:
         expectOrdered("collectives swapped", mutant, at(other) + ", " + at(i));
         mutant = whole();
         std::swap(list(mutant)[other].kind, list(mutant)[i].kind);
+        std::swap(list(mutant)[other].buffer, list(mutant)[i].buffer);
         std::swap(mutant.origin[other], mutant.origin[i]);
         expectOrdered("collectives swapped between their events", mutant,
                       at(other) + ", " + at(i));
@@ -449,7 +450,9 @@ TEST_P(Mutations, AreCaught) { Corpus(GetParam()).run(); }
 INSTANTIATE_TEST_SUITE_P(Compiled, Mutations,
                          testing::Values("llama-2", "llama-2-fsdp2",
                                          "llama-hsdp-4", "llama-microbatches-2",
-                                         "llama-activations-2"),
+                                         "llama-activations-2",
+                                         "llama-offload-2",
+                                         "llama-offload-microbatches-2"),
                          [](const auto &info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
