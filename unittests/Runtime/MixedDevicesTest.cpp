@@ -63,7 +63,7 @@ public:
     return {};
   }
   Wait reduceScatter(const std::string &, const at::Tensor &,
-                     const at::Tensor &, ReduceOp) override {
+                     const at::Tensor &, ReduceOp, double) override {
     return {};
   }
   Wait allReduce(const std::string &, const at::Tensor &tensor,
