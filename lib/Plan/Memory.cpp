@@ -18,11 +18,11 @@ std::string_view memoryUseName(MemoryUse use) {
       "sums of gradients",
       "gradient shards",
       "gathered parameters",
-      "reduction inputs",
       "parameter shards",
       "optimizer state",
       "buffers",
       "constants",
+      "reduction inputs",
       "communication"};
   return names[size_t(use)];
 }

@@ -15,6 +15,7 @@
 
 // Declares c10d's class, whose definition libtorch_cpu has; see GlooStub.
 #define USE_C10D_GLOO
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -77,9 +78,19 @@ at::Tensor bytes(const at::Tensor &tensor) {
 /// One call of a communicator: operations that are under way.
 struct Operations {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  /// Until they have ended well: what they read and write.
+  std::vector<at::Tensor> lent;
   size_t left = 0;
   std::exception_ptr error;
 };
+
+/// A tensor for Gloo, whose threads let go of it some time after its operation:
+/// its memory is the caller's again when that has ended.
+at::Tensor lend(const at::Tensor &tensor, Operations &operations) {
+  operations.lent.push_back(tensor);
+  return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(),
+                       tensor.options());
+}
 
 /// What the waits of a communicator, Gloo's threads and the board share.
 struct Progress {
@@ -168,7 +179,7 @@ public:
 private:
   void gather(const Part &part, Operations &operations) {
     int64_t itemBytes = int64_t(part.whole.itemsize());
-    at::Tensor whole = bytes(part.whole);
+    at::Tensor whole = lend(bytes(part.whole), operations);
     auto range = [&](int64_t index) {
       int64_t begin = part.begins[size_t(index)];
       return whole.narrow(0, begin * itemBytes,
@@ -178,7 +189,7 @@ private:
     for (int64_t index = 0; index < size(); ++index)
       even &= range(index).numel() * size() == whole.numel();
     if (even) {
-      at::Tensor own = bytes(part.own);
+      at::Tensor own = lend(bytes(part.own), operations);
       operations.works.push_back(group->_allgather_base(whole, own));
       return;
     }
@@ -196,7 +207,7 @@ private:
   }
 
   void reduce(const at::Tensor &tensor, ReduceOp op, Operations &operations) {
-    std::vector<at::Tensor> tensors = {tensor.view({-1})};
+    std::vector<at::Tensor> tensors = {lend(tensor.view({-1}), operations)};
     c10d::AllreduceOptions options;
     options.reduceOp = c10dOp(op);
     operations.works.push_back(group->allreduce(tensors, options));
@@ -257,6 +268,7 @@ private:
         for (const auto &work : operations.works)
           work->wait();
         operations.works.clear();
+        operations.lent.clear();
         return;
       }
     }

@@ -44,13 +44,13 @@ enum class MemoryUse : uint8_t {
   GradientShard, ///< reduced
   GatheredParam, ///< whole, or kept in groups after forward; of an offloaded
                  ///< unit, shards on the device too
-  ReduceInput,   ///< where peers read gradients, all the time; a reduction's
-                 ///< flat tensor
   // All the time:
   ParamShard, ///< and ignored parameters
   OptimizerState,
   Buffer,
   Constant,
+  ReduceInput,   ///< where peers read gradients; on a device of its own a
+                 ///< reduction's flat tensor, for some time
   Communication, ///< counters and the like
 };
 inline constexpr size_t kNumMemoryUses = size_t(MemoryUse::Communication) + 1;
