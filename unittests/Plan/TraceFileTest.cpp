@@ -87,9 +87,9 @@ TEST(TraceFile, WhatFollowsDoesNotOverlapByRounding) {
     span.begin = time;
     span.end = time += 1.2345e-6 + 4e-10;
   }
+  json trace = json::parse(printMeasuredStep(plan, step));
   int64_t before = 0; // nanoseconds
-  for (const json &event :
-       json::parse(printMeasuredStep(plan, step))["traceEvents"]) {
+  for (const json &event : trace["traceEvents"]) {
     if (event["ph"] != "X")
       continue;
     EXPECT_EQ(std::llround(event["ts"].get<double>() * 1e3), before);
