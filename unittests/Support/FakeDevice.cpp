@@ -123,9 +123,10 @@ torch::Library &implement(const char *operators) {
                              c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
 }
 
-[[maybe_unused]] const bool isRegistered = [] {
-  implement("_").fallback(
-      torch::CppFunction::makeFromBoxedFunction<&fallback>());
+const torch::Library &others = implement("_").fallback(
+    torch::CppFunction::makeFromBoxedFunction<&fallback>());
+
+const torch::Library &own = []() -> torch::Library & {
   torch::Library &library = implement("aten");
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", emptyStrided);
@@ -134,7 +135,7 @@ torch::Library &implement(const char *operators) {
   library.impl("view", static_cast<Tensor (*)(const Tensor &, at::IntArrayRef)>(
                            at::native::view));
   library.impl("_reshape_alias", at::native::_reshape_alias);
-  return true;
+  return library;
 }();
 
 } // namespace
