@@ -208,8 +208,8 @@ memory_bandwidth: 1.0e10
 op_overhead: 2.0e-6
 ranks_per_host: 8
 collective_latency: 1.0e-6
-within_host: {latency: 1.0e-6, bandwidth: 3.0e8}
-between_hosts: {latency: 1.0e-6, bandwidth: 3.0e8}
+within_host: {latency: 3.0e-5, bandwidth: 3.0e8}
+between_hosts: {latency: 3.0e-5, bandwidth: 3.0e8}
 host_link: {latency: 1.0e-5, bandwidth: 1.0e9}
 """
 
