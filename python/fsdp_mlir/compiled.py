@@ -270,6 +270,7 @@ class Step:
     ) -> None:
         self._session = session
         self._optimizer = optimizer
+        self._settings = optimizers.Settings(optimizer) if optimizer else None
         self._mesh = mesh
         self._rank = rank
         self._microbatches: int = session.microbatches
@@ -289,7 +290,8 @@ class Step:
         microbatches in a row, whose mean loss is returned.
         """
         microbatches = self._split(args, kwargs, self._microbatches)
-        if self._optimizer is not None:
+        if self._optimizer is not None and self._settings is not None:
+            self._settings.check()
             self._session.set_learning_rates(optimizers.learning_rates(self._optimizer))
             # As its own step does, for the schedulers' check of the order of calls.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]

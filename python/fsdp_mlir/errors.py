@@ -87,7 +87,17 @@ def short_path(path: str) -> str:
     return path
 
 
+def in_torch(path: str) -> bool:
+    """Whether a source file is PyTorch's."""
+    return path.startswith(_TORCH)
+
+
+def prefixed(location: Location | None, message: str) -> str:
+    """The message in one line, which starts with `file:line: ` where the location is known."""
+    prefix = f"{short_path(location[0])}:{location[1]}: " if location else ""
+    return prefix + " ".join(message.split())
+
+
 def located(location: Location | None, message: str) -> CaptureError:
     """A CaptureError that starts with `file:line: ` where the location is known."""
-    prefix = f"{short_path(location[0])}:{location[1]}: " if location else ""
-    return CaptureError(prefix + " ".join(message.split()))
+    return CaptureError(prefixed(location, message))

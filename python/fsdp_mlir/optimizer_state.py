@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fsdp_mlir import optimizers
+from fsdp_mlir import hooks, optimizers
 
 # Of a parameter's index and a tensor of its shard's shape: the tensor as this rank's part.
 Sharded = Callable[[int, Tensor], Tensor]
@@ -81,6 +81,8 @@ class OptimizerState:
             group.update((k, v) for k, v in loaded.items() if k not in ("params", STEPS))
 
     def _groups(self) -> list[dict[str, Any]]:
+        if self._optimizer is not None:
+            hooks.check_optimizer_state(self._optimizer)
         if self._optimizer is None:
             names = {self._indices[name]: name for name in self._names.values()}
             return [

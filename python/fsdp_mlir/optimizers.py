@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir import hooks
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.sharding import escaped
 from fsdp_mlir.weights import State
@@ -50,6 +51,7 @@ def config_of(optimizer: Optimizer, params: Sequence[State]) -> dict[str, Any]:
     """The config's `optimizer`: its own settings are those of the first of `groups_of`, the
     others are groups by exact names."""
     name = _name(optimizer)
+    hooks.check_optimizer(optimizer)
     if optimizer.state:
         raise CompileError("expected an optimizer before its first step, got one with state")
     names = {id(param.tensor): param.name for param in params}
@@ -91,7 +93,47 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def learning_rates(optimizer: Optimizer) -> list[float]:
+    for group in groups_of(optimizer):
+        _check_learning_rate(group)
     return [float(group["lr"]) for group in groups_of(optimizer)]
+
+
+class Settings:
+    """What a step was compiled with: an optimizer's groups, and their settings but for `lr`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        # `foreach` has no say in the numbers.
+        keys = [key for key in optimizer.defaults if key not in ("lr", "foreach")]
+        self._groups = [
+            (list(group["params"]), {key: _comparable(group.get(key)) for key in keys})
+            for group in optimizer.param_groups
+        ]
+
+    def check(self) -> None:
+        """CompileError where a step of the optimizer itself would now be another one."""
+        hooks.check_optimizer(self._optimizer)
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._groups):
+            raise CompileError(
+                f"the optimizer has {len(groups)} parameter groups, the step was compiled with "
+                f"{len(self._groups)}; compile it again"
+            )
+        for number, (group, (params, settings)) in enumerate(
+            zip(groups, self._groups, strict=True)
+        ):
+            if list(map(id, group["params"])) != list(map(id, params)):
+                raise CompileError(
+                    f"group {number} of the optimizer has other parameters than those that the "
+                    "step was compiled with; compile it again"
+                )
+            for key, value in settings.items():
+                got = _comparable(group.get(key))
+                if got != value:
+                    raise CompileError(
+                        f"group {number} of the optimizer: the step was compiled with "
+                        f"{key}={value!r}, got {got!r}; a step follows 'lr' alone"
+                    )
 
 
 def _name(optimizer: Optimizer) -> str:
@@ -117,7 +159,26 @@ def _settings(name: str, group: dict[str, Any]) -> dict[str, Any]:
     for key in ("capturable", "differentiable"):
         if group.get(key):
             raise NotImplementedError(f"optimizer: '{key}' is not supported")
+    _check_learning_rate(group)
+    if "base_momentum" in group:
+        cycled = "betas" if "betas" in group else "momentum"
+        raise NotImplementedError(
+            f"optimizer: a scheduler that moves '{cycled}', as OneCycleLR and CyclicLR do by "
+            "default, is not supported; give it cycle_momentum=False"
+        )
     return {key: _plain(group[key]) for key in _KEYS[name]}
+
+
+def _check_learning_rate(group: dict[str, Any]) -> None:
+    if isinstance(group["lr"], Tensor) and "betas" in group and not group.get("fused"):
+        raise NotImplementedError(
+            "optimizer: a tensor as 'lr', whose products torch.optim rounds to its dtype, is not "
+            "supported for Adam and AdamW without fused=True; pass a number"
+        )
+
+
+def _comparable(value: Any) -> Any:
+    return False if value is None else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
+from fsdp_mlir import hooks
 from fsdp_mlir.errors import located, source_of
 
 
@@ -69,7 +70,8 @@ def _states(model: nn.Module, members: Members) -> list[State]:
 
 
 def parameters(model: nn.Module) -> list[State]:
-    """The parameters in FSDP2's order; CaptureError for one that FSDP2 cannot shard."""
+    """The parameters in FSDP2's order; CaptureError for one that FSDP2 cannot shard, or that has
+    a hook on its gradient."""
     states = _states(model, lambda module: module._parameters.items())
     for state in states:
         tensor = state.tensor
@@ -84,6 +86,7 @@ def parameters(model: nn.Module) -> list[State]:
             fault = "is not contiguous; make it so with .contiguous()"
         if fault:
             raise located(source_of(model), f"parameter '{state.name}' {fault}")
+        hooks.check_parameter(state.name, tensor)
     return states
 
 
