@@ -20,7 +20,8 @@ from fsdp_mlir.files import save_tensors
 from fsdp_mlir.init import Factory, capture_init
 from fsdp_mlir.module import class_name
 from fsdp_mlir.policy import Units, read_policy
-from fsdp_mlir.trace import ModuleStack, Node, Recorder, Trace, evaluated, traced
+from fsdp_mlir.strides import placeholder
+from fsdp_mlir.trace import ModuleStack, Node, Recorder, TensorType, Trace, evaluated, traced
 from fsdp_mlir.version import __version__
 
 FORMAT = 1
@@ -104,16 +105,19 @@ def capture(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode:
         fake_params = [_fake_param(units, param) for param in params]
-        fake_buffers = [_fake(buffer.tensor) for buffer in buffers]
-        fake_inputs = [_fake(example) for example in examples]
+        fake_buffers = [placeholder(buffer.tensor) for buffer in buffers]
+        fake_inputs = [placeholder(example, expanded=False) for example in examples]
     sources = SourceMap()
     with ModuleStack(model) as modules, units.hooked():
         recorder = Recorder(fake_mode, modules, sources, len(buffers))
 
         def bind_inputs(to: Recorder) -> None:
-            for letter, tensors in (("p", fake_params), ("b", fake_buffers), ("i", fake_inputs)):
-                for index, tensor in enumerate(tensors):
-                    to.bind(tensor, f"{letter}{index}")
+            for index, tensor in enumerate(fake_params):
+                to.bind(tensor, f"p{index}")
+            for index, (tensor, state) in enumerate(zip(fake_buffers, buffers, strict=True)):
+                to.bind(tensor, f"b{index}", state.tensor)
+            for index, (tensor, example) in enumerate(zip(fake_inputs, examples, strict=True)):
+                to.bind(tensor, f"i{index}", example)
 
         bind_inputs(recorder)
         fakes = dict(zip((param.name for param in params), fake_params, strict=True))
@@ -247,11 +251,6 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _fake(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A CPU tensor of the same shape without data; call inside the fake mode."""
-    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
-
-
 def _computed(units: Units, param: weights.State) -> torch.dtype:
     """The dtype in which the step sees a parameter."""
     precision = units.precision_of(param)
@@ -261,7 +260,8 @@ def _computed(units: Units, param: weights.State) -> torch.dtype:
 def _fake_param(units: Units, param: weights.State) -> nn.Parameter:
     """A parameter as the step sees it; call inside the fake mode."""
     fake = nn.Parameter(
-        _fake(param.tensor, _computed(units, param)), requires_grad=param.tensor.requires_grad
+        torch.empty(param.tensor.shape, dtype=_computed(units, param), device="cpu"),
+        requires_grad=param.tensor.requires_grad,
     )
     precision = units.precision_of(param)
     if precision and param.tensor.requires_grad:
@@ -310,12 +310,20 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _typed(tensor: Tensor) -> dict[str, Any]:
-    return {"shape": list(tensor.shape), "dtype": _dtype(tensor.dtype)}
+def _typed(type_: TensorType) -> dict[str, Any]:
+    record: dict[str, Any] = {"shape": list(type_.shape), "dtype": _dtype(type_.dtype)}
+    if type_.strides is not None:
+        record["strides"] = list(type_.strides)
+    return record
+
+
+def _laid_out(tensor: Tensor, expanded: bool = True) -> dict[str, Any]:
+    """The entry of a tensor from outside the step."""
+    return _typed(TensorType.of(placeholder(tensor, expanded, device="meta")))
 
 
 def _input_record(name: str, tensor: Tensor) -> dict[str, Any]:
-    record: dict[str, Any] = {"name": name, **_typed(tensor)}
+    record: dict[str, Any] = {"name": name, **_laid_out(tensor, expanded=False)}
     integer = not tensor.is_floating_point() and tensor.dtype != torch.bool
     if integer and not tensor.is_complex() and not tensor.is_meta and tensor.numel():
         record |= {"low": int(tensor.min()), "high": int(tensor.max()) + 1}
@@ -336,10 +344,7 @@ def _node_records(nodes: Sequence[Node], files: dict[str, int]) -> list[dict[str
             "overload": node.func._schema.overload_name,
             "module": node.origin.module,
             **line(node.origin.location),
-            "outs": [
-                type_ and {"shape": list(type_.shape), "dtype": _dtype(type_.dtype)}
-                for type_ in node.types
-            ],
+            "outs": [type_ and _typed(type_) for type_ in node.types],
         }
         for node in nodes
     ]
@@ -370,7 +375,7 @@ def _record(
             {
                 "name": param.name,
                 "aliases": list(param.aliases),
-                **_typed(param.tensor),
+                **_laid_out(param.tensor),
                 "compute_dtype": _dtype(_computed(units, param)),
                 "requires_grad": param.tensor.requires_grad,
             }
@@ -387,11 +392,11 @@ def _record(
             for name, unit in units.with_precision(params).items()
         ],
         "buffers": [
-            {"name": buffer.name, **_typed(buffer.tensor), "persistent": buffer.persistent}
+            {"name": buffer.name, **_laid_out(buffer.tensor), "persistent": buffer.persistent}
             for buffer in buffers
         ]
         + [
-            {"name": f"(constant).{i}", **_typed(tensor), "persistent": False}
+            {"name": f"(constant).{i}", **_laid_out(tensor), "persistent": False}
             for i, tensor in enumerate(trace.constants)
         ],
         "inputs": [_input_record(name, tensor) for name, tensor in inputs.items()],

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
 from fsdp_mlir.known import KnownValues, flat_tensors
 from fsdp_mlir.module import class_name
+from fsdp_mlir.strides import laid_out, placeholder
 
 aten = torch.ops.aten
 
@@ -50,14 +51,16 @@ class Ref:
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and dtype of a value."""
+    """Shape and dtype of a value, and its strides in elements; None where it is contiguous."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    strides: tuple[int, ...] | None = None
 
     @staticmethod
     def of(tensor: Tensor) -> TensorType:
-        return TensorType(tuple(tensor.shape), tensor.dtype)
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        return TensorType(tuple(tensor.shape), tensor.dtype, strides)
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,9 @@ class ModuleStack:
 class Recorder(TorchDispatchMode):
     """Records calls into `trace`; enter it inside `fake_mode`.
 
-    `bind` names the graph's inputs; constants take the names b{first_constant}…. Raises
-    CaptureError, with the model's line, for a call that has no static form.
+    `bind` names the graph's inputs, and says what they stand for; constants take the names
+    b{first_constant}…. Raises CaptureError, with the model's line, for a call that has no static
+    form.
     """
 
     # The end of the error for a call whose result shape or value only its data decides.
@@ -165,22 +169,27 @@ class Recorder(TorchDispatchMode):
         self._known = KnownValues()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
+        self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._constants: dict[int, FakeTensor] = {}
         self._count = 0
         # Forward origins by the sequence number of the autograd node made last.
         self._sequence: list[int] = []
         self._origins: list[Origin] = []
 
-    def bind(self, tensor: Tensor, name: str) -> None:
+    def bind(self, tensor: Tensor, name: str, source: Tensor | None = None) -> None:
+        """Names a tensor; `source` is the one from outside the step that it stands for."""
         self._names[id(tensor)] = name
         self._alive.append(tensor)
+        if source is not None:
+            self._outside[tensor.untyped_storage()._cdata] = source
 
     def share_constants(self, other: Recorder) -> None:
         """Continues the constants of another recorder of the same model, which keep their names."""
         self.trace.constants = other.trace.constants
         self._constants = other._constants
         for fake in self._constants.values():
-            self.bind(fake, other._names[id(fake)])
+            source = other._outside[fake.untyped_storage()._cdata]
+            self.bind(fake, other._names[id(fake)], source)
 
     def name_of(self, tensor: Tensor) -> str | None:
         return self._names.get(id(tensor))
@@ -205,6 +214,8 @@ class Recorder(TorchDispatchMode):
             return self._literal(func, args[0], origin)
         values = _all_arguments(func, args, kwargs)
         fakes = [self._faked(value, origin) for value in values]
+        if func is aten.as_strided.default:
+            self._check_layout(fakes[0], fakes[3], origin)
         result, known = self._run(func, values, fakes, origin)
         if func in _IDENTITIES:
             self.bind(result, self._ref(fakes[0], origin).name)
@@ -225,6 +236,19 @@ class Recorder(TorchDispatchMode):
             recorded = self._out_of_place(func, origin)
         self._record(recorded, fakes, result, origin)
         return result if known else self._written(func, values, fakes, result)
+
+    def _check_layout(self, tensor: Tensor, offset: int | None, origin: Origin) -> None:
+        """Refuses strides over a storage from outside the step that a run lays out otherwise."""
+        source = self._outside.get(tensor.untyped_storage()._cdata)
+        if source is None:
+            return
+        moved = offset is not None and source.storage_offset() != 0
+        if moved or laid_out(source) != source.stride():
+            raise located(
+                origin.location,
+                f"'aten.as_strided' of a tensor of shape {list(source.shape)} that is a part of a "
+                "larger one; expected one with a storage of its own, as .clone() gives",
+            )
 
     def _run(
         self, func: OpOverload, values: list[Any], fakes: list[Any], origin: Origin
@@ -318,10 +342,9 @@ class Recorder(TorchDispatchMode):
                     "the model; register it with register_parameter",
                 )
             with self._fake_mode:
-                fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                fake = placeholder(tensor)
             self._constants[id(tensor)] = fake
-            self._alive.append(tensor)
-            self.bind(fake, f"b{self._first_constant + len(self.trace.constants)}")
+            self.bind(fake, f"b{self._first_constant + len(self.trace.constants)}", tensor)
             self.trace.constants.append(tensor)
         return self._constants[id(tensor)]
 

@@ -40,9 +40,14 @@ class Captured:
 
     def arguments(self, inputs: dict[str, Tensor]) -> list[Tensor]:
         """The graph's arguments: weights under their first names, then the inputs by name."""
-        names = [entry["name"] for key in ("params", "buffers") for entry in self.record[key]]
-        return [self.weights[name] for name in names] + [
-            inputs[entry["name"]] for entry in self.record["inputs"]
+        return [
+            _laid_out(values[entry["name"]], entry.get("strides"))
+            for key, values in (
+                ("params", self.weights),
+                ("buffers", self.weights),
+                ("inputs", inputs),
+            )
+            for entry in self.record[key]
         ]
 
     def run(self, inputs: dict[str, Tensor], seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
@@ -103,6 +108,16 @@ class Captured:
 
     def ops(self) -> list[str]:
         return [node["op"] for node in self.record["nodes"]]
+
+
+def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
+    """`tensor` with its recorded strides; itself where it is contiguous, so that a buffer stays."""
+    if strides is None:
+        return tensor.contiguous()
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    kept = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    result[kept].copy_(tensor[kept])
+    return result
 
 
 def _called(op: OpOverload, values: list[Any]) -> Any:

@@ -1,0 +1,48 @@
+"""Strides: of what the captured step takes from outside, and of what the CPU's kernels return.
+
+Strides are in elements, those of `torch.Tensor.stride()`. Where fake kernels give others than the
+CPU's, `of_kernels` puts the kernels' in their place; test/python/test_strides.py compares both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def laid_out(tensor: Tensor, expanded: bool = True) -> tuple[int, ...]:
+    """The strides in which a run lays out the data of `tensor`: a dense permutation.
+
+    A dense tensor keeps its own. One with gaps or overlaps is made dense in the order of its
+    strides; dimensions of stride 0 stay so, unless not `expanded`.
+    """
+    given = tensor.stride()
+    if _is_dense(tensor.shape, given):
+        return given
+    kept = [d for d, stride in enumerate(given) if stride != 0 or not expanded]
+    part = torch.empty_strided(
+        [tensor.shape[d] for d in kept], [given[d] for d in kept], device="meta"
+    )
+    result = [0] * tensor.dim()
+    for d, stride in zip(kept, torch.empty_like(part).stride(), strict=True):
+        result[d] = stride
+    return tuple(result)
+
+
+def placeholder(tensor: Tensor, expanded: bool = True, device: str = "cpu") -> Tensor:
+    """A tensor of the same type, laid out as in a run, without its data."""
+    strides = laid_out(tensor, expanded)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device)
+
+
+def _is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether every element of a storage from its begin on is of the tensor, once."""
+    step = 1
+    for size, stride in sorted(zip(shape, strides, strict=True), key=lambda pair: pair[1]):
+        if size == 0:
+            return True
+        if size > 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
