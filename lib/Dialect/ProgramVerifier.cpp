@@ -102,7 +102,7 @@ private:
     for (Value operand : op->getOperands())
       if (failed(verifyUse(op, operand)))
         return failure();
-    if (failed(verifyUnderWay(op)))
+    if (failed(verifyWrites(op)) || failed(verifyUnderWay(op)))
       return failure();
     if (auto write = dyn_cast<WriteParamOp>(op))
       return visitInit(op, write.getParamAttr());
@@ -171,6 +171,27 @@ private:
         read.insert(operand);
         read.insert(getStorageOwner(operand));
       }
+    }
+    return success();
+  }
+
+  /// Program-13: what a call writes is not a parameter's.
+  static LogicalResult verifyWrites(Operation *op) {
+    auto call = dyn_cast<aten::CallOp>(op);
+    if (!call)
+      return success();
+    for (int64_t operand : call.getMutates().value_or(ArrayRef<int64_t>())) {
+      Value owner = getStorageOwner(call.getOperand(operand));
+      std::string what;
+      if (auto read = owner.getDefiningOp<ReadOp>())
+        what = "parameter @" + read.getParam().str();
+      else if (AllGatherOp gather = getGather(owner))
+        what = "a parameter of unit @" + gather.getUnit().str();
+      else
+        continue;
+      return (call.emitOpError("Program-13: writes the storage of ") << what)
+                 .attachNote(owner.getLoc())
+             << "read here";
     }
     return success();
   }

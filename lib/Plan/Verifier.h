@@ -57,6 +57,8 @@ private:
   struct ValueState {
     bool defined = false;
     bool freed = false;
+    /// Parameter, gathered or read, that this is, or -1.
+    int32_t paramOf = -1;
     /// Unit whose gathered parameter this is, or -1.
     int32_t gatheredFrom = -1;
     /// Position of that all_gather.
@@ -116,6 +118,8 @@ private:
   void useOnDevice(ValueId value) const;
   void useOperand(ValueId value);
   void useArgs(const ArgList &args);
+  /// An operand that a call writes.
+  void useMutated(ValueId value);
 
   void visit(const Call &call);
   void visit(const ReadBuffer &read);

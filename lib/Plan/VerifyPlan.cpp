@@ -181,10 +181,20 @@ void Verifier::useArgs(const ArgList &args) {
   }
 }
 
+void Verifier::useMutated(ValueId value) {
+  use(value);
+  ValueId storage = plan.values[value].storage;
+  const ValueState &state = states[storage == -1 ? value : storage];
+  if (state.paramOf != -1)
+    fail("P35", "value " + std::to_string(value) +
+                    " is written, but its storage is that of parameter " +
+                    quoted(plan.params[state.paramOf].name));
+}
+
 void Verifier::visit(const Call &call) {
   useArgs(call.args);
   for (ValueId value : call.mutates)
-    use(value);
+    useMutated(value);
   for (ValueId out : call.outs)
     if (out != -1)
       define(out);
@@ -220,6 +230,7 @@ void Verifier::visit(const ReadParam &read) {
                    " is read without a gather");
   define(read.out);
   checkSpec(read.out, param.spec, "P5", "parameter " + quoted(param.name));
+  states[read.out].paramOf = read.param;
 }
 
 void Verifier::visit(const Constant &constant) {
@@ -265,6 +276,7 @@ void Verifier::visit(const AllGather &gather) {
               "parameter " + quoted(param.name));
     states[out].gatheredFrom = gather.unit;
     states[out].gather = position;
+    states[out].paramOf = unit.params[i];
   }
 }
 

@@ -250,3 +250,54 @@ fsdp.program @evaluate(%x: tensor<f32>) -> tensor<f32> attributes {evaluation} {
   fsdp.reshard @u %w {last_microbatch} : tensor<4xf32>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @writes_a_parameter(%x: tensor<f32>) -> tensor<f32> {
+  // expected-note @below {{read here}}
+  %w = fsdp.read @w : tensor<4xf32>
+  // expected-error @below {{Program-13: writes the storage of parameter @w}}
+  aten.call "aten::clamp_"(%w, 0.0, none) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>) -> tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @writes_a_view_of_a_parameter(%x: tensor<f32>) -> tensor<f32> {
+  // expected-note @below {{read here}}
+  %w = fsdp.read @w : tensor<4xf32>
+  %v = aten.call "aten::view"(%w, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+  %s = aten.call "aten::select.int"(%v, 0, 1) {views = array<i64: 0>} : (tensor<2x2xf32>) -> tensor<2xf32>
+  // expected-error @below {{Program-13: writes the storage of parameter @w}}
+  aten.call "aten::zero_"(%s) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<2xf32>) -> tensor<2xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @writes_a_gathered_parameter(%x: tensor<f32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %f = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xf32>>
+  // expected-note @below {{read here}}
+  %w = fsdp.wait %f : !fsdp.future<tensor<4xf32>>
+  // expected-error @below {{Program-13: writes the storage of a parameter of unit @u}}
+  aten.call "aten::add_.Tensor"(%w, %x, 1) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+  fsdp.reshard @u %w : tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @evaluate(%x: tensor<f32>) -> tensor<f32> attributes {evaluation} {
+  // expected-note @below {{read here}}
+  %w = fsdp.read @w : tensor<4xf32>
+  // expected-error @below {{Program-13: writes the storage of parameter @w}}
+  aten.call "aten::zero_"(%w) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>) -> tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}

@@ -37,6 +37,7 @@ public:
     order();
     pairsOfWaits();
     lives();
+    writes();
     places();
     budgets();
     placesOnTheHost();
@@ -236,6 +237,33 @@ private:
                     plan.instructions[freed].phase};
     list(mutant).insert(list(mutant).begin() + long(freed) + 1, use);
     expectCaught("used after the free", mutant.plan, at(freed));
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Writes
+  //===--------------------------------------------------------------------===//
+
+  /// A call that reads a parameter, or a view of one, writes it.
+  void writes() {
+    std::set<ValueId> params;
+    for (const auto *list : {&plan.instructions, &plan.evaluation})
+      for (const Instruction &instruction : *list)
+        if (const auto *gather = std::get_if<AllGather>(&instruction.kind))
+          params.insert(gather->outs.begin(), gather->outs.end());
+    for (auto list : {&Plan::instructions, &Plan::evaluation})
+      for (size_t i = 0; i < (plan.*list).size(); ++i) {
+        const Instruction &instruction = (plan.*list)[i];
+        if (!std::holds_alternative<Call>(instruction.kind))
+          continue;
+        for (ValueId value : getOperands(instruction)) {
+          ValueId storage = plan.values[size_t(value)].storage;
+          if (!params.contains(storage == -1 ? value : storage))
+            continue;
+          Plan mutant = plan;
+          std::get<Call>((mutant.*list)[i].kind).mutates.push_back(value);
+          expectCaught("parameters written", mutant, at(i));
+        }
+      }
   }
 
   //===--------------------------------------------------------------------===//

@@ -159,6 +159,34 @@ const std::vector<Mutation> kMutations = {
             -1,
             {}});
      }},
+    {"ParamWritten", "P35",
+     [](Plan &p) {
+       first<Call>(p).mutates = {first<AllGather>(p, 1).outs[0]};
+     }},
+    {"ViewOfParamWritten", "P35",
+     [](Plan &p) {
+       // The transposed weight, in backward.
+       auto isOfParam = [&](const Instruction &i) {
+         const auto *call = std::get_if<Call>(&i.kind);
+         return call && call->outs[0] != -1 &&
+                p.values[call->outs[0]].storage == first<AllGather>(p).outs[0];
+       };
+       auto view = std::find_if(p.instructions.begin(), p.instructions.end(),
+                                isOfParam);
+       ValueId value = std::get<Call>(view->kind).outs[0];
+       std::get<Call>((view + 1)->kind).mutates = {value};
+     }},
+    {"IgnoredParamWritten", "P35",
+     [](Plan &p) {
+       p.params[3].unit = -1;
+       p.units[1].params.pop_back();
+       auto &gather = first<AllGather>(p);
+       ValueId value = gather.outs.back();
+       gather.outs.pop_back();
+       p.instructions.insert(p.instructions.begin(),
+                             {ReadParam{3, value}, Phase::Forward, -1, {}});
+       first<Call>(p, 3).mutates = {value};
+     }},
     {"SteeredSize", "P10", [](Plan &p) { first<Call>(p).reduceInputOf = 0; }},
     {"SteeredFrozen", "P10",
      [](Plan &p) {

@@ -325,6 +325,8 @@ def FSDP_ProgramOp : FSDP_Op<"program",
       written before the wait for it;
     - **Program-12**: after its `fsdp.offload_activation` no value of the storage
       is used but by `fsdp.free`;
+    - **Program-13**: no call writes the storage of a parameter, read or
+      gathered, or a view of it;
     - **Program-8**: an evaluation has a result, no phases, gradients, optimizer
       step or offloaded activations, keeps no parameters in part or to a next microbatch, and
       has the training step's argument types.
