@@ -31,7 +31,8 @@ from fsdp_mlir import build, optimizers, sharding, weights
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
 from fsdp_mlir.optimizer_state import OptimizerState
-from fsdp_mlir.step import Loss, capture
+from fsdp_mlir.step import capture
+from fsdp_mlir.training_step import Loss
 
 # Rank 0 compiles meanwhile.
 _COMPILE_SECONDS = 3600

@@ -13,7 +13,7 @@ import torch
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _MODELS = _PACKAGE + "models" + os.sep
-_CALLERS = (_PACKAGE + "step.py", _PACKAGE + "init.py")
+_CALLERS = tuple(_PACKAGE + name for name in ("training_step.py", "recording.py", "init.py"))
 
 Location = tuple[str, int]
 

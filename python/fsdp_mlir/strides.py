@@ -35,6 +35,14 @@ def placeholder(tensor: Tensor, expanded: bool = True, device: str = "cpu") -> T
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device)
 
 
+def laid_out_copy(tensor: Tensor, expanded: bool = True) -> Tensor:
+    """A copy of the data of `tensor`, laid out as in a run."""
+    made = placeholder(tensor, expanded, device=str(tensor.device))
+    once = [slice(0, 1) if stride == 0 else slice(None) for stride in made.stride()]
+    made[tuple(once)].copy_(tensor[tuple(once)])
+    return made
+
+
 def _is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
     """Whether every element of a storage from its begin on is of the tensor, once."""
     step = 1

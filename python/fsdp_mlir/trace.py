@@ -27,15 +27,17 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from fsdp_mlir.bound_state import BoundStates
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
 from fsdp_mlir.known import KnownValues, flat_tensors
 from fsdp_mlir.module import class_name
 from fsdp_mlir.strides import laid_out, placeholder
+from fsdp_mlir.weights import State
 
 aten = torch.ops.aten
 
 # Calls that only change autograd's view of a tensor: the result is the argument.
-_IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default}
+IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default}
 
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -92,6 +94,7 @@ class Trace:
 
     nodes: list[Node] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
+    constant_index: dict[str, int] = field(default_factory=dict)  # by the names of their values
     backward_begin: int = 0
 
 
@@ -172,6 +175,7 @@ class Recorder(TorchDispatchMode):
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._constants: dict[int, FakeTensor] = {}
         self._count = 0
+        self.states = BoundStates()
         # Forward origins by the sequence number of the autograd node made last.
         self._sequence: list[int] = []
         self._origins: list[Origin] = []
@@ -183,10 +187,17 @@ class Recorder(TorchDispatchMode):
         if source is not None:
             self._outside[tensor.untyped_storage()._cdata] = source
 
+    def bind_state(self, state: State, fake: Tensor, name: str, *, parameter: bool) -> None:
+        """Binds the stand-in of a parameter or buffer."""
+        self.states.add(state, fake, parameter=parameter)
+        self.bind(fake, name, None if parameter else state.tensor)
+
     def share_constants(self, other: Recorder) -> None:
         """Continues the constants of another recorder of the same model, which keep their names."""
         self.trace.constants = other.trace.constants
+        self.trace.constant_index = other.trace.constant_index
         self._constants = other._constants
+        self.states.share_constants(other.states)
         for fake in self._constants.values():
             source = other._outside[fake.untyped_storage()._cdata]
             self.bind(fake, other._names[id(fake)], source)
@@ -217,7 +228,7 @@ class Recorder(TorchDispatchMode):
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
         result, known = self._run(func, values, fakes, origin)
-        if func in _IDENTITIES:
+        if func in IDENTITIES:
             self.bind(result, self._ref(fakes[0], origin).name)
             return result
         schema = func._schema
@@ -260,13 +271,13 @@ class Recorder(TorchDispatchMode):
             if computable and _DATA_DEPENDENT.intersection(func.tags):
                 computed = True
             else:
-                args, kwargs = _split(func, fakes)
+                args, kwargs = split_arguments(func, fakes)
                 result = func(*args, **kwargs)
                 if func in _DENSE_RESULT and result[0] is not None:
                     result = (dense_like(fakes[_DENSE_RESULT[func]], result[0]), *result[1:])
                 computed = computable and self._known.worth_keeping(result)
             if computed:
-                args, kwargs = _split(func, values)
+                args, kwargs = split_arguments(func, values)
                 result = self._known.compute(func, args, kwargs)
                 self._known.add(result)
         except _LIMITS as error:
@@ -322,6 +333,9 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, Tensor):
             if isinstance(value, FakeTensor):
                 return value
+            stand_in = self.states.stand_in(value, origin.location)
+            if stand_in is not None:
+                return stand_in
             if self._known.made(value):
                 with self._fake_mode:
                     fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
@@ -344,7 +358,10 @@ class Recorder(TorchDispatchMode):
             with self._fake_mode:
                 fake = placeholder(tensor)
             self._constants[id(tensor)] = fake
-            self.bind(fake, f"b{self._first_constant + len(self.trace.constants)}", tensor)
+            self.states.add_constant(len(self.trace.constants), fake)
+            name = f"b{self._first_constant + len(self.trace.constants)}"
+            self.bind(fake, name, tensor)
+            self.trace.constant_index[name] = len(self.trace.constants)
             self.trace.constants.append(tensor)
         return self._constants[id(tensor)]
 
@@ -384,6 +401,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _record(self, func: OpOverload, values: list[Any], result: Any, origin: Origin) -> None:
+        self.states.note_writes(func, values, origin.location)
         args = [self._refs(value, origin) for value in values]
         func, args = self._scalars(func, args, result, origin)
         _fix_dtype(func, args, result)
@@ -526,7 +544,7 @@ def _all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
     ]
 
 
-def _split(func: OpOverload, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+def split_arguments(func: OpOverload, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """The values as positional and keyword arguments."""
     pairs = list(zip(func._schema.arguments, values, strict=True))
     positional = [value for formal, value in pairs if not formal.kwarg_only]

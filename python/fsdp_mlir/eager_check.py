@@ -1,0 +1,328 @@
+"""Runs a recorded step beside eager PyTorch: loss, gradients and buffers must have equal bits.
+
+Two steps, without an update between them: the first on the example, the second on another batch
+with the same elements. The recorded calls run one by one, eager PyTorch runs the model with the
+same hooks at unit boundaries, both on the CPU and from the same seeds.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_mlir.errors import CaptureError, Location, located, source_of
+from fsdp_mlir.known import flat_tensors
+from fsdp_mlir.model_view import ModelView
+from fsdp_mlir.perturbed import untouched_generators
+from fsdp_mlir.python_state import PythonState
+from fsdp_mlir.recording import Recording
+from fsdp_mlir.strides import laid_out_copy
+from fsdp_mlir.trace import IDENTITIES, Ref, Trace, split_arguments
+
+aten = torch.ops.aten
+
+_SEED = 20
+_STEPS = 2
+
+# (name of the operator without its in-place mark, hash of its results)
+Called = tuple[str, str]
+
+
+def run(view: ModelView, recording: Recording) -> bool:
+    """False, after a warning, where eager PyTorch cannot be asked; CaptureError where the recorded
+    step differs from it."""
+    with untouched_generators():
+        try:
+            batches = _batches(view, recording)
+            eager = [result.bits() for result in _Eager(view, recording).steps(batches)]
+            again = [result.bits() for result in _Eager(view, recording).steps(batches)]
+        except CaptureError:
+            raise
+        except Exception as error:
+            warnings.warn(
+                "the captured step was not run beside eager PyTorch, which failed: "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                stacklevel=4,
+            )
+            return False
+        if eager != again:
+            warnings.warn(
+                "the captured step was not compared with eager PyTorch, which gave other bits "
+                "when it ran again",
+                stacklevel=4,
+            )
+            return False
+        graph = [result.bits() for result in _Graph(view, recording).steps(batches)]
+        for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
+            differing = [name for name in want if want[name] != got.get(name)]
+            differing += [name for name in got if name not in want]
+            if differing:
+                raise _difference(view, recording, batches, step, differing)
+    return True
+
+
+def equal_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same bits; any NaN is like another."""
+    return _bits(left) == _bits(right)
+
+
+def _bits(tensor: Tensor) -> str:
+    """A hash of dtype, shape and elements."""
+    data = tensor.detach().contiguous()
+    if data.is_floating_point():
+        data = torch.where(data.isnan(), torch.full_like(data, float("nan")), data)
+    raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+    return f"{tensor.dtype}{list(tensor.shape)}{xxhash.xxh3_128_hexdigest(raw)}"
+
+
+@dataclass(frozen=True)
+class _Result:
+    """One step's loss, gradients by parameter name, and buffers after it."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    def bits(self) -> dict[str, str]:
+        bits = {"the loss": _bits(self.loss)}
+        bits |= {f"the gradient of '{name}'": _bits(x) for name, x in self.gradients.items()}
+        bits |= {f"buffer '{name}'": _bits(x) for name, x in self.buffers.items()}
+        return bits
+
+
+def _seed() -> None:
+    torch.manual_seed(_SEED)
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+
+
+class _Eager:
+    """Eager PyTorch on the model itself, whose state is put back at the end."""
+
+    def __init__(self, view: ModelView, recording: Recording) -> None:
+        self._view = view
+        self._constants = recording.trace.constants
+
+    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Result]:
+        view = self._view
+        params = {
+            param.name: view.parameter(param, _on_cpu(param.tensor, view.computed(param)))
+            for param in view.params
+        }
+        buffers = {buffer.name: _on_cpu(buffer.tensor) for buffer in view.buffers}
+        slots = view.slots({**params, **buffers})
+        results = []
+        _seed()
+        with _unchanged(view, [*buffers.values(), *self._constants]), view.units.hooked():
+            for batch in batches:
+                for param in params.values():
+                    param.grad = None
+                inputs = [laid_out_copy(tensor) for tensor in batch]
+                with torch.enable_grad(), tape or nullcontext():
+                    loss = view.step.run(slots, inputs)
+                    loss.backward()
+                if tape is not None:
+                    tape.end_step()
+                gradients = {n: p.grad for n, p in params.items() if p.grad is not None}
+                after = {name: tensor.clone() for name, tensor in buffers.items()}
+                results.append(_Result(loss.detach(), gradients, after))
+        return results
+
+
+def _on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor's own memory, where it is on the CPU in that dtype."""
+    return tensor.detach().to("cpu", dtype or tensor.dtype)
+
+
+@contextmanager
+def _unchanged(view: ModelView, tensors: list[Tensor]) -> Iterator[None]:
+    """Puts the Python state of the model, and the data of `tensors`, back at the end."""
+    state = PythonState.of(view.model)
+    data = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        state.restore()
+        for tensor, before in zip(tensors, data, strict=True):
+            if not equal_bits(tensor, before):
+                tensor.copy_(before)
+
+
+class _Graph:
+    """The recorded calls, run one by one."""
+
+    def __init__(self, view: ModelView, recording: Recording) -> None:
+        self._view = view
+        self._recording = recording
+        self._values: dict[str, Tensor] = {}
+        for index, param in enumerate(view.params):
+            self._values[f"p{index}"] = _on_cpu(param.tensor, view.computed(param))
+        buffers = [*(buffer.tensor for buffer in view.buffers), *recording.trace.constants]
+        for index, tensor in enumerate(buffers):
+            self._values[f"b{index}"] = laid_out_copy(_on_cpu(tensor))
+
+    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Result]:
+        _seed()
+        recording, view = self._recording, self._view
+        names = [recording.loss, *recording.gradients.values()]
+        results = []
+        for batch in batches:
+            inputs = {f"i{i}": laid_out_copy(tensor) for i, tensor in enumerate(batch)}
+            loss, *gradients = replay(recording.trace, self._values | inputs, names, tape)
+            if tape is not None:
+                tape.end_step()
+            named = {
+                view.params[index].name: gradient
+                for index, gradient in zip(recording.gradients, gradients, strict=True)
+            }
+            buffers = {
+                buffer.name: self._values[f"b{index}"].clone()
+                for index, buffer in enumerate(view.buffers)
+            }
+            results.append(_Result(loss, named, buffers))
+        return results
+
+
+def replay(
+    trace: Trace, values: dict[str, Tensor], results: list[str], tape: _Tape | None = None
+) -> list[Tensor]:
+    """Runs the calls of a trace on `values` by name, in place where they are, and returns those of
+    `results`. A value is dropped after its last use."""
+    values = dict(values)
+    uses: dict[str, int] = dict.fromkeys(results, len(trace.nodes))
+    for index, node in reversed(list(enumerate(trace.nodes))):
+        for leaf in torch.utils._pytree.tree_leaves([node.args, node.outs]):
+            name = leaf.name if isinstance(leaf, Ref) else leaf
+            if isinstance(name, str):
+                uses.setdefault(name, index)
+    ends: dict[int, list[str]] = {}
+    for name, index in uses.items():
+        ends.setdefault(index, []).append(name)
+    with torch.no_grad():
+        for index, node in enumerate(trace.nodes):
+            args = [_resolved(value, values) for value in node.args]
+            positional, keywords = split_arguments(node.func, args)
+            made = node.func(*positional, **keywords)
+            if tape is not None:
+                tape.add(node.func, made, node.origin.location)
+            _assign(node.outs, made, values)
+            for name in ends.get(index, ()):
+                values.pop(name, None)
+    return [values[name] for name in results]
+
+
+def _resolved(value: Any, values: dict[str, Tensor]) -> Any:
+    if isinstance(value, Ref):
+        return values[value.name]
+    if isinstance(value, (list, tuple)):
+        return [_resolved(item, values) for item in value]
+    return value
+
+
+def _assign(outs: list[str | list[str]], made: Any, values: dict[str, Tensor]) -> None:
+    for out, value in zip(outs, [made] if len(outs) == 1 else made or (), strict=True):
+        names, tensors = ([out], [value]) if isinstance(out, str) else (out, value)
+        values.update(zip(names, tensors, strict=True))
+
+
+class _Tape(TorchDispatchMode):
+    """The calls of each step with hashes of their results, up to a number of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[list[tuple[Called, Location | None]]] = [[]]
+
+    def end_step(self) -> None:
+        self.steps.append([])
+
+    def add(self, func: OpOverload, result: Any, location: Location | None = None) -> None:
+        tensors = flat_tensors(result)
+        if func in IDENTITIES or not tensors:
+            return
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        if func is aten.lift_fresh.default:
+            name = "clone"  # as the recorder has it
+        hashes = "".join(_bits(tensor) for tensor in tensors)
+        self.steps[-1].append(((name, hashes), location))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(func, OpOverload):
+            self.add(func, result)
+        return result
+
+
+def _difference(
+    view: ModelView,
+    recording: Recording,
+    batches: list[list[Tensor]],
+    step: int,
+    differing: list[str],
+) -> CaptureError:
+    """The error for a step that differs, with the first call whose results do."""
+    eager, graph = _Tape(), _Tape()
+    _Eager(view, recording).steps(batches, eager)
+    _Graph(view, recording).steps(batches, graph)
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    what = f"{differing[0]}{more} of {'the first' if step == 0 else 'a second'} step"
+    location = source_of(view.model)
+    call = ""
+    for index, ((name, bits), where) in enumerate(graph.steps[step]):
+        found = eager.steps[step][index][0] if index < len(eager.steps[step]) else ("nothing", "")
+        if found != (name, bits):
+            location = where or location
+            other = f" where eager PyTorch calls 'aten::{found[0]}'" if found[0] != name else ""
+            call = f"; the first call that differs is 'aten::{name}'{other}"
+            break
+    cause = (
+        ""
+        if step == 0
+        else ", so the model keeps something from step to step that is neither parameter nor "
+        "buffer, or took data for a constant"
+    )
+    return located(
+        location, f"the captured step is not what eager PyTorch does: {what} differs{call}{cause}"
+    )
+
+
+def _batches(view: ModelView, recording: Recording) -> list[list[Tensor]]:
+    """The example, and another batch of the same elements that eager PyTorch accepts."""
+    inputs = view.inputs.values()
+    example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
+    shuffles: tuple[Callable[[Tensor], Tensor], ...] = (_shuffled, _rotated)
+    for shuffle in shuffles:
+        other = [shuffle(tensor) for tensor in example]
+        try:
+            _Eager(view, recording).steps([other])
+        except Exception:
+            continue
+        return [example, other]
+    return [example] * _STEPS
+
+
+def _shuffled(tensor: Tensor) -> Tensor:
+    """The same elements in another order."""
+    order = torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(_SEED))
+    made = torch.empty_like(tensor)
+    made.copy_(tensor.reshape(-1)[order].reshape(tensor.shape))
+    return made
+
+
+def _rotated(tensor: Tensor) -> Tensor:
+    """The same samples in another order."""
+    made = torch.empty_like(tensor)
+    made.copy_(tensor.roll(1, 0))
+    return made

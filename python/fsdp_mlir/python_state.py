@@ -1,0 +1,150 @@
+"""What a model keeps in Python: the attributes of its modules beside parameters and buffers."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import itertools
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_SCALARS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+_MAX_DEPTH = 6
+
+# How a leaf compares: by value, as a tensor by identity, as any other object by identity.
+Leaf = tuple[str, Any]
+
+
+@dataclass
+class PythonState:
+    """The leaves of a model's attributes by path ("layers.0.calls", "cache['k'][1]"), and what
+    it takes to put the containers back. Objects that are compared by identity stay alive."""
+
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+    _contents: list[tuple[Any, Any]] = field(default_factory=list)  # container, shallow copy
+    _seen: dict[int, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: nn.Module) -> PythonState:
+        """The state now. Parameters, buffers and submodules count by name: that they are there."""
+        state = PythonState()
+        for path, module in model.named_modules():
+            state._add_module(f"{path}." if path else "", module)
+        return state
+
+    def restore(self) -> None:
+        """Puts every attribute and container back as it was; tensors keep their data."""
+        for container, content in self._contents:
+            if isinstance(container, dict):
+                if _same_items(container.items(), content.items()):
+                    continue
+                container.clear()
+                container.update(content)
+            elif isinstance(container, list):
+                if not _same_items(enumerate(container), enumerate(content)):
+                    container[:] = content
+            elif container != content:
+                container.clear()
+                (container.update if isinstance(container, set) else container.extend)(content)
+
+    def changes(self, after: PythonState) -> list[str]:
+        """The paths that differ, in order."""
+        paths = dict.fromkeys([*self.leaves, *after.leaves])
+        return [path for path in paths if self.leaves.get(path) != after.leaves.get(path)]
+
+    def holds_tensor(self, path: str) -> bool:
+        return self.leaves.get(path, ("none", None))[0] == "tensor"
+
+    def _add_module(self, prefix: str, module: nn.Module) -> None:
+        attributes = vars(module)
+        self._contents.append((attributes, dict(attributes)))
+        for name, value in list(attributes.items()):
+            if name in ("_parameters", "_buffers", "_modules"):
+                self._contents.append((value, dict(value)))
+                for member in value:
+                    self.leaves[f"{prefix}{member}"] = ("member", value[member] is None)
+            else:
+                self._add(f"{prefix}{name}", value, 0)
+
+    def _add(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, (enum.Enum, *_SCALARS)):
+            self.leaves[path] = ("value", repr(value))
+        elif isinstance(value, Tensor):
+            self._identify(path, "tensor", value)
+        elif isinstance(value, np.ndarray):
+            self.leaves[path] = ("value", hashlib.sha256(value.tobytes()).hexdigest())
+        elif isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+            self.leaves[path] = ("value", _generator_state(value))
+        elif isinstance(value, torch.Generator):
+            self.leaves[path] = ("value", value.get_state().numpy().tobytes())
+        elif id(value) in self._seen or depth == _MAX_DEPTH:
+            self._identify(path, "object", value)
+        elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+            self._add_container(path, value, depth)
+        elif _has_own_attributes(value):
+            self._seen[id(value)] = value
+            self._contents.append((vars(value), dict(vars(value))))
+            self.leaves[path] = ("type", type(value))
+            for name, member in list(vars(value).items()):
+                self._add(f"{path}.{name}", member, depth + 1)
+        else:
+            self._identify(path, "object", value)
+
+    def _add_container(self, path: str, value: Any, depth: int) -> None:
+        self._seen[id(value)] = value
+        self.leaves[path] = ("type", type(value))
+        if isinstance(value, dict):
+            members: Iterator[tuple[str, Any]] = ((f"[{k!r:.40}]", v) for k, v in value.items())
+        elif isinstance(value, (set, frozenset)):
+            members = ((f"{{{member!r:.40}}}", member) for member in value)
+        else:
+            members = ((f"[{i}]", member) for i, member in enumerate(value))
+        for name, member in members:
+            self._add(path + name, member, depth + 1)
+        if not isinstance(value, (tuple, frozenset)):
+            self._contents.append((value, value.copy()))
+
+    def _identify(self, path: str, kind: str, value: Any) -> None:
+        self._seen[id(value)] = value
+        self.leaves[path] = (kind, id(value))
+
+
+def _same_items(left: Iterable[tuple[Any, Any]], right: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether these are the same keys, and the same objects, in the same order."""
+    pairs = itertools.zip_longest(left, right, fillvalue=(None, None))
+    return all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)
+
+
+def _has_own_attributes(value: Any) -> bool:
+    """Whether to look inside: an object of the model's, no function, class or part of PyTorch."""
+    if isinstance(value, (type, nn.Module, partial)) or callable(value):
+        return False
+    module = type(value).__module__ or ""
+    return hasattr(value, "__dict__") and module.partition(".")[0] not in ("torch", "builtins")
+
+
+def _generator_state(generator: Any) -> str:
+    if isinstance(generator, random.Random):
+        return repr(generator.getstate())
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state)
+    return repr(generator.get_state())

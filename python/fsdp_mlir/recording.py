@@ -1,0 +1,109 @@
+"""Records one training step of a model, and its evaluation, under fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_mlir.errors import SourceMap, located, source_of
+from fsdp_mlir.model_view import FakeState, ModelView
+from fsdp_mlir.perturbed import refused_seeding
+from fsdp_mlir.trace import ModuleStack, Recorder, Trace, evaluated, traced
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The graphs of a step. `gradients` has the value of each by its parameter's index; one that
+    the loss does not depend on has none. Evaluation shares the constants of `trace`."""
+
+    modules: ModuleStack
+    trace: Trace
+    loss: str
+    gradients: dict[int, str]
+    written: set[str]  # buffers and constants that are changed in place
+    evaluation: Trace | None = None
+    evaluation_loss: str = ""
+
+
+def record(view: ModelView, *, evaluation: bool = False) -> Recording:
+    """Runs forward, backward and, if asked, evaluation once; CaptureError names the model's line.
+
+    The model's own tensors are not touched. What forward does to other attributes stays done.
+    """
+    fake = FakeState(view)
+    sources = SourceMap()
+    with ModuleStack(view.model) as modules, view.units.hooked(), refused_seeding():
+        recorder = _recorder(view, fake, modules, sources)
+        trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
+
+        def forward() -> Tensor:
+            return view.step.run(fake.slots, fake.inputs)
+
+        def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
+            leaves = [fake.params[index] for index in trainable]
+            return torch.autograd.grad(loss, leaves, allow_unused=True)
+
+        with fake.mode:
+            value, found = traced(forward, differentiate, recorder)
+        recorder.states.check_places()
+        for param, leaf in zip(view.params, fake.params, strict=True):
+            if leaf.grad is not None:
+                raise located(
+                    source_of(view.model),
+                    f"backward() ran inside forward and left a gradient in '{param.name}', which "
+                    "would be lost; return the sum of the losses, or use torch.autograd.grad",
+                )
+        loss = recorder.name_of(value)
+        gradients = {
+            index: recorder.name_of(gradient)
+            for index, gradient in zip(trainable, found, strict=True)
+            if gradient is not None
+        }
+        if loss is None or None in gradients.values():
+            raise located(
+                source_of(view.model), "the loss or a gradient was not made by the captured step"
+            )
+        named = {index: name for index, name in gradients.items() if name}
+        if not evaluation:
+            return Recording(modules, recorder.trace, loss, named, recorder.states.written)
+
+        evaluator = _recorder(view, fake, modules, sources)
+        evaluator.share_constants(recorder)
+        with fake.mode, _eval_mode(view.model):
+            evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
+        evaluator.states.check_places()
+        if evaluation_loss is None:
+            raise located(source_of(view.model), "the loss was not made by the captured evaluation")
+        written = recorder.states.written | evaluator.states.written
+        return Recording(
+            modules, recorder.trace, loss, named, written, evaluator.trace, evaluation_loss
+        )
+
+
+def _recorder(
+    view: ModelView, fake: FakeState, modules: ModuleStack, sources: SourceMap
+) -> Recorder:
+    recorder = Recorder(fake.mode, modules, sources, len(view.buffers))
+    for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
+        recorder.bind_state(param, leaf, f"p{index}", parameter=True)
+    for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):
+        recorder.bind_state(buffer, tensor, f"b{index}", parameter=False)
+    for index, (example, tensor) in enumerate(zip(view.inputs.values(), fake.inputs, strict=True)):
+        recorder.bind(tensor, f"i{index}", example)
+    return recorder
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the body; then every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,128 @@
+"""The step that is captured: a model's forward and its loss, as one function of the inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_mlir.errors import CaptureError, located, source_of
+
+Loss = Callable[..., Tensor]
+
+# Where a TrainingStep holds the model; the first segment of the names of its state.
+_MODEL = "model"
+
+
+class TrainingStep(nn.Module):
+    """Forward and loss of `model` on tensors in the order of `names`.
+
+    The first `positional` inputs go to the model by position, the others by name, but for those
+    that `loss` names beside the output, which go to it alone. Without `loss` the output itself, or
+    its `.loss`, is the loss.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], positional: int, loss: Loss | None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.names = list(names)
+        self._positional = positional
+        self._loss = loss
+        self._of_loss = _loss_inputs(loss, self.names[positional:])
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The scalar loss; CaptureError where it is none."""
+        keywords = dict(
+            zip(self.names[self._positional :], inputs[self._positional :], strict=True)
+        )
+        beside = {name: keywords.pop(name) for name in self._of_loss}
+        output = self.model(*inputs[: self._positional], **keywords)
+        return self._scalar(output, beside)
+
+    def run(self, state: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> Tensor:
+        """The loss with `state`, by the attributes of the model that hold it, in place of its own.
+
+        The loss function sees the same state. CaptureError where forward assigns one of these
+        attributes, since the new value would be lost.
+        """
+        given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
+        after = dict(given)
+        loss: Tensor = torch.func.functional_call(self, after, (inputs,), tie_weights=False)
+        for slot, tensor in given.items():
+            if after[slot] is not tensor:
+                raise located(
+                    source_of(self.model),
+                    f"'{slot.removeprefix(_MODEL + '.')}' was assigned in forward, and the new "
+                    "value would be lost; change it in place, as with .copy_()",
+                )
+        return loss
+
+    def _scalar(self, output: Any, beside: dict[str, Tensor]) -> Tensor:
+        loss = self._loss
+        where = source_of(self.model if loss is None else loss)
+        if loss is not None:
+            value = loss(output, **beside)
+            what = "the loss function's result"
+        else:
+            value = output
+            what = "the model's output"
+            if not isinstance(output, Tensor) and getattr(output, "loss", None) is not None:
+                value = output.loss
+                what = "the model's .loss"
+        fix = "" if loss else "; pass loss=, a function from the output to a scalar"
+        if not isinstance(value, Tensor):
+            raise located(
+                where, f"{what} is no tensor: expected a scalar, got '{type(value).__name__}'{fix}"
+            )
+        if value.dim() != 0 or not value.is_floating_point():
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise located(
+                where,
+                f"{what} is no loss: expected a floating scalar, got "
+                f"{dtype}{list(value.shape)}{fix}",
+            )
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise located(where, f"{what} depends on no parameter that requires grad")
+        return value
+
+
+def example_inputs(
+    model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The graph's inputs by name, those of `args` as arg0, arg1, …; CaptureError for what is no
+    batch of data."""
+    inputs: dict[str, Tensor] = {f"arg{i}": value for i, value in enumerate(args)}
+    for name, value in kwargs.items():
+        if name in inputs:
+            raise CaptureError(f"the keyword '{name}' is taken by a positional input")
+        inputs[name] = value
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor):
+            raise located(
+                source_of(model),
+                f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in the "
+                "model or wrap the model in one that takes tensors only",
+            )
+        if value.layout != torch.strided or value.dim() == 0:
+            raise located(
+                source_of(model), f"input '{name}': expected a dense tensor with samples in dim 0"
+            )
+        if value.requires_grad:
+            raise located(source_of(model), f"input '{name}' requires grad: expected data")
+    return inputs
+
+
+def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
+    """The inputs that `loss` names beside the output."""
+    if loss is None:
+        return []
+    try:
+        named = list(inspect.signature(loss).parameters)[1:]
+    except ValueError:  # a builtin without a signature
+        return []
+    return [name for name in named if name in names]
