@@ -106,6 +106,7 @@ private:
 
   void verifyTables();
   void verifyOptimizer();
+  void verifyHyperparameters(const Optimizer &of) const;
   void define(ValueId value);
   /// What the value being defined says of its storage.
   void verifyStorage(ValueId value);

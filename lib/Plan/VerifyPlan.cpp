@@ -1,7 +1,10 @@
 //===- VerifyPlan.cpp - the invariants of docs/plan-format.md -------------===//
 #include "Verifier.h"
+#include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -30,6 +33,21 @@ bool isWrite(const Instruction &instruction) {
 
 } // namespace
 
+void Verifier::verifyHyperparameters(const Optimizer &of) const {
+  std::map<std::string, double> numbers = of.options;
+  numbers.insert({{"lr", of.lr},
+                  {"beta1", of.beta1},
+                  {"beta2", of.beta2},
+                  {"eps", of.eps},
+                  {"weight_decay", of.weightDecay},
+                  {"momentum", of.momentum},
+                  {"dampening", of.dampening}});
+  for (const auto &[name, number] : numbers)
+    if (!std::isfinite(number))
+      fail("P1", "expected a finite number for " + quoted(name) +
+                     " of the optimizer, got " + std::to_string(number));
+}
+
 void Verifier::verifyOptimizer() {
   const std::string &name = plan.optimizer.name;
   if (name != "adam" && name != "adamw" && name != "sgd" && name != "plugin")
@@ -42,6 +60,9 @@ void Verifier::verifyOptimizer() {
     if (group.name != name || group.library != plan.optimizer.library)
       fail("P1", "expected parameter groups of optimizer " + quoted(name) +
                      ", got one of " + quoted(group.name));
+  verifyHyperparameters(plan.optimizer);
+  for (const Optimizer &group : plan.paramGroups)
+    verifyHyperparameters(group);
   if (plan.accumulationSteps < 1)
     fail("P1", "expected a positive number of accumulation steps, got " +
                    std::to_string(plan.accumulationSteps));
@@ -192,6 +213,17 @@ void Verifier::useMutated(ValueId value) {
 }
 
 void Verifier::visit(const Call &call) {
+  if (!call.op.starts_with("aten::"))
+    fail("P36",
+         "expected an operator of namespace \"aten\", got " + quoted(call.op));
+  bool hasText =
+      std::any_of(call.args.begin(), call.args.end(), [](const Arg &arg) {
+        return std::holds_alternative<std::string>(arg.value);
+      });
+  if (hasText && getOperands(*current).empty())
+    fail("P36", "expected a call without a string, which has no tensor to "
+                "compute with, got one of " +
+                    quoted(call.op));
   useArgs(call.args);
   for (ValueId value : call.mutates)
     useMutated(value);

@@ -7,6 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/OpenPlan.h"
 #include "fsdp/Runtime/Rendezvous.h"
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/ShmComm.h"
@@ -16,8 +17,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
-
-#include <filesystem>
 
 namespace py = pybind11;
 using namespace fsdp;
@@ -29,8 +28,9 @@ namespace {
 /// segment alive.
 class OpenPlan {
 public:
-  OpenPlan(const std::string &path, Rendezvous &rendezvous)
-      : plan(plan::readPlan(path)), rank(rendezvous.rank()) {
+  OpenPlan(const std::string &path, const std::string &allowedPlugin,
+           Rendezvous &rendezvous)
+      : plan(openPlan(path, allowedPlugin)), rank(rendezvous.rank()) {
     if (rendezvous.worldSize() != plan.worldSize)
       throw InputError(path + ": the plan is for world size " +
                        std::to_string(plan.worldSize) + ", got " +
@@ -40,8 +40,7 @@ public:
     c10::InferenceMode guard;
     device = makeCpuDevice();
     comm.emplace(plan, *segment, rank);
-    session.emplace(plan, *comm, *device, segment->state(rank).position,
-                    std::filesystem::path(path).parent_path().string());
+    session.emplace(plan, *comm, *device, segment->state(rank).position);
   }
 
   /// `run`, with a failure told to the other ranks, and theirs to this one.
@@ -182,7 +181,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("skipped", &StepResult::skipped);
 
   py::class_<OpenPlan>(m, "Session")
-      .def(py::init<const std::string &, Rendezvous &>(), Release())
+      .def(py::init<const std::string &, const std::string &, Rendezvous &>(),
+           Release())
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)
       .def_property_readonly("inputs", &inputs)

@@ -4,8 +4,8 @@
 #include "fsdp/Runtime/AttentionKernels.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Operators.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
@@ -125,17 +125,12 @@ CallTable::CallTable(const plan::Plan &plan,
 CallTable::~CallTable() = default;
 
 void CallTable::resolve(const plan::Call &call, size_t index) {
-  auto handle =
-      c10::Dispatcher::singleton().findSchema({call.op, call.overload});
-  if (!handle)
-    throw InputError("no operator \"" + call.op +
-                     (call.overload.empty() ? "" : "." + call.overload) +
-                     "\" in this LibTorch");
-  const c10::FunctionSchema &schema = handle->schema();
+  c10::OperatorHandle handle = findOperator(call);
+  const c10::FunctionSchema &schema = handle.schema();
   if (schema.arguments().size() != call.args.size())
     throw InputError("expected " + std::to_string(schema.arguments().size()) +
                      " arguments, got " + std::to_string(call.args.size()));
-  auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{*handle, {}});
+  auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{handle, {}});
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {

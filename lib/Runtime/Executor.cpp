@@ -14,7 +14,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -24,7 +23,7 @@ namespace fsdp::runtime {
 
 Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
                    Position &position, std::vector<at::Tensor> buffers,
-                   const std::string &folder, std::unique_ptr<Streams> streams)
+                   std::unique_ptr<Streams> streams)
     : plan(plan), comm(comm), device(device), position(position),
       buffers(std::move(buffers)), arena(plan, comm.shardIndex(), device),
       host(plan, device), values(plan.values.size()),
@@ -47,7 +46,7 @@ Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
     if (instruction.phase != plan::Phase::Optimizer)
       optimizerBegin = i + 1;
     if (const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind))
-      createOptimizer(*step, folder);
+      createOptimizer(*step);
   }
 }
 
@@ -77,14 +76,10 @@ void Executor::nameRanges(Program &program) {
   }
 }
 
-void Executor::createOptimizer(const plan::OptimizerStep &step,
-                               const std::string &folder) {
+void Executor::createOptimizer(const plan::OptimizerStep &step) {
   std::vector<plan::Optimizer> settings = {plan.optimizer};
   settings.insert(settings.end(), plan.paramGroups.begin(),
                   plan.paramGroups.end());
-  if (!plan.optimizer.library.empty())
-    settings[0].library =
-        (std::filesystem::path(folder) / plan.optimizer.library).string();
   std::vector<at::Tensor> shards;
   for (int32_t param : step.params)
     shards.push_back(comm.shard(param));

@@ -7,26 +7,20 @@
 namespace fsdp::runtime {
 
 OptimizerLibrary::OptimizerLibrary(const std::string &path) : path(path) {
+  checkOptimizerLibrary(path);
   // Without a slash dlopen would search the system's folders.
   std::string file = path.find('/') == std::string::npos ? "./" + path : path;
   handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle)
     throw InputError("cannot load the optimizer plug-in: " +
                      std::string(dlerror()));
-  auto *version = reinterpret_cast<int64_t (*)()>(
-      dlsym(handle, "fsdpOptimizerPluginVersion"));
   factory = reinterpret_cast<OptimizerPlugin *(*)(const OptimizerOptions &)>(
       dlsym(handle, "fsdpCreateOptimizerPlugin"));
-  std::string problem;
-  if (!version || !factory)
-    problem = "expected a library with FSDP_OPTIMIZER_PLUGIN, found none in it";
-  else if (version() != kOptimizerPluginVersion)
-    problem = "expected version " + std::to_string(kOptimizerPluginVersion) +
-              " of the plug-in interface, got " + std::to_string(version());
-  if (problem.empty())
+  if (factory)
     return;
   dlclose(handle);
-  throw InputError(path + ": " + problem);
+  throw InputError(path + ": expected a library with FSDP_OPTIMIZER_PLUGIN, "
+                          "found none in it");
 }
 
 OptimizerLibrary::~OptimizerLibrary() { dlclose(handle); }

@@ -11,10 +11,9 @@
 namespace fsdp::runtime {
 
 Session::Session(const plan::Plan &plan, Comm &comm, Device &device,
-                 Position &position, const std::string &folder,
-                 const StreamSettings &streams)
+                 Position &position, const StreamSettings &streams)
     : plan(plan), communication(comm), device(device), position(position),
-      folder(folder), streams(streams) {
+      streams(streams) {
   for (const plan::Buffer &buffer : plan.buffers)
     ownBuffers.push_back(at::empty(
         buffer.spec.shape,
@@ -47,7 +46,7 @@ void Session::setParam(int32_t param, const at::Tensor &whole) {
 
 void Session::start() {
   communication.publish();
-  program.emplace(plan, communication, device, position, ownBuffers, folder,
+  program.emplace(plan, communication, device, position, ownBuffers,
                   makeStreams());
   const RankArena &arena = program->memory();
   if (arena.bytes() > 0)

@@ -3,6 +3,7 @@
 #include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/OpenPlan.h"
 #include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
@@ -182,7 +183,7 @@ void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
 } // namespace
 
 RunFiles::RunFiles(const RunOptions &options, bool checkHash)
-    : plan(plan::readPlan(options.planPath)) {
+    : plan(openPlan(options.planPath, options.allowedPlugin)) {
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
   checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, options);
@@ -290,9 +291,7 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
   const plan::Plan &plan = files.plan;
   int64_t rank = comm.rank();
   StreamSettings streams{options.maxStreamDelay, options.seed, options.threads};
-  Session session(
-      plan, comm, device, position,
-      std::filesystem::path(options.planPath).parent_path().string(), streams);
+  Session session(plan, comm, device, position, streams);
   std::optional<Reporter> reporter;
   if (rank == 0)
     reporter.emplace(plan, options.metricsPath);

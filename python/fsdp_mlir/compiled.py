@@ -132,7 +132,10 @@ def compile(
             return str(folder.resolve())
 
         _, folders = _together(rendezvous, build_plan, str, _COMPILE_SECONDS)
-        session = runtime.Session(str(Path(folders[0]) / "plan.json"), rendezvous)
+        # Whoever writes a library into the script wants it to run.
+        library = optimizer.get("library") if isinstance(optimizer, dict) else None
+        allowed = str(Path(folders[0]) / library) if library else ""
+        session = runtime.Session(str(Path(folders[0]) / "plan.json"), allowed, rendezvous)
 
         _, seeds = _together(rendezvous, torch.initial_seed, str)
         seed = int(seeds[0]) if init_seed is None else init_seed

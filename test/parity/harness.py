@@ -207,6 +207,8 @@ def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
     command = [BIN / "fsdp-run", plan, "--steps", case.steps, "--seed", case.seed]
     if case.eval_every:
         command += ["--eval-every", case.eval_every, "--eval-data", captured.data]
+    if "library" in case.optimizer:
+        command += ["--allow-plugin", case.optimizer["library"]]
     return [*command, "--data", captured.data]
 
 

@@ -77,6 +77,9 @@ int main(int argc, char **argv) {
                  "file, or a Hugging Face index of several");
   app.add_option("--save-weights", options.outWeightsPath,
                  "write the final weights to this safetensors file");
+  app.add_option("--allow-plugin", options.allowedPlugin,
+                 "the plan's optimizer is a plug-in, and its code in this "
+                 "library may run");
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

@@ -1,6 +1,8 @@
 //===- VerifyPlanTest.cpp - every invariant, broken once ------------------===//
 #include "Support/PlanMutations.h"
 
+#include <limits>
+
 namespace fsdp::test {
 namespace {
 
@@ -46,6 +48,18 @@ const std::vector<Mutation> kMutations = {
     {"WorldSizeZero", "P1", [](Plan &p) { p.worldSize = 0; }},
     {"ReplicasDivide", "P1", [](Plan &p) { p.replicas = 3; }},
     {"UnknownOptimizer", "P1", [](Plan &p) { p.optimizer.name = "lion"; }},
+    {"InfiniteRate", "P1",
+     [](Plan &p) { p.optimizer.lr = std::numeric_limits<double>::infinity(); }},
+    {"UndefinedOption", "P1",
+     [](Plan &p) {
+       p.paramGroups.push_back(p.optimizer);
+       p.paramGroups[0].options["beta3"] =
+           std::numeric_limits<double>::quiet_NaN();
+     }},
+    {"OtherNamespace", "P36",
+     [](Plan &p) { first<Call>(p).op = "c10d::barrier"; }},
+    {"StringWithoutTensor", "P36",
+     [](Plan &p) { first<Call>(p).args = {{std::string("file")}}; }},
     {"UnitOutOfRange", "P1", [](Plan &p) { first<AllGather>(p).unit = 9; }},
     {"ModuleOutOfRange", "P1",
      [](Plan &p) { p.instructions[find<Call>(p)].module = 9; }},

@@ -34,7 +34,7 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
       settings.makeDevice ? settings.makeDevice() : makeCpuDevice();
   std::unique_ptr<Comm> comm = connect(*device, rank);
   Position position;
-  Session session(plan, *comm, *device, position, {}, settings.streams);
+  Session session(plan, *comm, *device, position, settings.streams);
   for (size_t p = 0; p < plan.params.size(); ++p) {
     at::Generator generator = at::detail::createCPUGenerator(p + 1);
     at::Tensor whole =

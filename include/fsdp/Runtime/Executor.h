@@ -61,12 +61,11 @@ public:
 
   /// Borrows plan, comm, device and position; resolves every instruction.
   /// `buffers` are this rank's, in the plan's order, on the device; calls may
-  /// mutate them. A plug-in optimizer's library is looked for in `folder`.
-  /// Throws InputError that names an instruction whose operator is unknown or
-  /// whose arguments do not fit its schema.
+  /// mutate them. Throws InputError that names an instruction whose operator is
+  /// unknown or whose arguments do not fit its schema.
   Executor(const plan::Plan &plan, Comm &comm, Device &device,
            Position &position, std::vector<at::Tensor> buffers,
-           const std::string &folder, std::unique_ptr<Streams> streams);
+           std::unique_ptr<Streams> streams);
   ~Executor();
 
   /// Runs one step, counted from 0: forward and backward on the inputs of each
@@ -131,8 +130,7 @@ private:
   void run(const plan::ClipGradNorm &clip);
   void run(const plan::CopyToHost &copy);
   void run(const plan::OptimizerStep &step);
-  void createOptimizer(const plan::OptimizerStep &step,
-                       const std::string &folder);
+  void createOptimizer(const plan::OptimizerStep &step);
   bool isLastMicrobatch() const {
     return microbatch == plan.accumulationSteps - 1;
   }

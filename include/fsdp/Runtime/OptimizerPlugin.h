@@ -3,7 +3,10 @@
 // A plug-in is a shared library that is built against this header and
 // LibTorch, with one class registered by FSDP_OPTIMIZER_PLUGIN. The policy
 // `optimizer: {name: plugin, library: liblion.so, lr: 1.0e-4, options: {...}}`
-// loads it; the path is relative to the plan. examples/lion is one.
+// names it; the path is relative to the plan. It is loaded only where whoever
+// runs the plan names the same file (fsdp-run --allow-plugin), and after its
+// version of this interface has been read from the file: what a library has
+// (constructors too) runs when it is loaded. examples/lion is one.
 //
 // Each rank updates its shards, so the update must be element-wise, or at
 // least not mix elements across dim 0.
@@ -42,12 +45,17 @@ public:
 };
 
 /// Version of this interface. A library of another one is refused.
-inline constexpr int64_t kOptimizerPluginVersion = 1;
+inline constexpr int64_t kOptimizerPluginVersion = 2;
+
+/// Throws InputError unless the file is a shared library with
+/// FSDP_OPTIMIZER_PLUGIN of this version. Nothing of it runs.
+void checkOptimizerLibrary(const std::string &path);
 
 /// A loaded library. The plug-ins it creates must not outlive it.
 class OptimizerLibrary {
 public:
-  /// Throws InputError if `path` cannot be loaded or is no plug-in.
+  /// Throws InputError if `path` is no plug-in of this version, in which case
+  /// nothing of it has run, or cannot be loaded.
   explicit OptimizerLibrary(const std::string &path);
   OptimizerLibrary(const OptimizerLibrary &) = delete;
   OptimizerLibrary &operator=(const OptimizerLibrary &) = delete;
@@ -68,8 +76,11 @@ private:
 /// Registers class Type, constructed from `const OptimizerOptions &`; it may
 /// throw std::exception for options that it refuses.
 #define FSDP_OPTIMIZER_PLUGIN(Type)                                            \
-  extern "C" int64_t fsdpOptimizerPluginVersion() {                            \
-    return ::fsdp::runtime::kOptimizerPluginVersion;                           \
+  extern "C" {                                                                 \
+  extern const int64_t fsdpOptimizerPluginVersion;                             \
+  __attribute__((used, visibility("default")))                                 \
+  const int64_t fsdpOptimizerPluginVersion =                                   \
+      ::fsdp::runtime::kOptimizerPluginVersion;                                \
   }                                                                            \
   extern "C" ::fsdp::runtime::OptimizerPlugin *fsdpCreateOptimizerPlugin(      \
       const ::fsdp::runtime::OptimizerOptions &options) {                      \

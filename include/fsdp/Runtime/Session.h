@@ -27,11 +27,10 @@ namespace fsdp::runtime {
 
 class Session {
 public:
-  /// Borrows all but the strings. A plug-in optimizer's library is looked for
-  /// in `folder`.
+  /// Borrows all but the settings. The plan is one that openPlan gave, or has
+  /// no plug-in.
   Session(const plan::Plan &plan, Comm &comm, Device &device,
-          Position &position, const std::string &folder,
-          const StreamSettings &streams = {});
+          Position &position, const StreamSettings &streams = {});
 
   Comm &comm() { return communication; }
   /// After start.
@@ -76,7 +75,6 @@ private:
   Comm &communication;
   Device &device;
   Position &position;
-  std::string folder;
   StreamSettings streams;
   std::vector<at::Tensor> ownBuffers;
   std::optional<Executor> program;

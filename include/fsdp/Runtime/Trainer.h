@@ -19,6 +19,8 @@ namespace fsdp::runtime {
 /// What the command line says.
 struct RunOptions {
   std::string planPath;
+  /// The library of the plan's plug-in optimizer, which may run; empty: none.
+  std::string allowedPlugin;
   int64_t steps = 1;
   std::string dataPath; ///< empty: synthetic data
   uint64_t seed = 0;
