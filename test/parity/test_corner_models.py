@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from harness import ADAMW_FUSED, LLAMA, SGD, Captured, Case, Model, Run, compile_plan, run_plan
-from test_parity import assert_close, assert_equal_bits
+from test_parity import assert_equal_bits
 
 Capture = Callable[[Model], Captured]
 Reference = Callable[..., Run]
@@ -67,7 +67,7 @@ def test_checkpointed(captured: Capture, reference: Reference, model: str) -> No
 
 def test_four_ranks(captured: Capture, reference: Reference) -> None:
     case = Case(MODELS["reused_frozen"], SGD, world=4, steps=6)
-    assert_close(run_plan(captured(case.model), case, "corner_four"), reference(case))
+    assert_equal_bits(run_plan(captured(case.model), case, "corner_four"), reference(case))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 from harness import (
     ADAMW_FUSED,
     GPT2_DROPOUT,
@@ -19,7 +18,7 @@ from harness import (
     Run,
     run_plan,
 )
-from test_parity import LOSS_RTOL, assert_equal_bits
+from test_parity import assert_equal_bits
 
 Capture = Callable[[Model], Captured]
 Reference = Callable[..., Run]
@@ -48,9 +47,8 @@ def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model, wor
 def test_four_ranks(captured: Capture, reference: Reference) -> None:
     case = Case(LLAMA, ADAMW_FUSED, world=4, steps=4, eval_every=2, reshard="false")
     ours, theirs = run_plan(captured(LLAMA), case, "evaluation4"), reference(case)
-    torch.testing.assert_close(
-        torch.tensor(evaluations(ours)), torch.tensor(evaluations(theirs)), rtol=LOSS_RTOL, atol=0
-    )
+    assert_equal_bits(ours, theirs)
+    assert evaluations(ours) == evaluations(theirs)
 
 
 def test_checkpointed_and_meshed(captured: Capture, reference: Reference) -> None:

@@ -1,8 +1,4 @@
-"""Meshes of two axes (HSDP): the numbers of FSDP2 on the same mesh.
-
-Every collective has one or two ranks here, so Gloo's order of additions is ours and all bits are
-equal.
-"""
+"""Meshes of two axes (HSDP) have the bits of FSDP2 on the same mesh."""
 
 from __future__ import annotations
 
@@ -40,6 +36,18 @@ def test_two_ranks(captured: Capture, reference: Reference, mesh: dict[str, int]
     case = Case(LLAMA, ADAMW_FUSED, steps=5, training={"mesh": mesh})
     ours = run_plan(captured(LLAMA), case, "mesh_" + "_".join(map(str, mesh.values())))
     assert_equal_bits(ours, reference(case))
+
+
+@pytest.mark.parametrize(("replicate", "shard"), [(3, 2), (2, 3)])
+def test_six_ranks(captured: Capture, reference: Reference, replicate: int, shard: int) -> None:
+    """Sums of three terms on either axis, and shards of unequal sizes."""
+    mesh = {"replicate": replicate, "shard": shard}
+    training = {"mesh": mesh, "clip_grad_norm": 0.5}
+    case = Case(LLAMA, ADAMW_FUSED, world=6, steps=3, training=training)
+    ours = run_plan(captured(LLAMA), case, f"hsdp_{replicate}x{shard}")
+    theirs = reference(case)
+    assert_equal_bits(ours, theirs)
+    assert ours.column("grad_norm") == theirs.column("grad_norm")
 
 
 @pytest.mark.parametrize("reshard", ["true", "false"])

@@ -1,9 +1,9 @@
 """Training under a plan gives FSDP2's numbers.
 
-At one and two ranks: every rank's loss at every step and the final parameters are equal bit for
-bit (losses carry 9 significant digits, which identify an fp32 value). From three ranks on, Gloo
-adds gradients in an order that depends on the message, this runtime in ascending rank order, so
-equality is up to rounding; run to run, ours is bit-identical.
+Every rank's loss at every step and the final parameters are equal bit for bit (losses carry 9
+significant digits, which identify an fp32 value). From three ranks on, Gloo adds gradients in an
+order that depends on the message; there FSDP2 adds in ascending rank order (rank_order.py), as this
+runtime does over shared memory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ Reference = Callable[..., Run]
 
 OPTIMIZERS = {"adamw_fused": ADAMW_FUSED, "adamw": ADAMW, "sgd_momentum": SGD}
 
-# Three and more ranks: gradients differ in the last bits, and AdamW amplifies that where a
-# gradient is near zero (its update is about lr * g / |g|).
-LOSS_RTOL = 2e-6
-WEIGHT_ATOL = 2e-5
-
 
 def assert_equal_bits(ours: Run, theirs: Run) -> None:
     assert ours.rank_losses == theirs.rank_losses
@@ -47,16 +42,13 @@ def assert_equal_bits(ours: Run, theirs: Run) -> None:
 
 
 def assert_close(ours: Run, theirs: Run) -> None:
-    torch.testing.assert_close(
-        torch.tensor(ours.rank_losses),
-        torch.tensor(theirs.rank_losses),
-        rtol=LOSS_RTOL,
-        atol=0,
-    )
+    """Up to rounding, for gradients that are added in another order within a rank."""
+    losses = torch.tensor(ours.rank_losses), torch.tensor(theirs.rank_losses)
+    torch.testing.assert_close(*losses, rtol=2e-6, atol=0)
     assert ours.weights.keys() == theirs.weights.keys()
     for name, weight in theirs.weights.items():
         torch.testing.assert_close(
-            ours.weights[name], weight, rtol=0, atol=WEIGHT_ATOL, msg=lambda m, n=name: f"{n}: {m}"
+            ours.weights[name], weight, rtol=0, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
@@ -116,7 +108,7 @@ def test_uneven_shards(captured: Capture, reference: Reference, model: Model, wo
     ours = run_plan(captured(model), case, f"world{world}")
     again = run_plan(captured(model), case, f"world{world}")
     assert_equal_bits(again, ours)
-    assert_close(ours, reference(case))
+    assert_equal_bits(ours, reference(case))
 
 
 def test_29_million_parameters(captured: Capture, reference: Reference) -> None:
