@@ -8,7 +8,7 @@ CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup build build-runtime build-asan build-tsan test test-compiler \
-	test-runtime test-asan test-tsan test-python test-parity demo bench docs check-docs check-format format clean
+	test-runtime test-asan test-tsan test-python test-parity test-zoo demo bench docs check-docs check-format format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -29,8 +29,8 @@ build-tsan: setup ## the runtime under ThreadSanitizer (build-tsan/)
 	@scripts/build.sh tsan $(JOBS)
 
 test: check-format check-docs test-compiler test-runtime test-asan test-tsan ## everything that CI runs
-	@echo "== test/python, test/parity"
-	@$(PYTEST) test/python test/parity
+	@echo "== test/python, test/parity, test/zoo"
+	@$(PYTEST) test/python test/parity test/zoo
 
 test-compiler: build ## lit and GoogleTest on the full build
 	@echo "== lit"
@@ -55,6 +55,9 @@ test-python: setup ## Python tests (capture, models)
 
 test-parity: build ## bit parity with FSDP2, and bad input
 	@$(PYTEST) test/parity
+
+test-zoo: build ## every architecture of test/zoo beside FSDP2; writes docs/models.md
+	@PYTHONPATH=test/parity $(PYTHON) test/zoo/zoo.py --write docs/models.md $(ARGS)
 
 demo: build ## capture, compile, train beside FSDP2, compare
 	@$(PYTHON) scripts/demo.py

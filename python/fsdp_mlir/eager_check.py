@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,10 +32,11 @@ from fsdp_mlir.trace import IDENTITIES, Ref, Trace, split_arguments
 aten = torch.ops.aten
 
 _SEED = 20
-_STEPS = 2
-
 # (name of the operator without its in-place mark, hash of its results)
 Called = tuple[str, str]
+
+# Hashes of what a step computes, by what it is.
+_Bits = dict[str, str]
 
 
 def run(view: ModelView, recording: Recording) -> bool:
@@ -44,9 +44,7 @@ def run(view: ModelView, recording: Recording) -> bool:
     step differs from it."""
     with untouched_generators():
         try:
-            batches = _batches(view, recording)
-            eager = [result.bits() for result in _Eager(view, recording).steps(batches)]
-            again = [result.bits() for result in _Eager(view, recording).steps(batches)]
+            batches, eager = _eager_steps(view, recording)
         except CaptureError:
             raise
         except Exception as error:
@@ -56,20 +54,35 @@ def run(view: ModelView, recording: Recording) -> bool:
                 stacklevel=4,
             )
             return False
-        if eager != again:
+        graph = _Graph(view, recording).steps(batches)
+        for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
+            differing = [name for name in want if want[name] != got.get(name)]
+            differing += [name for name in got if name not in want]
+            if not differing:
+                continue
+            if _Eager(view, recording).steps(batches) == eager:
+                raise _difference(view, recording, batches, step, differing)
             warnings.warn(
                 "the captured step was not compared with eager PyTorch, which gave other bits "
                 "when it ran again",
                 stacklevel=4,
             )
             return False
-        graph = [result.bits() for result in _Graph(view, recording).steps(batches)]
-        for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
-            differing = [name for name in want if want[name] != got.get(name)]
-            differing += [name for name in got if name not in want]
-            if differing:
-                raise _difference(view, recording, batches, step, differing)
     return True
+
+
+def _eager_steps(view: ModelView, recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]:
+    """What eager PyTorch makes of the example and of a batch of the same elements in another order,
+    or, where it refuses that one, of the same samples in another order, or of the example again."""
+    inputs = view.inputs.values()
+    example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
+    for other in (_shuffled, _rotated):
+        batches = [example, [other(tensor) for tensor in example]]
+        try:
+            return batches, _Eager(view, recording).steps(batches)
+        except Exception:
+            continue
+    return [example] * 2, _Eager(view, recording).steps([example] * 2)
 
 
 def equal_bits(left: Tensor, right: Tensor) -> bool:
@@ -86,19 +99,11 @@ def _bits(tensor: Tensor) -> str:
     return f"{tensor.dtype}{list(tensor.shape)}{xxhash.xxh3_128_hexdigest(raw)}"
 
 
-@dataclass(frozen=True)
-class _Result:
+def _result(loss: Tensor, gradients: dict[str, Tensor], buffers: dict[str, Tensor]) -> _Bits:
     """One step's loss, gradients by parameter name, and buffers after it."""
-
-    loss: Tensor
-    gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-
-    def bits(self) -> dict[str, str]:
-        bits = {"the loss": _bits(self.loss)}
-        bits |= {f"the gradient of '{name}'": _bits(x) for name, x in self.gradients.items()}
-        bits |= {f"buffer '{name}'": _bits(x) for name, x in self.buffers.items()}
-        return bits
+    bits = {"the loss": _bits(loss)}
+    bits |= {f"the gradient of '{name}'": _bits(x) for name, x in gradients.items()}
+    return bits | {f"buffer '{name}'": _bits(x) for name, x in buffers.items()}
 
 
 def _seed() -> None:
@@ -113,8 +118,9 @@ class _Eager:
     def __init__(self, view: ModelView, recording: Recording) -> None:
         self._view = view
         self._constants = recording.trace.constants
+        self._evaluates = recording.evaluation is not None
 
-    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Result]:
+    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
         view = self._view
         params = {
             param.name: view.parameter(param, _on_cpu(param.tensor, view.computed(param)))
@@ -135,8 +141,12 @@ class _Eager:
                 if tape is not None:
                     tape.end_step()
                 gradients = {n: p.grad for n, p in params.items() if p.grad is not None}
-                after = {name: tensor.clone() for name, tensor in buffers.items()}
-                results.append(_Result(loss.detach(), gradients, after))
+                results.append(_result(loss, gradients, buffers))
+            if self._evaluates:
+                view.model.eval()
+                with torch.no_grad():
+                    loss = view.step.run(slots, [laid_out_copy(tensor) for tensor in batches[-1]])
+                results[-1]["the loss in eval mode behind it"] = _bits(loss)
         return results
 
 
@@ -172,7 +182,7 @@ class _Graph:
         for index, tensor in enumerate(buffers):
             self._values[f"b{index}"] = laid_out_copy(_on_cpu(tensor))
 
-    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Result]:
+    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
         _seed()
         recording, view = self._recording, self._view
         names = [recording.loss, *recording.gradients.values()]
@@ -187,10 +197,15 @@ class _Graph:
                 for index, gradient in zip(recording.gradients, gradients, strict=True)
             }
             buffers = {
-                buffer.name: self._values[f"b{index}"].clone()
-                for index, buffer in enumerate(view.buffers)
+                buffer.name: self._values[f"b{index}"] for index, buffer in enumerate(view.buffers)
             }
-            results.append(_Result(loss, named, buffers))
+            results.append(_result(loss, named, buffers))
+        if recording.evaluation is not None:
+            inputs = {f"i{i}": laid_out_copy(tensor) for i, tensor in enumerate(batches[-1])}
+            (loss,) = replay(
+                recording.evaluation, self._values | inputs, [recording.evaluation_loss]
+            )
+            results[-1]["the loss in eval mode behind it"] = _bits(loss)
         return results
 
 
@@ -296,21 +311,6 @@ def _difference(
     return located(
         location, f"the captured step is not what eager PyTorch does: {what} differs{call}{cause}"
     )
-
-
-def _batches(view: ModelView, recording: Recording) -> list[list[Tensor]]:
-    """The example, and another batch of the same elements that eager PyTorch accepts."""
-    inputs = view.inputs.values()
-    example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
-    shuffles: tuple[Callable[[Tensor], Tensor], ...] = (_shuffled, _rotated)
-    for shuffle in shuffles:
-        other = [shuffle(tensor) for tensor in example]
-        try:
-            _Eager(view, recording).steps([other])
-        except Exception:
-            continue
-        return [example, other]
-    return [example] * _STEPS
 
 
 def _shuffled(tensor: Tensor) -> Tensor:

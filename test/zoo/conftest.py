@@ -1,0 +1,6 @@
+"""The zoo uses the harness of the parity tests."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "parity")]

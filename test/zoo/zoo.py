@@ -1,0 +1,138 @@
+"""Trains architectures of the zoo here and with FSDP2, and says how they compare.
+
+    PYTHONPATH=test/parity python test/zoo/zoo.py [--write docs/models.md] [KEY ...]
+
+Two ranks, a unit for each module of the model's longest list, three steps of AdamW over Gloo on
+both sides. Every loss and every final parameter and buffer must have equal bits. Exit status 1
+where a model is neither equal nor refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import fsdp_mlir
+import ranks
+import torch
+import zoo_models
+from harness import ADAMW, Captured, Case, Model, run_plan, run_reference, write_config
+from safetensors.torch import save_file
+
+WORLD = 2
+STEPS = 3
+BATCH = 2
+
+ranks.PRELOAD += ["zoo_models", "transformers", "torchvision"]
+
+# What `make test` trains: one of each kind of model, and what once differed.
+SUBSET = [
+    "gemma2-causal",
+    "gpt2-causal",
+    "mamba-causal",
+    "deberta-v2-masked",
+    "t5-seq2seq",
+    "bart-seq2seq",
+    "swin-image",
+    "wav2vec2-audio",
+    "shufflenet_v2_x0_5-torchvision",
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`verdict` is equal, refused (then `detail` is the message) or different (what differs)."""
+
+    key: str
+    verdict: str
+    detail: str = ""
+
+
+def compare(key: str, folder: Path) -> Outcome:
+    """Trains one architecture on both sides."""
+    model = zoo_models.build(key)
+    batches = zoo_models.batch(key, samples=2 * WORLD * BATCH)
+    row = Model(
+        "zoo_models:build",
+        zoo_models.longest_list(model),
+        ",".join(batches),
+        vocab=0,
+        seq=0,
+        batch=BATCH,
+        kwargs={"key": key},
+    )
+    case = Case(row, ADAMW, world=WORLD, steps=STEPS)
+    captured = Captured(row, folder)
+    save_file(batches, captured.data)
+    config = folder / "capture.yaml"
+    write_config(case, config)
+    example = {name: tensor[:BATCH] for name, tensor in batches.items()}
+    try:
+        fsdp_mlir.capture(model, kwargs=example, config=config, path=captured.archive)
+        ours = run_plan(captured, case, "zoo", comm="gloo")
+    except (fsdp_mlir.CaptureError, RuntimeError) as error:
+        return Outcome(key, "refused", str(error).splitlines()[-1])
+    theirs = run_reference(captured, case, "zoo")
+    if ours.rank_losses != theirs.rank_losses:
+        return Outcome(key, "different", f"losses {ours.rank_losses} and {theirs.rank_losses}")
+    differing = [
+        name for name, want in theirs.weights.items() if not torch.equal(ours.weights[name], want)
+    ]
+    if differing:
+        count = f"{len(differing)} of {len(theirs.weights)}"
+        return Outcome(key, "different", f"{count} parameters and buffers, first '{differing[0]}'")
+    return Outcome(key, "equal")
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """docs/models.md."""
+    counts = {v: sum(o.verdict == v for o in outcomes) for v in ("equal", "refused", "different")}
+    lines = [
+        "# Models",
+        "",
+        "<!-- made by `make test-zoo`; do not edit -->",
+        "",
+        "Architectures of `transformers` and `torchvision` in tiny configurations, trained here",
+        f"and with FSDP2 for {STEPS} steps on {WORLD} ranks, a unit for each module of the longest",
+        "list. *Equal*: every loss, parameter and buffer has the same bits. *Refused*: capture or",
+        "`fsdp-opt` stops with the message.",
+        "",
+        f"{len(outcomes)} architectures: {counts['equal']} equal, {counts['refused']} refused, "
+        f"{counts['different']} different.",
+        "",
+        "| architecture | task | outcome | |",
+        "| --- | --- | --- | --- |",
+    ]
+    for outcome in outcomes:
+        row = zoo_models.BY_KEY[outcome.key]
+        detail = outcome.detail.replace("|", "\\|")
+        lines.append(f"| {row.name} | {row.task} | {outcome.verdict} | {detail} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", type=Path, help="write the page here")
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="architectures; default: all")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    outcomes = []
+    for key in options.keys or list(zoo_models.BY_KEY):
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = compare(key, Path(folder))
+        print(f"{key}: {outcome.verdict} {outcome.detail}".rstrip(), flush=True)
+        outcomes.append(outcome)
+    if options.write:
+        options.write.write_text(page(outcomes))
+    return int(any(outcome.verdict == "different" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
