@@ -5,34 +5,33 @@
     for batch in loader:
         loss = step(batch)
 
-Rank 0 captures the model and runs fsdp-opt; every rank executes the plan. The ranks are those of
-torchrun, or this process alone.
+Every rank captures the model, which must give the same step; rank 0 runs fsdp-opt; every rank
+executes the plan. The ranks are those of torchrun, or this process alone.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from fsdp_mlir import build, optimizers, sharding, weights
+from fsdp_mlir import build, optimizers, planning, sharding, weights
+from fsdp_mlir.eager_check import equal_bits
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
 from fsdp_mlir.optimizer_state import OptimizerState
-from fsdp_mlir.step import capture
+from fsdp_mlir.planning import Captured, Example, Recipe
 from fsdp_mlir.training_step import Loss
+from fsdp_mlir.unchanged import Unchanged
 
 # Rank 0 compiles meanwhile.
 _COMPILE_SECONDS = 3600
@@ -40,8 +39,6 @@ _EXCHANGE_SECONDS = 300
 
 # Keys of the config that fully_shard alone makes.
 _OF_FULLY_SHARD = ("mesh", "ignore", "shard_placement")
-
-Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 def compile(
@@ -121,17 +118,23 @@ def compile(
             raise CompileError(f"the policy of rank {rank} is not that of rank 0")
 
     with tempfile.TemporaryDirectory(prefix="fsdp-mlir-") as temporary:
-        folder = Path(path) if path is not None else Path(temporary)
+        first = rendezvous.rank == 0
+        folder = Path(path) if first and path is not None else Path(temporary)
+        made = {"loss": loss, "init": init if _on_meta(model) else None, "evaluation": evaluation}
+        recipe = Recipe(model, example, text, made)
+        captured, _ = _together(
+            rendezvous, lambda: recipe.capture(folder), lambda _: "", _COMPILE_SECONDS
+        )
+        planning.check_same(
+            captured.fingerprint, lambda own: rendezvous.exchange(own, _EXCHANGE_SECONDS)
+        )
 
-        def build_plan() -> str:
-            if rendezvous.rank != 0:
-                return ""
-            made = {"loss": loss, "init": init if _on_meta(model) else None}
-            made["evaluation"] = evaluation
-            _build_plan(model, example, made, text, rendezvous.world_size, folder)
+        def make_plan() -> str:
+            if first:
+                planning.make_plan(folder, rendezvous.world_size)
             return str(folder.resolve())
 
-        _, folders = _together(rendezvous, build_plan, str, _COMPILE_SECONDS)
+        _, folders = _together(rendezvous, make_plan, str, _COMPILE_SECONDS)
         # Whoever writes a library into the script wants it to run.
         library = optimizer.get("library") if isinstance(optimizer, dict) else None
         allowed = str(Path(folders[0]) / library) if library else ""
@@ -141,13 +144,15 @@ def compile(
         seed = int(seeds[0]) if init_seed is None else init_seed
 
         def fill() -> str:
-            _fill(session, model, Path(folders[0]), seed)
+            _fill(session, model, captured, seed)
             session.start()
             return ""
 
         _together(rendezvous, fill, str)
     sharding.mark_compiled(model)
-    return Step(session, model, given, _mesh(model, rendezvous.world_size), rendezvous.rank)
+    unchanged = Unchanged(model, captured.constants, captured.fingerprint, recipe.again)
+    mesh = _mesh(model, rendezvous.world_size)
+    return Step(session, model, given, mesh, rendezvous.rank, unchanged)
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -181,53 +186,14 @@ def _on_meta(model: nn.Module) -> bool:
     return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
-def _build_plan(
-    model: nn.Module,
-    example: Example,
-    captured: dict[str, Any],
-    config: str,
-    world_size: int,
-    folder: Path,
-) -> None:
-    """Writes policy.yaml, model.pt (with constants in model.safetensors) and plan.json.
-
-    `captured` are further arguments of capture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    policy, archive, plan = (folder / name for name in ("policy.yaml", "model.pt", "plan.json"))
-    policy.write_text(config)
-    named = example if isinstance(example, Mapping) else {}
-    listed = [example] if isinstance(example, Tensor) else [] if named else list(example)
-    capture(
-        model,
-        listed,
-        dict(named),
-        config=policy,
-        path=archive,
-        save_weights=False,
-        **captured,
-    )
-    command = [build.built("bin/fsdp-opt"), archive, "--config", policy]
-    command += ["--world-size", str(world_size), "--emit", "plan", "-o", plan]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    for line in done.stderr.splitlines():
-        if done.returncode == 0 and ": warning: " in line:
-            warnings.warn(line.partition(": warning: ")[2], stacklevel=3)
-    if done.returncode != 0:
-        found = [line for line in done.stderr.splitlines() if "error: " in line]
-        raise CompileError((found or [f"fsdp-opt ended with status {done.returncode}"])[0])
-
-
-def _fill(session: Any, model: nn.Module, folder: Path, seed: int) -> None:
-    """Every rank's rows of the parameters, and its buffers."""
+def _fill(session: Any, model: nn.Module, captured: Captured, seed: int) -> None:
+    """Every rank's rows of the parameters, its buffers, and what its graph has of constants."""
     if _on_meta(model):
         with torch.random.fork_rng(devices=[]):
             session.initialise(seed)
         return
     params = {state.name: state.tensor for state in weights.parameters(model)}
-    buffers = {state.name: state.tensor for state in weights.buffers(model)}
-    constants = folder / "model.safetensors"
-    if constants.exists():
-        buffers |= load_file(constants)
+    buffers = {state.name: state.tensor for state in weights.buffers(model)} | captured.constants
     for index, param in enumerate(session.params):
         session.set_param(index, params[param["name"]])
     for index, buffer in enumerate(session.buffers):
@@ -271,17 +237,22 @@ class Step:
         optimizer: torch.optim.Optimizer | None,
         mesh: DeviceMesh | None,
         rank: int,
+        unchanged: Unchanged,
     ) -> None:
         self._session = session
         self._optimizer = optimizer
         self._settings = optimizers.Settings(optimizer) if optimizer else None
         self._mesh = mesh
         self._rank = rank
+        self._unchanged = unchanged
         self._microbatches: int = session.microbatches
         self._loss_dtype = getattr(torch, session.loss_dtype)
         self._inputs = {entry["name"]: entry for entry in session.inputs}
         self._params: list[dict[str, Any]] = session.params
-        self._entries = _state_entries(model, session)
+        self._indices = _indices(model, session)
+        self._entries = [
+            (key, *self._indices[key]) for key in model.state_dict() if key in self._indices
+        ]
         indices = {key: index for key, kind, index in self._entries if kind == "param"}
         self._optimizer_state = OptimizerState(session, model, optimizer, indices, self._sharded)
         self._result: Any = None
@@ -294,6 +265,7 @@ class Step:
         microbatches in a row, whose mean loss is returned.
         """
         microbatches = self._split(args, kwargs, self._microbatches)
+        self._unchanged.check(self._has_bits)
         if self._optimizer is not None and self._settings is not None:
             self._settings.check()
             self._session.set_learning_rates(optimizers.learning_rates(self._optimizer))
@@ -308,6 +280,7 @@ class Step:
         if not self._session.evaluates:
             raise TypeError("expected evaluation=True in compile, for evaluate")
         (batch,) = self._split(args, kwargs, 1)
+        self._unchanged.check(self._has_bits, training=False)
         return torch.tensor(self._session.evaluate(batch), dtype=self._loss_dtype)
 
     @property
@@ -404,6 +377,22 @@ class Step:
             local, self._mesh, placements, run_check=False, shape=shape, stride=stride
         )
 
+    def _has_bits(self, name: str, tensor: Tensor) -> bool:
+        """Whether the step has the bits of a whole parameter, a buffer or a constant, in what is
+        this rank's of it."""
+        kind, index = self._indices[name]
+        if kind == "buffer":
+            own = self._session.buffer(index)
+        else:
+            own = self._session.shard(index)
+            if self._mesh is not None and not self._params[index]["ignored"]:
+                shards = self._mesh.size(self._mesh.ndim - 1)
+                rank = self._mesh.get_local_rank(self._mesh.ndim - 1)
+                dim = self._params[index]["shard_dim"]
+                rows = tensor.detach().chunk(shards, dim)
+                tensor = rows[rank] if rank < len(rows) else tensor.narrow(dim, 0, 0)
+        return equal_bits(own, tensor)
+
     def _split(
         self, args: tuple[Any, ...], kwargs: dict[str, Tensor], count: int
     ) -> list[list[Tensor]]:
@@ -430,9 +419,10 @@ class Step:
         return batches
 
 
-def _state_entries(model: nn.Module, session: Any) -> list[tuple[str, str, int]]:
-    """(key, "param" or "buffer", index into the plan's) in the order of model.state_dict()."""
-    index_of: dict[str, tuple[str, int]] = {}
+def _indices(model: nn.Module, session: Any) -> dict[str, tuple[str, int]]:
+    """ "param" or "buffer", and the index into the plan's, by each name in the model; and those of
+    the graph's constants."""
+    found = {entry["name"]: ("buffer", index) for index, entry in enumerate(session.buffers)}
     for kind, states, listed in (
         ("param", weights.parameters(model), session.params),
         ("buffer", weights.buffers(model), session.buffers),
@@ -440,5 +430,5 @@ def _state_entries(model: nn.Module, session: Any) -> list[tuple[str, str, int]]
         position = {entry["name"]: index for index, entry in enumerate(listed)}
         for state in states:
             for name in (state.name, *state.aliases):
-                index_of[name] = (kind, position[state.name])
-    return [(key, *index_of[key]) for key in model.state_dict() if key in index_of]
+                found[name] = (kind, position[state.name])
+    return found

@@ -1,0 +1,139 @@
+"""Ranks whose models differ: what each has of its own stays its own, another step is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_frontdoor import run_script
+
+SCRIPT = """
+import os, sys
+import fsdp_mlir, torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+rank = int(os.environ["RANK"])
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.scale, self.shift = 2.0, torch.zeros(4)
+        self.register_buffer("table", torch.ones(4))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x)) * self.scale
+        FORWARD
+        return self.second(x * self.table + self.shift).mean()
+
+def changed(model):
+    CHANGE
+    return model
+
+batch = {"x": torch.linspace(-1, 1, 12).reshape(3, 4) * (rank + 1)}
+"""
+
+FAILING = (
+    SCRIPT
+    + """
+model = changed(Model())
+fsdp_mlir.fully_shard(model)
+try:
+    fsdp_mlir.compile(model, optimizer=(torch.optim.SGD, {"lr": 0.1}), example=batch)
+except Exception as error:
+    print(type(error).__name__, error, sep=": ", file=sys.stderr)
+os._exit(0)
+"""
+)
+
+EQUAL = (
+    SCRIPT
+    + """
+dist.init_process_group("gloo")
+losses, states = [], []
+for shard in (fully_shard, fsdp_mlir.fully_shard):
+    model = changed(Model())
+    shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = model
+    if shard is not fully_shard:
+        step = fsdp_mlir.compile(model, optimizer=optimizer, example=batch)
+    for _ in range(3):
+        loss = step(**batch)
+        losses.append(loss.item())
+        if step is model:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    states.append(step.state_dict())
+assert losses[:3] == losses[3:], losses
+for name, tensor in states[0].items():
+    want, got = (x.to_local() if hasattr(x, "to_local") else x for x in
+                 (tensor, states[1][name]))
+    assert torch.equal(want, got), name
+dist.barrier()
+os._exit(0)
+"""
+)
+
+# Code of forward, a change before `compile`, and what the message says.
+DIFFERENT: dict[str, tuple[str, str, list[str]]] = {
+    "an_attribute": (
+        "pass",
+        "model.scale = 2.0 + rank",
+        ["rank 1 is not that of rank 0: call", "(%v2, 3.0)", "script.py:19 there", "(%v2, 2.0)"],
+    ),
+    "a_mode": (
+        "x = nn.functional.dropout(x, training=self.training)",
+        "model.train(rank == 0)",
+        [],
+    ),
+    "a_shape": (
+        "pass",
+        "model.table = torch.ones(4) if rank == 0 else torch.ones(1)",
+        ["rank 0: buffer 'table' of float32[1]", "there, buffer 'table' of float32[4]"],
+    ),
+    "a_dtype": (
+        "pass",
+        "model.shift = model.shift.to(torch.float32 if rank == 0 else torch.float64)",
+        ["script.py:"],
+    ),
+    "a_frozen_parameter": (
+        "pass",
+        "model.first.bias.requires_grad_(rank == 0)",
+        ["param 'first.bias' of float32[4] requires_grad=False there"],
+    ),
+}
+
+
+def both(script: str, directory: Path, forward: str, change: str) -> list[str]:
+    path = directory / "script.py"
+    path.write_text(script.replace("FORWARD", forward).replace("CHANGE", change))
+    statuses, errors = run_script(path)
+    assert statuses == [0, 0], errors
+    return errors
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_another_step(name: str, tmp_path: Path) -> None:
+    forward, change, parts = DIFFERENT[name]
+    errors = both(FAILING, tmp_path, forward, change)
+    lines = [[line for line in text.splitlines() if "Error: " in line] for text in errors]
+    assert len(lines[0]) == 1 and lines[0] == lines[1], lines
+    assert lines[0][0].startswith("CompileError: the step of rank 1 is not that of rank 0: ")
+    for part in parts:
+        assert part in lines[0][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["model.shift = torch.full((4,), 1.0 + rank)", "model.table.fill_(1.0 + rank)"],
+    ids=["constant", "buffer"],
+)
+def test_values_of_each_rank(change: Any, tmp_path: Path) -> None:
+    """FSDP2 does not make them equal either."""
+    both(EQUAL, tmp_path, "pass", change)
