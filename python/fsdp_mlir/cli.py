@@ -144,6 +144,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="capture the loss in eval mode too, for fsdp-run --eval-every",
     )
+    result.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="run the captured step beside eager PyTorch; by default where the model is small",
+    )
     result.add_argument("--config", metavar="FILE", help="policy file (YAML), as for fsdp-opt")
     result.add_argument("-o", "--output", default="model.pt", metavar="FILE", help="[%(default)s]")
     return result
@@ -171,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             init=factory if options.meta and not options.no_init else None,
             evaluation=options.evaluation,
             config=options.config,
+            check=options.check,
             path=options.output,
         )
     except (CaptureError, OSError) as error:

@@ -158,7 +158,7 @@ def _on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 @contextmanager
 def _unchanged(view: ModelView, tensors: list[Tensor]) -> Iterator[None]:
     """Puts the Python state of the model, and the data of `tensors`, back at the end."""
-    state = PythonState.of(view.model)
+    state = PythonState.of(view.model, view.step.loss)
     data = [tensor.clone() for tensor in tensors]
     try:
         yield

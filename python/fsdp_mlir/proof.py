@@ -36,17 +36,17 @@ def recorded(view: ModelView, *, evaluation: bool, check: bool | None) -> tuple[
     `check`: whether to run it; None for where there are data, of at most CHECKED_BYTES. Raises
     CaptureError. The model's Python state and the generators are as before in any case.
     """
-    before = PythonState.of(view.model)
+    before = PythonState.of(view.model, view.step.loss)
     try:
         with untouched_generators():
             recording, drawn = _drawing(view, evaluation)
-            first = PythonState.of(view.model)
+            first = PythonState.of(view.model, view.step.loss)
             changed = before.changes(first)
             before.restore()
             _check_again(view, recording, evaluation, before, drawn)
             first.restore()
             cached = bool(changed) and _depends_on_state(view, recording, evaluation)
-            second = PythonState.of(view.model)
+            second = PythonState.of(view.model, view.step.loss)
     finally:
         before.restore()
     _check_counters(view, before, first, second)

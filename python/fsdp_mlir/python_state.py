@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
+import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,11 +46,23 @@ class PythonState:
     _seen: dict[int, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: nn.Module) -> PythonState:
-        """The state now. Parameters, buffers and submodules count by name: that they are there."""
+    def of(model: nn.Module, loss: Callable[..., Any] | None = None) -> PythonState:
+        """The state now, with that of a loss function: its attributes, or what it closes over.
+        Parameters, buffers and submodules count by name: that they are there."""
         state = PythonState()
         for path, module in model.named_modules():
             state._add_module(f"{path}." if path else "", module)
+        if isinstance(loss, nn.Module):
+            for path, module in loss.named_modules():
+                state._add_module(f"loss.{path}." if path else "loss.", module)
+        elif inspect.isfunction(loss):
+            cells = zip(loss.__code__.co_freevars, loss.__closure__ or (), strict=True)
+            for name, cell in cells:
+                with contextlib.suppress(ValueError):  # one that is empty yet
+                    state._add(f"loss.{name}", cell.cell_contents, 0)
+        elif hasattr(loss, "__dict__"):
+            for name, value in vars(loss).items():
+                state._add(f"loss.{name}", value, 0)
         return state
 
     def restore(self) -> None:

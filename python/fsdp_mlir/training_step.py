@@ -32,7 +32,7 @@ class TrainingStep(nn.Module):
         self.model = model
         self.names = list(names)
         self._positional = positional
-        self._loss = loss
+        self.loss = loss
         self._of_loss = _loss_inputs(loss, self.names[positional:])
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -63,7 +63,7 @@ class TrainingStep(nn.Module):
         return loss
 
     def _scalar(self, output: Any, beside: dict[str, Tensor]) -> Tensor:
-        loss = self._loss
+        loss = self.loss
         where = source_of(self.model if loss is None else loss)
         if loss is not None:
             value = loss(output, **beside)

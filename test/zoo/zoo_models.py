@@ -93,8 +93,8 @@ ARCHITECTURES = [
         "llama mistral ministral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 gpt2 gpt_neo "
         "gpt_neox gptj opt bloom falcon mpt stablelm starcoder2 olmo olmo2 olmo3 cohere cohere2 "
         "granite glm glm4 persimmon codegen biogpt xglm ctrl openai-gpt gpt_bigcode nemotron "
-        "helium smollm3 ernie4_5 exaone4 seed_oss arcee apertus diffllama hunyuan_v1_dense jais2 nanochat "
-        "modernbert-decoder bitnet mamba falcon_mamba",
+        "helium smollm3 ernie4_5 exaone4 seed_oss arcee apertus diffllama hunyuan_v1_dense "
+        "jais2 nanochat modernbert-decoder bitnet mamba falcon_mamba",
     ),
     *_rows(
         "masked",
