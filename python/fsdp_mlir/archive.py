@@ -165,4 +165,6 @@ def _record(view: ModelView, recording: Recording, files: dict[str, int]) -> dic
         "backward_begin": trace.backward_begin,
         "nodes": _node_records(trace.nodes, files),
         "grads": list(recording.gradients),
+        "units": recording.units,
+        "entries": recording.entries,
     }

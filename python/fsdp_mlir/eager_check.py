@@ -130,7 +130,10 @@ class _Eager:
         slots = view.slots({**params, **buffers})
         results = []
         _seed()
-        with _unchanged(view, [*buffers.values(), *self._constants]), view.units.hooked():
+        with (
+            _unchanged(view, [*buffers.values(), *self._constants]),
+            view.units.hooked(view.params),
+        ):
             for batch in batches:
                 for param in params.values():
                     param.grad = None

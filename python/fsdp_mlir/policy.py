@@ -22,6 +22,7 @@ from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_mlir.errors import CaptureError
 from fsdp_mlir.module import class_name
+from fsdp_mlir.unit_entry import Entries
 from fsdp_mlir.weights import State
 
 _DTYPES = {
@@ -139,14 +140,35 @@ class Units:
             units.update(self._units_of(param))
         return {name: precision for name, precision in units.items() if precision}
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Casts at unit boundaries as FSDP2 does.
+    def formed(self, params: Iterable[State]) -> list[list[str]]:
+        """The modules of each unit that has parameters, but for the root unit.
 
-        Every module that a pattern matches is a unit here, also one without parameters of its own.
+        The modules that a list of patterns matches are one unit, and so are those that share a
+        parameter; a unit that shares one with the root is part of the root unit.
+        """
+        unit_of: dict[Any, set[str]] = {}
+        for param in params:
+            modules = set(self._units_of(param))
+            for claim in map(self._claim, list(modules)):
+                modules |= unit_of.get(claim, set())
+            unit_of |= dict.fromkeys(map(self._claim, modules), modules)
+        units = {id(unit): unit for unit in unit_of.values()}
+        return [sorted(unit) for unit in units.values() if "" not in unit]
+
+    def _claim(self, module: str) -> Any:
+        """What modules of one call of fully_shard have in common."""
+        entry = self._entry(module) if module else None
+        return entry if entry and len(entry.patterns) > 1 else module
+
+    @contextmanager
+    def hooked(self, params: Iterable[State]) -> Iterator[Entries]:
+        """Casts at unit boundaries and entry functions as FSDP2 has them.
+
+        Every module that a pattern matches is cast here, also one without parameters of its own.
         FSDP2 casts at each module of a unit of several (_register_group_forward_hooks).
         """
-        handles: list[Any] = []
+        entries = Entries(self._model, self.formed(params))
+        handles: list[Any] = list(entries.attach())
         hooked: set[int] = set()
         for name, module in self._model.named_modules(remove_duplicate=False):
             entry = self._entry(name) if name else None
@@ -161,7 +183,7 @@ class Units:
             )
             handles.append(module.register_forward_hook(precision.cast_output))
         try:
-            yield
+            yield entries
         finally:
             for handle in handles:
                 handle.remove()

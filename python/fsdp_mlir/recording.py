@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ class Recording:
     loss: str
     gradients: dict[int, str]
     written: set[str]  # buffers and constants that are changed in place
+    units: list[list[str]]  # the modules of each unit but the root
+    entries: dict[str, str]  # as unit_entry.Entries.needed has it
     evaluation: Trace | None = None
     evaluation_loss: str = ""
 
@@ -36,7 +39,8 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
     """
     fake = FakeState(view)
     sources = SourceMap()
-    with ModuleStack(view.model) as modules, view.units.hooked(), refused_seeding():
+    hooked = view.units.hooked(view.params)
+    with ModuleStack(view.model) as modules, hooked as entries, refused_seeding():
         recorder = _recorder(view, fake, modules, sources)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
@@ -68,8 +72,10 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
                 source_of(view.model), "the loss or a gradient was not made by the captured step"
             )
         named = {index: name for index, name in gradients.items() if name}
+        made = partial(Recording, modules, recorder.trace, loss, named)
+        needed = entries.needed(value)
         if not evaluation:
-            return Recording(modules, recorder.trace, loss, named, recorder.states.written)
+            return made(recorder.states.written, entries.units, needed)
 
         evaluator = _recorder(view, fake, modules, sources)
         evaluator.share_constants(recorder)
@@ -79,9 +85,7 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
         written = recorder.states.written | evaluator.states.written
-        return Recording(
-            modules, recorder.trace, loss, named, written, evaluator.trace, evaluation_loss
-        )
+        return made(written, entries.units, needed, evaluator.trace, evaluation_loss)
 
 
 def _recorder(

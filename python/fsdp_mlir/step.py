@@ -85,7 +85,8 @@ def capture(
     evaluations between steps; the model's own mode stays as it is.
 
     `config` is a policy file of fsdp-opt, read for the units and their mixed precision: parameters
-    then have the dtype in which they are gathered, and the graph has the casts at unit boundaries.
+    then have the dtype in which they are gathered, and the graph has the casts at unit boundaries
+    and sums the gradients of a unit's inputs as FSDP2 does. fsdp-opt says where it needs that.
 
     The step is recorded again with other seeds and as another rank, and must be the same. With
     `check` it is then run on two batches beside eager PyTorch: loss, gradients and buffers must

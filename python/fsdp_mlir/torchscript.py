@@ -19,6 +19,8 @@ The archive's extra files:
   - nodes: one for each ATen call of graph.ir in order, with op, overload, module, file, line (-1:
     unknown) and outs (shape and dtype of each result, null where there is none);
     backward_begin, the first node of the backward; grads, the parameter of each gradient;
+  - units: the modules of each unit that the step was captured with, but for the root; entries: the
+    modules that need an entry function if they are a unit, each with an input (unit_entry.py);
   - init: null, or nodes (those of init.ir, in the same form) and params and buffers: whose values
     the elements of init.ir's result are, parameters first.
 """

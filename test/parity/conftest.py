@@ -27,13 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Captured]:
-    """Captures a model, under a mixed precision, at its first use."""
+    """Captures a model, under its units and a mixed precision, at its first use."""
     made: dict[str, Captured] = {}
 
     def make(model: Model, precision: dict[str, Any] | None = None) -> Captured:
-        key = f"{model.factory}{model.kwargs}"
-        if precision:
-            key += f"{model.units}{precision}"
+        key = f"{model.factory}{model.kwargs}{model.units}{precision or {}}"
         if key not in made:
             directory = tmp_path_factory.mktemp("model")
             made[key] = capture(model, directory, precision=precision)

@@ -146,17 +146,15 @@ def write_text_batches(model: Model, path: Path, samples: int) -> None:
 def capture(
     model: Model, directory: Path, *, samples: int = 50, precision: dict[str, Any] | None = None
 ) -> Captured:
-    """Captures a model on its first batch of text. `samples` need not be a multiple of anything:
-    the data set wraps."""
+    """Captures a model on its first batch of text, under its units. `samples` need not be a
+    multiple of anything: the data set wraps."""
     directory.mkdir(parents=True, exist_ok=True)
     captured = Captured(model, directory)
     write = write_image_batches if model.pixels else write_text_batches
     write(model, captured.data, samples)
     batch = {name: x[: model.batch] for name, x in load_file(captured.data).items()}
-    config = None
-    if precision:
-        config = directory / "capture.yaml"
-        write_config(Case(model, ADAMW, precision=precision), config)
+    config = directory / "capture.yaml"
+    write_config(Case(model, ADAMW, precision=precision or {}), config)
     fsdp_mlir.capture(
         model.build(), kwargs=batch, evaluation=True, config=config, path=str(captured.archive)
     )

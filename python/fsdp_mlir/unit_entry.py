@@ -1,0 +1,214 @@
+"""Where a unit's inputs enter it: FSDP2's autograd function there, and which units need it.
+
+FSDP2 sends the inputs of a unit that require gradients through one autograd function
+(RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). So the
+gradient of such an input is summed over its uses inside the unit first, then with those of other
+uses, and one that nothing in the unit uses gets zeros. Autograd by itself adds in the order of the
+uses, the last one first. The sums have other bits where an input is used at least twice inside a
+unit and once later outside it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_grad_tensors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# A differentiable value: the node that made it, and which of its results it is.
+Edge = tuple[Node, int]
+
+
+class UnitEntry(torch.autograd.Function):
+    """The identity of a unit's inputs, as FSDP2 has it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return grads
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> tuple[Tensor, ...]:
+        return tangents
+
+
+class _Renamed(TorchDispatchMode):
+    """Makes the aliases that autograd has of a function's unchanged inputs calls that a recorder
+    below does not write down."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.is_view:
+            return torch.ops.aten.detach.default(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Unit:
+    """The modules of one `fully_shard` call and how far its forward is."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = set(modules)
+        self._to_run: set[nn.Module] = set()
+        self._running = False
+
+    def enter(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """A forward pre-hook. The function takes the inputs of the module that runs first."""
+        if _in_backward():
+            return args, kwargs
+        first, self._running = not self._running, True
+        if not self._to_run:
+            self._to_run |= self.modules
+        if not (first and torch.is_grad_enabled()):
+            return args, kwargs
+        inputs = collect_grad_tensors((args, kwargs))
+        if not inputs:
+            return args, kwargs
+        with _Renamed():
+            entered = UnitEntry.apply(*inputs)
+        return replace_grad_tensors((args, kwargs), iter(entered))
+
+    def leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        """A forward hook."""
+        if not _in_backward() and module in self._to_run:
+            self._to_run.remove(module)
+            self._running = bool(self._to_run)
+
+    def complete(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        """A forward hook of the root: modules that have not run are not waited for."""
+        if not _in_backward():
+            self._to_run.clear()
+            self._running = False
+
+
+def _in_backward() -> bool:
+    return torch._C._current_autograd_node() is not None
+
+
+@dataclass
+class _Call:
+    """One call of a module: its inputs that require gradients, each with the argument's name, and
+    the sequence numbers of the autograd nodes that it made."""
+
+    module: str
+    inputs: list[tuple[str, GradientEdge]]
+    begin: int
+    end: int = 0
+
+
+class Entries:
+    """The hooks of a model's units, and a record of what enters its modules.
+
+    `units` are the names of the modules of each unit but the root.
+    """
+
+    def __init__(self, model: nn.Module, units: Sequence[Sequence[str]]) -> None:
+        self._model = model
+        self.units = [list(names) for names in units]
+        self._calls: list[_Call] = []
+        self._open: list[_Call] = []
+
+    def attach(self) -> Iterator[Any]:
+        """Registers the hooks, before all others that run before a forward; yields handles."""
+        for names in self.units:
+            unit = _Unit([self._model.get_submodule(name) for name in names])
+            for module in unit.modules:
+                yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
+                yield module.register_forward_hook(unit.leave, always_call=True)
+            yield self._model.register_forward_hook(unit.complete)
+        for name, module in self._model.named_modules():
+            if module is not self._model and any(True for _ in module.parameters()):
+
+                def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                    self._before(name, module, args, kwargs)
+
+                yield module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+                yield module.register_forward_hook(self._after, always_call=True)
+
+    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        call = _Call(name, [], torch.autograd._get_sequence_nr())
+        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            names = list(inspect.signature(module.forward).parameters)
+            named = [(names[min(i, len(names) - 1)], value) for i, value in enumerate(args)]
+            for argument, value in (*named, *kwargs.items()):
+                for tensor in collect_grad_tensors(value):
+                    with _Renamed():
+                        call.inputs.append((argument, get_gradient_edge(tensor)))
+        self._open.append(call)
+
+    def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._open:
+            call = self._open.pop()
+            call.end = torch.autograd._get_sequence_nr()
+            if call.inputs and not _in_backward():
+                self._calls.append(call)
+
+    def needed(self, loss: Tensor) -> dict[str, str]:
+        """The modules that need the function if they are units, and the argument that needs it.
+
+        It makes no difference to any other module, whatever else is a unit.
+        """
+        uses = _Uses(loss)
+        found: dict[str, str] = {}
+        for call in self._calls:
+            edges = [uses.origin(edge) for _, edge in call.inputs]
+            inside = [[call.begin <= at < call.end for at in uses.of(edge)] for edge in edges]
+            if not any(map(any, inside)):
+                continue
+            for (argument, _), edge, within in zip(call.inputs, edges, inside, strict=True):
+                summed = sum(within) >= 2 and any(at >= call.end for at in uses.of(edge))
+                if summed or not within or edges.count(edge) > 1:
+                    found.setdefault(call.module, argument)
+        return found
+
+
+class _Uses:
+    """The uses of values in what a loss depends on, as sequence numbers. Entry functions are no
+    uses; what uses their results is."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self._users: dict[Edge, list[tuple[Node, int]]] = {}
+        start = loss.grad_fn
+        seen = {start}
+        waiting = [start]
+        while waiting:
+            user = waiting.pop()
+            assert user is not None
+            for position, (node, result) in enumerate(user.next_functions):
+                if node is None:
+                    continue
+                self._users.setdefault((node, result), []).append((user, position))
+                if node not in seen:
+                    seen.add(node)
+                    waiting.append(node)
+
+    def origin(self, edge: GradientEdge) -> Edge:
+        """The value that entry functions made `edge` of."""
+        node, result = edge.node, edge.output_nr
+        while isinstance(node, UnitEntry._backward_cls):
+            node, result = node.next_functions[result]
+        return node, result
+
+    def of(self, edge: Edge) -> list[int]:
+        uses: list[int] = []
+        for user, position in self._users.get(edge, ()):
+            if isinstance(user, UnitEntry._backward_cls):
+                uses += self.of((user, position))
+            else:
+                uses.append(user._sequence_nr())
+        return uses

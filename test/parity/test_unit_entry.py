@@ -1,0 +1,51 @@
+"""FSDP2's autograd function at the entry of a unit: gradients are summed in the unit first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from harness import ADAMW_FUSED, SGD, Captured, Case, Model, Run, run_plan
+from test_parity import assert_equal_bits
+
+Capture = Callable[..., Captured]
+Reference = Callable[..., Run]
+
+
+def text_model(factory: str, units: object, **kwargs: object) -> Model:
+    names = "tokens,targets"
+    return Model(f"unit_entry_models:{factory}", units, names, 256, 16, 2, dict(kwargs))
+
+
+MODELS = {
+    "memory": text_model("Decoder", "blocks.*"),
+    "by_keyword": text_model("Decoder", "blocks.*", how="keyword"),
+    "in_containers": text_model("Decoder", "blocks.*", how="nested"),
+    "one_input_twice": text_model("Decoder", "blocks.*", how="twice"),
+    "inner_units": text_model("Decoder", [{"match": "blocks.*"}, {"match": "blocks.*.k"}]),
+    "several_modules": text_model("Decoder", [{"match": ["blocks.0", "blocks.2", "enc"]}]),
+    "class": text_model("Decoder", [{"class": "Block"}]),
+    "unread": text_model("Unread", "block"),
+    "norms": text_model("Residual", [{"match": "norms.*"}, {"match": "layers.*"}]),
+    "norm_and_layer": text_model(
+        "Residual", [{"match": [f"norms.{i}", f"layers.{i}"]} for i in range(3)]
+    ),
+    "attention": text_model("Attention", "attention"),
+    "t5": text_model("t5", [{"match": "net.*.block.*"}]),
+    "t5_layers": text_model("t5", [{"match": "net.decoder.block.*.layer.*"}]),
+    "bart": text_model("bart", [{"match": "net.model.*.layers.*"}]),
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model) -> None:
+    case = Case(model, ADAMW_FUSED, steps=4)
+    ours = run_plan(captured(model), case, "entry")
+    assert len(set(ours.column("loss"))) == case.steps
+    assert_equal_bits(ours, reference(case))
+
+
+def test_mixed_precision(captured: Capture, reference: Reference) -> None:
+    precision = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
+    case = Case(MODELS["norms"], SGD, steps=4, precision=precision)
+    assert_equal_bits(run_plan(captured(case.model, precision), case, "bf16"), reference(case))
