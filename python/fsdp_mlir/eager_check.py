@@ -138,8 +138,8 @@ class _Eager:
                 for param in params.values():
                     param.grad = None
                 inputs = [laid_out_copy(tensor) for tensor in batch]
-                with torch.enable_grad(), tape or nullcontext():
-                    loss = view.step.run(slots, inputs)
+                with torch.enable_grad(), view.step.holding(slots), tape or nullcontext():
+                    loss = view.step(inputs)
                     loss.backward()
                 if tape is not None:
                     tape.end_step()

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fsdp_mlir import weights
 from fsdp_mlir.errors import CaptureError, SourceMap, located, source_of
 from fsdp_mlir.known import flat_tensors
-from fsdp_mlir.trace import ModuleStack, Node, Origin, Recorder, Ref, TensorType
+from fsdp_mlir.module_stack import ModuleStack
+from fsdp_mlir.trace import Node, Origin, Recorder, Ref, TensorType
 
 aten = torch.ops.aten
 

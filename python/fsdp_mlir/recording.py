@@ -10,10 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.draws import Draws
 from fsdp_mlir.errors import SourceMap, located, source_of
 from fsdp_mlir.model_view import FakeState, ModelView
+from fsdp_mlir.module_stack import ModuleStack
 from fsdp_mlir.perturbed import refused_seeding
-from fsdp_mlir.trace import ModuleStack, Recorder, Trace, evaluated, traced
+from fsdp_mlir.trace import Recorder, Trace, evaluated, traced
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,15 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
         def forward() -> Tensor:
-            return view.step.run(fake.slots, fake.inputs)
+            loss: Tensor = view.step(fake.inputs)
+            return loss
 
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
             leaves = [fake.params[index] for index in trainable]
             return torch.autograd.grad(loss, leaves, allow_unused=True)
 
-        with fake.mode:
+        recorder.draws = Draws()
+        with fake.mode, recorder.draws.following(), view.step.holding(fake.slots):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
         for param, leaf in zip(view.params, fake.params, strict=True):
@@ -79,7 +83,7 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
 
         evaluator = _recorder(view, fake, modules, sources)
         evaluator.share_constants(recorder)
-        with fake.mode, _eval_mode(view.model):
+        with fake.mode, _eval_mode(view.model), view.step.holding(fake.slots):
             evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
         evaluator.states.check_places()
         if evaluation_loss is None:

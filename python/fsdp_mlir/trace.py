@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
@@ -28,9 +28,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fsdp_mlir.bound_state import BoundStates
+from fsdp_mlir.draws import Draw, Draws, is_draw, outcome
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
 from fsdp_mlir.known import KnownValues, flat_tensors
-from fsdp_mlir.module import class_name
+from fsdp_mlir.module_stack import ModuleStack
 from fsdp_mlir.strides import laid_out, placeholder
 from fsdp_mlir.weights import State
 
@@ -98,49 +99,6 @@ class Trace:
     backward_begin: int = 0
 
 
-class ModuleStack:
-    """The path of the module whose `forward` runs, through PyTorch's global module hooks.
-
-    `paths` is the table that indices point into; "" (the root, index 0) is first. `classes` has
-    the class name of each.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.paths = [""]
-        self.classes = [class_name(model)]
-        self._index = {id(model): 0}
-        for path, module in model.named_modules():
-            if id(module) not in self._index:
-                self._index[id(module)] = len(self.paths)
-                self.paths.append(path)
-                self.classes.append(class_name(module))
-        self._stack: list[int] = []
-        self._handles: list[Any] = []
-
-    @property
-    def current(self) -> int | None:
-        return self._stack[-1] if self._stack else None
-
-    def __enter__(self) -> ModuleStack:
-        hooks = nn.modules.module
-        self._handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _enter(self, module: nn.Module, _args: Any) -> None:
-        self._stack.append(self._index.get(id(module), self.current or 0))
-
-    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if self._stack:
-            self._stack.pop()
-
-
 class Recorder(TorchDispatchMode):
     """Records calls into `trace`; enter it inside `fake_mode`.
 
@@ -176,6 +134,7 @@ class Recorder(TorchDispatchMode):
         self._constants: dict[int, FakeTensor] = {}
         self._count = 0
         self.states = BoundStates()
+        self.draws: Draws | None = None  # set where draws are made again
         # Forward origins by the sequence number of the autograd node made last.
         self._sequence: list[int] = []
         self._origins: list[Origin] = []
@@ -227,6 +186,9 @@ class Recorder(TorchDispatchMode):
         fakes = [self._faked(value, origin) for value in values]
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
+        draws = self.draws if self.draws and is_draw(func, values) else None
+        if draws and (earlier := draws.earlier(func, values, origin.location)):
+            return self._written(func, values, fakes, self._again(earlier, func, fakes, origin))
         result, known = self._run(func, values, fakes, origin)
         if func in IDENTITIES:
             self.bind(result, self._ref(fakes[0], origin).name)
@@ -246,7 +208,33 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.inplace_view in func.tags:
             recorded = self._out_of_place(func, origin)
         self._record(recorded, fakes, result, origin)
+        if draws:
+            drawn = [(tensor, self._names[id(tensor)]) for tensor in outcome(func, fakes, result)]
+            draws.add(func, values, self.trace.nodes[-1], drawn)
         return result if known else self._written(func, values, fakes, result)
+
+    def _again(self, draw: Draw, func: OpOverload, fakes: list[Any], origin: Origin) -> Any:
+        """Records a call that draws what `draw` did as copies of that; returns its result."""
+        if not draw.copies:
+            at = next(i for i, node in enumerate(self.trace.nodes) if node is draw.node) + 1
+            for tensor, name in draw.results:
+                copy, copied = aten.clone.default(tensor), f"v{self._count}"
+                self._count += 1
+                self.bind(copy, copied)
+                draw.copies.append(copy)
+                args, types = [Ref(name), None], [TensorType.of(copy)]
+                clone = Node(aten.clone.default, args, [copied], types, draw.node.origin)
+                self.trace.nodes.insert(at, clone)
+                self.trace.backward_begin += at <= self.trace.backward_begin
+        args, kwargs = split_arguments(func, fakes)
+        result = func(*args, **kwargs)
+        written = flat_tensors(fakes)
+        for target, copy in zip(outcome(func, fakes, result), draw.copies, strict=True):
+            if any(target is tensor for tensor in written):
+                self._record(aten.copy_.default, [target, copy, False], target, origin)
+            else:
+                self._record(aten.clone.default, [copy, None], target, origin)
+        return result
 
     def _check_layout(self, tensor: Tensor, offset: int | None, origin: Origin) -> None:
         """Refuses strides over a storage from outside the step that a run lays out otherwise."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import stateless
 
 from fsdp_mlir.errors import CaptureError, located, source_of
 
@@ -44,15 +46,17 @@ class TrainingStep(nn.Module):
         output = self.model(*inputs[: self._positional], **keywords)
         return self._scalar(output, beside)
 
-    def run(self, state: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> Tensor:
-        """The loss with `state`, by the attributes of the model that hold it, in place of its own.
+    @contextmanager
+    def holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
+        """The model with `state`, by the attributes of it that hold it, in place of its own.
 
-        The loss function sees the same state. CaptureError where forward assigns one of these
-        attributes, since the new value would be lost.
+        For forward and backward, which runs checkpointed regions of the model again. CaptureError
+        where one of these attributes was assigned, since the new value would be lost.
         """
         given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
         after = dict(given)
-        loss: Tensor = torch.func.functional_call(self, after, (inputs,), tie_weights=False)
+        with stateless._reparametrize_module(self, after, tie_weights=False):
+            yield
         for slot, tensor in given.items():
             if after[slot] is not tensor:
                 raise located(
@@ -60,7 +64,6 @@ class TrainingStep(nn.Module):
                     f"'{slot.removeprefix(_MODEL + '.')}' was assigned in forward, and the new "
                     "value would be lost; change it in place, as with .copy_()",
                 )
-        return loss
 
     def _scalar(self, output: Any, beside: dict[str, Tensor]) -> Tensor:
         loss = self.loss
