@@ -228,7 +228,6 @@ TEST(ShmComm, PlacesDoNotOverlap) {
 TEST(ShmComm, NamesADeadPeer) {
   plan::Plan plan = collectivePlan(2, plan::DType::Float32);
   ShmSegment segment(plan);
-  auto begin = std::chrono::steady_clock::now();
   std::vector<std::string> errors = forkRanks(2, [&](int64_t rank) {
     ShmComm comm(plan, segment, rank);
     comm.publish();
@@ -243,7 +242,6 @@ TEST(ShmComm, NamesADeadPeer) {
   EXPECT_THAT(errors[0], HasSubstr("rank 1 (pid "));
   EXPECT_THAT(errors[0], HasSubstr(") died; this rank was waiting in "
                                    "optimizer_step at step 7"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
 }
 
 TEST(ShmComm, StopsWhenAborted) {

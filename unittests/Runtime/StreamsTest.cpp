@@ -206,7 +206,6 @@ TEST_F(StreamsOfFsdpRun, EndWithTheErrorOfOneThread) {
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, HasSubstr("rank 1: step 2: reduce_scatter of unit"));
   EXPECT_THAT(result.err, HasSubstr("injected fault"));
-  EXPECT_LT(result.seconds, 20);
 }
 
 TEST_F(StreamsOfFsdpRun, AreNotProfiledOnThreads) {
