@@ -28,6 +28,7 @@ from fsdp_mlir import build, optimizers, planning, sharding, weights
 from fsdp_mlir.eager_check import equal_bits
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
+from fsdp_mlir.model_state import Index, ModelState
 from fsdp_mlir.optimizer_state import OptimizerState
 from fsdp_mlir.planning import Captured, Example, Recipe
 from fsdp_mlir.training_step import Loss
@@ -249,11 +250,11 @@ class Step:
         self._loss_dtype = getattr(torch, session.loss_dtype)
         self._inputs = {entry["name"]: entry for entry in session.inputs}
         self._params: list[dict[str, Any]] = session.params
-        self._indices = _indices(model, session)
-        self._entries = [
-            (key, *self._indices[key]) for key in model.state_dict() if key in self._indices
-        ]
-        indices = {key: index for key, kind, index in self._entries if kind == "param"}
+        states = _indices(model, session)
+        listed = enumerate(session.buffers)  # with the constants
+        self._indices = {entry["name"]: ("buffer", i) for i, entry in listed} | states
+        self._state = ModelState(session, model, rank, states, self._sharded)
+        indices = {name: index for name, (kind, index) in states.items() if kind == "param"}
         self._optimizer_state = OptimizerState(session, model, optimizer, indices, self._sharded)
         self._result: Any = None
 
@@ -298,59 +299,21 @@ class Step:
         """Whether the last step changed nothing, because a gradient was not finite."""
         return bool(self._result and self._result.skipped)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The keys of model.state_dict(). Parameters are DTensors of this rank's rows, as FSDP2's
-        (plain tensors where there is no process group), and the memory that the step trains;
-        buffers and ignored parameters are this rank's own. No communication."""
-        state = {}
-        for key, kind, index in self._entries:
-            if kind == "buffer":
-                state[key] = self._session.buffer(index)
-            else:
-                state[key] = self._sharded(index, self._session.shard(index))
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        """What model.state_dict(), with its hooks, makes of the trained state. Parameters are
+        DTensors of this rank's rows, as FSDP2's (plain tensors where there is no process group),
+        and the memory that the step trains; buffers and ignored parameters are this rank's own.
+        No communication, but that of DTensor where a hook takes parameters apart."""
+        return self._state.state_dict()
 
-    def full_state_dict(self) -> dict[str, Tensor]:
+    def full_state_dict(self) -> dict[str, Any]:
         """Whole copies on rank 0, made one tensor at a time; an empty dict on the others."""
-        state: dict[str, Tensor] = {}
-        for key, kind, index in self._entries:
-            if kind == "buffer":
-                value = self._session.buffer(index)
-            else:
-                value = self._session.full_param(index)
-            if self._rank == 0:
-                state[key] = value.clone()
-        return state
+        return self._state.full_state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes a state dict of either form, with exactly the keys of the model's."""
-        keys = {key for key, _, _ in self._entries}
-        for name, differing in (
-            ("missing", keys - set(state)),
-            ("unexpected", set(state) - keys),
-        ):
-            if differing:
-                listed = ", ".join(f"'{key}'" for key in sorted(differing)[:4])
-                raise ValueError(f"{len(differing)} {name} keys in the state dict: {listed}")
-        own = self.state_dict()
-        for key, tensor in state.items():
-            if tensor.shape != own[key].shape:
-                raise ValueError(
-                    f"'{key}': expected shape {list(own[key].shape)}, got {list(tensor.shape)}"
-                )
-        self._session.quiesce()
-        with torch.no_grad():
-            for key, kind, index in self._entries:
-                source, target = state[key].detach(), own[key]
-                if not isinstance(target, DTensor) or kind == "buffer":
-                    target.copy_(source.full_tensor() if isinstance(source, DTensor) else source)
-                elif not isinstance(source, DTensor):
-                    self._session.set_param(index, source)
-                elif source.placements == target.placements:
-                    target.to_local().copy_(source.to_local())
-                else:
-                    self._session.set_param(index, source.full_tensor())
-        self._session.publish()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What model.load_state_dict(), with its hooks, makes of a state dict of either form.
+        ValueError, and no change, where keys or shapes are not the model's."""
+        self._state.load_state_dict(state)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives for
@@ -419,10 +382,9 @@ class Step:
         return batches
 
 
-def _indices(model: nn.Module, session: Any) -> dict[str, tuple[str, int]]:
-    """ "param" or "buffer", and the index into the plan's, by each name in the model; and those of
-    the graph's constants."""
-    found = {entry["name"]: ("buffer", index) for index, entry in enumerate(session.buffers)}
+def _indices(model: nn.Module, session: Any) -> dict[str, Index]:
+    """What is a parameter or buffer in the plan, by each name in the model."""
+    found = {}
     for kind, states, listed in (
         ("param", weights.parameters(model), session.params),
         ("buffer", weights.buffers(model), session.buffers),

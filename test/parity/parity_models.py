@@ -74,6 +74,53 @@ class Stateful(OwnParameters):
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def _split(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
+    fused = state.pop(f"{prefix}fused")
+    state |= dict(zip((f"{prefix}{name}" for name in "qkv"), fused.chunk(3), strict=True))
+
+
+def _join(module: nn.Module, state: dict, prefix: str, *_: object) -> None:
+    state[f"{prefix}fused"] = torch.cat([state.pop(f"{prefix}{name}") for name in "qkv"])
+
+
+class FusedProjections(nn.Module):
+    """Saves its one weight as three, its bias by another name, and a count besides."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.fused = nn.Parameter(torch.randn(3 * dim, dim) / dim)
+        self.shift = nn.Parameter(torch.zeros(dim))
+        self.count = 3
+        self._register_state_dict_hook(_split)
+        self.register_load_state_dict_pre_hook(_join)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = F.linear(x, self.fused).chunk(3, -1)
+        return torch.tanh(q * k + v + self.shift)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.count)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        assert int(state) == self.count
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}bias"] = destination.pop(f"{prefix}shift")
+
+    def _load_from_state_dict(self, state: dict, prefix: str, *args: object) -> None:
+        state[f"{prefix}shift"] = state.pop(f"{prefix}bias")
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+class Renamed(OwnParameters):
+    """With layers whose state dict has other names than their parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab=256, dim=20, layers=0)
+        self.layers.extend(FusedProjections(20) for _ in range(2))
+
+
 class WithoutInputs(nn.Module):
     """Forward takes nothing: the data are the model's own."""
 

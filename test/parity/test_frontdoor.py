@@ -139,6 +139,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "without_inputs": {"model": "WithoutInputs", "calls": LAYERS, "optimizer": ADAMW},
     "stateful": {"model": "Stateful", "calls": LAYERS, "optimizer": ADAMW},
+    "renamed": {"model": "Renamed", "calls": LAYERS, "optimizer": ADAMW},
 }
 
 

@@ -254,6 +254,11 @@ def test_load_state_dict() -> None:
         step.load_state_dict({**saved, "more": torch.ones(1)})
     with pytest.raises(ValueError, match=r"'first.bias': expected shape \[4\], got \[1\]"):
         step.load_state_dict({**saved, "first.bias": torch.ones(1)})
+    others = {name: x + 1 for name, x in saved.items()}
+    before = step.full_state_dict()
+    with pytest.raises(ValueError, match="'more'"):
+        step.load_state_dict({**others, "more": torch.ones(1)})
+    assert all(torch.equal(before[name], x) for name, x in step.full_state_dict().items())
 
 
 @pytest.mark.parametrize(
