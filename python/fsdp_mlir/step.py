@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fsdp_mlir import archive, proof
+from fsdp_mlir import archive, proof, weights
 from fsdp_mlir.init import Factory, capture_init
 from fsdp_mlir.model_view import ModelView
 from fsdp_mlir.policy import Units, read_policy
@@ -101,6 +101,8 @@ def capture(
     inputs = example_inputs(model, args, kwargs or {})
     step = TrainingStep(model, list(inputs), len(args), loss)
     view = ModelView.of(step, units, inputs)
+    if save_weights:
+        weights.warn_of_other_names(model)
     recording, checked = proof.recorded(view, evaluation=evaluation, check=check)
     trace = recording.trace
     made = init and capture_init(init, model, view.params, view.buffers, trace.constants)

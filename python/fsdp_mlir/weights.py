@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from fsdp_mlir import hooks
-from fsdp_mlir.errors import located, source_of
+from fsdp_mlir.errors import located, prefixed, source_of
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,33 @@ def parameters(model: nn.Module) -> list[State]:
 def buffers(model: nn.Module) -> list[State]:
     """The buffers, in the same order of modules, those that are the same tensor once."""
     return _states(model, lambda module: module._buffers.items())
+
+
+def warn_of_other_names(model: nn.Module) -> None:
+    """A warning where the model saves itself otherwise than by its parameters' and buffers' names,
+    with the innermost module that does so: what runs without Python cannot follow that."""
+    for prefix, module in _modules(model):
+        makers = [*module._state_dict_pre_hooks.values(), *module._state_dict_hooks.values()]
+        for method in ("state_dict", "_save_to_state_dict", "get_extra_state"):
+            overridden = getattr(type(module), method)
+            if overridden is not getattr(nn.Module, method):
+                makers.append(overridden)
+        if makers and _saves_otherwise(module):
+            name = f"module '{prefix[:-1]}'" if prefix else "the model"
+            message = (
+                f"{name} saves itself under other names or values, by {hooks.named(makers[0])}: "
+                "fsdp-run --save-weights writes parameters and buffers by their own names"
+            )
+            warnings.warn(prefixed(source_of(makers[0]), message), stacklevel=3)
+            return
+
+
+def _saves_otherwise(module: nn.Module) -> bool:
+    own = {
+        f"{prefix}{name}": tensor
+        for prefix, each in _modules(module)
+        for name, tensor in (*each._parameters.items(), *each._buffers.items())
+        if tensor is not None and name not in each._non_persistent_buffers_set
+    }
+    saved = module.state_dict(keep_vars=True)
+    return set(saved) != set(own) or any(saved[name] is not own[name] for name in own)

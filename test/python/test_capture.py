@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import fsdp_mlir
@@ -326,3 +328,46 @@ def test_a_module_under_two_names(tmp_path: Path) -> None:
     captured = capture(model, tmp_path, kwargs=inputs)
     assert all(param is before[name] for name, param in model.named_parameters())
     assert_same_step(model, captured, inputs)
+
+
+class Renaming(nn.Module):
+    """With an inner module that may change its state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.inner.register_buffer("mask", torch.ones(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.inner.mask).mean()
+
+
+def rename(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+    state[f"{prefix}kernel"] = state.pop(f"{prefix}weight")
+
+
+def transpose(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+    state[f"{prefix}weight"] = state[f"{prefix}weight"].t()
+
+
+def annotate(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+    metadata["version"] = 2
+
+
+@pytest.mark.parametrize("hook", [rename, transpose])
+def test_a_state_dict_of_other_names(hook: Any, tmp_path: Path) -> None:
+    model = Renaming()
+    model.inner.register_state_dict_post_hook(hook)
+    message = (
+        rf"test_capture.py:\d+: module 'inner' saves itself under other .* by '{hook.__name__}': "
+    )
+    with pytest.warns(UserWarning, match=message):
+        fsdp_mlir.capture(model, [torch.ones(2, 4)], path=tmp_path / "model.pt")
+
+
+def test_a_state_dict_of_the_same_names(tmp_path: Path) -> None:
+    model = Renaming()
+    model.inner.register_state_dict_post_hook(annotate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fsdp_mlir.capture(model, [torch.ones(2, 4)], path=tmp_path / "model.pt")
