@@ -80,6 +80,24 @@ class Counter(Net):
         return x if self.calls < 100 else x * 2
 
 
+class ClassCounter(Net):
+    calls = 0
+
+    def step(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return x if self.calls < 100 else x * 2
+
+
+CALLS = 0
+
+
+class GlobalCounter(Net):
+    def step(self, x: Tensor) -> Tensor:
+        global CALLS
+        CALLS += 1
+        return x if CALLS < 100 else x * 2
+
+
 class NestedCounter(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -247,6 +265,8 @@ class ListedParameter(Net):
         (ManualSeed, r"test_proof.py:\d+: 'torch.manual_seed' in the step"),
         (ForkedSeed, r"test_proof.py:\d+: 'torch.fork_rng' in the step"),
         (Counter, "attribute 'calls' changes in each step"),
+        (ClassCounter, r"attribute 'ClassCounter.calls' changes in each step"),
+        (GlobalCounter, r"attribute '.*test_proof.CALLS' changes in each step"),
         (NestedCounter, r"attribute 'state\['history'\]\[\d\]' changes in each step"),
         (Previous, r"the captured step is not what eager PyTorch does: .* a second step differs"),
         (FirstBatch, r"the captured step is not what eager PyTorch does: .* a second step differs"),
@@ -269,6 +289,7 @@ def test_refused(model: type[nn.Module], expected: str, tmp_path: Path) -> None:
         captured(model(), tmp_path)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+    assert (CALLS, ClassCounter.calls) == (0, 0)
 
 
 # --- right, and so captured
