@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -32,7 +31,7 @@ from fsdp_mlir.draws import Draw, Draws, is_draw, outcome
 from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
 from fsdp_mlir.known import KnownValues, flat_tensors
 from fsdp_mlir.module_stack import ModuleStack
-from fsdp_mlir.strides import laid_out, placeholder
+from fsdp_mlir.strides import of_kernels, placeholder
 from fsdp_mlir.weights import State
 
 aten = torch.ops.aten
@@ -131,6 +130,7 @@ class Recorder(TorchDispatchMode):
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
+        self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
         self._constants: dict[int, FakeTensor] = {}
         self._count = 0
         self.states = BoundStates()
@@ -144,7 +144,9 @@ class Recorder(TorchDispatchMode):
         self._names[id(tensor)] = name
         self._alive.append(tensor)
         if source is not None:
-            self._outside[tensor.untyped_storage()._cdata] = source
+            key = tensor.untyped_storage()._cdata
+            self._outside[key] = source
+            self._outside_strides[key] = tensor.stride()
 
     def bind_state(self, state: State, fake: Tensor, name: str, *, parameter: bool) -> None:
         """Binds the stand-in of a parameter or buffer."""
@@ -238,11 +240,12 @@ class Recorder(TorchDispatchMode):
 
     def _check_layout(self, tensor: Tensor, offset: int | None, origin: Origin) -> None:
         """Refuses strides over a storage from outside the step that a run lays out otherwise."""
-        source = self._outside.get(tensor.untyped_storage()._cdata)
+        key = tensor.untyped_storage()._cdata
+        source = self._outside.get(key)
         if source is None:
             return
         moved = offset is not None and source.storage_offset() != 0
-        if moved or laid_out(source) != source.stride():
+        if moved or self._outside_strides[key] != source.stride():
             raise located(
                 origin.location,
                 f"'aten.as_strided' of a tensor of shape {list(source.shape)} that is a part of a "
@@ -260,9 +263,7 @@ class Recorder(TorchDispatchMode):
                 computed = True
             else:
                 args, kwargs = split_arguments(func, fakes)
-                result = func(*args, **kwargs)
-                if func in _DENSE_RESULT and result[0] is not None:
-                    result = (dense_like(fakes[_DENSE_RESULT[func]], result[0]), *result[1:])
+                result = of_kernels(func, fakes, func(*args, **kwargs))
                 computed = computable and self._known.worth_keeping(result)
             if computed:
                 args, kwargs = split_arguments(func, values)
@@ -501,15 +502,6 @@ _BOOL_RESULT = {
     aten.full_like,
     aten.constant_pad_nd,
 }
-
-
-# On the CPU, result 0 is dense in the suggested format of this argument; fake kernels keep strides.
-_DENSE_RESULT = {aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1}
-
-
-def dense_like(model: Tensor, result: Tensor) -> Tensor:
-    """A tensor like `result` in the memory format that ATen suggests for `model`."""
-    return torch.empty_like(result, memory_format=suggest_memory_format(model))
 
 
 def kinds_of(schema_type: Any) -> str:

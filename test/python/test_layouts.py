@@ -116,6 +116,11 @@ def test_as_strided_of_a_part_is_refused(
         capture(Window(tensor, offset), tmp_path, x=INPUT)
 
 
+def test_as_strided_of_an_expanded_input_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="that is a part of a larger one"):
+        capture(Window(DENSE[0], None), tmp_path, x=torch.ones(1, 12).expand(4, 12))
+
+
 def test_results_have_strides(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
