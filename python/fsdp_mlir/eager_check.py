@@ -21,13 +21,14 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_mlir.errors import CaptureError, Location, located, source_of
+from fsdp_mlir.graph import Ref, Trace, split_arguments
 from fsdp_mlir.known import flat_tensors
 from fsdp_mlir.model_view import ModelView
 from fsdp_mlir.perturbed import untouched_generators
 from fsdp_mlir.python_state import PythonState
 from fsdp_mlir.recording import Recording
 from fsdp_mlir.strides import laid_out_copy
-from fsdp_mlir.trace import IDENTITIES, Ref, Trace, split_arguments
+from fsdp_mlir.trace import IDENTITIES
 
 aten = torch.ops.aten
 

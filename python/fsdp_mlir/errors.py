@@ -13,6 +13,7 @@ import torch
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _MODELS = _PACKAGE + "models" + os.sep
+_WRAPPERS = (_TORCH + "_compile.py", _TORCH + "_dynamo" + os.sep)
 _CALLERS = tuple(_PACKAGE + name for name in ("training_step.py", "recording.py", "init.py"))
 
 Location = tuple[str, int]
@@ -39,8 +40,9 @@ class SourceMap:
         name = code.co_filename
         skip = self._skip.get(name)
         if skip is None:
-            ours = name.startswith(_PACKAGE) and not name.startswith(_MODELS)
-            skip = ours or name.startswith((_TORCH, "<")) or name.endswith("contextlib.py")
+            skip = (
+                _is_ours(name) or name.startswith((_TORCH, "<")) or name.endswith("contextlib.py")
+            )
             self._skip[name] = skip
         return not skip
 
@@ -62,6 +64,20 @@ class SourceMap:
                 found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
             traceback = traceback.tb_next
         return found
+
+
+def model_frame() -> FrameType:
+    """The innermost frame behind the recorder and its wrappers: what runs a captured call."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        _is_ours(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_WRAPPERS)
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGE) and not file.startswith(_MODELS)
 
 
 def source_of(thing: object) -> Location | None:

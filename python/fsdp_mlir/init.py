@@ -23,9 +23,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir import weights
 from fsdp_mlir.errors import CaptureError, SourceMap, located, source_of
+from fsdp_mlir.graph import Node, Origin, Ref, TensorType
 from fsdp_mlir.known import flat_tensors
 from fsdp_mlir.module_stack import ModuleStack
-from fsdp_mlir.trace import Node, Origin, Recorder, Ref, TensorType
+from fsdp_mlir.trace import Recorder
 
 aten = torch.ops.aten
 

@@ -52,6 +52,10 @@ class KnownValues:
     def has(self, tensor: Tensor) -> bool:
         return self.made(tensor) and tensor.untyped_storage()._cdata not in self._unknown
 
+    def real(self, tensor: Tensor) -> Tensor | None:
+        """`tensor` where its data is known."""
+        return tensor if self.has(tensor) else None
+
     def can_compute(self, func: OpOverload, values: list[Any]) -> bool:
         """Whether the call's result follows from known values. Its dtype is not looked at."""
         return (

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fsdp_mlir import eager_check
 from fsdp_mlir.errors import CaptureError, located, short_path, source_of
+from fsdp_mlir.graph import Node, Ref, Trace
 from fsdp_mlir.model_view import ModelView, check_shared_memory
 from fsdp_mlir.perturbed import (
     extreme_draws,
@@ -24,7 +25,6 @@ from fsdp_mlir.perturbed import (
 )
 from fsdp_mlir.python_state import PythonState
 from fsdp_mlir.recording import Recording, record
-from fsdp_mlir.trace import Node, Ref, Trace
 
 # Above this many bytes of parameters, buffers and inputs the step is not run unless asked for.
 CHECKED_BYTES = 256 << 20

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from fsdp_mlir.draws import Draws
 from fsdp_mlir.errors import SourceMap, located, source_of
+from fsdp_mlir.graph import Trace
 from fsdp_mlir.model_view import FakeState, ModelView
 from fsdp_mlir.module_stack import ModuleStack
 from fsdp_mlir.perturbed import refused_seeding
-from fsdp_mlir.trace import Recorder, Trace, evaluated, traced
+from fsdp_mlir.trace import Recorder, evaluated, traced
 
 
 @dataclass(frozen=True)

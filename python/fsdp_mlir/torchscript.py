@@ -1,7 +1,8 @@
 """Writes a recorded step as TorchScript IR text, and as an archive that plain LibTorch runs.
 
 Values: parameters %p0…, buffers %b0… (tensor constants last), inputs %i0…, results %v0…, constants
-%c0…, lists %l0…. IR text has no NaN: it is `aten::Float` of the string "nan", before all calls.
+%c0…, lists %l0…. IR text has no NaN and no complex number: these are `aten::Float` of the string
+"nan" and `aten::Complex` of two floats, before all calls.
 
 The archive's extra files:
 
@@ -18,6 +19,8 @@ The archive's extra files:
     dtype, persistent; inputs: name, shape, dtype, and for integers the range [low, high);
   - nodes: one for each ATen call of graph.ir in order, with op, overload, module, file, line (-1:
     unknown) and outs (shape and dtype of each result, null where there is none);
+  - beside the shape of a buffer, an input or a result: strides, in elements, where it is not
+    contiguous; those of a buffer or an input are dense but for strides of 0, which inputs lack;
     backward_begin, the first node of the backward; grads, the parameter of each gradient;
   - units: the modules of each unit that the step was captured with, but for the root; entries: the
     modules that need an entry function if they are a unit, each with an input (unit_entry.py);
@@ -38,7 +41,8 @@ import torch
 
 from fsdp_mlir.errors import CaptureError, located
 from fsdp_mlir.files import replacing
-from fsdp_mlir.trace import Node, Ref, kinds_of
+from fsdp_mlir.graph import Node, Ref
+from fsdp_mlir.scalars import kinds_of
 
 # Above this many ATen calls `forward` is left out of the archive: saving it is superlinear.
 MAX_FORWARD_NODES = 16384
@@ -113,6 +117,15 @@ class _Writer:
             self.constants.append(f"{name} : float = aten::Float({text})")
         return name
 
+    def complex_number(self, value: complex) -> str:
+        parts = ", ".join(self.number(part) for part in (value.real, value.imag))
+        name = self._names.get(("complex", parts))
+        if name is None:
+            name = f"%c{len(self._names)}"
+            self._names["complex", parts] = name
+            self.constants.append(f"{name} : complex = aten::Complex({parts})")
+        return name
+
     def value(self, value: Any, kinds: str, length: int | None) -> str:
         """The graph value of one call argument; kinds are those of its schema type."""
         first, _, element = kinds.partition(" ")
@@ -149,6 +162,8 @@ class _Writer:
             return self.number(float(value))
         if isinstance(value, int):
             return self.constant("int", str(int(value)))
+        if isinstance(value, complex):
+            return self.complex_number(value)
         raise CaptureError(
             f"expected a tensor, number, string or dtype, got '{type(value).__name__}'"
         )
@@ -156,6 +171,10 @@ class _Writer:
     def call(self, node: Node) -> None:
         """One line for the call, and one to unpack each list of tensors that it returns."""
         schema = node.func._schema
+        for type_ in node.types:
+            if type_ is not None and type_.dtype not in _DTYPES:
+                message = f"'{node.func}' returns '{type_.dtype}', which is not supported"
+                raise located(node.origin.location, message)
         args = []
         for value, formal in zip(node.args, schema.arguments, strict=True):
             try:
@@ -174,7 +193,7 @@ class _Writer:
                 results.append(f"{name} : Tensor[]")
                 items = ", ".join(f"%{item} : Tensor" for item in out)
                 unpacks.append(f"{items} = prim::ListUnpack({name})")
-        prefix = f"{', '.join(results)} = " if results else " = "
+        prefix = f"{', '.join(results)} = " if results else ""
         self.lines.append(f"{prefix}{schema.name}({', '.join(args)})")
         self.lines += unpacks
 
@@ -199,9 +218,8 @@ def graph_text(inputs: Sequence[str], nodes: Sequence[Node], results: Sequence[s
 def parsed(text: str, nodes: Sequence[Node]) -> torch._C.Graph:
     """Parses IR text and checks that every call resolves to the overload that was recorded."""
     graph = torch._C.parse_ir(text)
-    calls = [
-        n for n in graph.nodes() if n.kind().startswith("aten::") and n.kind() != "aten::Float"
-    ]
+    numbers = ("aten::Float", "aten::Complex")
+    calls = [n for n in graph.nodes() if n.kind().startswith("aten::") and n.kind() not in numbers]
     if len(calls) != len(nodes):
         raise CaptureError(f"expected {len(nodes)} ATen calls in the graph, got {len(calls)}")
     for call, node in zip(calls, nodes, strict=True):

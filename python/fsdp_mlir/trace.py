@@ -11,7 +11,6 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,15 +25,23 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from fsdp_mlir.asserted import demanded
 from fsdp_mlir.bound_state import BoundStates
+from fsdp_mlir.cones import Cones
 from fsdp_mlir.draws import Draw, Draws, is_draw, outcome
-from fsdp_mlir.errors import CaptureError, Location, SourceMap, located
+from fsdp_mlir.errors import CaptureError, SourceMap, located, model_frame, short_path
+from fsdp_mlir.graph import Node, Origin, Ref, TensorType, Trace, split_arguments
 from fsdp_mlir.known import KnownValues, flat_tensors
+from fsdp_mlir.masks import shaped_by_values
 from fsdp_mlir.module_stack import ModuleStack
+from fsdp_mlir.scalars import with_scalars
 from fsdp_mlir.strides import of_kernels, placeholder
 from fsdp_mlir.weights import State
 
 aten = torch.ops.aten
+
+# Checks of data: calls without a result that stay in the step.
+_ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
 
 # Calls that only change autograd's view of a tensor: the result is the argument.
 IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default}
@@ -42,60 +49,6 @@ IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A tensor value of the graph, by its name without the per cent sign."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class TensorType:
-    """Shape and dtype of a value, and its strides in elements; None where it is contiguous."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    strides: tuple[int, ...] | None = None
-
-    @staticmethod
-    def of(tensor: Tensor) -> TensorType:
-        strides = None if tensor.is_contiguous() else tensor.stride()
-        return TensorType(tuple(tensor.shape), tensor.dtype, strides)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The module (index into the table of module paths) and model source line that ran a call."""
-
-    module: int = 0
-    location: Location | None = None
-
-
-@dataclass
-class Node:
-    """One ATen call. `args` has every schema argument, tensors as Ref.
-
-    `outs` is per schema return: a name, a list of names for a list of tensors. `types` is flat over
-    `outs`; None where the call returned no tensor (an output that was not asked for).
-    """
-
-    func: OpOverload
-    args: list[Any]
-    outs: list[str | list[str]]
-    types: list[TensorType | None]
-    origin: Origin
-
-
-@dataclass
-class Trace:
-    """The recorded step. `constants` are tensors that belong to neither parameters nor buffers."""
-
-    nodes: list[Node] = field(default_factory=list)
-    constants: list[Tensor] = field(default_factory=list)
-    constant_index: dict[str, int] = field(default_factory=dict)  # by the names of their values
-    backward_begin: int = 0
 
 
 class Recorder(TorchDispatchMode):
@@ -129,6 +82,7 @@ class Recorder(TorchDispatchMode):
         self._known = KnownValues()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
+        self._cones = Cones(self.trace)
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
         self._constants: dict[int, FakeTensor] = {}
@@ -143,6 +97,7 @@ class Recorder(TorchDispatchMode):
         """Names a tensor; `source` is the one from outside the step that it stands for."""
         self._names[id(tensor)] = name
         self._alive.append(tensor)
+        self._cones.bind(name, tensor, source)
         if source is not None:
             key = tensor.untyped_storage()._cdata
             self._outside[key] = source
@@ -185,6 +140,10 @@ class Recorder(TorchDispatchMode):
         if func is aten.lift_fresh.default:
             return self._literal(func, args[0], origin)
         values = _all_arguments(func, args, kwargs)
+        if func is aten._conj.default and isinstance(values[0], complex):
+            # Of a Python number, in the backward of a product with it: no overload takes that.
+            func = aten.scalar_tensor.default
+            values = [values[0].conjugate(), torch.complex128, None, None, None]
         fakes = [self._faked(value, origin) for value in values]
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
@@ -196,8 +155,8 @@ class Recorder(TorchDispatchMode):
             self.bind(result, self._ref(fakes[0], origin).name)
             return result
         schema = func._schema
-        if not schema.returns and not schema.is_mutable:
-            return result  # a check, such as _assert_tensor_metadata
+        if not schema.returns and not schema.is_mutable and func not in _ASSERTIONS:
+            return result  # a check of what is static, such as _assert_tensor_metadata
         if schema.returns and not flat_tensors(result):
             return result  # a property, such as prim::device
         if func.namespace != "aten":
@@ -270,10 +229,9 @@ class Recorder(TorchDispatchMode):
                 result = self._known.compute(func, args, kwargs)
                 self._known.add(result)
         except _LIMITS as error:
-            raise located(
-                origin.location,
-                f"'{func}' depends on the data of a tensor, and {self._DATA_DEPENDENCE}",
-            ) from error
+            result = self._static_result(func, values, fakes, origin)
+            if result is None:
+                raise located(origin.location, self._undecided(func, fakes)) from error
         except UnsupportedOperatorException as error:
             raise located(
                 origin.location,
@@ -281,6 +239,51 @@ class Recorder(TorchDispatchMode):
                 "replace it by ATen operators",
             ) from error
         return result, computed
+
+    def _static_result(
+        self, func: OpOverload, values: list[Any], fakes: list[Any], origin: Origin
+    ) -> Any:
+        """The result of a call that no fake kernel gives, where it is the same in every step."""
+
+        def value(tensor: Tensor, literal: bool) -> Tensor | None:
+            return self._cones.value(self._ref(tensor, origin).name, literal=literal)
+
+        if func is not aten._local_scalar_dense.default:
+            known = [self._known.real(tensor) for tensor in flat_tensors(values)]
+            with self._fake_mode:
+                return shaped_by_values(func, fakes, known, lambda t: value(t, literal=False))
+        literal = value(fakes[0], literal=True)
+        if literal is not None:
+            with _disable_current_modes():
+                return literal.item()
+        wanted = demanded(model_frame()) if fakes[0].dtype == torch.bool else None
+        if wanted is not None:
+            self._assert(fakes[0], wanted, origin)
+        return wanted
+
+    def _assert(self, tensor: Tensor, wanted: bool, origin: Origin) -> None:
+        """Records that a bool tensor of one element is `wanted`."""
+        if not wanted:
+            negated = aten.logical_not.default(tensor)
+            self._record(aten.logical_not.default, [tensor], negated, origin)
+            tensor = negated
+        where = f"{short_path(origin.location[0])}:{origin.location[1]}" if origin.location else ""
+        message = f"an assertion of the model does not hold: {where}"
+        self._record(aten._assert_async.msg, [tensor, message], None, origin)
+
+    def _undecided(self, func: OpOverload, fakes: list[Any]) -> str:
+        """Why a call has no static form."""
+        draws = [
+            draw
+            for tensor in flat_tensors(fakes)
+            if (draw := self._cones.draw(self._names[id(tensor)])) is not None
+        ]
+        why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
+        if not draws:
+            return f"'{func}' {why}"
+        location = draws[0].origin.location
+        where = f" at {short_path(location[0])}:{location[1]}" if location else ""
+        return f"a branch or a size on a random draw ('{draws[0].func}'{where}) {why}"
 
     def _written(self, func: OpOverload, values: list[Any], fakes: list[Any], result: Any) -> Any:
         """Gives real tensors that an unknown value was written to their new names.
@@ -391,8 +394,9 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, func: OpOverload, values: list[Any], result: Any, origin: Origin) -> None:
         self.states.note_writes(func, values, origin.location)
+        self._check_relied_on(func, values, origin)
         args = [self._refs(value, origin) for value in values]
-        func, args = self._scalars(func, args, result, origin)
+        func, args = with_scalars(func, args, result, origin.location)
         _fix_dtype(func, args, result)
         returns = func._schema.returns
         results = [result] if len(returns) == 1 else list(result or ())
@@ -411,6 +415,17 @@ class Recorder(TorchDispatchMode):
                 )
         self.trace.nodes.append(Node(func, args, outs, types, origin))
 
+    def _check_relied_on(self, func: OpOverload, values: list[Any], origin: Origin) -> None:
+        for formal, value in zip(func._schema.arguments, values, strict=True):
+            if formal.alias_info is None or not formal.alias_info.is_write:
+                continue
+            if any(self._cones.relies_on(tensor) for tensor in flat_tensors(value)):
+                raise located(
+                    origin.location,
+                    f"'{func}' writes a tensor whose values decide a shape in the step, and "
+                    f"{self._DATA_DEPENDENCE}",
+                )
+
     def _out(self, tensor: Tensor | None, types: list[TensorType | None]) -> str:
         name = f"v{self._count}"
         self._count += 1
@@ -420,49 +435,6 @@ class Recorder(TorchDispatchMode):
             self.bind(tensor, name)
             types.append(TensorType.of(tensor))
         return name
-
-    def _scalars(
-        self, func: OpOverload, args: list[Any], result: Any, origin: Origin
-    ) -> tuple[OpOverload, list[Any]]:
-        """Gives every Python number a form that TorchScript has.
-
-        A number where the schema has a tensor stands for PyTorch's wrapped number: the overload
-        that takes it as Scalar makes the same wrapped number. A bool where the schema has a Scalar
-        becomes an int, if the result's dtype stays.
-        """
-        schema = func._schema
-        wrapped = [
-            formal.type.kind() == "TensorType" and isinstance(value, (bool, int, float, complex))
-            for formal, value in zip(schema.arguments, args, strict=True)
-        ]
-        if any(wrapped):
-            func = _scalar_overload(func, wrapped, origin)
-            schema = func._schema
-        for position, formal in enumerate(schema.arguments):
-            value = args[position]
-            if isinstance(value, complex):
-                raise located(
-                    origin.location, f"'{func}' has a complex scalar, which is not supported"
-                )
-            if "NumberType" in kinds_of(formal.type) and isinstance(value, bool):
-                args[position] = int(value)
-                self._keep_bool(func, args, result, origin)
-        return func, args
-
-    def _keep_bool(self, func: OpOverload, args: list[Any], result: Any, origin: Origin) -> None:
-        if not isinstance(result, Tensor) or result.dtype != torch.bool:
-            return  # an int and a bool promote alike once another operand has a number's dtype
-        names = [formal.name for formal in func._schema.arguments]
-        if "dtype" in names:
-            args[names.index("dtype")] = torch.bool
-        elif func._schema.is_mutable or func.overloadpacket in _BOOL_RESULT:
-            return
-        else:
-            raise located(
-                origin.location,
-                f"'{func}' with a bool scalar on a bool tensor cannot be captured; use torch.where "
-                "or a bool tensor",
-            )
 
     def _out_of_place(self, func: OpOverload, origin: Origin) -> OpOverload:
         """x.unsqueeze_(…) renames x to a view of itself, so it is captured as x.unsqueeze(…)."""
@@ -489,29 +461,6 @@ def _has_ref(value: Any) -> bool:
     return isinstance(value, Ref)
 
 
-# Comparisons and fills: their result's dtype does not come from the scalar.
-_BOOL_RESULT = {
-    aten.eq,
-    aten.ne,
-    aten.lt,
-    aten.le,
-    aten.gt,
-    aten.ge,
-    aten.masked_fill,
-    aten.fill,
-    aten.full_like,
-    aten.constant_pad_nd,
-}
-
-
-def kinds_of(schema_type: Any) -> str:
-    """The kinds of a schema type, with those of its element."""
-    kind: str = schema_type.kind()
-    if kind in ("OptionalType", "ListType"):
-        return f"{kind} {kinds_of(schema_type.getElementType())}"
-    return kind
-
-
 def _all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The value of every schema argument, defaults filled in."""
     return [
@@ -522,33 +471,6 @@ def _all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
         else formal.default_value
         for position, formal in enumerate(func._schema.arguments)
     ]
-
-
-def split_arguments(func: OpOverload, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The values as positional and keyword arguments."""
-    pairs = list(zip(func._schema.arguments, values, strict=True))
-    positional = [value for formal, value in pairs if not formal.kwarg_only]
-    return positional, {formal.name: value for formal, value in pairs if formal.kwarg_only}
-
-
-def _scalar_overload(func: OpOverload, wrapped: list[bool], origin: Origin) -> OpOverload:
-    """The overload of `func` that takes Scalar exactly where `wrapped` says, else as it was."""
-    packet = func.overloadpacket
-    formals = func._schema.arguments
-    for overload in packet.overloads():
-        candidate: OpOverload = getattr(packet, overload)
-        others = candidate._schema.arguments
-        if len(others) == len(formals) and all(
-            other.name == formal.name
-            and (kinds_of(other.type) == "NumberType" if scalar else other.type == formal.type)
-            for other, formal, scalar in zip(others, formals, wrapped, strict=True)
-        ):
-            return candidate
-    raise located(
-        origin.location,
-        f"'{func}' takes a Python number for a tensor, and has no overload with a Scalar there; "
-        "pass a tensor",
-    )
 
 
 @contextmanager

@@ -69,38 +69,19 @@ class Captured:
             (loss,) = function(*self.arguments(inputs))
         return loss
 
+    def run_calls(self, inputs: dict[str, Tensor]) -> list[Any]:
+        """The results of `run`, call by call: TorchScript's executor drops assertions."""
+        return _interpreted(self.text, self.record["nodes"], self.arguments(inputs))
+
     def run_init(self, seed: int) -> dict[str, Tensor]:
         """The initial parameters and buffers by name.
 
         Call by call: TorchScript's executor would drop draws whose result is not used.
         """
         assert self.init is not None
-        values: dict[str, Any] = {}
-        overloads = iter(node["overload"] or "default" for node in self.record["init"]["nodes"])
-        torch.manual_seed(seed)
-        results: list[Tensor] = []
-        with torch.no_grad():
-            for node in torch._C.parse_ir(self.init).nodes():
-                inputs = [values[value.debugName()] for value in node.inputs()]
-                kind = node.kind()
-                if kind == "prim::TupleConstruct":
-                    results = inputs
-                    break
-                if kind == "prim::Constant":
-                    value = node.output().toIValue()
-                elif kind == "prim::ListConstruct":
-                    value = inputs
-                elif kind == "aten::Float":
-                    value = float(inputs[0])
-                else:
-                    packet = getattr(torch.ops.aten, kind.removeprefix("aten::"))
-                    value = _called(getattr(packet, next(overloads)), inputs)
-                outputs = list(node.outputs())
-                for output, item in zip(
-                    outputs, value if len(outputs) > 1 else [value], strict=True
-                ):
-                    values[output.debugName()] = item
         init = self.record["init"]
+        torch.manual_seed(seed)
+        results = _interpreted(self.init, init["nodes"], [])
         names = [
             self.record[key][index]["name"] for key in ("params", "buffers") for index in init[key]
         ]
@@ -108,6 +89,39 @@ class Captured:
 
     def ops(self) -> list[str]:
         return [node["op"] for node in self.record["nodes"]]
+
+
+def _interpreted(text: str, nodes: list[dict[str, Any]], arguments: list[Tensor]) -> list[Any]:
+    """The results of a graph whose calls `nodes` describes."""
+    graph = torch._C.parse_ir(text)
+    values: dict[str, Any] = dict(
+        zip((value.debugName() for value in graph.inputs()), arguments, strict=True)
+    )
+    overloads = iter(node["overload"] or "default" for node in nodes)
+    with torch.no_grad():
+        for node in graph.nodes():
+            inputs = [values[value.debugName()] for value in node.inputs()]
+            kind = node.kind()
+            if kind == "prim::TupleConstruct":
+                return inputs
+            if kind == "prim::Constant":
+                value = node.output().toIValue()
+            elif kind == "prim::ListConstruct":
+                value = inputs
+            elif kind == "prim::ListUnpack":
+                value = inputs[0]
+            elif kind == "aten::Float":
+                value = float(inputs[0])
+            elif kind == "aten::Complex":
+                value = complex(*inputs)
+            else:
+                packet = getattr(torch.ops.aten, kind.removeprefix("aten::"))
+                value = _called(getattr(packet, next(overloads)), inputs)
+            outputs = list(node.outputs())
+            made = [value] if len(outputs) == 1 else value or ()
+            for output, item in zip(outputs, made, strict=True):
+                values[output.debugName()] = item
+    raise AssertionError("the graph has no result")
 
 
 def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:

@@ -203,6 +203,36 @@ def test_branches_on_literals(tmp_path: Path) -> None:
     assert_same_step(model, captured, {"x": torch.randn(3, 6)})
 
 
+class Complex(nn.Module):
+    """Rotary embeddings by complex numbers, a mixing by FFT, complex scalars."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        angles = torch.outer(torch.arange(6), 1e4 ** -torch.linspace(0, 1, 4))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+        self.filter = nn.Parameter(torch.randn(4, 8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * self.turns
+        x = torch.view_as_real(pairs * 1j + (0.5 - 2j)).flatten(-2)
+        spectrum = torch.fft.rfft(x, dim=1) * torch.view_as_complex(self.filter)
+        x = x + torch.fft.irfft(spectrum, n=x.shape[1], dim=1)
+        y = torch.fft.fft2(x.to(torch.complex64)).conj()
+        turned = y.real + y.imag.abs() + y.angle() + (y * y.sgn()).abs()
+        return self.last(turned).square().mean() + (x * (1 + 1j)).abs().sum()
+
+
+def test_complex_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Complex(), {"x": torch.randn(2, 6, 8)}
+    captured = capture(model, tmp_path, kwargs=inputs)
+    types = {out["dtype"] for node in captured.record["nodes"] for out in node["outs"] if out}
+    assert {entry["dtype"] for entry in captured.record["buffers"]} == {"complex64"} < types
+    assert_same_step(model, captured, inputs)
+
+
 def test_positional_inputs_are_numbered(tmp_path: Path) -> None:
     model = llama_debug()
     inputs = tokens("tokens", "targets")

@@ -82,8 +82,8 @@ def unknown_shape(y: Tensor) -> Tensor:
     return shapeless(y).sum()  # here
 
 
-def complex_scalar(y: Tensor) -> Tensor:
-    return (y * 1j).abs().sum()  # here
+def unusual_dtype(y: Tensor) -> Tensor:
+    return y.to(torch.float8_e4m3fnuz).float().sum() + y.sum()  # here
 
 
 def line_of(body: Callable[..., object]) -> str:
@@ -104,7 +104,7 @@ def line_of(body: Callable[..., object]) -> str:
         (random_value, "depends on the data of a tensor"),
         (custom, "expected namespace 'aten', got 'fsdp_mlir_test'"),
         (unknown_shape, "fsdp_mlir_test"),
-        (complex_scalar, "complex"),
+        (unusual_dtype, "returns 'torch.float8_e4m3fnuz', which is not supported"),
     ],
 )
 def test_forward_names_the_line(

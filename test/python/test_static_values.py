@@ -1,0 +1,176 @@
+"""What a step decides from values that are the same in every step, and what it may not decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asserting
+import fsdp_mlir
+import pytest
+import torch
+from fsdp_mlir.errors import CaptureError
+from graphs import Captured, assert_same_step
+from torch import Tensor, nn
+
+X = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+class Model(nn.Module):
+    """A layer, and behind it a function that sees the module too."""
+
+    def __init__(self, body: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("mask", torch.tensor([True, False, True, True, False, True]))
+        self.register_buffer("rows", torch.arange(24).reshape(4, 6) % 5 == 0, persistent=False)
+        self.held = [torch.arange(6) % 2 == 0]
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, self.layer(x)).square().sum()
+
+
+def capture(body: Callable[[Model, Tensor], Tensor], tmp_path: Path) -> tuple[Model, Captured]:
+    model = Model(body)
+    fsdp_mlir.capture(model, kwargs={"x": X}, path=tmp_path / "model.pt")
+    return model, Captured.load(tmp_path / "model.pt")
+
+
+def literal_rows(_: Model, y: Tensor) -> Tensor:
+    return y[torch.tensor([True, False, True, False])] * 2
+
+
+def literal_floats(_: Model, y: Tensor) -> Tensor:
+    return y[:, torch.linspace(0, 1, 6) > 0.3].exp()
+
+
+def two_dimensions(_: Model, y: Tensor) -> Tensor:
+    return y[torch.ones(4, 6).triu() > 0]
+
+
+def beside_integers(_: Model, y: Tensor) -> Tensor:
+    return y.unsqueeze(1)[torch.tensor([True, False, True, True]), 0, torch.tensor([0, 1, 5])]
+
+
+def written(_: Model, y: Tensor) -> Tensor:
+    z = y * 1
+    z[torch.tensor([True, False, True, False])] = y[:2].tanh()
+    z[:, torch.arange(6) < 2] += 1
+    return z
+
+
+def buffers(model: Model, y: Tensor) -> Tensor:
+    return y[:, model.mask][:, 1:].cos() + y[model.rows].sum()
+
+
+def computed_from_buffers(model: Model, y: Tensor) -> Tensor:
+    return y[:, ~model.mask & model.held[0]] * y[:, model.held[0]][:, :1]
+
+
+def selected(model: Model, y: Tensor) -> Tensor:
+    return y.masked_select(model.mask) + y[:, model.mask.nonzero().flatten()].flatten()
+
+
+def item_of_floats(_: Model, y: Tensor) -> Tensor:
+    return y * 2 if torch.linspace(0, 1, 5).sum().item() > 2 else y
+
+
+BODIES = [
+    literal_rows,
+    literal_floats,
+    two_dimensions,
+    beside_integers,
+    written,
+    buffers,
+    computed_from_buffers,
+    selected,
+    item_of_floats,
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_masks_that_do_not_change(tmp_path: Path, body: Callable[[Model, Tensor], Tensor]) -> None:
+    model, captured = capture(body, tmp_path)
+    assert_same_step(model, captured, {"x": X})
+    assert_same_step(model, captured, {"x": X.flip(0) * 3})
+
+
+def mask_of_data(_: Model, y: Tensor) -> Tensor:
+    return y[y[:, 0] > 0]
+
+
+def written_before(model: Model, y: Tensor) -> Tensor:
+    model.mask.logical_not_()
+    return y[:, model.mask]
+
+
+def written_behind(model: Model, y: Tensor) -> Tensor:
+    z = y[:, model.mask]
+    model.mask.logical_not_()
+    return z
+
+
+def branch_on_a_buffer(model: Model, y: Tensor) -> Tensor:
+    return y * 2 if model.mask[0] else y
+
+
+def layer_drop(_: Model, y: Tensor) -> Tensor:
+    return y if torch.rand([]) < 0.5 else y * 2
+
+
+def size_of_a_draw(_: Model, y: Tensor) -> Tensor:
+    return y[:, torch.bernoulli(torch.full((6,), 0.5)).bool()]
+
+
+def branch_on_dropout(_: Model, y: Tensor) -> Tensor:
+    return y if torch.dropout(y, 0.5, True).sum() > 0 else y * 2
+
+
+DATA = r"'aten\.\w+\.\w+' depends on the data of a tensor, and the captured step is static; .*"
+DRAW = r"a branch or a size on a random draw \('aten\.{}' at \S+:\d+\) depends on the data .*"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (mask_of_data, DATA),
+        (written_before, DATA),
+        (written_behind, r"'aten\.logical_not_\.default' writes a tensor whose values decide .*"),
+        (branch_on_a_buffer, DATA),
+        (layer_drop, DRAW.format(r"rand\.default")),
+        (size_of_a_draw, DRAW.format(r"bernoulli\.default")),
+        (branch_on_dropout, DATA),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_may_change_is_refused(tmp_path: Path, body: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=rf"^\S*test_static_values\.py:\d+: {message}$"):
+        capture(body, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (asserting.asserts, 2),
+        (asserting.raises, 1),
+        (asserting.checks, 2),
+        (asserting.check_tensor, 1),
+        (asserting.assert_async, 1),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_assertions_are_calls(tmp_path: Path, body: Any, count: int) -> None:
+    model, captured = capture(body, tmp_path)
+    assert captured.ops().count("aten::_assert_async") == count
+    assert_same_step(model, captured, {"x": X})
+    with pytest.raises(RuntimeError, match=r"(does not hold: \S*asserting\.py:\d+|but got zero)"):
+        captured.run_calls({"x": X * float("nan") if body is asserting.raises else X * 1000})
+
+
+@pytest.mark.parametrize("body", [asserting.either, asserting.raises_in_one_case])
+def test_a_branch_is_no_assertion(tmp_path: Path, body: Any) -> None:
+    with pytest.raises(CaptureError, match=DATA):
+        capture(body, tmp_path)
