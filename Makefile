@@ -2,13 +2,16 @@
 
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-PYTEST := $(PYTHON) -m pytest
+# A file's tests share captures and reference runs, so one worker runs a file.
+PYTEST := $(PYTHON) -m pytest -n $(JOBS) --dist loadfile
+CTEST := ctest -j $(JOBS) --output-on-failure --no-tests=error --test-dir
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp')
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup build build-runtime build-asan build-tsan test test-compiler \
-	test-runtime test-asan test-tsan test-python test-parity test-zoo demo bench docs check-docs check-format format clean
+.PHONY: help setup build build-runtime build-asan build-tsan test test-all \
+	test-compiler test-runtime test-asan test-tsan test-python test-parity test-zoo \
+	demo bench docs check-docs check-format format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -20,7 +23,7 @@ build: setup ## compiler and runtime (preset dev, build/)
 	@scripts/build.sh dev $(JOBS)
 
 build-runtime: setup ## the runtime alone, without MLIR (preset runtime, build-runtime/)
-	@scripts/build.sh runtime $(JOBS)
+	@scripts/build.sh runtime $(JOBS) fsdp-run lion FSDPPython
 
 build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 	@scripts/build.sh asan $(JOBS)
@@ -28,27 +31,30 @@ build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 build-tsan: setup ## the runtime under ThreadSanitizer (build-tsan/)
 	@scripts/build.sh tsan $(JOBS)
 
-test: check-format check-docs test-compiler test-runtime test-asan test-tsan ## everything that CI runs
+test: check-format check-docs test-compiler build-runtime test-asan test-tsan ## everything that CI runs
 	@echo "== test/python, test/parity, test/zoo"
 	@$(PYTEST) test/python test/parity test/zoo
+
+test-all: test test-runtime test-zoo ## the same, and what is exhaustive
 
 test-compiler: build ## lit and GoogleTest on the full build
 	@echo "== lit"
 	@ninja -C build check-fsdp-lit
 	@echo "== GoogleTest"
-	@ctest --test-dir build --output-on-failure --no-tests=error
+	@$(CTEST) build
 
-test-runtime: build-runtime ## GoogleTest on the runtime built without MLIR
+test-runtime: setup ## GoogleTest on the runtime built without MLIR
+	@scripts/build.sh runtime $(JOBS)
 	@echo "== GoogleTest, runtime alone"
-	@ctest --test-dir build-runtime --output-on-failure --no-tests=error
+	@$(CTEST) build-runtime
 
 test-asan: build-asan ## GoogleTest under the sanitizers
 	@echo "== GoogleTest, sanitizers"
-	@ctest --test-dir build-asan --output-on-failure --no-tests=error
+	@$(CTEST) build-asan
 
 test-tsan: build-tsan ## plans on a thread a stream, under ThreadSanitizer
 	@echo "== GoogleTest, ThreadSanitizer"
-	@ctest --test-dir build-tsan --output-on-failure --no-tests=error
+	@$(CTEST) build-tsan
 
 test-python: setup ## Python tests (capture, models)
 	@$(PYTEST) test/python

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Configures (once) and builds one CMake preset: scripts/build.sh PRESET JOBS
+# Configures (once) and builds one CMake preset, or some of its targets:
+# scripts/build.sh PRESET JOBS [TARGET...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=$1 jobs=$2
+shift 2
 case $preset in
 dev) dir=build ;;
 *) dir=build-$preset ;;
@@ -18,4 +20,4 @@ if [ ! -f "$dir/build.ninja" ]; then
   fi
 fi
 printf 'build: %s/\n' "$dir"
-ninja -C "$dir" -j "$jobs" --quiet
+ninja -C "$dir" -j "$jobs" --quiet "$@"
