@@ -20,12 +20,19 @@ def check_parameter(name: str, param: Tensor) -> None:
     _refuse_gradient_hook(
         name, "register_post_accumulate_grad_hook", param._post_accumulate_grad_hooks
     )
+    node = torch.autograd.graph.get_gradient_edge(param).node
+    for method in ("register_hook", "register_prehook"):
+        # A node shows the hooks that it has to one more of them.
+        handle = getattr(node, method)(_nothing)
+        others = handle.hooks_dict_ref()
+        handle.remove()
+        _refuse_gradient_hook(name, f"AccumulateGrad.{method}", others)
 
 
 def _refuse_gradient_hook(name: str, method: str, hooks: Mapping[int, Any] | None) -> None:
     for hook in (hooks or {}).values():
         instead = "FSDP2 never calls it, for it trains shards of its own; change the gradient"
-        if method != "register_hook":
+        if method == "register_post_accumulate_grad_hook":
             instead = "a compiled step calls no Python when a gradient is reduced; do it"
         raise CaptureError(
             prefixed(
@@ -34,6 +41,10 @@ def _refuse_gradient_hook(name: str, method: str, hooks: Mapping[int, Any] | Non
                 f"{instead} in the model, or remove the hook",
             )
         )
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

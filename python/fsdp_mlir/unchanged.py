@@ -100,18 +100,19 @@ class _Change:
 
 
 class Unchanged:
-    """A look at `model`, whose parameters and buffers have names, and at `constants`, the tensors
-    that the graph took from elsewhere. `again` captures the model once more as `fingerprint` was.
-    """
+    """A look at `model`, at `loss` where it is a module, and at `constants`, the tensors that the
+    graph took from elsewhere. `again` captures the model once more as `fingerprint` was."""
 
     def __init__(
         self,
         model: nn.Module,
+        loss: Any,
         constants: Mapping[str, Tensor],
         fingerprint: Fingerprint,
         again: Callable[[], Fingerprint],
     ) -> None:
         self._model = model
+        self._loss = loss if isinstance(loss, nn.Module) else None
         self._constants = dict(constants)
         self._fingerprint = fingerprint
         self._again = again
@@ -144,7 +145,7 @@ class Unchanged:
         self._modules = []
         self._objects: dict[int, tuple[str, Any, dict[str, Any]]] = {}
         classes = {}
-        for name, module in self._model.named_modules():
+        for name, module in self._named_modules().items():
             attributes = {key: _shallow(value) for key, value in vars(module).items()}
             self._modules.append((name, module, type(module), attributes))
             classes[type(module)] = type(module).forward
@@ -155,6 +156,12 @@ class Unchanged:
         self._forwards = list(classes.items())
         self._globals = _global_hooks()
         self._look_at_tensors()
+
+    def _named_modules(self) -> dict[str, nn.Module]:
+        named = dict(self._model.named_modules())
+        if self._loss is not None:
+            named |= dict(self._loss.named_modules(prefix="(loss)"))
+        return named
 
     def _look_at_tensors(self) -> None:
         states = (*weights.parameters(self._model), *weights.buffers(self._model))
@@ -208,7 +215,7 @@ class Unchanged:
                 )
 
     def _changes(self) -> Iterator[_Change]:
-        modules = dict(self._model.named_modules())
+        modules = self._named_modules()
         for name, module, kind, before in self._modules:
             now = modules.get(name)
             if now is not module or type(now) is not kind:

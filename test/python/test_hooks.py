@@ -41,6 +41,12 @@ def observe(*args: Any) -> None:
     pass
 
 
+def accumulation(param: Tensor) -> Any:
+    """What adds to a parameter's gradient. Its hooks end with it, so the parameter keeps it."""
+    param.node = torch.autograd.graph.get_gradient_edge(param).node  # type: ignore[attr-defined]
+    return param.node  # type: ignore[attr-defined]
+
+
 def compiled(model: nn.Module, optimizer: Any = (torch.optim.SGD, {"lr": 0.1})) -> fsdp_mlir.Step:
     fsdp_mlir.fully_shard(model)
     return fsdp_mlir.compile(model, optimizer=optimizer, example=BATCH)
@@ -54,6 +60,14 @@ GRADIENT_HOOKS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "post_accumulate": (
         lambda m: m.second.bias.register_post_accumulate_grad_hook(observe),
         "'second.bias' has the hook 'observe' of register_post_accumulate_grad_hook",
+    ),
+    "node": (
+        lambda m: accumulation(m.first.bias).register_hook(observe),
+        "'first.bias' has the hook 'observe' of AccumulateGrad.register_hook",
+    ),
+    "node_before": (
+        lambda m: accumulation(m.first.bias).register_prehook(observe),
+        "'first.bias' has the hook 'observe' of AccumulateGrad.register_prehook",
     ),
     "several_tensors": (
         lambda m: torch.autograd.graph.register_multi_grad_hook(tuple(m.parameters()), observe),

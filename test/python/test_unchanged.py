@@ -194,6 +194,26 @@ def test_another_forward_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
         step(BATCH)
 
 
+def test_a_loss_that_is_a_module() -> None:
+    model, loss = nn.Linear(4, 3), nn.CrossEntropyLoss(label_smoothing=0.1)
+    fsdp_mlir.fully_shard(model)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = loss
+
+        def forward(self, output: Tensor) -> Tensor:
+            return self.inner(output, output.detach().softmax(-1))
+
+    batch = {"input": BATCH["x"]}
+    step = fsdp_mlir.compile(model, loss=Loss(), optimizer=SGD, example=batch)
+    step(batch)
+    loss.label_smoothing = 0.0
+    with pytest.raises(CompileError, match=r"\(loss\).inner.label_smoothing' is 0.0, .* with 0.1"):
+        step(batch)
+
+
 def test_autocast() -> None:
     step = compiled(Model())
     with (
