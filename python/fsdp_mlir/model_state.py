@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 # Of a parameter's index and a tensor of its shard's shape: the tensor as this rank's part.
 Sharded = Callable[[int, Tensor], Tensor]
@@ -135,8 +135,18 @@ def _like(own: Any, given: Any) -> Any:
         if given.device_mesh == own.device_mesh and given.placements == own.placements:
             return given
         given = given.full_tensor()
-    mesh = own.device_mesh
-    return DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    mesh, placements = own.device_mesh, own.placements
+    if given.shape != own.shape or any(type(x) not in (Shard, Replicate) for x in placements):
+        # For a hook to see, or for DTensor to refuse.
+        return DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            parts = given.chunk(mesh.size(axis), placement.dim)
+            rank = mesh.get_local_rank(axis)
+            given = parts[rank] if rank < len(parts) else given.narrow(placement.dim, 0, 0)
+    return DTensor.from_local(
+        given, mesh, placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
 
 
 def _local(tensor: Tensor) -> Tensor:
