@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 # Of a parameter's index and a tensor of its shard's shape: the tensor as this rank's part.
 Sharded = Callable[[int, Tensor], Tensor]
 
+_SHOWN = 400  # characters of an error of PyTorch's
+
 # "param" or "buffer", and the index into the plan's.
 Index = tuple[str, int]
 
@@ -76,7 +78,8 @@ class ModelState:
                     raise ValueError(
                         f"'{key}': expected shape {list(want)}, got {list(value.shape)}"
                     ) from error
-            raise ValueError(" ".join(str(error).split())) from error
+            text = " ".join(str(error).split())
+            raise ValueError(text if len(text) <= _SHOWN else text[:_SHOWN] + "…") from error
         for name, keys in (("missing", unmet.missing_keys), ("unexpected", unmet.unexpected_keys)):
             if keys:
                 listed = ", ".join(f"'{key}'" for key in sorted(keys)[:4])

@@ -99,8 +99,8 @@ DIFFERENT: dict[str, tuple[str, str, list[str]]] = {
     ),
     "a_dtype": (
         "pass",
-        "model.shift = model.shift.to(torch.float32 if rank == 0 else torch.float64)",
-        ["script.py:"],
+        "model.shift = model.shift.to(torch.float32 if rank == 0 else torch.bfloat16)",
+        ["rank 0: buffer '(constant).0' of bfloat16[4]"],
     ),
     "a_frozen_parameter": (
         "pass",
