@@ -10,7 +10,7 @@ CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup build build-runtime build-asan build-tsan test test-all \
-	test-compiler test-runtime test-asan test-tsan test-python test-parity test-zoo \
+	test-compiler test-runtime test-asan test-tsan test-python test-parity test-kernels test-zoo \
 	demo bench docs check-docs check-format format clean
 
 help: ## list the targets
@@ -35,7 +35,7 @@ test: check-format check-docs test-compiler build-runtime test-asan test-tsan ##
 	@echo "== test/python, test/parity, test/zoo"
 	@$(PYTEST) test/python test/parity test/zoo
 
-test-all: test test-runtime test-zoo ## the same, and what is exhaustive
+test-all: test test-runtime test-kernels test-zoo ## the same, and what is exhaustive
 
 test-compiler: build ## lit and GoogleTest on the full build
 	@echo "== lit"
@@ -61,6 +61,9 @@ test-python: setup ## Python tests (capture, models)
 
 test-parity: build ## bit parity with FSDP2, and bad input
 	@$(PYTEST) test/parity
+
+test-kernels: setup ## strides of fake tensors beside those of the CPU's kernels, on many layouts
+	@$(PYTHON) test/python/kernel_calls.py
 
 test-zoo: build ## every architecture of test/zoo beside FSDP2; writes docs/models.md
 	@PYTHONPATH=test/parity $(PYTHON) test/zoo/zoo.py --write docs/models.md $(ARGS)

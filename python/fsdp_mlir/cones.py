@@ -99,10 +99,12 @@ class Cones:
 
     def _written(self, node: Node) -> set[int | None]:
         """The storages that a call writes in place."""
-        formals = node.func._schema.arguments
+        schema = node.func._schema
+        if not schema.is_mutable:
+            return set()
         return {
             self._storages.get(ref.name)
-            for formal, value in zip(formals, node.args, strict=True)
+            for formal, value in zip(schema.arguments, node.args, strict=True)
             if formal.alias_info is not None and formal.alias_info.is_write
             for ref in _refs(value)
         }

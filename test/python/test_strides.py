@@ -11,26 +11,19 @@ import torch
 import torch.nn.functional as F
 from fsdp_mlir.strides import corrected
 from graphs import Captured, assert_same_step, eager_ops
-from kernel_calls import FEW, SLOW, Compared, compare, op_db
+from kernel_calls import FEW, SLOW, compare, op_db
 from torch import Tensor, nn
 
 
-@pytest.fixture(scope="module")
-def compared() -> Compared:
+def test_every_operator() -> None:
+    """Most corrections are needed by some call; kernel_calls.py as a script needs every one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return compare(FEW, 2, [op.name for op in op_db if not op.name.startswith(SLOW)])
+        compared = compare(FEW, 2, [op.name for op in op_db if not op.name.startswith(SLOW)])
     finally:
         torch.set_num_threads(threads)
-
-
-def test_every_operator(compared: Compared) -> None:
     assert not compared.wrong, [messages[0] for messages in compared.wrong.values()]
-
-
-def test_the_samples_show_faults(compared: Compared) -> None:
-    """Most corrections are needed by some call; kernel_calls.py as a script needs every one."""
     assert compared.calls > 3000
     assert len(compared.corrected & corrected()) > len(corrected()) / 2
 
