@@ -91,6 +91,27 @@ std::string describeInstruction(const plan::Plan &plan,
   return text;
 }
 
+std::string describePosition(const plan::Plan &plan, const Position &position) {
+  int64_t step = position.step.load();
+  if (step < 0)
+    return " before its first step";
+  std::string number = std::to_string(step + 1);
+  if (position.saving.load())
+    return " while the weights were saved after step " + number;
+  auto instruction = size_t(position.instruction.load());
+  std::string text = " at step " + number;
+  const std::vector<plan::Instruction> *program = &plan.instructions;
+  if (instruction >= program->size()) {
+    instruction -= program->size();
+    program = &plan.evaluation;
+    text += ", evaluation";
+  }
+  if (instruction >= program->size())
+    return text;
+  return text + ", instruction " + std::to_string(instruction) + ": " +
+         describeInstruction(plan, (*program)[instruction]);
+}
+
 CallTable::CallTable(const plan::Plan &plan,
                      const std::vector<plan::Instruction> &instructions,
                      c10::Device device)

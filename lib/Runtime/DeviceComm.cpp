@@ -24,7 +24,7 @@ namespace fsdp::runtime {
 namespace {
 
 /// Those of RankStats.
-constexpr int64_t kStatsFields = 6;
+constexpr int64_t kStatsFields = 7;
 
 /// Rows of a parameter that come before each part.
 std::vector<int64_t> rowBegins(int64_t rows, int64_t parts) {
@@ -480,7 +480,8 @@ std::vector<RankStats> DeviceComm::exchangeStats(const RankStats &own) {
                                  double(own.peakRssBytes),
                                  own.evaluationLoss,
                                  double(own.scratchBytes),
-                                 double(own.heapAllocations)};
+                                 double(own.heapAllocations),
+                                 double(own.badGradient)};
   ownStats.copy_(at::from_blob(fields, {kStatsFields}, at::kDouble));
   std::vector<int64_t> begins;
   for (int64_t r = 0; r <= worldSize(); ++r)
@@ -496,9 +497,32 @@ std::vector<RankStats> DeviceComm::exchangeStats(const RankStats &own) {
   for (int64_t r = 0; r < worldSize(); ++r) {
     const double *from = all.const_data_ptr<double>() + r * kStatsFields;
     stats.push_back({from[0], int64_t(from[1]), int64_t(from[2]), from[3],
-                     int64_t(from[4]), int64_t(from[5])});
+                     int64_t(from[4]), int64_t(from[5]), int64_t(from[6])});
   }
   return stats;
+}
+
+std::vector<std::vector<double>>
+DeviceComm::gather(const std::vector<double> &own) {
+  auto count = int64_t(own.size());
+  auto options = at::dtype(at::kDouble).device(device.where());
+  at::Tensor mine = at::empty({count}, options);
+  at::Tensor whole = at::empty({worldSize(), count}, options);
+  mine.copy_(
+      at::from_blob(const_cast<double *>(own.data()), {count}, at::kDouble));
+  std::vector<int64_t> begins;
+  for (int64_t r = 0; r <= worldSize(); ++r)
+    begins.push_back(r * count);
+  if (Wait wait = world->allGather("numbers", {{whole, mine, begins}}))
+    wait();
+  at::Tensor read = whole.cpu();
+  checkFailure();
+  std::vector<std::vector<double>> all;
+  for (int64_t r = 0; rank() == 0 && r < worldSize(); ++r) {
+    const double *from = read.const_data_ptr<double>() + r * count;
+    all.emplace_back(from, from + count);
+  }
+  return all;
 }
 
 } // namespace fsdp::runtime

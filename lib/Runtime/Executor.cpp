@@ -3,6 +3,7 @@
 #include "AccessAnnotations.h"
 #include "fsdp/Plan/Operands.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Finite.h"
 #include "fsdp/Runtime/GradientClipping.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
@@ -220,7 +221,18 @@ void Executor::run(const plan::CopyToHost &copy) {
   host.copyGradients(copy, values);
 }
 
+void Executor::watchGradients(const plan::OptimizerStep &step) {
+  if (sawBadGradient || scaler)
+    return;
+  for (size_t i = 0; i < step.grads.size() && !sawBadGradient; ++i)
+    if (!allFinite(values[step.grads[i]])) {
+      badGradient = step.params[i];
+      sawBadGradient = true;
+    }
+}
+
 void Executor::run(const plan::OptimizerStep &step) {
+  watchGradients(step);
   comm.beginUpdate();
   ShardedOptimizer::Scaling scaling;
   if (unscaleDeferred)
@@ -407,6 +419,7 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   step = newStep;
   comm.beginStep(step);
   position.step.store(step, std::memory_order_relaxed);
+  badGradient = -1;
   lrFactor = plan.lrSchedule ? plan.lrSchedule->factor(step) : 1.0;
   int64_t updatesBefore = optimizer ? optimizer->steps() : 0;
   compute([this] { lossSum.zero_(); });
@@ -434,6 +447,7 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   double rate =
       optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
   result.learningRate = rate * lrFactor;
+  result.badGradient = badGradient;
   if (scaler) {
     result.lossScale = scaler->scale().item<double>();
     result.skipped = scaler->foundInf();

@@ -13,9 +13,11 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <thread>
 #include <vector>
 
 #include <sys/prctl.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -193,22 +195,7 @@ private:
     std::string text = "rank " + std::to_string(rank) +
                        " was killed by signal " + std::to_string(signal) +
                        " (" + strsignal(signal) + ")";
-    const Position &position = segment.state(int64_t(rank)).position;
-    int64_t step = position.step.load();
-    if (step < 0)
-      return text + " before its first step";
-    auto instruction = size_t(position.instruction.load());
-    text += " at step " + std::to_string(step + 1);
-    const std::vector<plan::Instruction> *program = &plan.instructions;
-    if (instruction >= program->size()) {
-      instruction -= program->size();
-      program = &plan.evaluation;
-      text += ", evaluation";
-    }
-    if (instruction >= program->size())
-      return text;
-    return text + ", instruction " + std::to_string(instruction) + ": " +
-           describeInstruction(plan, (*program)[instruction]);
+    return text + describePosition(plan, segment.state(int64_t(rank)).position);
   }
 
   [[noreturn]] void report() const {
@@ -238,12 +225,42 @@ private:
 
 } // namespace
 
+namespace {
+
+/// More than anybody needs, and fewer than bring a machine down.
+constexpr int64_t kRanksPerCore = 64;
+
+/// Throws InputError for a plan whose ranks this machine cannot hold: more than
+/// kRanksPerCore for each core that this process may use, or arenas that are
+/// larger together than memory and swap.
+void checkMachine(const plan::Plan &plan, const std::string &path) {
+  auto fail = [&](const std::string &message) {
+    throw InputError(path + ": cannot start " + std::to_string(plan.worldSize) +
+                     " ranks on this machine: " + message);
+  };
+  int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  if (plan.worldSize > kRanksPerCore * cores)
+    fail("expected at most " + std::to_string(kRanksPerCore) +
+         " for each of its " + std::to_string(cores) + " cores");
+  struct sysinfo info{};
+  if (!plan.arena || sysinfo(&info) != 0)
+    return;
+  auto memory = (__int128(info.totalram) + info.totalswap) * info.mem_unit;
+  if (__int128(plan.arena->bytes) * plan.worldSize > memory)
+    fail("expected arenas within its " + std::to_string(int64_t(memory)) +
+         " bytes of memory, got " + std::to_string(plan.arena->bytes) +
+         " bytes for each");
+}
+
+} // namespace
+
 void runForked(const RunOptions &options, std::optional<int64_t> ranks) {
-  RunFiles files(options, /*checkHash=*/true);
+  RunFiles files(options, /*first=*/true);
   if (ranks && *ranks != files.plan.worldSize)
     throw InputError(options.planPath + ": the plan is for world size " +
                      std::to_string(files.plan.worldSize) + ", got --nproc " +
                      std::to_string(*ranks));
+  checkMachine(files.plan, options.planPath);
   Ties ties(files, options);
 
   sigset_t signals = handledSignals();

@@ -3,11 +3,13 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/RankBoard.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -41,6 +43,9 @@ LocalStore::LocalStore(int64_t worldSize) : worldSize(worldSize) {
     throw RunError("cannot listen on loopback for the ranks' store: " + cause);
   }
   listeningPort = ntohs(address.sin_port);
+  std::random_device random;
+  for (int word = 0; word < 4; ++word)
+    secret += std::to_string(random()) + "/";
 }
 
 LocalStore::~LocalStore() {
@@ -64,7 +69,8 @@ LocalStore::connect(int64_t rank, std::chrono::milliseconds timeout) {
   else
     close(listening);
   try {
-    store = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
+    store = c10::make_intrusive<c10d::PrefixStore>(
+        secret, c10::make_intrusive<c10d::TCPStore>(kLoopback, options));
   } catch (const c10::Error &error) {
     throw RunError(
         "rank " + std::to_string(rank) +

@@ -5,8 +5,8 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Files.h"
 #include "fsdp/Runtime/OptimizerPlugin.h"
-#include "fsdp/Runtime/RankFiles.h"
 
 #include <cstring>
 #include <optional>

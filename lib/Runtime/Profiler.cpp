@@ -1,6 +1,5 @@
 //===- Profiler.cpp - measured seconds of a plan's instructions -----------===//
 #include "fsdp/Runtime/Profiler.h"
-#include "fsdp/Runtime/RankFiles.h"
 #include "fsdp/Runtime/SafeTensors.h"
 
 #include <algorithm>
@@ -47,10 +46,10 @@ std::vector<double> Profiler::medians() const {
 
 void writeProfile(const Profiler &profiler, const plan::Plan &plan,
                   const std::string &planPath, Comm &comm, int64_t steps,
-                  int64_t scratchBytes, const std::string &path) {
+                  int64_t scratchBytes, OutputFile *file) {
   std::vector<double> own = profiler.medians();
   own.push_back(double(scratchBytes));
-  std::vector<std::vector<double>> all = gatherByFiles(comm, own, path);
+  std::vector<std::vector<double>> all = comm.gather(own);
   if (comm.rank() != 0)
     return;
   std::vector<double> mean(own.size());
@@ -70,7 +69,8 @@ void writeProfile(const Profiler &profiler, const plan::Plan &plan,
   for (size_t i = 0; i < plan.instructions.size(); ++i)
     profile.instructions.push_back(
         {plan::signature(plan, plan.instructions[i]), mean[i]});
-  writeFile(path, plan::printProfile(profile));
+  file->write(plan::printProfile(profile));
+  file->commit();
 }
 
 } // namespace fsdp::runtime

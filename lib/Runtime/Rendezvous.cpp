@@ -1,7 +1,9 @@
 //===- Rendezvous.cpp - how ranks find each other -------------------------===//
 #include "fsdp/Runtime/Rendezvous.h"
+#include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/RankBoard.h"
+#include "fsdp/Runtime/SafeTensors.h"
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -12,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include <unistd.h>
 
@@ -38,17 +41,39 @@ int64_t number(const char *name) {
   return value;
 }
 
-/// A prefix that no earlier exchange or store and no earlier attempt of the job
-/// has used.
-std::string nextKey() {
-  static int64_t exchanges = 0;
-  const char *restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return "fsdp-run/" + std::string(restarts ? restarts : "0") + "/" +
-         std::to_string(exchanges++) + "/";
+std::string variableOr(const char *name, const char *otherwise) {
+  const char *value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+/// Names this kernel and what processes it shows to this one. torchrun's own
+/// groups of ranks ("nodes") may all be on one host.
+std::string hostIdentity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code none;
+  return boot + " " +
+         std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+}
+
+/// No other process has it, on whatever host and at whatever time.
+std::string processIdentity() {
+  std::string stat;
+  std::getline(std::ifstream("/proc/self/stat"), stat);
+  // The 22nd field is when it began; the second may have blanks.
+  std::istringstream fields(stat.substr(stat.rfind(')') + 1));
+  std::string began;
+  for (int field = 3; field <= 22; ++field)
+    fields >> began;
+  return hostIdentity() + " " + std::to_string(getpid()) + " " + began;
 }
 
 /// An error of a rank, as it travels among texts that are none.
 constexpr char kErrorMark = '!';
+
+/// How long after the ranks have met another's rank may yet show itself.
+constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kPause = std::chrono::milliseconds(100);
 
 } // namespace
 
@@ -65,7 +90,8 @@ std::optional<TorchrunEnvironment> torchrunEnvironment() {
   return environment;
 }
 
-Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment) {
+Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment,
+                       const std::string &job) {
   if (!environment)
     return;
   ignoreBrokenPipes();
@@ -80,11 +106,79 @@ Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment) {
   // torch.distributed may serve the same port in this process.
   options.multiTenant = true;
   options.timeout = std::chrono::seconds(300);
-  store =
-      c10::make_intrusive<c10d::TCPStore>(environment->masterAddress, options);
+  place = environment->masterAddress + ":" +
+          std::to_string(environment->masterPort);
+  try {
+    store = c10::make_intrusive<c10d::TCPStore>(environment->masterAddress,
+                                                options);
+    enter(job);
+  } catch (const c10::Error &error) {
+    std::string text = firstLine(error.what_without_backtrace());
+    if (options.isServer && text.find("EADDRINUSE") != std::string::npos)
+      throw RunError("cannot serve the ranks' store at " + place +
+                     ": another program, or another job, has the port");
+    throw RunError("no store of the ranks at " + place + ": " + text);
+  }
 }
 
-Rendezvous::~Rendezvous() = default;
+void Rendezvous::enter(const std::string &job) {
+  std::string attempt =
+      "fsdp-run/" + variableOr("TORCHELASTIC_RESTART_COUNT", "0") + "/";
+  std::string secret =
+      hashBytes(variableOr("TORCHELASTIC_RUN_ID", "") + "\n" + job);
+  std::string shown = hashBytes("shown " + secret);
+  std::string found = ownRank == 0
+                          ? store->compareSet(attempt + "job", "", shown)
+                          : store->get_to_str(attempt + "job");
+  if (found != shown)
+    throw RunError("another job is at " + place +
+                   ": its plan, options or run id are not those of this rank");
+  keys = attempt + secret + "/";
+  std::string own = processIdentity();
+  if (store->compareSet(keys + "rank " + std::to_string(ownRank), "", own) ==
+      own)
+    return;
+  store->set(keys + "twice", std::to_string(ownRank));
+  confirm();
+}
+
+void Rendezvous::confirm() {
+  if (!store || !store->check({keys + "twice"}))
+    return;
+  throw RunError("two processes are rank " + store->get_to_str(keys + "twice") +
+                 " at " + place + ": do two jobs use one port?");
+}
+
+void Rendezvous::watchPlaces(std::function<void(const std::string &)> onTwice) {
+  if (!store)
+    return;
+  watcher = std::thread([this, onTwice = std::move(onTwice)] {
+    auto end = std::chrono::steady_clock::now() + kPatience;
+    try {
+      for (; !stop && std::chrono::steady_clock::now() < end;
+           std::this_thread::sleep_for(kPause))
+        confirm();
+      if (stop)
+        confirm();
+    } catch (const RunError &error) {
+      onTwice(error.what());
+    } catch (const std::exception &) {
+      // Whoever serves the store has ended; the ranks see that themselves.
+    }
+  });
+}
+
+std::string Rendezvous::nextKey() {
+  // Over all objects of a process, which has them in the same order as others.
+  static int64_t exchanges = 0;
+  return keys + std::to_string(exchanges++) + "/";
+}
+
+Rendezvous::~Rendezvous() {
+  stop = true;
+  if (watcher.joinable())
+    watcher.join();
+}
 
 std::vector<std::string> Rendezvous::exchange(const std::string &own,
                                               std::chrono::seconds timeout) {
@@ -102,6 +196,7 @@ std::vector<std::string> Rendezvous::exchange(const std::string &own,
       store->set(key + "done", "1");
     if (ownRank == 0)
       store->wait({key + "done"}, timeout);
+    confirm();
   } catch (const c10::Error &error) {
     throw RunError("the ranks did not find each other: " +
                    std::string(error.what_without_backtrace()));
@@ -123,20 +218,6 @@ const c10::intrusive_ptr<c10d::Store> &Rendezvous::connectStore() {
   }
   return ownStore;
 }
-
-namespace {
-
-/// Names this kernel and what processes it shows to this one. torchrun's own
-/// groups of ranks ("nodes") may all be on one host.
-std::string hostIdentity() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  std::error_code none;
-  return boot + " " +
-         std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
-}
-
-} // namespace
 
 std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
                                          Rendezvous &rendezvous) {

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -28,6 +29,8 @@ namespace {
 
 /// The format's own limit on the header.
 constexpr uint64_t kMaxHeader = 100'000'000;
+constexpr char kMetadata[] = "__metadata__";
+constexpr char kDataHash[] = "data_hash";
 
 constexpr std::array<std::pair<std::string_view, DType>, 10> kDTypes = {{
     {"F32", DType::Float32},
@@ -120,7 +123,8 @@ SafeTensors::SafeTensors(const std::string &path) : filePath(path) {
 
 SafeTensors::SafeTensors(SafeTensors &&other) noexcept
     : filePath(std::move(other.filePath)),
-      bytes(std::exchange(other.bytes, {})), table(std::move(other.table)) {}
+      bytes(std::exchange(other.bytes, {})), data(other.data),
+      dataHash(std::move(other.dataHash)), table(std::move(other.table)) {}
 
 SafeTensors::~SafeTensors() {
   if (!bytes.empty())
@@ -138,10 +142,14 @@ void SafeTensors::parse() {
   std::string_view text(reinterpret_cast<const char *>(bytes.data()) + 8,
                         headerSize);
   nlohmann::json header = parseHeader(text, filePath);
-  std::span<const std::byte> data = bytes.subspan(8 + headerSize);
+  data = bytes.subspan(8 + headerSize);
+  if (header.contains(kMetadata) && header[kMetadata].is_object())
+    if (auto hash = header[kMetadata].find(kDataHash);
+        hash != header[kMetadata].end() && hash->is_string())
+      dataHash = *hash;
 
   for (const auto &item : header.items()) {
-    if (item.key() == "__metadata__")
+    if (item.key() == kMetadata)
       continue;
     auto fail = [&](const std::string &message) {
       throw InputError(filePath + ": tensor \"" + item.key() +
@@ -198,10 +206,21 @@ std::string SafeTensors::hash() const {
       {reinterpret_cast<const char *>(bytes.data()), bytes.size()});
 }
 
-std::string hashBytes(std::string_view bytes) {
+void SafeTensors::checkHash() const {
+  if (dataHash.empty())
+    return;
+  std::string got =
+      hashBytes({reinterpret_cast<const char *>(data.data()), data.size()});
+  if (got != dataHash)
+    throw InputError(filePath + ": expected data with hash " + dataHash +
+                     ", which the file names, got " + got);
+}
+
+namespace {
+
+std::string hashText(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical,
-                           XXH3_128bits(bytes.data(), bytes.size()));
+  XXH128_canonicalFromHash(&canonical, hash);
   std::string text = "xxh3:";
   for (unsigned char byte : canonical.digest) {
     std::array<char, 3> digits{};
@@ -211,10 +230,25 @@ std::string hashBytes(std::string_view bytes) {
   return text;
 }
 
-void writeSafeTensors(const std::string &path,
+std::string hashTensors(const std::vector<NamedTensor> &tensors) {
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(
+      XXH3_createState(), XXH3_freeState);
+  XXH3_128bits_reset(state.get());
+  for (const NamedTensor &tensor : tensors)
+    XXH3_128bits_update(state.get(), tensor.data.data(), tensor.data.size());
+  return hashText(XXH3_128bits_digest(state.get()));
+}
+
+} // namespace
+
+std::string hashBytes(std::string_view bytes) {
+  return hashText(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+void writeSafeTensors(OutputFile &file,
                       const std::vector<NamedTensor> &tensors) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  header["__metadata__"] = {{"format", "pt"}};
+  header[kMetadata] = {{"format", "pt"}, {kDataHash, hashTensors(tensors)}};
   uint64_t offset = 0;
   for (const NamedTensor &tensor : tensors) {
     header[tensor.name] = {
@@ -226,30 +260,13 @@ void writeSafeTensors(const std::string &path,
   std::string text = header.dump();
   // The data begins 8-byte aligned, as the format's own writer does it.
   text.append((8 - text.size() % 8) % 8, ' ');
-
-  std::string temporary = path + ".tmp." + std::to_string(getpid());
-  auto fail = [&](const char *action) {
-    std::string reason = systemError();
-    std::remove(temporary.c_str());
-    throw RunError(path + ": cannot " + action + ": " + reason);
-  };
-  std::FILE *file = std::fopen(temporary.c_str(), "wb");
-  if (!file)
-    fail("write");
   uint64_t size = text.size();
-  bool ok = std::fwrite(&size, 8, 1, file) == 1 &&
-            std::fwrite(text.data(), text.size(), 1, file) == 1;
+  file.write({reinterpret_cast<const char *>(&size), sizeof(size)});
+  file.write(text);
   for (const NamedTensor &tensor : tensors)
-    ok = ok &&
-         (tensor.data.empty() ||
-          std::fwrite(tensor.data.data(), tensor.data.size(), 1, file) == 1);
-  ok = std::fflush(file) == 0 && ok;
-  ok = fsync(fileno(file)) == 0 && ok;
-  ok = std::fclose(file) == 0 && ok;
-  if (!ok)
-    fail("write");
-  if (std::rename(temporary.c_str(), path.c_str()) != 0)
-    fail("rename");
+    file.write({reinterpret_cast<const char *>(tensor.data.data()),
+                tensor.data.size()});
+  file.commit();
 }
 
 } // namespace fsdp::runtime

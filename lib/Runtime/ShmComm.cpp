@@ -346,21 +346,35 @@ std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
   // The ring has two places; the one of two steps ago must have been read.
   if (step >= 2)
     wait(0, &RankState::statsRead, done - 2, {"statistics"});
-  own().stats[step % 2] = {stats.loss,         stats.peakBytes,
-                           stats.peakRssBytes, stats.evaluationLoss,
-                           stats.scratchBytes, stats.heapAllocations};
+  own().stats[step % 2] = stats;
   own().statsWritten.publish(done);
   if (ownRank != 0)
     return {};
   std::vector<RankStats> all;
   for (int64_t r = 0; r < worldSize(); ++r) {
     wait(r, &RankState::statsWritten, done, {"statistics"});
-    const auto &from = segment.state(r).stats[step % 2];
-    all.push_back({from.loss, from.peakBytes, from.peakRssBytes,
-                   from.evaluationLoss, from.scratchBytes,
-                   from.heapAllocations});
+    all.push_back(segment.state(r).stats[step % 2]);
   }
   own().statsRead.publish(done);
+  return all;
+}
+
+std::vector<std::vector<double>>
+ShmComm::gather(const std::vector<double> &numbers) {
+  std::vector<std::vector<double>> all;
+  if (ownRank == 0)
+    all.resize(size_t(worldSize()));
+  constexpr size_t kPart = std::size(RankState().numbers);
+  for (size_t begin = 0; begin < numbers.size(); begin += kPart) {
+    size_t count = std::min(kPart, numbers.size() - begin);
+    std::copy_n(numbers.begin() + ptrdiff_t(begin), count, own().numbers);
+    barrier();
+    for (size_t r = 0; r < all.size(); ++r) {
+      const double *from = segment.state(int64_t(r)).numbers;
+      all[r].insert(all[r].end(), from, from + count);
+    }
+    barrier();
+  }
   return all;
 }
 

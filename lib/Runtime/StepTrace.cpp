@@ -1,7 +1,6 @@
 //===- StepTrace.cpp - when a step's instructions begin and end -----------===//
 #include "fsdp/Runtime/StepTrace.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/RankFiles.h"
 #include "fsdp/Runtime/SafeTensors.h"
 
 #include <algorithm>
@@ -41,13 +40,13 @@ std::vector<plan::Span> StepTrace::spans() const {
 
 void writeTrace(const StepTrace &trace, const plan::Plan &plan,
                 const std::string &planPath, Comm &comm, int64_t step,
-                const std::string &path) {
+                OutputFile *file) {
   std::vector<double> own = {trace.seconds()};
   for (const plan::Span &span : trace.spans()) {
     own.push_back(span.begin);
     own.push_back(span.end);
   }
-  std::vector<std::vector<double>> all = gatherByFiles(comm, own, path);
+  std::vector<std::vector<double>> all = comm.gather(own);
   if (comm.rank() != 0)
     return;
   plan::MeasuredStep measured;
@@ -62,7 +61,8 @@ void writeTrace(const StepTrace &trace, const plan::Plan &plan,
       span.end = all[rank][++i];
     }
   }
-  writeFile(path, plan::printMeasuredStep(plan, measured));
+  file->write(plan::printMeasuredStep(plan, measured));
+  file->commit();
 }
 
 } // namespace fsdp::runtime

@@ -3,6 +3,7 @@
 #include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Finite.h"
 #include "fsdp/Runtime/OpenPlan.h"
 #include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/Session.h"
@@ -56,13 +57,11 @@ std::string digits9(double value) {
 class Reporter {
 public:
   Reporter(const plan::Plan &plan, const std::string &path)
-      : tokens(tokensPerStep(plan) * plan.accumulationSteps * plan.worldSize),
-        path(path) {
+      : plan(plan),
+        tokens(tokensPerStep(plan) * plan.accumulationSteps * plan.worldSize) {
     if (path.empty())
       return;
-    file.reset(std::fopen(path.c_str(), "w"));
-    if (!file)
-      throw InputError(path + ": cannot write: " + std::strerror(errno));
+    file.emplace(path);
   }
 
   /// `result` is rank 0's; of it the loss alone differs between ranks.
@@ -95,6 +94,8 @@ public:
       std::fprintf(stderr, "  skipped: not finite at loss scale %g",
                    *result.lossScale);
     std::fputc('\n', stderr);
+    if (!warned)
+      warn(step, result, stats);
     if (!file)
       return;
     std::string norm;
@@ -111,35 +112,68 @@ public:
     if (evaluated)
       evaluation = "\"eval_loss\": " + digits9(evalLoss) +
                    ", \"rank_eval_losses\": [" + evalLosses + "], ";
-    std::fprintf(
-        file.get(),
-        "{\"step\": %lld, \"loss\": %s, \"rank_losses\": [%s], "
-        "%s%s%s%s\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+    std::string common(1024, '\0');
+    common.resize(size_t(std::snprintf(
+        common.data(), common.size(),
+        "\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
         "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld, "
         "\"arena_bytes\": %lld, \"scratch_bytes\": %lld, "
         "\"allocator_calls\": %lld}\n",
-        static_cast<long long>(step + 1), digits9(loss).c_str(), losses.c_str(),
-        evaluation.c_str(), norm.c_str(), scaling.c_str(), host.c_str(),
         result.learningRate, seconds * 1e3, rate, static_cast<long long>(peak),
         static_cast<long long>(peakRss), static_cast<long long>(memory.bytes()),
-        static_cast<long long>(scratch), static_cast<long long>(allocations));
-    if (std::fflush(file.get()) != 0)
-      throw RunError(path + ": cannot write: " + std::strerror(errno));
+        static_cast<long long>(scratch), static_cast<long long>(allocations))));
+    file->append("{\"step\": " + std::to_string(step + 1) +
+                 ", \"loss\": " + digits9(loss) + ", \"rank_losses\": [" +
+                 losses + "], " + evaluation + norm + scaling + host + common);
   }
 
 private:
-  struct Close {
-    void operator()(std::FILE *f) const { std::fclose(f); }
-  };
+  /// Once, where a rank's loss or gradient is no number any more.
+  void warn(int64_t step, const StepResult &result,
+            const std::vector<RankStats> &stats) {
+    auto say = [&](const std::string &what) {
+      std::fprintf(stderr, "fsdp-run: warning: step %lld: %s\n",
+                   static_cast<long long>(step + 1), what.c_str());
+      warned = true;
+    };
+    for (size_t r = 0; r < stats.size() && !warned; ++r) {
+      std::string rank = "rank " + std::to_string(r) + ": ";
+      if (!std::isfinite(stats[r].loss))
+        say(rank + "the loss is " + std::to_string(stats[r].loss));
+      else if (stats[r].badGradient != -1)
+        say(rank + "the gradient of \"" +
+            plan.params[size_t(stats[r].badGradient)].name +
+            "\" is not finite");
+    }
+    if (!warned && result.gradNorm && !std::isfinite(*result.gradNorm) &&
+        !result.skipped)
+      say("the norm of the gradients is " + std::to_string(*result.gradNorm));
+  }
+
+  const plan::Plan &plan;
   int64_t tokens;
-  std::string path;
-  std::unique_ptr<std::FILE, Close> file;
+  bool warned = false;
+  std::optional<LineFile> file;
 };
 
-/// Gathers every parameter on every rank, as a collective must; rank 0 writes
-/// them under all their names, and the persistent buffers.
-void saveWeights(const plan::Plan &plan, Session &session,
-                 const std::string &path) {
+/// Of weights that are about to be written.
+void warnOfWeights(const std::string &path,
+                   const std::vector<std::string> &notFinite) {
+  if (notFinite.empty())
+    return;
+  std::string others =
+      notFinite.size() == 1
+          ? ""
+          : " and " + std::to_string(notFinite.size() - 1) + " more";
+  std::fprintf(stderr, "fsdp-run: warning: %s: not finite: \"%s\"%s\n",
+               path.c_str(), notFinite[0].c_str(), others.c_str());
+}
+
+/// Gathers every parameter on every rank, as a collective must; rank 0, which
+/// has the file, writes them under all their names, and the persistent buffers.
+void saveWeights(const plan::Plan &plan, Session &session, OutputFile *file) {
+  bool writes = session.comm().rank() == 0;
+  std::vector<std::string> notFinite;
   std::vector<NamedTensor> tensors;
   auto add = [&](const std::string &name, const plan::TensorSpec &spec,
                  const at::Tensor &tensor) {
@@ -151,6 +185,8 @@ void saveWeights(const plan::Plan &plan, Session &session,
   std::vector<at::Tensor> params;
   for (size_t p = 0; p < plan.params.size(); ++p) {
     params.push_back(session.fullParam(int32_t(p)).cpu());
+    if (writes && !allFinite(params[p]))
+      notFinite.push_back(plan.params[p].name);
     add(plan.params[p].name, plan.params[p].spec, params[p]);
     for (const std::string &alias : plan.params[p].aliases)
       add(alias, plan.params[p].spec, params[p]);
@@ -163,8 +199,10 @@ void saveWeights(const plan::Plan &plan, Session &session,
   }
   // No rank has failed meanwhile.
   session.quiesce();
-  if (session.comm().rank() == 0)
-    writeSafeTensors(path, tensors);
+  if (!writes)
+    return;
+  warnOfWeights(file->path(), notFinite);
+  writeSafeTensors(*file, tensors);
 }
 
 /// Of an option that names a file for what steps after a warm-up measure.
@@ -176,13 +214,11 @@ void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
     throw InputError(std::string(option) + ": expected --steps of at least " +
                      std::to_string(warmup + 1) + ", got " +
                      std::to_string(options.steps));
-  if (!std::ofstream(path, std::ios::app))
-    throw InputError(path + ": cannot write: " + std::strerror(errno));
 }
 
 } // namespace
 
-RunFiles::RunFiles(const RunOptions &options, bool checkHash)
+RunFiles::RunFiles(const RunOptions &options, bool first)
     : plan(openPlan(options.planPath, options.allowedPlugin)) {
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
@@ -190,15 +226,49 @@ RunFiles::RunFiles(const RunOptions &options, bool checkHash)
   checkMeasuring("--trace", options.tracePath, StepTrace::kWarmup, options);
   if (!options.profilePath.empty() && options.maxStreamDelay)
     throw InputError("--profile: expected --streams serial, got threads");
-  openWeights(options, checkHash);
-  if (!options.dataPath.empty()) {
-    data.emplace(options.dataPath);
-    checkData(plan, *data);
-  }
+  openWeights(options, first);
+  openData(options, first);
   openEvaluation(options);
+  if (!first)
+    return;
+  for (const auto *file : {&data, &evalData})
+    if (*file)
+      (*file)->checkHash();
+  openOutputs(options);
 }
 
-void RunFiles::openWeights(const RunOptions &options, bool checkHash) {
+void RunFiles::openOutputs(const RunOptions &options) {
+  auto open = [](std::unique_ptr<OutputFile> &file, const std::string &path) {
+    if (!path.empty())
+      file = std::make_unique<OutputFile>(path);
+  };
+  open(outWeights, options.outWeightsPath);
+  open(profile, options.profilePath);
+  open(trace, options.tracePath);
+}
+
+namespace {
+
+/// Of a file that was given with the hash that it must have.
+void checkGivenHash(const std::string &path, const std::string &want,
+                    const std::string &got) {
+  if (!want.empty() && got != want)
+    throw InputError(path + ": expected a file with hash " + want + ", got " +
+                     (got.empty() ? "an index, which has none" : got));
+}
+
+} // namespace
+
+void RunFiles::openData(const RunOptions &options, bool first) {
+  if (options.dataPath.empty())
+    return;
+  data.emplace(options.dataPath);
+  checkData(plan, *data);
+  if (first && !options.dataHash.empty())
+    checkGivenHash(options.dataPath, options.dataHash, data->hash());
+}
+
+void RunFiles::openWeights(const RunOptions &options, bool first) {
   std::string captured;
   if (!plan.weights.path.empty())
     captured = (std::filesystem::path(options.planPath).parent_path() /
@@ -217,7 +287,7 @@ void RunFiles::openWeights(const RunOptions &options, bool checkHash) {
     return;
   weights->check(plan);
   if (options.weightsPath.empty()) {
-    if (!checkHash || plan.weights.hash.empty())
+    if (!first || plan.weights.hash.empty())
       return;
     if (std::string got = weights->hash(); got != plan.weights.hash)
       throw InputError(captured + ": expected weights with hash " +
@@ -226,6 +296,10 @@ void RunFiles::openWeights(const RunOptions &options, bool checkHash) {
                        "(--weights accepts another file)");
     return;
   }
+  if (first && !options.weightsHash.empty())
+    checkGivenHash(options.weightsPath, options.weightsHash, weights->hash());
+  if (first)
+    weights->checkHash();
   for (const plan::Buffer &buffer : plan.buffers) {
     if (weights->has(buffer) || initialises || capturedWeights)
       continue;
@@ -335,7 +409,7 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
         {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
          peakResidentBytes(), evalLoss,
          session.executor().memory().extraBytes(),
-         heapAllocations() - allocations});
+         heapAllocations() - allocations, result.badGradient});
     std::chrono::duration<double> elapsed =
         trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
@@ -350,12 +424,14 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
   if (profiler)
     writeProfile(*profiler, plan, options.planPath, session.comm(),
                  options.steps, session.executor().memory().extraBytes(),
-                 options.profilePath);
+                 files.profile.get());
   if (trace)
     writeTrace(*trace, plan, options.planPath, session.comm(), options.steps,
-               options.tracePath);
-  if (!options.outWeightsPath.empty())
-    saveWeights(plan, session, options.outWeightsPath);
+               files.trace.get());
+  if (!options.outWeightsPath.empty()) {
+    position.saving.store(true, std::memory_order_relaxed);
+    saveWeights(plan, session, files.outWeights.get());
+  }
 }
 
 } // namespace

@@ -6,6 +6,7 @@
 #include <ATen/ops/from_blob.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -40,7 +41,12 @@ void WeightFiles::openIndex() {
     if (!file.is_string())
       throw InputError(filePath + ": expected a file name for \"" + tensor +
                        "\", got " + file.dump());
-    names.insert(file.get<std::string>());
+    std::filesystem::path name = file.get<std::string>();
+    if (name.empty() || name.is_absolute() ||
+        std::find(name.begin(), name.end(), "..") != name.end())
+      throw InputError(filePath + ": expected a file in its folder for \"" +
+                       tensor + "\", got \"" + name.string() + "\"");
+    names.insert(name.string());
   }
   std::map<std::string, size_t> positions;
   std::filesystem::path folder = std::filesystem::path(filePath).parent_path();
@@ -139,6 +145,11 @@ void WeightFiles::read(const plan::Buffer &buffer, at::Tensor to) const {
 void WeightFiles::dropPages() const {
   for (const SafeTensors &file : files)
     file.dropPages();
+}
+
+void WeightFiles::checkHash() const {
+  for (const SafeTensors &file : files)
+    file.checkHash();
 }
 
 std::string WeightFiles::hash() const {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
+
+_NO_HASH = "xxh3:" + 32 * "-"
 
 
 @contextmanager
@@ -19,7 +22,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Makes the folder. When the body raises, `path` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    # A name that nobody can guess, and make a link of.
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(12)}.tmp"
     try:
         yield temporary
         os.replace(temporary, path)
@@ -46,9 +50,21 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
         for name, tensor in tensors.items()
     }
     with replacing(path) as temporary:
-        save_file(separate, temporary, metadata={"format": "pt"})
+        save_file(separate, temporary, metadata={"format": "pt", "data_hash": _NO_HASH})
         temporary.chmod(0o666 & ~_umask())
+        _write_data_hash(temporary)
         return file_hash(temporary)
+
+
+def _write_data_hash(path: Path) -> None:
+    """Puts the hash of the file's data in its metadata: `fsdp-run` finds out if they change."""
+    digest = xxhash.xxh3_128()
+    with path.open("r+b") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+        while block := file.read(1 << 22):
+            digest.update(block)
+        file.seek(8 + header.index(_NO_HASH.encode()))
+        file.write(f"xxh3:{digest.hexdigest()}".encode())
 
 
 def _umask() -> int:

@@ -5,11 +5,16 @@
 #include <CLI/CLI.hpp>
 #include <c10/util/Logging.h>
 
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <map>
 #include <string>
+#include <thread>
 
 using namespace fsdp::runtime;
 
@@ -32,9 +37,31 @@ Fault parseFault(const std::string &text) {
   return {rank, step, instruction, std::string(kind) == "kill"};
 }
 
+/// A whole number within [low, high], in digits alone: CLI11 takes a sign, and
+/// a number that is too large, for another number.
+CLI::Validator wholeNumber(uint64_t low, uint64_t high) {
+  std::string expected = "expected a whole number from " + std::to_string(low) +
+                         " to " + std::to_string(high);
+  return {[=](const std::string &text) -> std::string {
+            uint64_t value = 0;
+            const char *end = text.data() + text.size();
+            auto read = std::from_chars(text.data(), end, value);
+            if (read.ptr == end && read.ec == std::errc() && value >= low &&
+                value <= high)
+              return {};
+            return expected + ", got \"" + text.substr(0, 80) + "\"";
+          },
+          ""};
+}
+
+constexpr uint64_t kMaxCount = INT64_MAX;
+constexpr uint64_t kMaxSeed = UINT64_MAX;
+
 } // namespace
 
 int main(int argc, char **argv) {
+  // A limit of file sizes is an error of whoever writes, who names the file.
+  std::signal(SIGXFSZ, SIG_IGN);
   // c10d warns at length of a peer that is gone, of which this program reports.
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   c10::initLogging();
@@ -44,14 +71,18 @@ int main(int argc, char **argv) {
   std::optional<int64_t> ranks;
   std::string fault;
   bool synthetic = false;
+  // More are no help, and LibTorch does not stand just any number.
+  uint64_t maxThreads =
+      std::max<uint64_t>(256, std::thread::hardware_concurrency());
   app.add_option("plan", options.planPath, "the plan, a JSON file")->required();
   app.add_option("--nproc", ranks,
                  "start this many ranks here; it must be the plan's world "
                  "size, which is the default. Without it, a rank that "
-                 "torchrun started joins the others");
+                 "torchrun started joins the others")
+      ->check(wholeNumber(1, kMaxCount));
   app.add_option("--steps", options.steps, "training steps")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(wholeNumber(0, kMaxCount));
   auto *data = app.add_option("--data", options.dataPath,
                               "safetensors file with one tensor per input, "
                               "samples in dim 0");
@@ -60,10 +91,12 @@ int main(int argc, char **argv) {
   app.add_option("--seed", options.seed,
                  "of the random generator of every rank, and of synthetic "
                  "data")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(wholeNumber(0, kMaxSeed));
   app.add_option("--init-seed", options.initSeed,
                  "of the model's own initialisation, which a model captured "
-                 "on meta has; by default that of --seed");
+                 "on meta has; by default that of --seed")
+      ->check(wholeNumber(0, kMaxSeed));
   app.add_option("--metrics", options.metricsPath,
                  "write one JSON object a step to this file");
   app.add_option("--profile", options.profilePath,
@@ -72,9 +105,16 @@ int main(int argc, char **argv) {
   app.add_option("--trace", options.tracePath,
                  "write begin and end of every instruction of the last step "
                  "to this file, for Perfetto and fsdp-opt --measured");
-  app.add_option("--weights", options.weightsPath,
-                 "initial weights instead of the plan's: a safetensors "
-                 "file, or a Hugging Face index of several");
+  auto *weights =
+      app.add_option("--weights", options.weightsPath,
+                     "initial weights instead of the plan's: a safetensors "
+                     "file, or a Hugging Face index of several");
+  app.add_option("--weights-hash", options.weightsHash,
+                 "xxh3: and 32 digits, which the file of --weights must have")
+      ->needs(weights);
+  app.add_option("--data-hash", options.dataHash,
+                 "xxh3: and 32 digits, which the file of --data must have")
+      ->needs(data);
   app.add_option("--save-weights", options.outWeightsPath,
                  "write the final weights to this safetensors file");
   app.add_option("--allow-plugin", options.allowedPlugin,
@@ -82,7 +122,7 @@ int main(int argc, char **argv) {
                  "library may run");
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(wholeNumber(1, maxThreads));
   app.add_option("--device", options.device,
                  "cpu; cuda: the GPU with the number that the rank has on its "
                  "host; cuda:N")
@@ -108,11 +148,11 @@ int main(int argc, char **argv) {
   app.add_option("--max-stream-delay", maxStreamDelay,
                  "microseconds before each instruction, at most, for testing")
       ->group("")
-      ->check(CLI::NonNegativeNumber);
+      ->check(wholeNumber(0, kMaxCount));
   auto *evalEvery =
       app.add_option("--eval-every", options.evalEvery,
                      "after every so many steps, the loss in eval mode")
-          ->check(CLI::PositiveNumber);
+          ->check(wholeNumber(1, kMaxCount));
   app.add_option("--eval-data", options.evalDataPath,
                  "safetensors file like that of --data, for --eval-every")
       ->needs(evalEvery);
@@ -120,7 +160,7 @@ int main(int argc, char **argv) {
                  "batches a rank in each evaluation; by default as many as "
                  "--eval-data fills, at least one")
       ->needs(evalEvery)
-      ->check(CLI::PositiveNumber);
+      ->check(wholeNumber(1, kMaxCount));
   app.add_option("--inject-fault", fault,
                  "rank:step:instruction:kill|throw, for testing")
       ->group("");

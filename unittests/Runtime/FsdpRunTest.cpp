@@ -1,12 +1,15 @@
 //===- FsdpRunTest.cpp - bad input, failures and torchrun -----------------===//
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
+#include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/SafeTensors.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <limits>
 #include <thread>
 
 #include <netinet/in.h>
@@ -54,10 +57,101 @@ TEST_F(FsdpRun, RefusesBadOptions) {
   expectRefused({}, "plan is required");
   expectRefused({dir / "plan.json", "--step"}, "--step");
   expectRefused({dir / "plan.json", "--threads", "0"}, "--threads");
+  for (const char *number : {"-1", "+1", "1.5", "99999999999999999999", "0x10"})
+    expectRefused({dir / "plan.json", "--steps", number},
+                  "--steps: expected a whole number from 0 to ");
+  for (const char *option : {"--seed", "--init-seed", "--eval-every"})
+    expectRefused({dir / "plan.json", option, "-1"},
+                  std::string(option) + ": expected a whole number from ");
+  expectRefused({dir / "plan.json", "--threads", "100000"}, "--threads");
+  expectRefused({dir / "plan.json", "--nproc", "0"}, "--nproc");
   expectRefused({dir / "plan.json", "--data", "x", "--synthetic"},
                 "--data excludes --synthetic");
   expectRefused({dir / "plan.json", "--metrics", dir / "no/such/file"},
                 "cannot write");
+}
+
+TEST_F(FsdpRun, RefusesMoreRanksThanTheMachineHolds) {
+  writeSample(dir, samplePlan(1 << 19));
+  expectRefused({dir / "plan.json"},
+                "plan.json: cannot start 524288 ranks on this machine: "
+                "expected at most 64 for each of its ");
+}
+
+TEST_F(FsdpRun, OpensWhatItWritesBeforeTheFirstStep) {
+  writeSample(dir, samplePlan(2));
+  for (const char *option :
+       {"--save-weights", "--metrics", "--profile", "--trace"})
+    expectRefused({dir / "plan.json", "--steps", "5", option, dir / "none/f"},
+                  "none/f: cannot write: No such file or directory");
+  expectRefused({dir / "plan.json", "--save-weights", "/dev/null"},
+                "/dev/null: cannot write: expected a regular file");
+  // Nothing is left of a run that fails, nor in the place of what was there.
+  writeText(dir / "weights", "old");
+  for (const char *fault : {"1:2:3:throw", "0:2:3:kill"}) {
+    ToolResult result = runTool({dir / "plan.json", "--steps", "5",
+                                 "--save-weights", dir / "weights", "--trace",
+                                 dir / "trace", "--inject-fault", fault});
+    EXPECT_EQ(result.status, 1) << result.err;
+    EXPECT_EQ(readText(dir / "weights"), "old");
+    size_t files = 0;
+    for (const auto &entry : std::filesystem::directory_iterator(dir / ""))
+      files += entry.path().filename().string().starts_with("weights") ||
+               entry.path().filename().string().starts_with("trace");
+    EXPECT_EQ(files, 1u);
+  }
+}
+
+TEST_F(FsdpRun, WarnsOfNumbersThatAreNone) {
+  writeSample(dir, samplePlan(2));
+  Tensors data = sampleData(32);
+  ToolResult result =
+      runTool({dir / "plan.json", "--steps", "2", "--data",
+               dir / "data.safetensors", "--save-weights", dir / "w"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.err, Not(HasSubstr("warning")));
+  for (auto &[name, tensor] : data)
+    if (tensor.is_floating_point())
+      tensor.fill_(std::numeric_limits<float>::quiet_NaN());
+  writeTensors(dir / "data.safetensors", data);
+  result = runTool({dir / "plan.json", "--steps", "3", "--data",
+                    dir / "data.safetensors", "--save-weights", dir / "w"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.err, HasSubstr("fsdp-run: warning: step 1: rank 0: the "
+                                    "loss is "));
+  EXPECT_THAT(result.err, HasSubstr("w: not finite: \""));
+  size_t warnings = 0;
+  for (size_t at = 0;
+       (at = result.err.find("warning", at)) != std::string::npos; ++at)
+    ++warnings;
+  EXPECT_EQ(warnings, 2u) << result.err;
+}
+
+TEST_F(FsdpRun, KnowsFilesThatChanged) {
+  writeSample(dir, samplePlan(2));
+  std::string path = dir / "data.safetensors";
+  std::string hash = runtime::SafeTensors(path).hash();
+  std::vector<std::string> args = {dir / "plan.json", "--data", path,
+                                   "--data-hash", hash};
+  EXPECT_EQ(runTool(args).status, 0);
+  args.back()[10] ^= 1;
+  expectRefused(args, "expected a file with hash xxh3:");
+  for (const char *option : {"--data", "--weights"}) {
+    std::string file =
+        dir / (option[2] == 'd' ? "data.safetensors" : "model.safetensors");
+    std::string text = readText(file);
+    text.back() ^= 1;
+    writeText(file, text);
+    expectRefused({dir / "plan.json", option, file},
+                  "expected data with hash xxh3:");
+  }
+  writeText(dir / "w.json", R"({"weight_map": {"a": "../w.safetensors"}})");
+  expectRefused({dir / "plan.json", "--weights", dir / "w.json"},
+                "expected a file in its folder for \"a\", got "
+                "\"../w.safetensors\"");
+  writeText(dir / "w.json", R"({"weight_map": {"a": "/etc/passwd"}})");
+  expectRefused({dir / "plan.json", "--weights", dir / "w.json"},
+                "expected a file in its folder");
 }
 
 TEST_F(FsdpRun, RefusesUnknownOperators) {
@@ -241,6 +335,98 @@ TEST_F(FsdpRun, GivesTheSameWeightsUnderTorchrun) {
            3))
     EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(readText(dir / "own"), readText(dir / "forked"));
+}
+
+/// A rank of a job at a port.
+std::map<std::string, std::string> rankAt(int port, int rank, int ranks) {
+  return {{"RANK", std::to_string(rank)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(ranks)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)}};
+}
+
+TEST_F(FsdpRun, RefusesRanksOfAnotherJobAtItsPort) {
+  writeSample(dir, samplePlan(2));
+  for (const char *comm : {"shm", "gloo"}) {
+    int port = freePort();
+    std::vector<std::string> args = {dir / "plan.json", "--comm", comm,
+                                     "--steps", "3"};
+    std::vector<std::string> others = args;
+    others.back() = "4";
+    std::vector<ToolResult> results(2);
+    std::thread first([&] { results[0] = runTool(args, rankAt(port, 0, 2)); });
+    // Of a job that has no rank 0 here.
+    ToolResult stranger = runTool(others, rankAt(port, 1, 2));
+    results[1] = runTool(args, rankAt(port, 1, 2));
+    first.join();
+    EXPECT_EQ(stranger.status, 1);
+    EXPECT_THAT(stranger.err,
+                testing::MatchesRegex("fsdp-run: error: rank 1: another job is "
+                                      "at 127.0.0.1:[0-9]+: [^\n]*\n"));
+    for (const ToolResult &result : results)
+      EXPECT_EQ(result.status, 0) << result.err;
+  }
+}
+
+TEST_F(FsdpRun, RefusesASecondProcessInAPlace) {
+  writeSample(dir, samplePlan(2));
+  int port = freePort();
+  std::vector<std::string> args = {dir / "plan.json", "--steps", "300"};
+  std::vector<ToolResult> results(3);
+  std::vector<std::thread> threads;
+  for (int process = 0; process < 3; ++process)
+    threads.emplace_back([&, process] {
+      results[size_t(process)] =
+          runTool(args, rankAt(port, process == 0 ? 0 : 1, 2));
+    });
+  for (std::thread &thread : threads)
+    thread.join();
+  std::string refused;
+  int failed = 0;
+  for (size_t process : {1, 2})
+    if (results[process].status != 0) {
+      refused += results[process].err;
+      ++failed;
+    }
+  EXPECT_GE(failed, 1);
+  EXPECT_THAT(refused, HasSubstr("rank 1: two processes are rank 1 at "
+                                 "127.0.0.1:"));
+}
+
+TEST_F(FsdpRun, SaysThatItsPortIsTaken) {
+  writeSample(dir, samplePlan(2));
+  int fd = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr *>(&address), size), 0);
+  ASSERT_EQ(listen(fd, 4), 0);
+  getsockname(fd, reinterpret_cast<sockaddr *>(&address), &size);
+  ToolResult result =
+      runTool({dir / "plan.json"}, rankAt(ntohs(address.sin6_port), 0, 2));
+  close(fd);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err,
+              testing::MatchesRegex(
+                  "fsdp-run: error: rank 0: cannot serve the ranks' store at "
+                  "127.0.0.1:[0-9]+: another program, or another job, has the "
+                  "port\n"));
+}
+
+TEST(DescribePosition, SaysWhatWasUnderWay) {
+  plan::Plan plan = samplePlan(2);
+  runtime::Position position;
+  EXPECT_EQ(runtime::describePosition(plan, position),
+            " before its first step");
+  position.step = 2;
+  position.instruction = int64_t(find<plan::OptimizerStep>(plan));
+  EXPECT_THAT(
+      runtime::describePosition(plan, position),
+      testing::MatchesRegex(" at step 3, instruction [0-9]+: optimizer_step"));
+  position.saving = true;
+  EXPECT_EQ(runtime::describePosition(plan, position),
+            " while the weights were saved after step 3");
 }
 
 TEST_F(FsdpRun, NamesTheDeadPeerUnderTorchrun) {

@@ -107,9 +107,19 @@ TEST(SafeTensors, RefusesEveryTruncation) {
     EXPECT_NE(errorOf(text.substr(0, size)), "no error") << size;
 }
 
-TEST(SafeTensors, RefusesUnwritableFolder) {
-  EXPECT_THROW(runtime::writeSafeTensors("/nonexistent/f", {}),
-               runtime::RunError);
+TEST(SafeTensors, KnowsWhenItsDataChanged) {
+  ScratchDir dir;
+  writeTensors(dir / "t", {{"a", at::zeros({3})}, {"b", at::zeros({2})}});
+  std::string text = readText(dir / "t");
+  EXPECT_NO_THROW(runtime::SafeTensors(dir / "t").checkHash());
+  for (size_t byte = text.size() - 20; byte < text.size(); ++byte) {
+    std::string other = text;
+    other[byte] = char(other[byte] ^ 4);
+    writeText(dir / "t", other);
+    EXPECT_THROW(runtime::SafeTensors(dir / "t").checkHash(),
+                 runtime::InputError)
+        << byte;
+  }
 }
 
 } // namespace

@@ -78,11 +78,12 @@ TEST_F(Weights, AreFoundByOtherNames) {
 
 TEST_F(Weights, AreConverted) {
   at::Tensor wide = a.to(at::kDouble);
+  runtime::OutputFile file(dir / "t");
   runtime::writeSafeTensors(
-      dir / "t", {{"a",
-                   {{5, 2}, plan::DType::Float64},
-                   {static_cast<const std::byte *>(wide.const_data_ptr()),
-                    wide.nbytes()}}});
+      file, {{"a",
+              {{5, 2}, plan::DType::Float64},
+              {static_cast<const std::byte *>(wide.const_data_ptr()),
+               wide.nbytes()}}});
   EXPECT_TRUE(read(WeightFiles(dir / "t"), param("a", {5, 2}), 1, 4)
                   .equal(a.slice(0, 1)));
 }

@@ -55,7 +55,8 @@ void writeTensors(const std::string &path, const Tensors &tensors) {
                      {static_cast<const std::byte *>(tensor.const_data_ptr()),
                       tensor.nbytes()}});
   }
-  runtime::writeSafeTensors(path, named);
+  runtime::OutputFile file(path);
+  runtime::writeSafeTensors(file, named);
 }
 
 Tensors readTensors(const std::string &path) {

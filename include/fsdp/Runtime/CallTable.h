@@ -3,6 +3,7 @@
 #define FSDP_RUNTIME_CALLTABLE_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Position.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -55,6 +56,10 @@ private:
 /// instruction is and where it comes from.
 std::string describeInstruction(const plan::Plan &plan,
                                 const plan::Instruction &instruction);
+
+/// " at step 3, instruction 84: …": where a rank is in its run, to follow what
+/// happened to it there.
+std::string describePosition(const plan::Plan &plan, const Position &position);
 
 /// A message of LibTorch up to its first line's end.
 std::string firstLine(const std::string &text);

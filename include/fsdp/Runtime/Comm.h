@@ -40,6 +40,7 @@ struct RankStats {
   double evaluationLoss = 0;
   int64_t scratchBytes = 0;    ///< RankArena::extraBytes
   int64_t heapAllocations = 0; ///< in this step and the evaluation after it
+  int64_t badGradient = -1;    ///< StepResult::badGradient
 };
 
 /// A collective that this rank has begun.
@@ -142,6 +143,11 @@ public:
 
   /// Ends a step: rank 0 gets every rank's statistics, the others nothing.
   virtual std::vector<RankStats> exchangeStats(const RankStats &own) = 0;
+
+  /// Every rank's numbers, as many of each, on rank 0; nothing on the others.
+  /// Not in a step.
+  virtual std::vector<std::vector<double>>
+  gather(const std::vector<double> &own) = 0;
 };
 
 } // namespace fsdp::runtime

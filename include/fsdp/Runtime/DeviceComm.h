@@ -73,6 +73,8 @@ public:
   void barrier() override;
   void abort() override;
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
+  std::vector<std::vector<double>>
+  gather(const std::vector<double> &own) override;
 
 private:
   using Wait = Communicator::Wait;

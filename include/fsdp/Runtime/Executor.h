@@ -52,6 +52,10 @@ struct StepResult {
   std::optional<double> hostSeconds;
   /// A gradient was not finite: no parameter changed.
   bool skipped = false;
+  /// The first parameter with a gradient that is not finite, in the first step
+  /// that has one, or -1. Of this rank's shards, on the CPU and without a
+  /// gradient scaler, which looks for them itself.
+  int64_t badGradient = -1;
 };
 
 class Executor {
@@ -130,6 +134,7 @@ private:
   void run(const plan::ClipGradNorm &clip);
   void run(const plan::CopyToHost &copy);
   void run(const plan::OptimizerStep &step);
+  void watchGradients(const plan::OptimizerStep &step);
   void createOptimizer(const plan::OptimizerStep &step);
   bool isLastMicrobatch() const {
     return microbatch == plan.accumulationSteps - 1;
@@ -195,6 +200,9 @@ private:
   std::unique_ptr<ShardedOptimizer> optimizer;
   std::optional<GradScaler> scaler;
   /// The optimizer divides the gradients by the loss scale.
+  /// StepResult::badGradient of this step, and whether there was one.
+  int64_t badGradient = -1;
+  bool sawBadGradient = false;
   bool unscaleDeferred = false;
   /// The first instruction of the optimizer phase.
   size_t optimizerBegin = 0;

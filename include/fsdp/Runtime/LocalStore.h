@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 namespace c10d {
 class Store;
@@ -14,8 +15,9 @@ class Store;
 namespace fsdp::runtime {
 
 /// Made before the fork, which gives all ranks one listening socket on a free
-/// port of loopback: no other program can take the port in between. Rank 0
-/// serves a TCPStore on it. The parent closes its end by destroying its copy
+/// port of loopback, and a secret that all keys begin with: no other program can
+/// take the port in between, and who connects has nothing to write that a rank
+/// reads. Rank 0 serves a TCPStore on it. The parent closes its end by destroying its copy
 /// after the last fork.
 class LocalStore {
 public:
@@ -44,6 +46,7 @@ private:
   int64_t ownRank = -1;
   int socket = -1;
   uint16_t listeningPort = 0;
+  std::string secret;
   c10::intrusive_ptr<c10d::Store> store;
 };
 

@@ -13,6 +13,8 @@ struct Position {
   std::atomic<int64_t> step{-1}; ///< counted from 0
   /// Of the step; those of the evaluation are counted on from its last.
   std::atomic<int64_t> instruction{-1};
+  /// The steps are over: weights are gathered and written.
+  std::atomic<bool> saving{false};
 };
 
 } // namespace fsdp::runtime

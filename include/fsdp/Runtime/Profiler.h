@@ -5,6 +5,7 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Plan/Profile.h"
 #include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/Files.h"
 
 #include <chrono>
 #include <cstdint>
@@ -51,11 +52,11 @@ private:
 /// Writes the profile of all ranks, the mean of their medians: since ranks wait
 /// for each other in collectives, the means of all instructions add up to a
 /// step; of their `scratchBytes` (RankArena::extraBytes) the most. Collective;
-/// rank 0 writes `path`, each rank a file beside it before, which rank 0
-/// removes. `planPath` is hashed. Throws InputError.
+/// rank 0 writes and commits `file`, null on the others. `planPath` is hashed.
+/// Throws InputError or RunError.
 void writeProfile(const Profiler &profiler, const plan::Plan &plan,
                   const std::string &planPath, Comm &comm, int64_t steps,
-                  int64_t scratchBytes, const std::string &path);
+                  int64_t scratchBytes, OutputFile *file);
 
 } // namespace fsdp::runtime
 

@@ -7,11 +7,14 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace c10d {
@@ -36,9 +39,19 @@ std::optional<TorchrunEnvironment> torchrunEnvironment();
 
 /// The ranks of one job, by torchrun's store. Without an environment: a rank
 /// alone, which needs no store.
+///
+/// Another job may be at the same port. So ranks belong together only where
+/// their `job` is the same: rank 0 leaves a hash of it in the store, and keys
+/// begin with another one, which nobody learns from the store. Each rank's
+/// place can be taken once; a second process that comes for it is refused. If it
+/// comes before the ranks have met, or not long after, all are: nobody knows who
+/// belongs to whom.
 class Rendezvous {
 public:
-  explicit Rendezvous(std::optional<TorchrunEnvironment> environment);
+  /// `job`: what the ranks of this job have in common. Throws RunError where
+  /// there is no store, or that of another job, or this rank is there already.
+  explicit Rendezvous(std::optional<TorchrunEnvironment> environment,
+                      const std::string &job = "");
   ~Rendezvous();
 
   int64_t rank() const { return ownRank; }
@@ -57,9 +70,23 @@ public:
   /// from its process.
   const c10::intrusive_ptr<c10d::Store> &connectStore();
 
+  /// To be called once all ranks have met; exchange does. Throws RunError if
+  /// two processes have come for one place.
+  void confirm();
+  /// Goes on with that on a thread of its own, for half a minute: from there it
+  /// calls `onTwice` with the message, at most once.
+  void watchPlaces(std::function<void(const std::string &)> onTwice);
+
 private:
+  void enter(const std::string &job);
+  std::string nextKey();
+
   int64_t ownRank = 0;
   int64_t ranks = 1;
+  std::atomic<bool> stop = false;
+  std::thread watcher;
+  std::string keys;  ///< what every key of this job begins with
+  std::string place; ///< "127.0.0.1:29500", for messages
   c10::intrusive_ptr<c10d::Store> store;    ///< null for a rank alone
   c10::intrusive_ptr<c10d::Store> ownStore; ///< that of connectStore
 };

@@ -9,6 +9,7 @@
 #define FSDP_RUNTIME_SAFETENSORS_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Files.h"
 
 #include <cstddef>
 #include <map>
@@ -42,12 +43,18 @@ public:
   void dropPages() const;
   /// "xxh3:" and the 32 hex digits of XXH3-128 over the file.
   std::string hash() const;
+  /// Throws InputError where the file says the hash of its data (the metadata
+  /// "data_hash", which writeSafeTensors and the capture write) and they have
+  /// another: they changed since. Reads the whole file.
+  void checkHash() const;
 
 private:
   void parse();
 
   std::string filePath;
   std::span<const std::byte> bytes;
+  std::span<const std::byte> data;
+  std::string dataHash; ///< that of the metadata; empty: none
   std::map<std::string, Entry> table;
 };
 
@@ -58,9 +65,8 @@ struct NamedTensor {
   std::span<const std::byte> data;
 };
 
-/// Writes a file beside `path` and renames it, so that `path` is never half
-/// written. Throws RunError.
-void writeSafeTensors(const std::string &path,
+/// Writes the file whole and commits it. Throws RunError.
+void writeSafeTensors(OutputFile &file,
                       const std::vector<NamedTensor> &tensors);
 
 /// "xxh3:" and the 32 hex digits of XXH3-128, in canonical form.

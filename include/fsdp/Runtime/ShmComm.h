@@ -59,6 +59,8 @@ public:
   void barrier() override;
   void abort() override { segment.abort(); }
   std::vector<RankStats> exchangeStats(const RankStats &own) override;
+  std::vector<std::vector<double>>
+  gather(const std::vector<double> &own) override;
 
 private:
   /// Casts this rank's rows into the place that peers gather from.

@@ -23,6 +23,7 @@
 #define FSDP_RUNTIME_SHMSEGMENT_H
 
 #include "fsdp/Plan/SegmentLayout.h"
+#include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Position.h"
 
 #include <atomic>
@@ -80,14 +81,9 @@ struct RankState {
   Counter statsWritten;
   Counter statsRead;
   /// Ring of two: statistics of even and odd steps.
-  struct {
-    double loss;
-    int64_t peakBytes;
-    int64_t peakRssBytes;
-    double evaluationLoss;
-    int64_t scratchBytes;
-    int64_t heapAllocations;
-  } stats[2];
+  RankStats stats[2];
+  /// What this rank has for Comm::gather, a part at a time.
+  double numbers[256];
   /// Null-terminated message, complete before SegmentHeader::failedRank is
   /// set to this rank.
   char failure[2048];

@@ -6,6 +6,7 @@
 #include "fsdp/Plan/TraceFile.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Device.h"
+#include "fsdp/Runtime/Files.h"
 
 #include <cstdint>
 #include <memory>
@@ -61,11 +62,11 @@ private:
 };
 
 /// Writes the step `step`, counted from 1, as all ranks measured it.
-/// Collective; rank 0 writes `path`, each rank a file beside it before, which
-/// rank 0 removes. `planPath` is hashed. Throws InputError.
+/// Collective; rank 0 writes and commits `file`, null on the others. `planPath`
+/// is hashed. Throws InputError or RunError.
 void writeTrace(const StepTrace &trace, const plan::Plan &plan,
                 const std::string &planPath, Comm &comm, int64_t step,
-                const std::string &path);
+                OutputFile *file);
 
 } // namespace fsdp::runtime
 

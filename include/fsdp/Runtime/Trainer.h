@@ -30,6 +30,8 @@ struct RunOptions {
   std::string profilePath;    ///< empty: none is measured
   std::string tracePath;      ///< of the last step; empty: none
   std::string weightsPath;    ///< empty: the plan's
+  std::string weightsHash;    ///< that `weightsPath` must have; empty: any
+  std::string dataHash;       ///< that `dataPath` must have; empty: any
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;
   std::string device = "cpu"; ///< makeDevice
@@ -43,11 +45,12 @@ struct RunOptions {
   std::optional<Fault> fault;
 };
 
-/// Everything a run reads, opened and checked before any rank begins.
+/// Everything a run reads, and all that it writes at its end, opened and
+/// checked before any rank begins.
 struct RunFiles {
-  /// Throws InputError or plan::PlanError. `checkHash` compares the weights
-  /// with the hash in the plan, which reads the whole file.
-  RunFiles(const RunOptions &options, bool checkHash);
+  /// Throws InputError or plan::PlanError. One process of a run is its `first`:
+  /// it compares hashes, which reads whole files, and has what is written.
+  RunFiles(const RunOptions &options, bool first);
 
   plan::Plan plan;
   /// Empty where neither plan nor options name a file: the plan has an
@@ -58,12 +61,17 @@ struct RunFiles {
   /// Whether to run the plan's initialisation, before any weights are read.
   bool initialises = false;
   std::optional<SafeTensors> data, evalData;
+  /// Null where nothing is to be written, or another process has it. Rank 0
+  /// commits them.
+  std::unique_ptr<OutputFile> outWeights, profile, trace;
   /// Batches that each rank evaluates at a time.
   int64_t evalBatches = 1;
 
 private:
-  void openWeights(const RunOptions &options, bool checkHash);
+  void openWeights(const RunOptions &options, bool first);
+  void openData(const RunOptions &options, bool first);
   void openEvaluation(const RunOptions &options);
+  void openOutputs(const RunOptions &options);
 };
 
 /// What ties a rank to the others of its run.

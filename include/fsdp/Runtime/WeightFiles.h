@@ -1,7 +1,8 @@
 //===- WeightFiles.h - initial weights from one file or many --------------===//
 //
 // A safetensors file, or a Hugging Face index (`model.safetensors.index.json`:
-// an object "weight_map" from tensor names to files beside it). Names and
+// an object "weight_map" from tensor names to files beside it, in its folder or
+// below). Names and
 // dtypes may be those of a published checkpoint:
 //
 //   - a tied parameter may be stored under any of its names;
@@ -44,6 +45,8 @@ public:
   void dropPages() const;
   /// As SafeTensors::hash; an index has none and gives "".
   std::string hash() const;
+  /// SafeTensors::checkHash of every file.
+  void checkHash() const;
 
 private:
   using Entry = SafeTensors::Entry;
