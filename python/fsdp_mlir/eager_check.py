@@ -148,8 +148,8 @@ class _Eager:
                 results.append(_result(loss, gradients, buffers))
             if self._evaluates:
                 view.model.eval()
-                with torch.no_grad():
-                    loss = view.step.run(slots, [laid_out_copy(tensor) for tensor in batches[-1]])
+                with torch.no_grad(), view.step.holding(slots):
+                    loss = view.step([laid_out_copy(tensor) for tensor in batches[-1]])
                 results[-1]["the loss in eval mode behind it"] = _bits(loss)
         return results
 

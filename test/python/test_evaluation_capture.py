@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 def captured(tmp_path: Path, model: nn.Module, **inputs: Tensor) -> Captured:
     path = tmp_path / "model.pt"
-    fsdp_mlir.capture(model, kwargs=inputs, evaluation=True, path=path)
+    assert fsdp_mlir.capture(model, kwargs=inputs, evaluation=True, path=path, check=True).checked
     return Captured.load(path)
 
 
