@@ -33,6 +33,7 @@ from fsdp_mlir.trace import IDENTITIES
 aten = torch.ops.aten
 
 _SEED = 20
+
 # (name of the operator without its in-place mark, hash of its results)
 Called = tuple[str, str]
 
@@ -46,12 +47,11 @@ def run(view: ModelView, recording: Recording) -> bool:
     with untouched_generators():
         try:
             batches, eager = _eager_steps(view, recording)
-        except CaptureError:
-            raise
-        except Exception as error:
+        except _EagerFailed as failed:
+            cause = failed.__cause__
             warnings.warn(
                 "the captured step was not run beside eager PyTorch, which failed: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}",
                 stacklevel=4,
             )
             return False
@@ -81,7 +81,7 @@ def _eager_steps(view: ModelView, recording: Recording) -> tuple[list[list[Tenso
         batches = [example, [other(tensor) for tensor in example]]
         try:
             return batches, _Eager(view, recording).steps(batches)
-        except Exception:
+        except _EagerFailed:
             continue
     return [example] * 2, _Eager(view, recording).steps([example] * 2)
 
@@ -113,6 +113,20 @@ def _seed() -> None:
     np.random.seed(_SEED)
 
 
+class _EagerFailed(Exception):
+    """The model raised, or its backward; the cause is what."""
+
+
+@contextmanager
+def _eager_failures() -> Iterator[None]:
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise _EagerFailed from error
+
+
 class _Eager:
     """Eager PyTorch on the model itself, whose state is put back at the end."""
 
@@ -139,7 +153,12 @@ class _Eager:
                 for param in params.values():
                     param.grad = None
                 inputs = [laid_out_copy(tensor) for tensor in batch]
-                with torch.enable_grad(), view.step.holding(slots), tape or nullcontext():
+                with (
+                    torch.enable_grad(),
+                    view.step.holding(slots),
+                    tape or nullcontext(),
+                    _eager_failures(),
+                ):
                     loss = view.step(inputs)
                     loss.backward()
                 if tape is not None:
@@ -148,8 +167,9 @@ class _Eager:
                 results.append(_result(loss, gradients, buffers))
             if self._evaluates:
                 view.model.eval()
-                with torch.no_grad(), view.step.holding(slots):
-                    loss = view.step([laid_out_copy(tensor) for tensor in batches[-1]])
+                inputs = [laid_out_copy(tensor) for tensor in batches[-1]]
+                with torch.no_grad(), view.step.holding(slots), _eager_failures():
+                    loss = view.step(inputs)
                 results[-1]["the loss in eval mode behind it"] = _bits(loss)
         return results
 
