@@ -10,6 +10,22 @@ include(AddMLIR)
 include_directories(SYSTEM ${LLVM_INCLUDE_DIRS} ${MLIR_INCLUDE_DIRS})
 add_definitions(${LLVM_DEFINITIONS})
 
+# MLIR's headers take longer to parse than most sources that include them. The
+# dialect's library precompiles them for all.
+function(fsdp_precompile_mlir name)
+  if(name STREQUAL "FSDPDialect")
+    target_precompile_headers(${name} PRIVATE
+      <mlir/Bytecode/BytecodeOpInterface.h>
+      <mlir/IR/Builders.h>
+      <mlir/IR/BuiltinOps.h>
+      <mlir/IR/Remarks.h>
+      <mlir/Interfaces/FunctionInterfaces.h>
+      <mlir/Pass/Pass.h>)
+  else()
+    target_precompile_headers(${name} REUSE_FROM FSDPDialect)
+  endif()
+endfunction()
+
 # A static library of the compiler; links the packaged libMLIR and libLLVM.
 function(fsdp_add_compiler_library name)
   cmake_parse_arguments(ARG "" "" "DEPENDS;LINK_LIBS" ${ARGN})
@@ -19,4 +35,5 @@ function(fsdp_add_compiler_library name)
     add_dependencies(${name} ${ARG_DEPENDS})
   endif()
   target_link_libraries(${name} PUBLIC ${ARG_LINK_LIBS} MLIR LLVM)
+  fsdp_precompile_mlir(${name})
 endfunction()
