@@ -47,15 +47,20 @@ def processes_with(variable: str) -> list[int]:
     return found
 
 
+def shared_segments() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "fsdp" in name}
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No process that the test started outlives it, and /dev/shm is as it was."""
+    """No process that the test started outlives it, and no segment of fsdp-run. Tests that run
+    beside this one have others in /dev/shm."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv("FSDP_TEST_MARK", mark)
-    segments = set(os.listdir("/dev/shm"))
+    segments = shared_segments()
     yield
     assert processes_with(f"FSDP_TEST_MARK={mark}") == []
-    assert set(os.listdir("/dev/shm")) - segments == set()
+    assert shared_segments() - segments == set()
 
 
 @pytest.fixture(scope="module")
