@@ -67,12 +67,22 @@ mlir::fsdp::getUnitParams(ModuleOp module) {
 }
 
 Value mlir::fsdp::getStorageOwner(Value value) {
+  // In a program that is not verified yet, views may come round to themselves
+  // (Brent's way to notice).
+  Value mark = value;
+  uint64_t steps = 0, limit = 1;
   while (auto call = value.getDefiningOp<aten::CallOp>()) {
     Value viewed =
         call.getViewedOperand(cast<OpResult>(value).getResultNumber());
     if (!viewed)
       break;
     value = viewed;
+    if (value == mark)
+      break;
+    if (++steps == limit) {
+      mark = value;
+      limit *= 2;
+    }
   }
   if (isa_and_nonnull<ReloadActivationOp>(getProducer(value)))
     return value.getDefiningOp()->getResult(0);

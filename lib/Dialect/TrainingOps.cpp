@@ -1,5 +1,6 @@
 //===- TrainingOps.cpp - verifiers of what happens to gradients -----------===//
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Plan/Limits.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringMap.h"
@@ -179,9 +180,10 @@ LogicalResult LRScheduleOp::verify() {
 }
 
 LogicalResult AccumulationOp::verify() {
-  if (static_cast<int64_t>(getSteps()) < 1)
-    return emitOpError("Accumulation-1: expected positive steps, got: ")
-           << static_cast<int64_t>(getSteps());
+  auto steps = static_cast<int64_t>(getSteps());
+  if (steps < 1 || steps > ::fsdp::plan::kMaxAccumulationSteps)
+    return emitOpError("Accumulation-1: expected steps in [1, ")
+           << ::fsdp::plan::kMaxAccumulationSteps << "], got: " << steps;
   return verifySingle(*this, "Accumulation-2");
 }
 

@@ -9,18 +9,19 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Import/Capture.h"
+#include "fsdp/Plan/ParseJson.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <caffe2/serialize/inline_container.h>
-#include <nlohmann/json.hpp>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/ir/irparser.h>
 
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <system_error>
 #include <unordered_map>
+
+#include <sys/stat.h>
 
 using namespace fsdp;
 namespace jit = torch::jit;
@@ -46,6 +47,7 @@ public:
 
   /// Returns the elements of the result tuple.
   std::vector<plan::ValueId> read(const std::string &text, size_t inputs) {
+    checkNesting(text);
     jit::Graph graph;
     try {
       jit::parseIR(text, &graph);
@@ -86,6 +88,29 @@ public:
 private:
   [[noreturn]] void fail(const std::string &what) const {
     failAt(path, std::string(record) + ": " + what);
+  }
+
+  /// The parser calls itself for what stands in brackets, and for the blocks of
+  /// a node, which are indented.
+  void checkNesting(const std::string &text) const {
+    constexpr size_t most = 64;
+    size_t depth = 0, indent = 0;
+    bool quoted = false, begins = true;
+    for (size_t i = 0; i < text.size(); ++i) {
+      char c = text[i];
+      indent = c == '\n' ? 0 : indent + (begins && (c == ' ' || c == '\t'));
+      begins = c == '\n' || (begins && (c == ' ' || c == '\t'));
+      if (c == '"')
+        quoted = !quoted;
+      else if (quoted)
+        i += c == '\\';
+      else if (c == '(' || c == '[' || c == '{')
+        ++depth;
+      else if ((c == ')' || c == ']' || c == '}') && depth > 0)
+        --depth;
+      if (depth > most || indent > most)
+        fail("nested deeper than " + std::to_string(most));
+    }
   }
 
   plan::ValueId define(jit::Value *value) {
@@ -151,23 +176,40 @@ private:
       fail("expected " + std::to_string(schema.arguments().size()) +
            " arguments of " + qualified + ", got " +
            std::to_string(node->inputs().size()));
+    checkResults(node, schema, call, qualified);
     for (jit::Value *input : node->inputs())
       call.args.push_back(readArg(input));
     call.random = handle->hasTag(at::Tag::nondeterministic_seeded) &&
                   !hasNoDropout(schema, call);
     readAliasing(schema, call);
     nameDevice(schema, call);
-    defineOutputs(node, call, qualified);
+    defineOutputs(node, call);
   }
 
-  void defineOutputs(jit::Node *node, CapturedCall &call,
-                     const std::string &qualified) {
-    bool isList = node->outputs().size() == 1 &&
-                  node->output()->type()->kind() == c10::TypeKind::ListType;
-    if (!isList && node->outputs().size() != call.outs.size())
-      fail("expected " + std::to_string(call.outs.size()) + " results of " +
-           qualified + ", got " + std::to_string(node->outputs().size()));
-    if (isList) {
+  static bool hasListResult(const c10::FunctionSchema &schema) {
+    return schema.returns().size() == 1 &&
+           schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
+  }
+
+  /// That schema, graph and capture.json know as many; of a list the last.
+  void checkResults(jit::Node *node, const c10::FunctionSchema &schema,
+                    const CapturedCall &call,
+                    const std::string &qualified) const {
+    auto check = [&](size_t expected, size_t got) {
+      if (expected != got)
+        fail("expected " + std::to_string(expected) + " results of " +
+             qualified + ", got " + std::to_string(got));
+    };
+    check(schema.returns().size(), node->outputs().size());
+    if (!hasListResult(schema))
+      check(schema.returns().size(), call.outs.size());
+    else if (node->output()->type()->kind() != c10::TypeKind::ListType)
+      fail("expected a list as result of " + qualified);
+  }
+
+  void defineOutputs(jit::Node *node, CapturedCall &call) {
+    if (node->outputs().size() == 1 &&
+        node->output()->type()->kind() == c10::TypeKind::ListType) {
       // Numbered now, bound to names by the ListUnpack.
       listResults.emplace(node->output(), &call);
       for (size_t i = 0; i < call.outs.size(); ++i)
@@ -252,9 +294,7 @@ private:
       operand += count;
     }
     call.views.assign(call.outs.size(), -1);
-    bool listResult =
-        schema.returns().size() == 1 &&
-        schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
+    bool listResult = hasListResult(schema);
     for (size_t i = 0; i < call.outs.size(); ++i) {
       const c10::Argument &result = schema.returns()[listResult ? 0 : i];
       const c10::AliasInfo *info = result.alias_info();
@@ -271,7 +311,7 @@ private:
             it != operandOfSet.end())
           call.views[i] = it->second;
     }
-    if (isUnannotatedView(call))
+    if (isUnannotatedView(call) && operand > 0)
       call.views[0] = 0;
   }
 
@@ -320,8 +360,14 @@ private:
   [[noreturn]] void fail(const std::string &what) const { failAt(path, what); }
 
   void openArchive() {
-    if (!std::ifstream(path))
+    struct stat info{};
+    if (stat(path.c_str(), &info) != 0)
       fail("cannot be read: " + std::generic_category().message(errno));
+    if (!S_ISREG(info.st_mode))
+      fail("expected a file, got a folder, a pipe or a device");
+    // A capture's records are stored as they are; of one that was packed again
+    // this bounds what is unpacked.
+    maxRecord = std::max<uint64_t>(uint64_t(info.st_size) * 64, 1 << 20);
     try {
       archive = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
     } catch (const std::exception &) {
@@ -335,21 +381,29 @@ private:
       fail("expected an archive written by fsdp_mlir.capture, got one "
            "without \"" +
            name + "\" (a plain TorchScript or torch.save file?)");
+    uint64_t bytes = 0;
     try {
-      auto [data, size] = archive->getRecord("extra/" + name);
-      return std::string(static_cast<const char *>(data.get()), size);
+      bytes = archive->getRecordSize("extra/" + name);
+      if (bytes <= maxRecord) {
+        auto [data, size] = archive->getRecord("extra/" + name);
+        return std::string(static_cast<const char *>(data.get()), size);
+      }
     } catch (const std::exception &) {
       fail("the record \"" + name + "\" is damaged");
     }
+    fail("expected at most " + std::to_string(maxRecord) +
+         " bytes in the record \"" + name + "\", got " + std::to_string(bytes));
   }
 
   json parseJson(const std::string &text) {
     try {
-      json document = json::parse(text);
+      json document = plan::parseJson(text, path + ": capture.json");
       if (document.value("format", json()) != 1)
         fail("capture.json: expected format 1, got: " +
              document.value("format", json()).dump());
       return document;
+    } catch (const plan::PlanError &error) {
+      throw CaptureError(error.what());
     } catch (const json::exception &error) {
       fail("capture.json: " + std::string(error.what()));
     }
@@ -372,6 +426,12 @@ private:
     plan::TensorSpec spec;
     entry.at("shape").get_to(spec.shape);
     spec.dtype = readDType(entry.at("dtype"));
+    int64_t bytes = plan::byteWidth(spec.dtype);
+    for (int64_t extent : spec.shape)
+      if (extent < 0 ||
+          __builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes))
+        fail("capture.json: expected the shape of a tensor, got: " +
+             entry.at("shape").dump());
     return spec;
   }
 
@@ -452,6 +512,7 @@ private:
     if (results.size() != grads.size() + 1)
       fail("graph.ir: expected a loss and " + std::to_string(grads.size()) +
            " gradients, got " + std::to_string(results.size()) + " results");
+    checkComputed(results, firstInput + capture.inputs.size(), "graph.ir");
     capture.loss = results[0];
     for (size_t i = 0; i < grads.size(); ++i) {
       checkIndex(grads[i], capture.params.size(), "gradient of parameter");
@@ -493,7 +554,20 @@ private:
     if (results.size() != 1)
       fail("eval.ir: expected a loss, got " + std::to_string(results.size()) +
            " results");
+    checkComputed(results,
+                  capture.params.size() + capture.buffers.size() +
+                      capture.inputs.size(),
+                  "eval.ir");
     evaluation.loss = results[0];
+  }
+
+  /// That no result is an input, of which the program would do nothing.
+  void checkComputed(const std::vector<plan::ValueId> &results, size_t inputs,
+                     const char *record) const {
+    for (plan::ValueId result : results)
+      if (size_t(result) < inputs)
+        fail(std::string(record) + ": expected results of calls, got input " +
+             std::to_string(result));
   }
 
   void checkIndex(int32_t index, size_t size, const char *what) const {
@@ -504,6 +578,7 @@ private:
 
   std::string path;
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> archive;
+  uint64_t maxRecord = 0;
   Capture capture;
 };
 } // namespace

@@ -3,6 +3,7 @@
 #define FSDP_IMPORT_CONFIGNODE_H
 
 #include "fsdp/Support/Nearest.h"
+#include "fsdp/Support/YamlText.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/IR/Diagnostics.h"
 #include "llvm/ADT/StringExtras.h"
@@ -46,6 +47,8 @@ protected:
   }
 
   FailureOr<Node> parse(llvm::MemoryBufferRef buffer) {
+    if (auto defect = ::fsdp::findDefect(buffer.getBuffer()))
+      return emitError(getLoc(defect->line, defect->column)) << defect->what;
     llvm::SourceMgr sources;
     sources.setDiagHandler(
         [](const llvm::SMDiagnostic &diag, void *self) {
@@ -67,7 +70,9 @@ protected:
   }
 
   LogicalResult convert(llvm::SourceMgr &sources, yaml::Node *node,
-                        Node &result) {
+                        Node &result, unsigned depth = 0) {
+    if (syntaxError)
+      return failure(); // the node may have no place in the file
     auto [line, column] =
         sources.getLineAndColumn(node->getSourceRange().Start);
     result.loc = getLoc(line, column);
@@ -79,11 +84,15 @@ protected:
       result.scalar = scalar->getValue(storage).str();
       return success();
     }
+    if (depth == ::fsdp::kMaxYamlDepth)
+      return emitError(result.loc)
+             << "nested deeper than " << ::fsdp::kMaxYamlDepth;
     if (auto *sequence = dyn_cast<yaml::SequenceNode>(node)) {
       result.kind = Node::Kind::Sequence;
       for (yaml::Node &element : *sequence) {
         result.elements.emplace_back(result.loc);
-        if (failed(convert(sources, &element, result.elements.back())))
+        if (failed(
+                convert(sources, &element, result.elements.back(), depth + 1)))
           return failure();
       }
       return success(!syntaxError);
@@ -93,10 +102,10 @@ protected:
       for (yaml::KeyValueNode &entry : *mapping) {
         Node key(result.loc), value(result.loc);
         yaml::Node *keyNode = entry.getKey();
-        if (!keyNode || failed(convert(sources, keyNode, key)))
+        if (!keyNode || failed(convert(sources, keyNode, key, depth + 1)))
           return failure();
         yaml::Node *valueNode = entry.getValue();
-        if (!valueNode || failed(convert(sources, valueNode, value)))
+        if (!valueNode || failed(convert(sources, valueNode, value, depth + 1)))
           return failure();
         result.entries.emplace_back(std::move(key), std::move(value));
       }

@@ -9,10 +9,10 @@
 #include "TrainingConfig.h"
 #include "fsdp/Dialect/FSDP.h"
 #include "fsdp/Import/Import.h"
+#include "fsdp/Support/Files.h"
 
 #include "mlir/IR/Builders.h"
 #include "llvm/ADT/StringSwitch.h"
-#include "llvm/Support/MemoryBuffer.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -25,11 +25,12 @@ public:
         builder(module.getContext()) {}
 
   LogicalResult run() {
-    auto buffer = llvm::MemoryBuffer::getFile(path, /*IsText=*/true);
-    if (!buffer)
-      return emitError(getLoc(1, 1))
-             << "cannot read the config: " << buffer.getError().message();
-    FailureOr<Node> root = parse((*buffer)->getMemBufferRef());
+    std::string text;
+    if (std::string error =
+            ::fsdp::readFile(path.str(), ::fsdp::kMaxYamlBytes, text);
+        !error.empty())
+      return emitError(getLoc(1, 1)) << "the config " << error;
+    FailureOr<Node> root = parse({text, path});
     if (failed(root))
       return failure();
     builder.setInsertionPointToStart(module.getBody());

@@ -2,21 +2,13 @@
 #ifndef FSDP_LIB_PLAN_JSONCURSOR_H
 #define FSDP_LIB_PLAN_JSONCURSOR_H
 
+#include "fsdp/Plan/ParseJson.h"
 #include "fsdp/Plan/Plan.h"
-
-#include <nlohmann/json.hpp>
 
 #include <initializer_list>
 #include <limits>
 
 namespace fsdp::plan {
-
-using Json = nlohmann::json;
-
-/// The tree of a JSON text. PlanError, beginning with `origin`, for what is not
-/// JSON, is nested deeper than 64, has a key twice in one object or an integer
-/// beyond 64 bits.
-Json parseJson(std::string_view text, const std::string &origin);
 
 /// A node of the tree with the way to it; the path is spelled out only for an
 /// error message.

@@ -1,5 +1,8 @@
 //===- ParseJson.cpp - JSON text to a tree, bounded -----------------------===//
-#include "JsonCursor.h"
+#include "fsdp/Plan/ParseJson.h"
+#include "fsdp/Plan/Plan.h"
+
+#include <limits>
 
 namespace fsdp::plan {
 

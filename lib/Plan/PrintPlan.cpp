@@ -1,5 +1,7 @@
 //===- PrintPlan.cpp - the JSON form of a plan ----------------------------===//
+#include "fsdp/Plan/Digest.h"
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Support/Hash.h"
 
 #include <nlohmann/json.hpp>
 
@@ -12,9 +14,14 @@ namespace fsdp::plan {
 
 namespace {
 
+struct PrintedPlan {
+  std::string text;
+  std::string digest;
+};
+
 class Printer {
 public:
-  std::string print(const Plan &plan);
+  PrintedPlan print(const Plan &plan);
 
 private:
   void raw(std::string_view text) { out.append(text); }
@@ -406,7 +413,7 @@ void Printer::optimizer(const Optimizer &o) {
   raw("}}");
 }
 
-std::string Printer::print(const Plan &plan) {
+PrintedPlan Printer::print(const Plan &plan) {
   raw("{\n  \"version\": ");
   number(plan.version);
   raw(",\n  \"producer\": ");
@@ -569,12 +576,17 @@ std::string Printer::print(const Plan &plan) {
         [&](const Instruction &i) { instruction(i, /*hasPhase=*/true); });
   raw("  \"loss\": ");
   number(plan.loss);
+  std::string digest = hashBytes(out);
+  raw(",\n  \"digest\": ");
+  string(digest);
   raw("\n}\n");
-  return std::move(out);
+  return {std::move(out), std::move(digest)};
 }
 
 } // namespace
 
-std::string printPlan(const Plan &plan) { return Printer().print(plan); }
+std::string printPlan(const Plan &plan) { return Printer().print(plan).text; }
+
+std::string digestOf(const Plan &plan) { return Printer().print(plan).digest; }
 
 } // namespace fsdp::plan

@@ -1,12 +1,11 @@
 //===- Profile.cpp - measured seconds of a plan's instructions ------------===//
 #include "fsdp/Plan/Profile.h"
 #include "JsonCursor.h"
+#include "fsdp/Support/Files.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <sstream>
 
 namespace fsdp::plan {
 
@@ -160,11 +159,10 @@ Profile parseProfile(std::string_view json, const std::string &origin) {
 }
 
 Profile readProfile(const std::string &path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf()))
-    throw PlanError(path + ": cannot be read");
-  return parseProfile(text.str(), path);
+  std::string text;
+  if (std::string error = readFile(path, kMaxJsonBytes, text); !error.empty())
+    throw PlanError(path + ": " + error);
+  return parseProfile(text, path);
 }
 
 std::string printProfile(const Profile &profile) {

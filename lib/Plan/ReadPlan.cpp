@@ -5,14 +5,13 @@
 //
 //===----------------------------------------------------------------------===//
 #include "JsonCursor.h"
-
-#include <fstream>
+#include "fsdp/Plan/Digest.h"
+#include "fsdp/Plan/Limits.h"
+#include "fsdp/Support/Files.h"
 
 namespace fsdp::plan {
 
 namespace {
-
-constexpr uint64_t kMaxBytes = uint64_t(1) << 30;
 
 DType decodeDType(const Cursor &c) {
   auto dtype = parseDType(c.string());
@@ -347,12 +346,12 @@ Plan decodePlan(const Cursor &c) {
           "evaluation_loss",
           "instructions",
           "loss"},
-         {"memory_budget", "host_arena"});
+         {"memory_budget", "host_arena", "digest"});
   Plan plan;
   plan.producer = c.at("producer").string();
   plan.model = c.at("model").string();
-  plan.worldSize = c.at("world_size").integer(1, 1 << 20);
-  plan.replicas = c.at("replicas").integer(1, 1 << 20);
+  plan.worldSize = c.at("world_size").integer(1, kMaxWorldSize);
+  plan.replicas = c.at("replicas").integer(1, kMaxWorldSize);
   Cursor weights = c.at("weights");
   weights.keys({"path", "hash"});
   plan.weights = {weights.at("path").string(), weights.at("hash").string()};
@@ -362,7 +361,8 @@ Plan decodePlan(const Cursor &c) {
     plan.lrSchedule = decodeLRSchedule(c.at("lr_schedule"));
   if (!c.at("grad_scaler").json().is_null())
     plan.gradScaler = decodeGradScaler(c.at("grad_scaler"));
-  plan.accumulationSteps = c.at("accumulation_steps").integer(1);
+  plan.accumulationSteps =
+      c.at("accumulation_steps").integer(1, kMaxAccumulationSteps);
   plan.modules =
       c.at("modules").list([](const Cursor &m) { return m.string(); });
   plan.values = c.at("values").list([](const Cursor &v) {
@@ -425,32 +425,35 @@ Plan decodePlan(const Cursor &c) {
   return plan;
 }
 
+/// That the plan is the one that was written. One that was changed on purpose
+/// has no digest.
+void verifyDigest(const Cursor &c, const Plan &plan) {
+  if (!c.has("digest"))
+    return;
+  const std::string &given = c.at("digest").string();
+  if (std::string digest = digestOf(plan); given != digest)
+    c.at("digest").error("expected \"" + digest + "\", got \"" + given +
+                         "\": the plan is not the one that was written");
+}
+
 } // namespace
 
 Plan parsePlan(std::string_view json, const std::string &origin) {
-  if (json.size() > kMaxBytes)
-    throw PlanError(origin + ": expected at most " + std::to_string(kMaxBytes) +
-                    " bytes, got " + std::to_string(json.size()));
+  if (json.size() > kMaxJsonBytes)
+    throw PlanError(origin + ": expected at most " +
+                    std::to_string(kMaxJsonBytes) + " bytes, got " +
+                    std::to_string(json.size()));
   Json tree = parseJson(json, origin);
   Plan plan = decodePlan(Cursor(tree, origin));
   verifyPlan(plan, origin);
+  verifyDigest(Cursor(tree, origin), plan);
   return plan;
 }
 
 Plan readPlan(const std::string &path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    throw PlanError(path + ": cannot open the plan");
-  file.seekg(0, std::ios::end);
-  auto size = int64_t(file.tellg());
-  // A directory opens but has no usable size.
-  if (size < 0 || uint64_t(size) > kMaxBytes)
-    throw PlanError(path + ": not a plan file, or larger than " +
-                    std::to_string(kMaxBytes) + " bytes");
-  std::string text(size_t(size), '\0');
-  file.seekg(0);
-  if (!file.read(text.data(), size))
-    throw PlanError(path + ": cannot read the plan");
+  std::string text;
+  if (std::string error = readFile(path, kMaxJsonBytes, text); !error.empty())
+    throw PlanError(path + ": " + error);
   return parsePlan(text, path);
 }
 

@@ -3,13 +3,12 @@
 #include "JsonCursor.h"
 #include "fsdp/Plan/Operands.h"
 #include "fsdp/Plan/Profile.h"
+#include "fsdp/Support/Files.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 namespace fsdp::plan {
 
@@ -268,11 +267,10 @@ MeasuredStep parseMeasuredStep(std::string_view json, const std::string &origin,
 
 MeasuredStep readMeasuredStep(const std::string &path, const Plan &plan,
                               const std::string &planHash) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf()))
-    throw PlanError(path + ": cannot be read");
-  return parseMeasuredStep(text.str(), path, plan, planHash);
+  std::string text;
+  if (std::string error = readFile(path, kMaxJsonBytes, text); !error.empty())
+    throw PlanError(path + ": " + error);
+  return parseMeasuredStep(text, path, plan, planHash);
 }
 
 } // namespace fsdp::plan

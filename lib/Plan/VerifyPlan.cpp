@@ -1,10 +1,9 @@
 //===- VerifyPlan.cpp - the invariants of docs/plan-format.md -------------===//
 #include "Verifier.h"
+#include "fsdp/Plan/Limits.h"
 #include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -33,59 +32,13 @@ bool isWrite(const Instruction &instruction) {
 
 } // namespace
 
-void Verifier::verifyHyperparameters(const Optimizer &of) const {
-  std::map<std::string, double> numbers = of.options;
-  numbers.insert({{"lr", of.lr},
-                  {"beta1", of.beta1},
-                  {"beta2", of.beta2},
-                  {"eps", of.eps},
-                  {"weight_decay", of.weightDecay},
-                  {"momentum", of.momentum},
-                  {"dampening", of.dampening}});
-  for (const auto &[name, number] : numbers)
-    if (!std::isfinite(number))
-      fail("P1", "expected a finite number for " + quoted(name) +
-                     " of the optimizer, got " + std::to_string(number));
-}
-
-void Verifier::verifyOptimizer() {
-  const std::string &name = plan.optimizer.name;
-  if (name != "adam" && name != "adamw" && name != "sgd" && name != "plugin")
-    fail("P1", "expected optimizer \"adam\", \"adamw\", \"sgd\" or "
-               "\"plugin\", got " +
-                   quoted(name));
-  if ((name == "plugin") == plan.optimizer.library.empty())
-    fail("P1", "expected a library for optimizer \"plugin\" and for no other");
-  for (const Optimizer &group : plan.paramGroups)
-    if (group.name != name || group.library != plan.optimizer.library)
-      fail("P1", "expected parameter groups of optimizer " + quoted(name) +
-                     ", got one of " + quoted(group.name));
-  verifyHyperparameters(plan.optimizer);
-  for (const Optimizer &group : plan.paramGroups)
-    verifyHyperparameters(group);
-  if (plan.accumulationSteps < 1)
-    fail("P1", "expected a positive number of accumulation steps, got " +
-                   std::to_string(plan.accumulationSteps));
-  if (!plan.lrSchedule)
-    return;
-  const LRSchedule &schedule = *plan.lrSchedule;
-  if (schedule.decay != "cosine" && schedule.decay != "linear" &&
-      schedule.decay != "constant")
-    fail("P1", "expected decay \"cosine\", \"linear\" or \"constant\", got " +
-                   quoted(schedule.decay));
-  if (schedule.warmupSteps < 0 || schedule.warmupSteps >= schedule.totalSteps)
-    fail("P1", "expected 0 <= warmup_steps < total_steps, got " +
-                   std::to_string(schedule.warmupSteps) + " and " +
-                   std::to_string(schedule.totalSteps));
-}
-
 void Verifier::verifyTables() {
   if (plan.version != kPlanVersion)
     fail("P1", "expected version " + std::to_string(kPlanVersion) + ", got " +
                    std::to_string(plan.version));
-  if (plan.worldSize < 1)
-    fail("P1", "expected a positive world size, got " +
-                   std::to_string(plan.worldSize));
+  if (plan.worldSize < 1 || plan.worldSize > kMaxWorldSize)
+    fail("P1", "expected a world size in [1, " + std::to_string(kMaxWorldSize) +
+                   "], got " + std::to_string(plan.worldSize));
   if (plan.replicas < 1 || plan.worldSize % plan.replicas != 0)
     fail("P1", "expected replicas that divide the world size " +
                    std::to_string(plan.worldSize) + ", got " +

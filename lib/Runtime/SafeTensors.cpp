@@ -92,7 +92,7 @@ std::string describe(const TensorSpec &spec) {
 }
 
 SafeTensors::SafeTensors(const std::string &path) : filePath(path) {
-  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0)
     throw InputError(path + ": cannot open: " + systemError());
   struct stat info{};

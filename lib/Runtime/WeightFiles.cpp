@@ -1,7 +1,9 @@
 //===- WeightFiles.cpp - initial weights from one file or many ------------===//
 #include "fsdp/Runtime/WeightFiles.h"
+#include "fsdp/Plan/ParseJson.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Support/Files.h"
 
 #include <ATen/ops/from_blob.h>
 #include <nlohmann/json.hpp>
@@ -27,10 +29,16 @@ WeightFiles::WeightFiles(const std::string &path) : filePath(path) {
 }
 
 void WeightFiles::openIndex() {
-  std::ifstream stream(filePath);
-  if (!stream)
-    throw InputError(filePath + ": cannot read: " + std::strerror(errno));
-  json index = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  std::string text;
+  if (std::string error = fsdp::readFile(filePath, plan::kMaxJsonBytes, text);
+      !error.empty())
+    throw InputError(filePath + ": " + error);
+  json index;
+  try {
+    index = plan::parseJson(text, filePath);
+  } catch (const plan::PlanError &error) {
+    throw InputError(error.what());
+  }
   if (!index.is_object() || !index.contains("weight_map") ||
       !index["weight_map"].is_object() || index["weight_map"].empty())
     throw InputError(filePath +

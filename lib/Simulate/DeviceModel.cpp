@@ -2,11 +2,12 @@
 #include "fsdp/Simulate/DeviceModel.h"
 
 #include "YamlReader.h"
+#include "fsdp/Support/Files.h"
 #include "fsdp/Support/Nearest.h"
+#include "fsdp/Support/YamlText.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/Support/FileSystem.h"
-#include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/Path.h"
 
 #include <algorithm>
@@ -114,12 +115,11 @@ void readDeviceKey(const YamlReader &reader, StringRef key,
     device.fusePointwise = flag();
 }
 
-std::unique_ptr<llvm::MemoryBuffer> openFile(const std::string &path) {
-  auto buffer = llvm::MemoryBuffer::getFile(path, /*IsText=*/true);
-  if (!buffer)
-    throw SimulateError(path +
-                        ": cannot be read: " + buffer.getError().message());
-  return std::move(*buffer);
+std::string readYaml(const std::string &path) {
+  std::string text;
+  if (std::string error = readFile(path, kMaxYamlBytes, text); !error.empty())
+    throw SimulateError(path + ": " + error);
+  return text;
 }
 
 std::string loadRelative(const std::string &name, const std::string &file) {
@@ -205,7 +205,7 @@ DeviceModel loadDevice(const std::string &nameOrPath) {
   StringRef extension = llvm::sys::path::extension(nameOrPath);
   if (extension == ".yaml" || extension == ".yml" ||
       llvm::sys::fs::exists(nameOrPath))
-    return parseDevice(openFile(nameOrPath)->getBuffer(), nameOrPath);
+    return parseDevice(readYaml(nameOrPath), nameOrPath);
   std::vector<std::string> names = shippedDevices();
   llvm::SmallVector<StringRef> known(names.begin(), names.end());
   throw SimulateError("unknown device \"" + nameOrPath + "\"" +
@@ -282,7 +282,7 @@ Cluster parseCluster(std::string_view yaml, const std::string &path,
 }
 
 Cluster loadCluster(const std::string &path, int64_t worldSize) {
-  return parseCluster(openFile(path)->getBuffer(), path, worldSize);
+  return parseCluster(readYaml(path), path, worldSize);
 }
 
 } // namespace fsdp::simulate

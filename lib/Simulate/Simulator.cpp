@@ -14,6 +14,9 @@ using namespace plan;
 
 namespace {
 
+/// Instructions of a step, each as often as it runs: the time of each is kept.
+constexpr int64_t kMaxRuns = int64_t(1) << 24;
+
 class Player {
 public:
   Player(const Plan &plan, const StepCost &cost, const DeviceModel &device)
@@ -234,6 +237,13 @@ double Timeline::exposedCommunication() const {
 
 Timeline simulate(const Plan &plan, const StepCost &cost,
                   const DeviceModel &device) {
+  auto count = int64_t(plan.instructions.size());
+  if (count > 0 && plan.accumulationSteps > kMaxRuns / count)
+    throw SimulateError(
+        "expected a step of at most " + std::to_string(kMaxRuns) +
+        " instructions to simulate, got " + std::to_string(count) +
+        " in each of " + std::to_string(plan.accumulationSteps) +
+        " microbatches");
   return Player(plan, cost, device).run();
 }
 

@@ -2,6 +2,7 @@
 #include "YamlReader.h"
 
 #include "fsdp/Support/Nearest.h"
+#include "fsdp/Support/YamlText.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/SmallString.h"
@@ -68,7 +69,7 @@ private:
       reader.error(where, "not a YAML file");
   }
 
-  YamlNode convert(yaml::Node *node) {
+  YamlNode convert(yaml::Node *node, unsigned depth = 0) {
     check();
     YamlNode result;
     std::tie(result.line, result.column) =
@@ -81,6 +82,9 @@ private:
       result.scalar = scalar->getValue(storage).str();
       return result;
     }
+    if (depth == kMaxYamlDepth)
+      reader.error(result,
+                   "nested deeper than " + std::to_string(kMaxYamlDepth));
     auto *mapping = dyn_cast<yaml::MappingNode>(node);
     if (!mapping)
       reader.error(result, "expected a scalar or a mapping");
@@ -89,11 +93,11 @@ private:
       yaml::Node *key = entry.getKey();
       if (!key)
         break;
-      YamlNode name = convert(key);
+      YamlNode name = convert(key, depth + 1);
       yaml::Node *value = entry.getValue();
       if (!value)
         break;
-      result.entries.push_back({std::move(name), convert(value)});
+      result.entries.push_back({std::move(name), convert(value, depth + 1)});
     }
     check();
     return result;
@@ -108,6 +112,12 @@ private:
 } // namespace
 
 YamlNode YamlReader::parse(StringRef text) const {
+  if (std::optional<TextDefect> defect = findDefect(text)) {
+    YamlNode where;
+    where.line = defect->line;
+    where.column = defect->column;
+    error(where, defect->what);
+  }
   return Parser(*this, text).run();
 }
 

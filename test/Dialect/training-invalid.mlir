@@ -85,7 +85,7 @@ fsdp.lr_schedule {decay = "linear", min_lr_ratio = 0.0, total_steps = 9, warmup_
 
 // -----
 
-// expected-error @below {{Accumulation-1: expected positive steps, got: 0}}
+// expected-error @below {{Accumulation-1: expected steps in [1, 1048576], got: 0}}
 fsdp.accumulation {reduce_each_microbatch = true, steps = 0}
 
 // -----

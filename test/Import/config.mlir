@@ -236,7 +236,7 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/constant.yaml 2>&1 | FileCheck %s --check-prefix=CONSTANT
 // CONSTANT: constant.yaml:1:15: error: expected no "total_steps" with a decay of "constant"
 // RUN: not fsdp-opt %t/model.mlir --config %t/microbatches.yaml 2>&1 | FileCheck %s --check-prefix=MICROBATCHES
-// MICROBATCHES: microbatches.yaml:1:30: error: 'fsdp.accumulation' op Accumulation-1: expected positive steps, got: 0
+// MICROBATCHES: microbatches.yaml:1:30: error: 'fsdp.accumulation' op Accumulation-1: expected steps in [1, 1048576], got: 0
 // RUN: not fsdp-opt %t/model.mlir --config %t/each.yaml 2>&1 | FileCheck %s --check-prefix=EACH
 // EACH: each.yaml:1:25: error: expected "gradient_accumulation_steps" with "reduce_each_microbatch", got none
 // RUN: not fsdp-opt %t/model.mlir --config %t/all-reduce.yaml 2>&1 | FileCheck %s --check-prefix=ALL-REDUCE
@@ -271,10 +271,10 @@
 // FACTOR: post-forward.yaml:1:17: error: expected an integer "reshard_after_forward" that is a factor of the 3 ranks of axis "shard", got: 2
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/missing.yaml 2>&1 | FileCheck %s --check-prefix=MISSING
-// MISSING: missing.yaml:1:1: error: cannot read the config: No such file or directory
+// MISSING: missing.yaml:1:1: error: the config cannot be read: No such file or directory
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/good.yaml --world-size 0 2>&1 | FileCheck %s --check-prefix=RANKS
-// RANKS: error: expected --world-size of at least 1, got: 0
+// RANKS: error: --world-size: expected at least 1 and at most 1048576, got 0
 
 //--- model.mlir
 fsdp.param @layers.0.weight : tensor<4xf32>

@@ -1,26 +1,27 @@
 //===- Driver.cpp - fsdp-opt as one command -------------------------------===//
 #include "Driver.h"
 
+#include "Report.h"
 #include "Simulation.h"
 #include "Stats.h"
 #include "fsdp/Import/Import.h"
+#include "fsdp/Plan/Limits.h"
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/ExploreBuckets.h"
 #include "fsdp/Transforms/ExploreMemory.h"
+#include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
 #include "mlir/IR/Remarks.h"
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
-#include "mlir/Support/FileUtilities.h"
 #include "mlir/Support/Timing.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/Path.h"
 #include "llvm/Support/SourceMgr.h"
-#include "llvm/Support/ToolOutputFile.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -81,33 +82,34 @@ OwningOpRef<ModuleOp> load(StringRef path, MLIRContext *context,
     try {
       return importCapture(::fsdp::readCapture(path.str()), context);
     } catch (const ::fsdp::CaptureError &error) {
-      llvm::errs() << "fsdp-opt: error: " << error.what() << '\n';
+      (void)reportError(error.what());
       return {};
     }
   }
-  std::string message;
-  auto buffer = openInputFile(path, &message);
-  if (!buffer) {
-    llvm::errs() << "fsdp-opt: error: " << message << '\n';
+  FailureOr<std::unique_ptr<llvm::MemoryBuffer>> buffer = readSource(path);
+  if (failed(buffer))
     return {};
-  }
-  sources.AddNewSourceBuffer(std::move(buffer), llvm::SMLoc());
+  sources.AddNewSourceBuffer(std::move(*buffer), llvm::SMLoc());
   return parseSourceFile<ModuleOp>(sources, context);
 }
 
 LogicalResult applyPolicy(ModuleOp module) {
-  if (worldSize < 1) {
-    llvm::errs()
-        << "fsdp-opt: error: expected --world-size of at least 1, got: "
-        << worldSize << '\n';
-    return failure();
-  }
+  if (worldSize < 1 || worldSize > ::fsdp::plan::kMaxWorldSize)
+    return reportError("--world-size: expected at least 1 and at most " +
+                       Twine(::fsdp::plan::kMaxWorldSize) + ", got " +
+                       Twine(worldSize));
   if (!configPath.empty()) {
     if (failed(applyConfig(module, configPath, worldSize)))
       return failure();
   } else if (module.getOps<MeshOp>().empty() &&
              failed(applyDefaultConfig(module, worldSize))) {
     return failure(); // a module that brings its policy keeps it
+  } else if (worldSize.getNumOccurrences()) {
+    for (auto mesh : module.getOps<MeshOp>())
+      if (int64_t ranks = mesh.getMesh().getNumRanks(); ranks != worldSize)
+        return reportError("--world-size: expected " + Twine(ranks) +
+                           " as the input's fsdp.mesh has, got " +
+                           Twine(worldSize));
   }
   FailureOr<std::string> device = getDeviceOption();
   if (failed(device))
@@ -117,28 +119,41 @@ LogicalResult applyPolicy(ModuleOp module) {
   return success();
 }
 
+/// Nothing is left to do for a program that ends the life of its values.
+bool isPlanned(ModuleOp module) {
+  return module.walk([](FreeOp) { return WalkResult::interrupt(); })
+      .wasInterrupted();
+}
+
+/// The passes that --emit and --level ask for.
+void addPasses(PassManager &pm) {
+  if (emitKind == Emit::Pareto) {
+    pm.addPass(createDetectUnits());
+    pm.addPass(createAssignUnits());
+    return;
+  }
+  Level last = emitKind == Emit::MLIR ? level : Level::Planned;
+  if (last >= Level::Sharded)
+    buildShardPipeline(pm);
+  if (last >= Level::Scheduled)
+    buildSchedulePipeline(pm);
+  if (last >= Level::Planned)
+    buildLowerPipeline(pm);
+}
+
 LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   PassManager pm(module.getContext());
   if (failed(applyPassManagerCLOptions(pm)))
     return failure();
   pm.enableTiming(timing);
   auto config = MlirOptMainConfig::createFromCLOptions();
+  pm.addPass(createReadModuleNames());
   if (failed(config.setupPassPipeline(pm)))
     return failure();
-  if (pm.empty()) {
-    if (emitKind == Emit::Pareto) {
-      pm.addPass(createDetectUnits());
-      pm.addPass(createAssignUnits());
-      return pm.run(module);
-    }
-    if (emitKind == Emit::MLIR && level == Level::Captured)
-      return success();
-    buildShardPipeline(pm);
-    if (emitKind != Emit::MLIR || level >= Level::Scheduled)
-      buildSchedulePipeline(pm);
-    if (emitKind != Emit::MLIR || level == Level::Planned)
-      buildLowerPipeline(pm);
-  }
+  if (pm.size() == 1 && !isPlanned(module))
+    addPasses(pm);
+  if (emitKind == Emit::MLIR)
+    pm.addPass(createWriteModuleNames());
   return pm.run(module);
 }
 
@@ -226,18 +241,6 @@ LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
              : success();
 }
 
-LogicalResult writeText(StringRef text, StringRef path) {
-  std::string message;
-  auto output = openOutputFile(path, &message);
-  if (!output) {
-    llvm::errs() << "fsdp-opt: error: " << message << '\n';
-    return failure();
-  }
-  output->os() << text;
-  output->keep();
-  return success();
-}
-
 LogicalResult write(ModuleOp module, StringRef path) {
   std::string text;
   llvm::raw_string_ostream stream(text);
@@ -245,7 +248,11 @@ LogicalResult write(ModuleOp module, StringRef path) {
     auto plan = emitVerifiedPlan(module);
     if (failed(plan))
       return failure();
-    stream << ::fsdp::plan::printPlan(*plan);
+    try {
+      stream << ::fsdp::plan::printPlan(*plan);
+    } catch (const ::fsdp::plan::PlanError &error) {
+      return reportError(error.what());
+    }
   } else if (emitKind == Emit::Stats) {
     printStats(module, stream);
     auto plan = emitVerifiedPlan(module);
@@ -272,14 +279,12 @@ LogicalResult write(ModuleOp module, StringRef path) {
     module.print(stream);
     stream << '\n';
   }
-  return writeText(text, path);
+  return writeOutput(path, text);
 }
 
 LogicalResult writeDifference(StringRef inputPath, StringRef outputPath) {
-  if (inputPath == "-") {
-    llvm::errs() << "fsdp-opt: error: --diff: expected a second plan\n";
-    return failure();
-  }
+  if (inputPath == "-")
+    return reportError("--diff: expected a second plan");
   std::string text;
   llvm::raw_string_ostream stream(text);
   try {
@@ -288,10 +293,9 @@ LogicalResult writeDifference(StringRef inputPath, StringRef outputPath) {
                                    stream)))
       return failure();
   } catch (const ::fsdp::plan::PlanError &error) {
-    llvm::errs() << "fsdp-opt: error: " << error.what() << '\n';
-    return failure();
+    return reportError(error.what());
   }
-  return writeText(text, outputPath);
+  return writeOutput(outputPath, text);
 }
 } // namespace
 
@@ -308,21 +312,45 @@ static void enableRemarks(MLIRContext &context) {
         categories, /*printAsEmitRemarks=*/true);
 }
 
+/// Refuses options on which what is written does not depend.
+static LogicalResult checkOptions() {
+  auto check = [](const cl::Option &option, bool matters, StringRef expected) {
+    if (matters || option.getNumOccurrences() == 0)
+      return success();
+    return reportError("--" + option.ArgStr + ": expected " + expected);
+  };
+  if (!diffPath.empty()) {
+    for (const cl::Option *option : std::initializer_list<const cl::Option *>{
+             &configPath, &worldSize, &level, &emitKind, &memoryModel})
+      if (failed(check(*option, false, "no --diff")))
+        return failure();
+    return success();
+  }
+  bool isPlan = emitKind != Emit::MLIR && emitKind != Emit::Pareto;
+  if (failed(check(level, emitKind == Emit::MLIR, "--emit mlir")) ||
+      failed(check(memoryModel, isPlan, "--emit plan, stats, trace or html")))
+    return failure();
+  constexpr StringRef names[] = {"mlir",  "plan", "stats",
+                                 "trace", "html", "pareto"};
+  return checkSimulationOptions(names[size_t(emitKind.getValue())]);
+}
+
 bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
-  return isCapture(inputFilename) || !configPath.empty() || !diffPath.empty() ||
-         isMeasuredAsked() || emitKind != Emit::MLIR;
+  auto given = [](const cl::Option &option) {
+    return option.getNumOccurrences() > 0;
+  };
+  return isCapture(inputFilename) || !diffPath.empty() ||
+         emitKind != Emit::MLIR || given(configPath) || given(worldSize) ||
+         given(level) || given(memoryModel) || isSimulationAsked();
 }
 
 LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
                                     StringRef outputFilename,
                                     const DialectRegistry &registry) {
+  if (failed(checkOptions()))
+    return failure();
   if (!diffPath.empty())
     return writeDifference(inputFilename, outputFilename);
-  if (isMeasuredAsked() && emitKind != Emit::Trace && emitKind != Emit::Stats) {
-    llvm::errs() << "fsdp-opt: error: --measured: expected --emit trace or "
-                    "--emit stats\n";
-    return failure();
-  }
   DefaultTimingManager timingManager;
   applyDefaultTimingManagerCLOptions(timingManager);
   TimingScope timing = timingManager.getRootScope();
@@ -331,7 +359,8 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   context.printOpOnDiagnostic(false);
   enableRemarks(context);
   llvm::SourceMgr sources;
-  SourceMgrDiagnosticHandler diagnostics(sources, &context);
+  ReportStream errors;
+  SourceMgrDiagnosticHandler diagnostics(sources, &context, errors);
 
   TimingScope importing = timing.nest("Import");
   OwningOpRef<ModuleOp> module = load(inputFilename, &context, sources);

@@ -9,7 +9,8 @@
 namespace mlir::fsdp {
 
 /// True when the options ask for more than mlir-opt does: a captured model as
-/// input, a config, a plan to compare with, or an --emit other than IR.
+/// input, a config, ranks, a level, a device, a plan to compare with, or an
+/// --emit other than IR.
 bool isDriverInvocation(llvm::StringRef inputFilename);
 
 /// Imports (or parses) the input, applies the policy, runs the pipeline (or

@@ -1,5 +1,6 @@
 //===- Simulation.cpp - fsdp-opt --simulate -------------------------------===//
 #include "Simulation.h"
+#include "Report.h"
 #include "Stats.h"
 
 #include "fsdp/Simulate/CostModel.h"
@@ -11,11 +12,11 @@
 #include "fsdp/Simulate/Page.h"
 #include "fsdp/Simulate/Simulator.h"
 #include "fsdp/Simulate/Trace.h"
+#include "fsdp/Support/Hash.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/Format.h"
 #include "llvm/Support/FormatVariadic.h"
-#include "llvm/Support/xxhash.h"
 
 #include <optional>
 
@@ -51,11 +52,6 @@ cl::list<int64_t> traceRanks("ranks", cl::CommaSeparated,
                              cl::desc("Ranks in --emit trace (default 0)"),
                              cl::value_desc("rank,…"), cl::cat(category));
 
-LogicalResult fail(const llvm::Twine &message) {
-  llvm::errs() << "fsdp-opt: error: " << message << '\n';
-  return failure();
-}
-
 /// What the options name, read.
 struct Setting {
   Cluster cluster;
@@ -68,7 +64,8 @@ struct Setting {
 
 FailureOr<Setting> readSetting(const plan::Plan &plan) {
   if (deviceName.getNumOccurrences() && !clusterPath.empty())
-    return fail("expected one of --device and --simulate, got both");
+    return mlir::fsdp::reportError(
+        "expected one of --device and --simulate, got both");
   try {
     Setting setting;
     setting.cluster = clusterPath.empty()
@@ -78,26 +75,19 @@ FailureOr<Setting> readSetting(const plan::Plan &plan) {
       setting.profile = plan::readProfile(profilePath);
     return setting;
   } catch (const SimulateError &error) {
-    return fail(error.what());
+    return mlir::fsdp::reportError(error.what());
   } catch (const plan::PlanError &error) {
-    return fail(error.what());
+    return mlir::fsdp::reportError(error.what());
   }
-}
-
-/// As fsdp-run hashes the plan's file.
-std::string hashOf(const plan::Plan &plan) {
-  std::string text = plan::printPlan(plan);
-  llvm::XXH128_hash_t hash =
-      llvm::xxh3_128bits(llvm::arrayRefFromStringRef(text));
-  return llvm::formatv("xxh3:{0:x-16}{1:x-16}", hash.high64, hash.low64).str();
 }
 
 /// What --measured names.
 FailureOr<plan::MeasuredStep> readMeasured(const plan::Plan &plan) {
   try {
-    return plan::readMeasuredStep(measuredPath, plan, hashOf(plan));
+    return plan::readMeasuredStep(measuredPath, plan,
+                                  ::fsdp::hashBytes(plan::printPlan(plan)));
   } catch (const plan::PlanError &error) {
-    return fail(error.what());
+    return mlir::fsdp::reportError(error.what());
   }
 }
 
@@ -106,8 +96,9 @@ findRank(const plan::MeasuredStep &step, int64_t rank) {
   for (const plan::MeasuredStep::Rank &entry : step.ranks)
     if (entry.rank == rank)
       return &entry;
-  return fail(measuredPath + ": expected the events of rank " +
-              llvm::Twine(rank) + ", got none");
+  return mlir::fsdp::reportError(measuredPath +
+                                 ": expected the events of rank " +
+                                 llvm::Twine(rank) + ", got none");
 }
 
 std::string formatted(const char *format, double value) {
@@ -188,6 +179,21 @@ bool mlir::fsdp::isSimulationAsked() {
          !profilePath.empty() || isMeasuredAsked();
 }
 
+LogicalResult mlir::fsdp::checkSimulationOptions(StringRef emitted) {
+  auto check = [&](const cl::Option &option, StringRef known) {
+    SmallVector<StringRef> names;
+    known.split(names, ", ");
+    if (option.getNumOccurrences() == 0 || llvm::is_contained(names, emitted))
+      return success();
+    return reportError("--" + option.ArgStr + ": expected --emit with one of " +
+                       known + ", got " + emitted);
+  };
+  return success(succeeded(check(clusterPath, "plan, stats, trace, html")) &&
+                 succeeded(check(profilePath, "stats, trace, html")) &&
+                 succeeded(check(measuredPath, "stats, trace")) &&
+                 succeeded(check(traceRanks, "trace")));
+}
+
 bool mlir::fsdp::isMeasuredAsked() { return !measuredPath.empty(); }
 
 FailureOr<std::string> mlir::fsdp::getDeviceOption() {
@@ -196,7 +202,7 @@ FailureOr<std::string> mlir::fsdp::getDeviceOption() {
   try {
     loadDevice(deviceName);
   } catch (const SimulateError &error) {
-    return fail(error.what());
+    return mlir::fsdp::reportError(error.what());
   }
   return deviceName.getValue();
 }
@@ -207,7 +213,7 @@ FailureOr<int64_t> mlir::fsdp::getMeasuredScratch() {
   try {
     return plan::readProfile(profilePath).scratchBytes.value_or(0);
   } catch (const plan::PlanError &error) {
-    return fail(error.what());
+    return mlir::fsdp::reportError(error.what());
   }
 }
 
@@ -294,8 +300,9 @@ LogicalResult mlir::fsdp::printSimulatedTrace(const plan::Plan &plan,
   std::vector<RankTimeline> timelines;
   for (int64_t rank : ranks) {
     if (rank < 0 || rank >= plan.worldSize)
-      return fail("--ranks: expected ranks below the plan's world size " +
-                  llvm::Twine(plan.worldSize) + ", got " + llvm::Twine(rank));
+      return mlir::fsdp::reportError(
+          "--ranks: expected ranks below the plan's world size " +
+          llvm::Twine(plan.worldSize) + ", got " + llvm::Twine(rank));
     Timeline timeline =
         simulate(plan, setting->cost(plan, rank), setting->cluster.device);
     auto memory = memoryOverTime(plan, timeline, plan::arenaModel(plan), rank);
@@ -327,8 +334,9 @@ LogicalResult mlir::fsdp::printPlanDifference(const plan::Plan &a,
                                               const plan::Plan &b,
                                               llvm::raw_ostream &os) {
   if (!clusterPath.empty() || !profilePath.empty() || isMeasuredAsked())
-    return fail("--diff: expected --device, got --simulate, --profile or "
-                "--measured");
+    return mlir::fsdp::reportError(
+        "--diff: expected --device, got --simulate, --profile or "
+        "--measured");
   if (!isSimulationAsked()) {
     os << printDifference(a, b, nullptr);
     return success();

@@ -5,6 +5,7 @@
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/Plan.h"
 #include "mlir/Support/LogicalResult.h"
+#include "llvm/ADT/StringRef.h"
 #include "llvm/Support/raw_ostream.h"
 
 #include <string>
@@ -17,6 +18,10 @@ bool isSimulationAsked();
 
 /// True when the options name a measured step.
 bool isMeasuredAsked();
+
+/// Refuses options on which what --emit names does not depend. Prints errors
+/// itself.
+LogicalResult checkSimulationOptions(llvm::StringRef emitted);
 
 /// The device that --device names, empty without it. Prints errors itself.
 FailureOr<std::string> getDeviceOption();

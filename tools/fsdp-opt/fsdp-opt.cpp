@@ -5,12 +5,42 @@
 //
 //===----------------------------------------------------------------------===//
 #include "Driver.h"
+#include "Report.h"
 
+#include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
+#include "mlir/Pass/PassManager.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "mlir/Transforms/Passes.h"
 
 using namespace mlir;
+
+/// As mlir-opt, but that the output is written whole or not at all.
+static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
+                                   StringRef output,
+                                   DialectRegistry &registry) {
+  auto config = MlirOptMainConfig::createFromCLOptions();
+  if (config.shouldShowDialects() || config.shouldListPasses())
+    return MlirOptMain(argc, argv, input, output, registry);
+  auto buffer = fsdp::readSource(input);
+  if (failed(buffer))
+    return failure();
+  // Text with the names of modules gives text with them.
+  auto withNames = config;
+  if ((*buffer)->getBuffer().contains("fsdp.module = "))
+    withNames.setPassPipelineSetupFn([&](PassManager &pm) -> LogicalResult {
+      pm.addPass(fsdp::createReadModuleNames());
+      if (failed(config.setupPassPipeline(pm)))
+        return failure();
+      pm.addPass(fsdp::createWriteModuleNames());
+      return success();
+    });
+  std::string text;
+  llvm::raw_string_ostream stream(text);
+  if (failed(MlirOptMain(stream, std::move(*buffer), registry, withNames)))
+    return failure();
+  return fsdp::writeOutput(output, text);
+}
 
 int main(int argc, char **argv) {
   fsdp::registerFSDPPasses();
@@ -23,7 +53,14 @@ int main(int argc, char **argv) {
   registry.insert<fsdp::FSDPDialect, aten::AtenDialect>();
   auto [input, output] = registerAndParseCLIOptions(
       argc, argv, "fsdp-opt: compiler of fully sharded training\n", registry);
-  if (fsdp::isDriverInvocation(input))
-    return asMainReturnCode(fsdp::runDriver(input, output, registry));
-  return asMainReturnCode(MlirOptMain(argc, argv, input, output, registry));
+  try {
+    return asMainReturnCode(
+        fsdp::isDriverInvocation(input)
+            ? fsdp::runDriver(input, output, registry)
+            : runPassByPass(argc, argv, input, output, registry));
+  } catch (const std::bad_alloc &) {
+    return asMainReturnCode(fsdp::reportError("out of memory"));
+  } catch (const std::exception &error) {
+    return asMainReturnCode(fsdp::reportError(error.what()));
+  }
 }

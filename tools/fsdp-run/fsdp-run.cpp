@@ -1,6 +1,7 @@
 //===- fsdp-run.cpp - executes a plan on N ranks --------------------------===//
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launcher.h"
+#include "fsdp/Support/Message.h"
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Logging.h>
@@ -21,7 +22,8 @@ using namespace fsdp::runtime;
 namespace {
 
 int report(const std::exception &error, int status) {
-  std::fprintf(stderr, "fsdp-run: error: %s\n", error.what());
+  std::fprintf(stderr, "fsdp-run: error: %s\n",
+               fsdp::oneLine(error.what()).c_str());
   return status;
 }
 

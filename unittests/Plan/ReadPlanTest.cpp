@@ -1,5 +1,6 @@
 //===- ReadPlanTest.cpp - JSON reading and printing -----------------------===//
 #include "Support/SamplePlan.h"
+#include "fsdp/Plan/Digest.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -302,6 +303,49 @@ TEST(ReadPlan, BoundsDepthAndIntegers) {
   std::string text = printPlan(samplePlan(2));
   EXPECT_THAT(errorOf(with(text, "\"loss\": ", "\"loss\": 99999999999")),
               HasSubstr("loss: expected an integer in [-1, 2147483647]"));
+}
+
+TEST(ReadPlan, NoticesEveryBit) {
+  const std::string text = printPlan(samplePlan(2));
+  const Plan plan = parsePlan(text, "p.json");
+  for (size_t bit = 0; bit < text.size() * 8; bit += 5) {
+    std::string flipped = text;
+    flipped[bit / 8] = char(flipped[bit / 8] ^ (1 << bit % 8));
+    try {
+      // Between the tokens, a blank may have become another.
+      EXPECT_EQ(printPlan(parsePlan(flipped, "p.json")), text) << bit;
+    } catch (const PlanError &) {
+    }
+  }
+}
+
+TEST(ReadPlan, ChecksTheDigestWhereThereIsOne) {
+  std::string text = printPlan(samplePlan(2));
+  std::string digest = digestOf(samplePlan(2));
+  EXPECT_THAT(text,
+              testing::EndsWith(",\n  \"digest\": \"" + digest + "\"\n}\n"));
+  std::string changed = with(text, "\"lr\": ", "\"lr\": 1");
+  EXPECT_THAT(errorOf(changed), HasSubstr("p.json: digest: expected \"xxh3:"));
+  EXPECT_THAT(errorOf(changed), HasSubstr(", got \"" + digest + "\": "));
+  std::string without = with(changed, ",\n  \"digest\": \"" + digest + '"', "");
+  EXPECT_EQ(errorOf(without), "no error");
+  EXPECT_EQ(errorOf(with(text, "\n  \"model\"", "\"model\"")), "no error");
+  EXPECT_THAT(errorOf(with(text, digest, "")),
+              HasSubstr("digest: expected \"" + digest + "\", got \"\""));
+}
+
+TEST(ReadPlan, BoundsMicrobatches) {
+  std::string text = printPlan(samplePlan(2));
+  EXPECT_THAT(errorOf(with(text, "\"accumulation_steps\": 1",
+                           "\"accumulation_steps\": 1048577")),
+              HasSubstr("accumulation_steps: expected an integer in [1, "
+                        "1048576], got 1048577"));
+}
+
+TEST(ReadPlan, RefusesNamesThatAreNotUtf8) {
+  Plan plan = samplePlan(2);
+  plan.model = "\xff";
+  EXPECT_THROW(printPlan(plan), PlanError);
 }
 
 TEST(ReadPlan, RefusesMissingFile) {

@@ -105,8 +105,14 @@ TEST_F(Weights, NameWhatIsWrongWithAnIndex) {
     return errorOf([&] { WeightFiles files(path); });
   };
   EXPECT_THAT(errorOf([&] { WeightFiles files(dir / "none.json"); }),
-              HasSubstr("none.json: cannot read"));
-  for (const char *text : {"", "[]", "{", "{}", R"({"weight_map": {}})"})
+              HasSubstr("none.json: cannot be read: No such file"));
+  for (const char *text : {"", "{"})
+    EXPECT_THAT(error(text), HasSubstr("x.json: not valid json at byte"));
+  std::string deep = R"({"weight_map": )";
+  for (int i = 0; i < 300000; ++i)
+    deep += R"({"a": )";
+  EXPECT_THAT(error(deep), HasSubstr("x.json: nested deeper than 64"));
+  for (const char *text : {"[]", "{}", R"({"weight_map": {}})"})
     EXPECT_THAT(error(text), HasSubstr("expected a json object with"));
   EXPECT_THAT(error(R"({"weight_map": {"a": 1}})"),
               HasSubstr("expected a file name for \"a\", got 1"));

@@ -1,0 +1,15 @@
+//===- Digest.h - what tells that a plan is the one that was written ------===//
+#ifndef FSDP_PLAN_DIGEST_H
+#define FSDP_PLAN_DIGEST_H
+
+#include "fsdp/Plan/Plan.h"
+
+namespace fsdp::plan {
+
+/// The hash of the JSON form up to its key `digest`, which has it. Throws
+/// PlanError for a name that is not UTF-8, as printPlan() does.
+std::string digestOf(const Plan &plan);
+
+} // namespace fsdp::plan
+
+#endif // FSDP_PLAN_DIGEST_H

@@ -1,0 +1,64 @@
+//===- Report.cpp - what fsdp-opt reads, writes and says ------------------===//
+#include "Report.h"
+
+#include "fsdp/Support/Files.h"
+#include "fsdp/Support/Message.h"
+#include "llvm/ADT/StringRef.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+LogicalResult mlir::fsdp::reportError(const llvm::Twine &message) {
+  llvm::errs() << "fsdp-opt: error: " << ::fsdp::oneLine(message.str()) << '\n';
+  return failure();
+}
+
+FailureOr<std::unique_ptr<llvm::MemoryBuffer>>
+mlir::fsdp::readSource(llvm::StringRef path) {
+  constexpr uint64_t maxBytes = uint64_t(4) << 30;
+  if (path == "-") {
+    auto buffer = llvm::MemoryBuffer::getSTDIN();
+    if (!buffer)
+      return reportError("stdin: cannot be read: " +
+                         buffer.getError().message());
+    return std::move(*buffer);
+  }
+  std::string text;
+  if (std::string error = ::fsdp::readFile(path.str(), maxBytes, text);
+      !error.empty())
+    return reportError(path + ": " + error);
+  return llvm::MemoryBuffer::getMemBufferCopy(text, path);
+}
+
+LogicalResult mlir::fsdp::writeOutput(llvm::StringRef path,
+                                      llvm::StringRef text) {
+  if (path == "-") {
+    llvm::outs() << text;
+    llvm::outs().flush();
+    std::error_code error = llvm::outs().error();
+    llvm::outs().clear_error();
+    return error ? reportError("stdout: cannot be written: " + error.message())
+                 : success();
+  }
+  std::string error = ::fsdp::writeFile(path.str(), text);
+  return error.empty() ? success() : reportError(path + ": " + error);
+}
+
+ReportStream::~ReportStream() {
+  if (!line.empty())
+    llvm::errs() << ::fsdp::oneLine(line) << '\n';
+}
+
+void ReportStream::write_impl(const char *data, size_t size) {
+  written += size;
+  llvm::StringRef text(data, size);
+  for (;;) {
+    auto [head, tail] = text.split('\n');
+    line += head;
+    if (head.size() == text.size())
+      return;
+    llvm::errs() << ::fsdp::oneLine(line) << '\n';
+    line.clear();
+    text = tail;
+  }
+}

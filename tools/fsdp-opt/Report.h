@@ -1,0 +1,40 @@
+//===- Report.h - what fsdp-opt reads, writes and says --------------------===//
+#ifndef FSDP_TOOLS_FSDPOPT_REPORT_H
+#define FSDP_TOOLS_FSDPOPT_REPORT_H
+
+#include "mlir/Support/LogicalResult.h"
+#include "llvm/ADT/Twine.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/raw_ostream.h"
+
+#include <memory>
+#include <string>
+
+namespace mlir::fsdp {
+
+/// Prints "fsdp-opt: error: " and the message as one line (Message.h).
+LogicalResult reportError(const llvm::Twine &message);
+
+/// A source file's text; of "-" what stdin has. Prints errors itself.
+FailureOr<std::unique_ptr<llvm::MemoryBuffer>> readSource(llvm::StringRef path);
+
+/// Writes a file, whole or not at all; "-" is stdout. Prints errors itself.
+LogicalResult writeOutput(llvm::StringRef path, llvm::StringRef text);
+
+/// Passes text on to stderr line by line, each as Message.h has it.
+class ReportStream : public llvm::raw_ostream {
+public:
+  ReportStream() : raw_ostream(/*unbuffered=*/true) {}
+  ~ReportStream() override;
+
+private:
+  void write_impl(const char *data, size_t size) override;
+  uint64_t current_pos() const override { return written; }
+
+  std::string line;
+  uint64_t written = 0;
+};
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_TOOLS_FSDPOPT_REPORT_H
