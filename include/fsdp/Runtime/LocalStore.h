@@ -15,10 +15,10 @@ class Store;
 namespace fsdp::runtime {
 
 /// Made before the fork, which gives all ranks one listening socket on a free
-/// port of loopback, and a secret that all keys begin with: no other program can
-/// take the port in between, and who connects has nothing to write that a rank
-/// reads. Rank 0 serves a TCPStore on it. The parent closes its end by destroying its copy
-/// after the last fork.
+/// port of loopback, and a secret that all keys begin with: no other program
+/// can take the port in between, and who connects has nothing to write that a
+/// rank reads. Rank 0 serves a TCPStore on it. The parent closes its end by
+/// destroying its copy after the last fork.
 class LocalStore {
 public:
   /// Throws RunError if there is no port.

@@ -43,9 +43,9 @@ std::optional<TorchrunEnvironment> torchrunEnvironment();
 /// Another job may be at the same port. So ranks belong together only where
 /// their `job` is the same: rank 0 leaves a hash of it in the store, and keys
 /// begin with another one, which nobody learns from the store. Each rank's
-/// place can be taken once; a second process that comes for it is refused. If it
-/// comes before the ranks have met, or not long after, all are: nobody knows who
-/// belongs to whom.
+/// place can be taken once; a second process that comes for it is refused. If
+/// it comes before the ranks have met, or not long after, all are: nobody knows
+/// who belongs to whom.
 class Rendezvous {
 public:
   /// `job`: what the ranks of this job have in common. Throws RunError where
