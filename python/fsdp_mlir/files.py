@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -60,11 +61,16 @@ def _write_data_hash(path: Path) -> None:
     """Puts the hash of the file's data in its metadata: `fsdp-run` finds out if they change."""
     digest = xxhash.xxh3_128()
     with path.open("r+b") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
+        text = file.read(int.from_bytes(file.read(8), "little"))
         while block := file.read(1 << 22):
             digest.update(block)
-        file.seek(8 + header.index(_NO_HASH.encode()))
-        file.write(f"xxh3:{digest.hexdigest()}".encode())
+        header = json.loads(text)
+        # In one order: safetensors writes its metadata in any.
+        header["__metadata__"] = {"data_hash": f"xxh3:{digest.hexdigest()}", "format": "pt"}
+        written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(written) <= len(text), "the header keeps its length"
+        file.seek(8)
+        file.write(written.ljust(len(text)))
 
 
 def _umask() -> int:

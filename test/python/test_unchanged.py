@@ -173,7 +173,8 @@ def test_a_change_that_matters_stops_the_step(name: str) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match=message):
             step(BATCH)
-    assert all(torch.equal(before[key], x) for key, x in step.state_dict().items())
+    after = step.state_dict()
+    assert all(torch.equal(after[key], x) for key, x in before.items())
 
 
 def test_hooks_of_every_module() -> None:
