@@ -10,6 +10,7 @@
 //===----------------------------------------------------------------------===//
 #include "fsdp/Import/Capture.h"
 #include "fsdp/Plan/ParseJson.h"
+#include "fsdp/Support/Nesting.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <caffe2/serialize/inline_container.h>
@@ -48,6 +49,15 @@ public:
   /// Returns the elements of the result tuple.
   std::vector<plan::ValueId> read(const std::string &text, size_t inputs) {
     checkNesting(text);
+    try {
+      return readGraph(text, inputs);
+    } catch (const c10::Error &error) { // a node without what its kind has
+      fail(firstLine(error.what_without_backtrace()));
+    }
+  }
+
+private:
+  std::vector<plan::ValueId> readGraph(const std::string &text, size_t inputs) {
     jit::Graph graph;
     try {
       jit::parseIR(text, &graph);
@@ -85,7 +95,6 @@ public:
     return *results;
   }
 
-private:
   [[noreturn]] void fail(const std::string &what) const {
     failAt(path, std::string(record) + ": " + what);
   }
@@ -93,24 +102,14 @@ private:
   /// The parser calls itself for what stands in brackets, and for the blocks of
   /// a node, which are indented.
   void checkNesting(const std::string &text) const {
-    constexpr size_t most = 64;
-    size_t depth = 0, indent = 0;
-    bool quoted = false, begins = true;
-    for (size_t i = 0; i < text.size(); ++i) {
-      char c = text[i];
-      indent = c == '\n' ? 0 : indent + (begins && (c == ' ' || c == '\t'));
-      begins = c == '\n' || (begins && (c == ' ' || c == '\t'));
-      if (c == '"')
-        quoted = !quoted;
-      else if (quoted)
-        i += c == '\\';
-      else if (c == '(' || c == '[' || c == '{')
-        ++depth;
-      else if ((c == ')' || c == ']' || c == '}') && depth > 0)
-        --depth;
-      if (depth > most || indent > most)
-        fail("nested deeper than " + std::to_string(most));
-    }
+    size_t indent = 0;
+    for (size_t line = 0; line < text.size();
+         line = std::min(text.find('\n', line), text.size()) + 1)
+      indent = std::max(
+          indent,
+          std::min(text.find_first_not_of(" \t", line), text.size()) - line);
+    if (std::max(nestingOf(text), indent) > kMaxNesting)
+      fail("nested deeper than " + std::to_string(kMaxNesting));
   }
 
   plan::ValueId define(jit::Value *value) {
