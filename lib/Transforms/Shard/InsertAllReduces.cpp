@@ -32,6 +32,12 @@ struct InsertAllReduces
     if (replicas < (partial ? 1 : 2))
       return;
     for (auto reduce : llvm::to_vector(program.getOps<ReduceScatterOp>())) {
+      if (!llvm::all_of(reduce.getShards().getTypes(),
+                        llvm::IsaPred<ShardedType>)) {
+        reduce.emitError("expected a result for each gradient: run before "
+                         "fsdp-split-collectives");
+        return signalPassFailure();
+      }
       auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr().getAttr());
       GradientDivisionAttr division = unit.getGradientDivisionAttr();
       bool divides = division && division.getFactor();
