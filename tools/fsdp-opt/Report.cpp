@@ -3,10 +3,19 @@
 
 #include "fsdp/Support/Files.h"
 #include "fsdp/Support/Message.h"
+#include "fsdp/Support/Nesting.h"
 #include "llvm/ADT/StringRef.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
+
+static FailureOr<std::unique_ptr<llvm::MemoryBuffer>>
+checkNesting(std::unique_ptr<llvm::MemoryBuffer> buffer) {
+  if (::fsdp::nestingOf(buffer->getBuffer()) > ::fsdp::kMaxNesting)
+    return reportError(buffer->getBufferIdentifier() + ": nested deeper than " +
+                       llvm::Twine(::fsdp::kMaxNesting));
+  return buffer;
+}
 
 LogicalResult mlir::fsdp::reportError(const llvm::Twine &message) {
   llvm::errs() << "fsdp-opt: error: " << ::fsdp::oneLine(message.str()) << '\n';
@@ -21,13 +30,13 @@ mlir::fsdp::readSource(llvm::StringRef path) {
     if (!buffer)
       return reportError("stdin: cannot be read: " +
                          buffer.getError().message());
-    return std::move(*buffer);
+    return checkNesting(std::move(*buffer));
   }
   std::string text;
   if (std::string error = ::fsdp::readFile(path.str(), maxBytes, text);
       !error.empty())
     return reportError(path + ": " + error);
-  return llvm::MemoryBuffer::getMemBufferCopy(text, path);
+  return checkNesting(llvm::MemoryBuffer::getMemBufferCopy(text, path));
 }
 
 LogicalResult mlir::fsdp::writeOutput(llvm::StringRef path,

@@ -7,6 +7,7 @@
 #include "Fuzz.h"
 #include "fsdp/Import/Import.h"
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Support/Nesting.h"
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
@@ -45,6 +46,8 @@ static llvm::LogicalResult compile(llvm::StringRef text,
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   llvm::StringRef text(reinterpret_cast<const char *>(data), size);
+  if (nestingOf(text) > kMaxNesting)
+    return 0; // refused by fsdp-opt
   fuzz::withDiagnostics(
       [&](mlir::MLIRContext &context) { return compile(text, context); });
   return 0;
