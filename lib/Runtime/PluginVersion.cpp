@@ -25,7 +25,8 @@ class ElfFile {
 public:
   explicit ElfFile(std::string_view bytes) : bytes(bytes) {}
 
-  /// Of a data symbol of 8 bytes; nothing if there is none.
+  /// Of a data symbol of 8 bytes, or more where a sanitizer guards it; nothing
+  /// if there is none.
   std::optional<int64_t> number(std::string_view symbol) const {
     auto header = at<Elf64_Ehdr>(0);
     if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 ||
@@ -42,7 +43,7 @@ public:
         auto found = entry<Elf64_Sym>(table->sh_offset, i);
         if (found && found->st_shndx != SHN_UNDEF &&
             ELF64_ST_TYPE(found->st_info) == STT_OBJECT &&
-            found->st_size == sizeof(int64_t) &&
+            found->st_size >= sizeof(int64_t) &&
             text(names->sh_offset, found->st_name) == symbol)
           return loaded(*header, found->st_value);
       }
