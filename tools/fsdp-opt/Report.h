@@ -15,7 +15,8 @@ namespace mlir::fsdp {
 /// Prints "fsdp-opt: error: " and the message as one line (Message.h).
 LogicalResult reportError(const llvm::Twine &message);
 
-/// A source file's text, nested as Nesting.h allows; of "-" what stdin has. Prints errors itself.
+/// A source file's text, nested as Nesting.h allows; of "-" what stdin has.
+/// Prints errors itself.
 FailureOr<std::unique_ptr<llvm::MemoryBuffer>> readSource(llvm::StringRef path);
 
 /// Writes a file, whole or not at all; "-" is stdout. Prints errors itself.
