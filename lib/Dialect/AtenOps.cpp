@@ -138,6 +138,27 @@ static unsigned countPlaceholders(ArrayAttr args) {
   return count;
 }
 
+static LogicalResult verifyStrides(CallOp call) {
+  std::optional<ArrayAttr> strides = call.getStrides();
+  if (!strides)
+    return success();
+  if (strides->size() != call.getNumResults())
+    return call.emitOpError("Call-4: expected strides of ")
+           << call.getNumResults() << " results, got: " << strides->size();
+  for (auto [entry, result] : llvm::zip(*strides, call.getResults())) {
+    auto list = dyn_cast<DenseI64ArrayAttr>(entry);
+    auto type = cast<RankedTensorType>(result.getType());
+    if (!list ||
+        (!list.empty() &&
+         static_cast<int64_t>(list.size()) != type.getRank()) ||
+        llvm::any_of(list.asArrayRef(), [](int64_t s) { return s < 0; }))
+      return call.emitOpError("Call-4: expected as many strides as ")
+             << type
+             << " has dimensions, none negative, or none, got: " << entry;
+  }
+  return success();
+}
+
 LogicalResult CallOp::verify() {
   unsigned placeholders = countPlaceholders(getArgs());
   if (placeholders != getNumOperands())
@@ -165,7 +186,7 @@ LogicalResult CallOp::verify() {
     return emitOpError("Call-3: expected a callee of the form "
                        "\"namespace::name\", got: \"")
            << getCallee() << '"';
-  return success();
+  return verifyStrides(*this);
 }
 
 void CallOp::getEffects(
@@ -174,7 +195,8 @@ void CallOp::getEffects(
   // Operands may alias storage that another call writes in place, so even a
   // functional operator reads memory and cannot move over a write.
   effects.emplace_back(MemoryEffects::Read::get());
-  if (getMutates() || getRandom()) {
+  // One without results is there for what it checks.
+  if (getMutates() || getRandom() || getNumResults() == 0) {
     effects.emplace_back(MemoryEffects::Write::get());
     return;
   }

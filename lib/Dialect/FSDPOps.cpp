@@ -8,6 +8,7 @@
 #include "SymbolChecks.h"
 
 #include "fsdp/Dialect/Aten.h"
+#include "fsdp/Plan/Plan.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/Interfaces/FunctionImplementation.h"
 #include "llvm/ADT/MapVector.h"
@@ -221,6 +222,8 @@ LogicalResult UnitOp::verify() {
 
 LogicalResult ParamOp::verify() {
   RankedTensorType type = getTensorType();
+  if (getFrozen() && getUnused())
+    return emitOpError("Param-6: expected frozen or unused, got both");
   if (getIgnored()) {
     if (getUnitAttr() || getShardingAttr())
       return emitOpError("Param-4: expected no unit and no sharding of an "
@@ -238,6 +241,22 @@ LogicalResult ParamOp::verify() {
     return emitOpError("Sharded-1: expected a sharding of ")
            << type.getRank()
            << " dimensions, got: " << sharding.getDims().size();
+  return success();
+}
+
+bool mlir::fsdp::areDense(ArrayRef<int64_t> shape, ArrayRef<int64_t> strides) {
+  return shape.size() == strides.size() &&
+         llvm::all_of(strides, [](int64_t s) { return s >= 0; }) &&
+         ::fsdp::plan::areDense({shape.begin(), shape.end()},
+                                {strides.begin(), strides.end()});
+}
+
+LogicalResult BufferOp::verify() {
+  auto type = cast<RankedTensorType>(getType());
+  if (auto strides = getStrides();
+      strides && !areDense(type.getShape(), *strides))
+    return emitOpError("Buffer-1: expected dense strides of ")
+           << type << ", got: " << getStridesAttr();
   return success();
 }
 

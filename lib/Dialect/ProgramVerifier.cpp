@@ -21,8 +21,7 @@ public:
       : program(program), isInit(program.getResultTypes().empty()) {
     if (auto module = dyn_cast_or_null<ModuleOp>(program->getParentOp()))
       for (auto param : module.getOps<ParamOp>())
-        if (param.getFrozen())
-          frozen.insert(param.getSymNameAttr());
+        params.insert({param.getSymNameAttr(), param});
   }
 
   LogicalResult run() {
@@ -33,6 +32,8 @@ public:
                  "Program-7: expected no arguments of a program "
                  "without a result, got: ")
              << program.getArgumentTypes().size();
+    if (failed(verifyArguments()))
+      return failure();
     if (program.getEvaluation() && failed(verifyEvaluation()))
       return failure();
     for (Operation &op : program.getBody().front())
@@ -41,10 +42,27 @@ public:
     if (!underWay.empty())
       return underWay.front().first->emitOpError(
           "Program-10: expected a wait for its future, found none");
+    if (failed(verifyGradients()))
+      return failure();
     return verifyMicrobatches();
   }
 
 private:
+  /// Program-15.
+  LogicalResult verifyArguments() {
+    for (unsigned i = 0; i < program.getNumArguments(); ++i) {
+      Attribute attr = program.getArgAttr(i, inputStridesAttrName);
+      auto strides = dyn_cast_or_null<DenseI64ArrayAttr>(attr);
+      auto type = dyn_cast<RankedTensorType>(program.getArgumentTypes()[i]);
+      if (attr && (!strides || !type ||
+                   !areDense(type.getShape(), strides.asArrayRef()) ||
+                   llvm::is_contained(strides.asArrayRef(), 0)))
+        return program.emitOpError("Program-15: expected dense strides of ")
+               << program.getArgumentTypes()[i] << ", got: " << attr;
+    }
+    return success();
+  }
+
   LogicalResult verifyEvaluation() {
     if (isInit)
       return program.emitOpError("Program-8: expected an evaluation to have a "
@@ -72,6 +90,28 @@ private:
         (reshard && (reshard.getLastMicrobatch() || reshard->getNumResults())))
       return op->emitOpError("Program-8: expected nothing to be kept in an "
                              "evaluation");
+    return success();
+  }
+
+  /// Program-14: no gradient is lost.
+  LogicalResult verifyGradients() {
+    if (isInit || program.getEvaluation() ||
+        (currentPhase.value_or(Phase::Forward) == Phase::Forward))
+      return success();
+    llvm::DenseSet<StringAttr> has;
+    for (auto step : program.getOps<OptimizerStepOp>())
+      for (auto name : step.getParamNames().getAsRange<FlatSymbolRefAttr>())
+        has.insert(name.getAttr());
+    if (program.getOps<OptimizerStepOp>().empty())
+      has.insert_range(llvm::make_first_range(reduced));
+    has.insert_range(llvm::make_first_range(written));
+    for (auto [name, param] : params)
+      if (!param.getFrozen() && !param.getUnused() && !has.contains(name))
+        return (program.emitOpError("Program-14: expected a gradient of @")
+                << name.getValue()
+                << ", which is neither frozen nor unused, found none")
+                   .attachNote(param.getLoc())
+               << "declared here";
     return success();
   }
 
@@ -267,9 +307,11 @@ private:
               << name << " to be " << done << " at most once")
                  .attachNote(it->second->getLoc())
              << done << " here";
-    if (frozen.contains(name.getAttr()))
+    if (ParamOp param = params.lookup(name.getAttr());
+        param && (param.getFrozen() || param.getUnused()))
       return op->emitOpError("Program-6: expected no gradient for ")
-             << name << ", which is frozen";
+             << name << ", which is "
+             << (param.getFrozen() ? "frozen" : "unused");
     return success();
   }
 
@@ -288,7 +330,7 @@ private:
 
   ProgramOp program;
   bool isInit;
-  llvm::DenseSet<StringAttr> frozen;
+  llvm::MapVector<StringAttr, ParamOp> params;
   std::optional<Phase> currentPhase;
   llvm::MapVector<StringAttr, AllGatherOp> liveGathers;
   /// Per unit: its gathers and reshards, in order.

@@ -37,6 +37,8 @@ std::string firstLine(const std::string &text) {
   return text.substr(0, text.find('\n'));
 }
 
+const c10::Symbol kComplex = c10::Symbol::fromQualString("aten::Complex");
+
 /// Reads one graph: its calls' arguments, results and schemas.
 class GraphReader {
 public:
@@ -77,6 +79,8 @@ private:
         constants.emplace(node->output(), readConstant(node));
       else if (node->kind() == c10::aten::Float)
         constants.emplace(node->output(), readFloat(node));
+      else if (node->kind() == kComplex)
+        constants.emplace(node->output(), readComplex(node));
       else if (node->kind() == c10::prim::ListConstruct)
         lists.emplace(node->output(), node);
       else if (node->kind() == c10::prim::ListUnpack)
@@ -144,6 +148,19 @@ private:
         spelled && *spelled == "nan")
       return {std::numeric_limits<double>::quiet_NaN()};
     fail("aten::Float of something other than \"nan\"");
+  }
+
+  /// A complex number travels as `aten::Complex` of two floats.
+  plan::Arg readComplex(jit::Node *node) {
+    std::vector<double> parts;
+    for (jit::Value *input : node->inputs()) {
+      plan::Arg arg = readArg(input);
+      if (const auto *part = std::get_if<double>(&arg.value))
+        parts.push_back(*part);
+    }
+    if (parts.size() != 2 || node->inputs().size() != 2)
+      fail("aten::Complex of something other than two floats");
+    return {std::complex<double>(parts[0], parts[1])};
   }
 
   plan::Arg readArg(jit::Value *value) {
@@ -434,6 +451,10 @@ private:
     return spec;
   }
 
+  static plan::Strides readStrides(const json &entry) {
+    return entry.value("strides", plan::Strides());
+  }
+
   void readPrecision(const json &policies) {
     auto optional = [&](const json &name) -> std::optional<plan::DType> {
       if (name.is_null())
@@ -458,14 +479,15 @@ private:
                                 readDType(entry.at("compute_dtype"))});
     readPrecision(document.at("mixed_precision"));
     for (const json &entry : document.at("buffers"))
-      capture.buffers.push_back(
-          {entry.at("name"), readSpec(entry), entry.at("persistent")});
+      capture.buffers.push_back({entry.at("name"), readSpec(entry),
+                                 entry.at("persistent"), readStrides(entry)});
     for (const json &entry : document.at("inputs")) {
       plan::Input input;
       entry.at("name").get_to(input.name);
       input.spec = readSpec(entry);
       input.low = entry.value("low", int64_t{0});
       input.high = entry.value("high", int64_t{2});
+      input.strides = readStrides(entry);
       capture.inputs.push_back(std::move(input));
     }
   }
@@ -481,8 +503,11 @@ private:
       if (int64_t file = entry.at("file"); file >= 0)
         document.at("files").at(file).get_to(call.file);
       entry.at("line").get_to(call.line);
-      for (const json &out : entry.at("outs"))
+      for (const json &out : entry.at("outs")) {
         call.outs.push_back(out.is_null() ? plan::TensorSpec{} : readSpec(out));
+        call.outStrides.push_back(out.is_null() ? plan::Strides()
+                                                : readStrides(out));
+      }
       calls.push_back(std::move(call));
     }
     return calls;

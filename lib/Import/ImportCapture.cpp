@@ -83,6 +83,9 @@ private:
 
   void importDeclarations() {
     llvm::DenseMap<size_t, TypeAttr> gradDtypes = getGradDtypes();
+    llvm::DenseSet<size_t> used;
+    for (auto [param, value] : capture.grads)
+      used.insert(param);
     for (auto [index, param] : llvm::enumerate(capture.params)) {
       ArrayAttr aliases;
       if (!param.aliases.empty()) {
@@ -92,7 +95,9 @@ private:
       }
       ParamOp::create(builder, getLoc(param.name, "", -1), param.name,
                       getType(param.spec), FlatSymbolRefAttr(), ShardingAttr(),
-                      aliases, !param.requiresGrad, /*ignored=*/false,
+                      aliases, !param.requiresGrad,
+                      /*unused=*/param.requiresGrad && !used.contains(index),
+                      /*ignored=*/false,
                       param.computeDtype == param.spec.dtype
                           ? TypeAttr()
                           : TypeAttr::get(getElementType(param.computeDtype)),
@@ -100,7 +105,8 @@ private:
     }
     for (const plan::Buffer &buffer : capture.buffers)
       BufferOp::create(builder, getLoc(buffer.name, "", -1), buffer.name,
-                       getType(buffer.spec), !buffer.persistent);
+                       getType(buffer.spec), !buffer.persistent,
+                       getStrides(buffer.strides));
   }
 
   void importStep() {
@@ -116,6 +122,8 @@ private:
         attrs.push_back(builder.getNamedAttr(
             inputHighAttrName, builder.getI64IntegerAttr(input.high)));
       }
+      if (DenseI64ArrayAttr strides = getStrides(input.strides))
+        attrs.push_back(builder.getNamedAttr(inputStridesAttrName, strides));
       inputAttrs.push_back(builder.getDictionaryAttr(attrs));
     }
     auto type = builder.getFunctionType(
@@ -262,9 +270,26 @@ private:
         hasViews ? builder.getDenseI64ArrayAttr(call.views) : nullptr,
         call.mutates.empty() ? nullptr
                              : builder.getDenseI64ArrayAttr(call.mutates),
-        call.random, FlatSymbolRefAttr());
+        call.random, FlatSymbolRefAttr(), /*recompute=*/false,
+        getResultStrides(call));
     for (auto [value, result] : llvm::zip(call.outValues, op.getResults()))
       values[value] = result;
+  }
+
+  /// Null for a row-major tensor.
+  DenseI64ArrayAttr getStrides(const plan::Strides &strides) {
+    return strides.empty() ? nullptr : builder.getDenseI64ArrayAttr(strides);
+  }
+
+  /// Null where all results are row-major.
+  ArrayAttr getResultStrides(const ::fsdp::CapturedCall &call) {
+    if (llvm::all_of(call.outStrides,
+                     [](const plan::Strides &s) { return s.empty(); }))
+      return nullptr;
+    SmallVector<Attribute> entries;
+    for (const plan::Strides &strides : call.outStrides)
+      entries.push_back(builder.getDenseI64ArrayAttr(strides));
+    return builder.getArrayAttr(entries);
   }
 
   Attribute getArg(const plan::Arg &arg, SmallVectorImpl<Value> &operands) {
@@ -284,6 +309,10 @@ private:
             return builder.getI64IntegerAttr(value);
           } else if constexpr (std::is_same_v<T, double>) {
             return builder.getF64FloatAttr(value);
+          } else if constexpr (std::is_same_v<T, std::complex<double>>) {
+            return aten::ComplexAttr::get(
+                builder.getContext(), builder.getF64FloatAttr(value.real()),
+                builder.getF64FloatAttr(value.imag()));
           } else if constexpr (std::is_same_v<T, std::string>) {
             return builder.getStringAttr(value);
           } else {
@@ -322,6 +351,22 @@ private:
       return builder.getIntegerType(8, /*isSigned=*/false);
     case plan::DType::Bool:
       return builder.getI1Type();
+    case plan::DType::UInt16:
+      return builder.getIntegerType(16, /*isSigned=*/false);
+    case plan::DType::UInt32:
+      return builder.getIntegerType(32, /*isSigned=*/false);
+    case plan::DType::UInt64:
+      return builder.getIntegerType(64, /*isSigned=*/false);
+    case plan::DType::Float8E4M3FN:
+      return Float8E4M3FNType::get(builder.getContext());
+    case plan::DType::Float8E5M2:
+      return Float8E5M2Type::get(builder.getContext());
+    case plan::DType::Complex32:
+      return ComplexType::get(builder.getF16Type());
+    case plan::DType::Complex64:
+      return ComplexType::get(builder.getF32Type());
+    case plan::DType::Complex128:
+      return ComplexType::get(builder.getF64Type());
     }
     llvm_unreachable("all element types are listed");
   }

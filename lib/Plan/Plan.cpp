@@ -16,7 +16,7 @@ struct DTypeInfo {
   std::string_view name;
   int64_t width;
 };
-constexpr std::array<DTypeInfo, 10> kDTypes = {{
+constexpr std::array<DTypeInfo, 18> kDTypes = {{
     {DType::Float32, "float32", 4},
     {DType::Float64, "float64", 8},
     {DType::Float16, "float16", 2},
@@ -27,6 +27,14 @@ constexpr std::array<DTypeInfo, 10> kDTypes = {{
     {DType::Int8, "int8", 1},
     {DType::UInt8, "uint8", 1},
     {DType::Bool, "bool", 1},
+    {DType::UInt16, "uint16", 2},
+    {DType::UInt32, "uint32", 4},
+    {DType::UInt64, "uint64", 8},
+    {DType::Float8E4M3FN, "float8_e4m3fn", 1},
+    {DType::Float8E5M2, "float8_e5m2", 1},
+    {DType::Complex32, "complex32", 4},
+    {DType::Complex64, "complex64", 8},
+    {DType::Complex128, "complex128", 16},
 }};
 
 const DTypeInfo &infoOf(DType dtype) {
@@ -42,6 +50,11 @@ std::string_view dtypeName(DType dtype) { return infoOf(dtype).name; }
 bool isFloatingPoint(DType dtype) {
   return dtype == DType::Float32 || dtype == DType::Float64 ||
          dtype == DType::Float16 || dtype == DType::BFloat16;
+}
+
+bool isInteger(DType dtype) {
+  std::string_view name = dtypeName(dtype);
+  return name.starts_with("int") || name.starts_with("uint") || name == "bool";
 }
 
 std::optional<DType> parseDType(std::string_view name) {
@@ -69,6 +82,36 @@ int64_t TensorSpec::numElements() const {
   for (int64_t extent : shape)
     count *= extent;
   return count;
+}
+
+Strides fullStrides(const std::vector<int64_t> &shape, const Strides &strides) {
+  if (!strides.empty())
+    return strides;
+  Strides result(shape.size());
+  int64_t step = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    result[i] = step;
+    step *= std::max<int64_t>(shape[i], 1);
+  }
+  return result;
+}
+
+bool areDense(const std::vector<int64_t> &shape, const Strides &strides) {
+  std::vector<std::pair<int64_t, int64_t>> dims; // stride and extent
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0)
+      return true;
+    if (shape[i] > 1 && strides[i] != 0)
+      dims.emplace_back(strides[i], shape[i]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t step = 1;
+  for (auto [stride, extent] : dims) {
+    if (stride != step)
+      return false;
+    step *= extent;
+  }
+  return true;
 }
 
 namespace {

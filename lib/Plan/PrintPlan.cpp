@@ -54,6 +54,19 @@ private:
     key("dtype");
     string(dtypeName(spec.dtype));
   }
+  /// An index or offset, where it is not -1.
+  void optional(std::string_view name, int64_t value) {
+    if (value == -1)
+      return;
+    key(name);
+    number(value);
+  }
+  void strides(const Strides &strides) {
+    if (strides.empty())
+      return;
+    key("strides");
+    numbers(strides);
+  }
   void arg(const Arg &arg);
   void args(const ArgList &list);
   void hex(std::string_view bytes);
@@ -113,6 +126,14 @@ void Printer::arg(const Arg &arg) {
     void operator()(bool v) { p.boolean(v); }
     void operator()(int64_t v) { p.number(v); }
     void operator()(double v) { p.real(v); }
+    void operator()(std::complex<double> v) {
+      p.open("c");
+      p.raw("[");
+      p.real(v.real());
+      p.raw(", ");
+      p.real(v.imag());
+      p.raw("]}");
+    }
     void operator()(const std::string &v) { p.string(v); }
     void operator()(const ArgList &v) { p.args(v); }
   };
@@ -150,18 +171,13 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.args(c.args);
       p.key("outs");
       p.numbers(c.outs);
-      if (c.reduceInputOf >= 0) {
-        p.key("reduce_input_of");
-        p.number(c.reduceInputOf);
-      }
+      p.optional("reduce_input_of", c.reduceInputOf);
       if (!c.mutates.empty()) {
         p.key("mutates");
         p.numbers(c.mutates);
       }
-      if (c.recompute) {
-        p.key("recompute");
-        p.boolean(true);
-      }
+      if (c.recompute)
+        p.raw(", \"recompute\": true");
     }
     void operator()(const ReadBuffer &r) {
       p.open("read_buffer");
@@ -186,10 +202,7 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       }
       if (g.firstMicrobatch)
         p.raw(", \"first_microbatch\": true");
-      if (g.source != -1) {
-        p.key("source");
-        p.number(g.source);
-      }
+      p.optional("source", g.source);
     }
     void operator()(const Reshard &r) {
       p.open("reshard");
@@ -258,10 +271,8 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.numbers(u.ins);
       p.key("outs");
       p.numbers(u.outs);
-      if (u.deferred) {
-        p.key("deferred");
-        p.boolean(true);
-      }
+      if (u.deferred)
+        p.raw(", \"deferred\": true");
     }
     void operator()(const ReadParam &r) {
       p.open("read_param");
@@ -282,10 +293,8 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
         p.key("postdivide");
         p.real(*r.postdivide);
       }
-      if (r.lastMicrobatch) {
-        p.key("last_microbatch");
-        p.boolean(true);
-      }
+      if (r.lastMicrobatch)
+        p.raw(", \"last_microbatch\": true");
     }
     void operator()(const CopyToDevice &c) {
       p.open("copy_to_device");
@@ -300,10 +309,8 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       p.numbers(c.ins);
       p.key("outs");
       p.numbers(c.outs);
-      if (c.lastMicrobatch) {
-        p.key("last_microbatch");
-        p.boolean(true);
-      }
+      if (c.lastMicrobatch)
+        p.raw(", \"last_microbatch\": true");
     }
     void operator()(const OffloadActivation &o) {
       p.open("offload_activation");
@@ -349,10 +356,8 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
     key("phase");
     string(phaseName(instruction.phase));
   }
-  if (instruction.module >= 0) {
-    key("module");
-    number(instruction.module);
-  }
+  optional("module", instruction.module);
+  optional("line", instruction.line);
   if (instruction.stream != Stream::Compute) {
     key("stream");
     string(streamName(instruction.stream));
@@ -362,14 +367,8 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
     key("waits");
     numbers(instruction.waits);
   }
-  if (instruction.records != -1) {
-    key("records");
-    number(instruction.records);
-  }
-  if (instruction.buffer != -1) {
-    key("buffer");
-    number(instruction.buffer);
-  }
+  optional("records", instruction.records);
+  optional("buffer", instruction.buffer);
   if (!instruction.frees.empty()) {
     key("frees");
     numbers(instruction.frees);
@@ -467,17 +466,14 @@ PrintedPlan Printer::print(const Plan &plan) {
   raw(",\n");
 
   table("modules", plan.modules, [&](const std::string &m) { string(m); });
+  if (!plan.lines.empty())
+    table("lines", plan.lines, [&](const std::string &line) { string(line); });
   table("values", plan.values, [&](const Value &v) {
     open("shape");
     spec(v);
-    if (v.storage != -1) {
-      key("storage");
-      number(v.storage);
-    }
-    if (v.offset != -1) {
-      key("offset");
-      number(v.offset);
-    }
+    optional("storage", v.storage);
+    optional("offset", v.offset);
+    strides(v.strides);
     raw("}");
   });
   auto arena = [&](const Arena &a) {
@@ -530,6 +526,8 @@ PrintedPlan Printer::print(const Plan &plan) {
       key("shard_dim");
       number(p.shardDim);
     }
+    if (p.unused)
+      raw(", \"unused\": true");
     raw("}");
   });
   table("buffers", plan.buffers, [&](const Buffer &b) {
@@ -539,6 +537,7 @@ PrintedPlan Printer::print(const Plan &plan) {
     spec(b.spec);
     key("persistent");
     boolean(b.persistent);
+    strides(b.strides);
     raw("}");
   });
   table("inputs", plan.inputs, [&](const Input &i) {
@@ -552,6 +551,7 @@ PrintedPlan Printer::print(const Plan &plan) {
     number(i.low);
     key("high");
     number(i.high);
+    strides(i.strides);
     raw("}");
   });
   table("units", plan.units, [&](const Unit &u) {

@@ -35,6 +35,13 @@ TensorSpec decodeSpec(const Cursor &c) {
   return spec;
 }
 
+Strides decodeStrides(const Cursor &c) {
+  if (!c.has("strides"))
+    return {};
+  return c.at("strides").list(
+      [](const Cursor &stride) { return stride.integer(0); });
+}
+
 Arg decodeArg(const Cursor &c) {
   const Json &node = c.json();
   if (node.is_null())
@@ -58,6 +65,14 @@ Arg decodeArg(const Cursor &c) {
     if (!c.at("device").boolean())
       c.at("device").error("expected true, got false");
     return {DeviceArg{}};
+  }
+  if (c.has("c")) {
+    c.keys({"c"});
+    auto parts = c.at("c").list([](const Cursor &part) { return part.real(); });
+    if (parts.size() != 2)
+      c.at("c").error("expected a real and an imaginary part, got " +
+                      std::to_string(parts.size()) + " numbers");
+    return {std::complex<double>(parts[0], parts[1])};
   }
   return {c.real()};
 }
@@ -141,8 +156,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
   auto keys = [&](std::initializer_list<const char *> required,
                   std::initializer_list<const char *> optional = {}) {
     c.keys(required, optional,
-           {"phase", "module", "frees", "stream", "waits", "records", "buffer",
-            "why"});
+           {"phase", "module", "line", "frees", "stream", "waits", "records",
+            "buffer", "why"});
   };
   if (c.has("call")) {
     keys({"call", "args", "outs"}, {"reduce_input_of", "mutates", "recompute"});
@@ -253,6 +268,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
     c.error("unknown key \"phase\"");
   if (c.has("module"))
     instruction.module = c.at("module").index();
+  if (c.has("line"))
+    instruction.line = c.at("line").index();
   if (c.has("frees"))
     instruction.frees = c.at("frees").indices();
   if (c.has("stream"))
@@ -346,7 +363,7 @@ Plan decodePlan(const Cursor &c) {
           "evaluation_loss",
           "instructions",
           "loss"},
-         {"memory_budget", "host_arena", "digest"});
+         {"memory_budget", "host_arena", "lines", "digest"});
   Plan plan;
   plan.producer = c.at("producer").string();
   plan.model = c.at("model").string();
@@ -365,13 +382,17 @@ Plan decodePlan(const Cursor &c) {
       c.at("accumulation_steps").integer(1, kMaxAccumulationSteps);
   plan.modules =
       c.at("modules").list([](const Cursor &m) { return m.string(); });
+  if (c.has("lines"))
+    plan.lines =
+        c.at("lines").list([](const Cursor &line) { return line.string(); });
   plan.values = c.at("values").list([](const Cursor &v) {
-    v.keys({"shape", "dtype"}, {"storage", "offset"});
+    v.keys({"shape", "dtype"}, {"storage", "offset", "strides"});
     Value value = decodeSpec(v);
     if (v.has("storage"))
       value.storage = v.at("storage").index();
     if (v.has("offset"))
       value.offset = v.at("offset").integer(0);
+    value.strides = decodeStrides(v);
     return value;
   });
   if (const Cursor arena = c.at("arena"); !arena.json().is_null())
@@ -382,7 +403,7 @@ Plan decodePlan(const Cursor &c) {
     plan.memoryBudget = c.at("memory_budget").integer(1);
   plan.params = c.at("params").list([](const Cursor &p) {
     p.keys({"name", "aliases", "shape", "dtype", "unit", "requires_grad"},
-           {"compute_dtype", "grad_dtype", "shard_dim"});
+           {"compute_dtype", "grad_dtype", "shard_dim", "unused"});
     Param param{p.at("name").string(),
                 p.at("aliases").list(
                     [](const Cursor &a) -> std::string { return a.string(); }),
@@ -394,17 +415,19 @@ Plan decodePlan(const Cursor &c) {
       param.gradDtype = decodeDType(p.at("grad_dtype"));
     if (p.has("shard_dim"))
       param.shardDim = p.at("shard_dim").index();
+    param.unused = p.has("unused") && p.at("unused").boolean();
     return param;
   });
   plan.buffers = c.at("buffers").list([](const Cursor &b) {
-    b.keys({"name", "shape", "dtype", "persistent"});
+    b.keys({"name", "shape", "dtype", "persistent"}, {"strides"});
     return Buffer{b.at("name").string(), decodeSpec(b),
-                  b.at("persistent").boolean()};
+                  b.at("persistent").boolean(), decodeStrides(b)};
   });
   plan.inputs = c.at("inputs").list([](const Cursor &i) {
-    i.keys({"name", "shape", "dtype", "value", "low", "high"});
-    return Input{i.at("name").string(), decodeSpec(i), i.at("value").index(),
-                 i.at("low").integer(), i.at("high").integer()};
+    i.keys({"name", "shape", "dtype", "value", "low", "high"}, {"strides"});
+    return Input{i.at("name").string(),  decodeSpec(i),
+                 i.at("value").index(),  i.at("low").integer(),
+                 i.at("high").integer(), decodeStrides(i)};
   });
   plan.units = c.at("units").list([](const Cursor &u) {
     u.keys({"name", "params", "reshard_after_forward", "cpu_offload"});

@@ -26,6 +26,8 @@ namespace fsdp::plan {
 std::string quoted(std::string_view text);
 /// "float32[2, 3]".
 std::string describe(const TensorSpec &spec);
+/// "[3, 1]".
+std::string describe(const Strides &strides);
 
 /// Two values whose storages are alive at the same time and have bytes of their
 /// arena in common, if there are any.
@@ -104,6 +106,11 @@ private:
                       ") to be " + describe(want) + ", got " + describe(got));
   }
 
+  /// P38 of strides of any kind.
+  void checkStrides(const Strides &strides, const TensorSpec &spec,
+                    const std::string &what) const;
+  /// Of an instruction: module and line.
+  void verifyOrigin(const Instruction &instruction) const;
   void verifyTables();
   void verifyOptimizer();
   void verifyHyperparameters(const Optimizer &of) const;
@@ -168,6 +175,8 @@ private:
   void passSum(ValueId in, ValueId out, bool lastMicrobatch);
   void verifyDivisor(double divisor);
   void verifyGradScaler() const;
+  /// P37.
+  void verifyUpdated() const;
 
   const Plan &plan;
   const std::string &origin;

@@ -29,6 +29,9 @@ void Verifier::visit(const ReduceScatter &reduce) {
     if (!param.requiresGrad)
       fail("P9", "parameter " + quoted(param.name) +
                      " is frozen but its gradient is reduced");
+    if (param.unused)
+      fail("P37", "parameter " + quoted(param.name) +
+                      " is unused but its gradient is reduced");
     if (reductionOf[reduce.params[i]] != -1)
       fail("P9", "the gradient of " + quoted(param.name) +
                      " is reduced a second time");
@@ -251,6 +254,8 @@ void Verifier::visit(const OptimizerStep &step) {
     const std::string &name = param.name;
     if (stepped[step.params[i]])
       fail("P8", "parameter " + quoted(name) + " is stepped twice");
+    if (param.unused)
+      fail("P37", "parameter " + quoted(name) + " is unused but is stepped");
     if (plan.gradScaler && !unscaled.contains(step.params[i]))
       fail("P22", "the gradient of " + quoted(name) + " is not unscaled");
     if (param.unit == -1) {
@@ -265,12 +270,23 @@ void Verifier::visit(const OptimizerStep &step) {
                         " is not all-reduced over the replicas");
       useHostShard(step.grads[i], step.params[i], "P8");
     }
-    if (stepped[step.params[i]])
-      fail("P8", "parameter " + quoted(name) + " is stepped twice");
     stepped[step.params[i]] = true;
     if (plan.accumulationSteps > 1 && !states[step.grads[i]].summed)
       fail("P14", "the gradient of " + quoted(name) +
                       " is not accumulated over the microbatches");
+  }
+}
+
+void Verifier::verifyUpdated() const {
+  for (size_t p = 0; p < plan.params.size(); ++p) {
+    const Param &param = plan.params[p];
+    if (param.unused && !param.requiresGrad)
+      fail("P37", "parameter " + quoted(param.name) +
+                      " is unused but requires no gradient");
+    if (param.requiresGrad && !param.unused && !stepped[p])
+      fail("P37", "parameter " + quoted(param.name) +
+                      " requires a gradient and is not unused, but no "
+                      "optimizer_step updates it");
   }
 }
 

@@ -23,6 +23,13 @@ std::string describe(const TensorSpec &spec) {
   return text + "]";
 }
 
+std::string describe(const Strides &strides) {
+  std::string text = "[";
+  for (size_t i = 0; i < strides.size(); ++i)
+    text += (i ? ", " : "") + std::to_string(strides[i]);
+  return text + "]";
+}
+
 namespace {
 
 bool isWrite(const Instruction &instruction) {
@@ -31,6 +38,24 @@ bool isWrite(const Instruction &instruction) {
 }
 
 } // namespace
+
+void Verifier::checkStrides(const Strides &strides, const TensorSpec &spec,
+                            const std::string &what) const {
+  if (strides.empty())
+    return;
+  if (strides.size() != spec.shape.size())
+    fail("P38", "expected " + std::to_string(spec.shape.size()) +
+                    " strides of " + what + ", got " +
+                    std::to_string(strides.size()));
+  int64_t last = 0, more = 0; // the last element, counted from the first
+  for (size_t i = 0; i < strides.size(); ++i)
+    if (strides[i] < 0 ||
+        __builtin_mul_overflow(
+            strides[i], std::max<int64_t>(spec.shape[i] - 1, 0), &more) ||
+        __builtin_add_overflow(last, more, &last) || last > (INT64_MAX >> 4))
+      fail("P38", "expected strides of " + what + " that address memory, got " +
+                      describe(strides));
+}
 
 void Verifier::verifyTables() {
   if (plan.version != kPlanVersion)
@@ -77,8 +102,14 @@ void Verifier::verifyTables() {
                      " to divide evenly over " + std::to_string(plan.shards()) +
                      " ranks, got size " + std::to_string(extent));
   }
-  for (const Buffer &buffer : plan.buffers)
+  for (const Buffer &buffer : plan.buffers) {
     unique(buffer.name);
+    checkStrides(buffer.strides, buffer.spec, "buffer " + quoted(buffer.name));
+    if (!buffer.strides.empty() && !areDense(buffer.spec.shape, buffer.strides))
+      fail("P38", "expected buffer " + quoted(buffer.name) +
+                      " to be dense but for strides of 0, got strides " +
+                      describe(buffer.strides));
+  }
 
   std::vector<int> claims(plan.params.size());
   for (size_t u = 0; u < plan.units.size(); ++u)
@@ -105,6 +136,12 @@ void Verifier::verifyTables() {
     if (input.spec.shape.empty())
       fail("P5", "expected input " + quoted(input.name) +
                      " to have the samples in dim 0, got a scalar");
+    checkStrides(input.strides, input.spec, "input " + quoted(input.name));
+    if (!input.strides.empty() &&
+        (!areDense(input.spec.shape, input.strides) ||
+         std::count(input.strides.begin(), input.strides.end(), 0) > 0))
+      fail("P38", "expected input " + quoted(input.name) +
+                      " to be dense, got strides " + describe(input.strides));
     if (input.low >= input.high)
       fail("P5", "expected input " + quoted(input.name) +
                      " to have low < high, got " + std::to_string(input.low) +
@@ -181,8 +218,11 @@ void Verifier::visit(const Call &call) {
   for (ValueId value : call.mutates)
     useMutated(value);
   for (ValueId out : call.outs)
-    if (out != -1)
+    if (out != -1) {
       define(out);
+      checkStrides(plan.values[out].strides, plan.values[out],
+                   "value " + std::to_string(out));
+    }
   if (call.reduceInputOf == -1)
     return;
   checkIndex(call.reduceInputOf, plan.params, "a parameter");
@@ -345,12 +385,18 @@ void Verifier::verifyFrees(const Instruction &instruction, ValueId loss) {
   }
 }
 
+void Verifier::verifyOrigin(const Instruction &instruction) const {
+  if (instruction.module != -1)
+    checkIndex(instruction.module, plan.modules, "a module");
+  if (instruction.line != -1)
+    checkIndex(instruction.line, plan.lines, "a line");
+}
+
 void Verifier::verifyInit() {
   for (size_t i = 0; i < plan.init.size(); ++i) {
     const Instruction &instruction = plan.init[i];
     where = "init[" + std::to_string(i) + "]: ";
-    if (instruction.module != -1)
-      checkIndex(instruction.module, plan.modules, "a module");
+    verifyOrigin(instruction);
     const auto *call = std::get_if<Call>(&instruction.kind);
     bool allowed = (call && call->reduceInputOf == -1) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
@@ -392,8 +438,7 @@ void Verifier::verifyEvaluation() {
     const Instruction &instruction = plan.evaluation[i];
     position = int64_t(i);
     where = "evaluation[" + std::to_string(i) + "]: ";
-    if (instruction.module != -1)
-      checkIndex(instruction.module, plan.modules, "a module");
+    verifyOrigin(instruction);
     const auto *call = std::get_if<Call>(&instruction.kind);
     bool allowed = (call && call->reduceInputOf == -1) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
@@ -456,8 +501,7 @@ void Verifier::verify() {
     if (instruction.phase < phase)
       fail("P11", "a phase begins again after a later one");
     phase = instruction.phase;
-    if (instruction.module != -1)
-      checkIndex(instruction.module, plan.modules, "a module");
+    verifyOrigin(instruction);
     if (isWrite(instruction))
       fail("P13", "expected writes of parameters and buffers in the "
                   "initialisation only");
@@ -479,6 +523,7 @@ void Verifier::verify() {
       fail("P10", "the reduce-scatter input of " +
                       quoted(plan.params[param].name) +
                       " is written but never reduced");
+  verifyUpdated();
   verifyLoss(plan.loss);
   verifyArena();
   verifyHostArena();

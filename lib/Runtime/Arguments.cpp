@@ -23,6 +23,7 @@ const char *kindName(const Arg &arg) {
     const char *operator()(bool) { return "a boolean"; }
     const char *operator()(int64_t) { return "an integer"; }
     const char *operator()(double) { return "a float"; }
+    const char *operator()(std::complex<double>) { return "a complex number"; }
     const char *operator()(const std::string &) { return "a string"; }
     const char *operator()(const ArgList &) { return "a list"; }
   };
@@ -53,6 +54,8 @@ bool asBool(const Arg &arg, const c10::TypePtr &type) {
 }
 
 c10::Scalar asScalar(const Arg &arg, const c10::TypePtr &type) {
+  if (const auto *value = std::get_if<std::complex<double>>(&arg.value))
+    return c10::complex<double>(*value);
   if (const auto *value = std::get_if<double>(&arg.value))
     return *value;
   if (const auto *value = std::get_if<bool>(&arg.value))

@@ -88,6 +88,8 @@ std::string describeInstruction(const plan::Plan &plan,
   text += " in module \"" + module + "\"";
   if (int32_t unit = plan::unitOfModule(plan, module); unit != -1)
     text += " (unit \"" + plan.units[unit].name + "\")";
+  if (instruction.line != -1)
+    text += " at " + plan.lines[instruction.line];
   return text;
 }
 
@@ -115,7 +117,8 @@ std::string describePosition(const plan::Plan &plan, const Position &position) {
 CallTable::CallTable(const plan::Plan &plan,
                      const std::vector<plan::Instruction> &instructions,
                      c10::Device device)
-    : device(device), calls(instructions.size()),
+    : instructions(instructions), device(device), strides(plan),
+      ran(instructions.size()), calls(instructions.size()),
       constants(instructions.size()) {
   c10::InferenceMode guard;
   if (!device.is_cpu())
@@ -169,10 +172,19 @@ void CallTable::run(size_t index, const plan::Call &call,
   stack.clear();
   for (const ArgTemplate &arg : resolved.args)
     stack.push_back(arg.instantiate(values));
-  if (attention && attention->runs(index))
-    attention->run(index, stack);
-  else
-    resolved.handle.callBoxed(stack);
+  bool isFirst = !ran[index];
+  ran[index] = true;
+  if (isFirst)
+    strides.beforeCall(call);
+  try {
+    invoke(index);
+  } catch (const c10::Error &error) {
+    std::string stray = isFirst ? strides.explain(call) : "";
+    if (stray.empty())
+      throw;
+    throw RunError(firstLine(error.what_without_backtrace()) + "; it takes " +
+                   stray);
+  }
 
   size_t next = 0;
   auto assign = [&](at::Tensor tensor) {
@@ -193,6 +205,15 @@ void CallTable::run(size_t index, const plan::Call &call,
   if (next != call.outs.size())
     throw RunError("expected " + std::to_string(call.outs.size()) +
                    " results, got " + std::to_string(next));
+  if (isFirst)
+    strides.afterCall(instructions[index], call, values);
+}
+
+void CallTable::invoke(size_t index) {
+  if (attention && attention->runs(index))
+    attention->run(index, stack);
+  else
+    calls[index]->handle.callBoxed(stack);
 }
 
 } // namespace fsdp::runtime

@@ -26,6 +26,22 @@ at::ScalarType scalarType(plan::DType dtype) {
     return at::kByte;
   case plan::DType::Bool:
     return at::kBool;
+  case plan::DType::UInt16:
+    return at::kUInt16;
+  case plan::DType::UInt32:
+    return at::kUInt32;
+  case plan::DType::UInt64:
+    return at::kUInt64;
+  case plan::DType::Float8E4M3FN:
+    return at::kFloat8_e4m3fn;
+  case plan::DType::Float8E5M2:
+    return at::kFloat8_e5m2;
+  case plan::DType::Complex32:
+    return at::kComplexHalf;
+  case plan::DType::Complex64:
+    return at::kComplexFloat;
+  case plan::DType::Complex128:
+    return at::kComplexDouble;
   }
   throw InputError("unknown dtype");
 }

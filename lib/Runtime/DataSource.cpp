@@ -85,6 +85,9 @@ std::vector<at::Tensor> stepInputs(const plan::Plan &plan,
       int64_t batch = input.spec.shape[0];
       inputs.push_back(sampleRows(data->entries().at(input.name), input,
                                   (step * plan.worldSize + rank) * batch));
+    } else if (at::isComplexType(dtype)) {
+      inputs.push_back(
+          at::randn(input.spec.shape, generator, at::kComplexFloat).to(dtype));
     } else if (at::isFloatingType(dtype)) {
       inputs.push_back(
           at::randn(input.spec.shape, generator, at::kFloat).to(dtype));

@@ -5,6 +5,7 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Finite.h"
 #include "fsdp/Runtime/GradientClipping.h"
+#include "fsdp/Runtime/Layout.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <ATen/ops/empty.h>
@@ -573,7 +574,8 @@ void Executor::bindInputs(RankArena::Site site, const Inputs &inputs,
       values[input.value].reset();
     std::vector<at::Tensor> batch = inputs(number);
     for (size_t i = 0; i < batch.size(); ++i)
-      values[plan.inputs[i].value] = batch[i].to(device.where());
+      values[plan.inputs[i].value] =
+          laidOut(batch[i], plan.inputs[i].strides, device.where());
     arena.settle(values);
   });
 }

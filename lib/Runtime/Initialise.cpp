@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Initialise.h"
 #include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Layout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
@@ -50,8 +51,9 @@ private:
                  checked(write->value, plan.params[write->param].spec));
     } else if (const auto *write =
                    std::get_if<plan::WriteBuffer>(&instruction.kind)) {
-      buffers[write->buffer].copy_(
-          checked(write->value, plan.buffers[write->buffer].spec));
+      const plan::Buffer &buffer = plan.buffers[write->buffer];
+      copyLaidOut(buffers[write->buffer], checked(write->value, buffer.spec),
+                  "the value");
     }
   }
 

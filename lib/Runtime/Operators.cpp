@@ -82,6 +82,28 @@ std::string reasonToRefuse(const c10::FunctionSchema &schema) {
   return "";
 }
 
+/// P35 rests on what a plan says is written.
+static void checkWrites(const plan::Call &call,
+                        const c10::FunctionSchema &schema) {
+  auto check = [&](const plan::Arg &arg, const std::string &name) {
+    const auto *tensor = std::get_if<plan::TensorArg>(&arg.value);
+    if (tensor && std::find(call.mutates.begin(), call.mutates.end(),
+                            tensor->value) == call.mutates.end())
+      throw InputError("argument \"" + name + "\" is written, expected value " +
+                       std::to_string(tensor->value) + " in \"mutates\"");
+  };
+  for (size_t i = 0; i < std::min(call.args.size(), schema.arguments().size());
+       ++i) {
+    const c10::Argument &formal = schema.arguments()[i];
+    if (!formal.alias_info() || !formal.alias_info()->isWrite())
+      continue;
+    check(call.args[i], formal.name());
+    if (const auto *list = std::get_if<plan::ArgList>(&call.args[i].value))
+      for (const plan::Arg &element : *list)
+        check(element, formal.name());
+  }
+}
+
 c10::OperatorHandle findOperator(const plan::Call &call) {
   std::string name =
       call.op + (call.overload.empty() ? "" : "." + call.overload);
@@ -91,6 +113,7 @@ c10::OperatorHandle findOperator(const plan::Call &call) {
     throw InputError("no operator \"" + name + "\" in this LibTorch");
   if (std::string reason = reasonToRefuse(handle->schema()); !reason.empty())
     throw InputError("a plan may not call \"" + name + "\": " + reason);
+  checkWrites(call, handle->schema());
   return *handle;
 }
 

@@ -32,7 +32,7 @@ constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr char kMetadata[] = "__metadata__";
 constexpr char kDataHash[] = "data_hash";
 
-constexpr std::array<std::pair<std::string_view, DType>, 10> kDTypes = {{
+constexpr std::array<std::pair<std::string_view, DType>, 16> kDTypes = {{
     {"F32", DType::Float32},
     {"F64", DType::Float64},
     {"F16", DType::Float16},
@@ -43,8 +43,15 @@ constexpr std::array<std::pair<std::string_view, DType>, 10> kDTypes = {{
     {"I8", DType::Int8},
     {"U8", DType::UInt8},
     {"BOOL", DType::Bool},
+    {"U16", DType::UInt16},
+    {"U32", DType::UInt32},
+    {"U64", DType::UInt64},
+    {"F8_E4M3", DType::Float8E4M3FN},
+    {"F8_E5M2", DType::Float8E5M2},
+    {"C64", DType::Complex64},
 }};
 
+/// Empty where the format has none.
 std::string_view formatName(DType dtype) {
   for (auto [name, type] : kDTypes)
     if (type == dtype)
@@ -251,8 +258,13 @@ void writeSafeTensors(OutputFile &file,
   header[kMetadata] = {{"format", "pt"}, {kDataHash, hashTensors(tensors)}};
   uint64_t offset = 0;
   for (const NamedTensor &tensor : tensors) {
+    std::string_view dtype = formatName(tensor.spec.dtype);
+    if (dtype.empty())
+      throw RunError("tensor \"" + tensor.name +
+                     "\": safetensors has no dtype " +
+                     std::string(plan::dtypeName(tensor.spec.dtype)));
     header[tensor.name] = {
-        {"dtype", formatName(tensor.spec.dtype)},
+        {"dtype", dtype},
         {"shape", tensor.spec.shape},
         {"data_offsets", {offset, offset + tensor.data.size()}}};
     offset += tensor.data.size();

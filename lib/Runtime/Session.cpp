@@ -1,9 +1,9 @@
 //===- Session.cpp - one rank of an open plan -----------------------------===//
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/Initialise.h"
+#include "fsdp/Runtime/Layout.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -15,9 +15,8 @@ Session::Session(const plan::Plan &plan, Comm &comm, Device &device,
     : plan(plan), communication(comm), device(device), position(position),
       streams(streams) {
   for (const plan::Buffer &buffer : plan.buffers)
-    ownBuffers.push_back(at::empty(
-        buffer.spec.shape,
-        at::dtype(scalarType(buffer.spec.dtype)).device(device.where())));
+    ownBuffers.push_back(
+        emptyLaidOut(buffer.spec, buffer.strides, device.where()));
 }
 
 void Session::load(const WeightFiles &weights) {

@@ -39,8 +39,7 @@ int64_t peakResidentBytes() {
 /// matrix of integers, else samples.
 int64_t tokensPerStep(const plan::Plan &plan) {
   for (const plan::Input &input : plan.inputs) {
-    bool integer = !at::isFloatingType(scalarType(input.spec.dtype));
-    if (integer && input.spec.shape.size() == 2)
+    if (plan::isInteger(input.spec.dtype) && input.spec.shape.size() == 2)
       return input.spec.numElements();
   }
   return plan.inputs.empty() ? 0 : plan.inputs[0].spec.shape[0];
@@ -193,7 +192,7 @@ void saveWeights(const plan::Plan &plan, Session &session, OutputFile *file) {
   }
   std::vector<at::Tensor> buffers;
   for (size_t b = 0; b < plan.buffers.size(); ++b) {
-    buffers.push_back(session.buffers()[b].cpu());
+    buffers.push_back(session.buffers()[b].cpu().contiguous());
     if (plan.buffers[b].persistent)
       add(plan.buffers[b].name, plan.buffers[b].spec, buffers[b]);
   }

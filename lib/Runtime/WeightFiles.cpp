@@ -3,6 +3,7 @@
 #include "fsdp/Plan/ParseJson.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Layout.h"
 #include "fsdp/Support/Files.h"
 
 #include <ATen/ops/from_blob.h>
@@ -147,7 +148,8 @@ void WeightFiles::read(const plan::Buffer &buffer, at::Tensor to) const {
   const Entry &entry =
       require(find({buffer.name}), buffer.name, buffer.spec, "buffer");
   if (to.numel() > 0)
-    to.copy_(wholeOf(entry));
+    copyLaidOut(to, wholeOf(entry),
+                filePath + ": buffer \"" + buffer.name + "\"");
 }
 
 void WeightFiles::dropPages() const {

@@ -334,7 +334,7 @@ int64_t tokensPerStep(const Plan &plan) {
                        ? 0
                        : plan.inputs[0].spec.shape[0];
   for (const Input &input : plan.inputs)
-    if (!isFloatingPoint(input.spec.dtype) && input.spec.shape.size() == 2) {
+    if (isInteger(input.spec.dtype) && input.spec.shape.size() == 2) {
       tokens = input.spec.numElements();
       break;
     }

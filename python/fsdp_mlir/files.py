@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
+
+from fsdp_mlir.errors import CaptureError
 
 _NO_HASH = "xxh3:" + 32 * "-"
 
@@ -42,7 +45,16 @@ def file_hash(path: Path) -> str:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Writes the tensors as safetensors, contiguous, and returns the file's hash."""
+    """Writes the tensors as safetensors, contiguous, and returns the file's hash.
+
+    Raises CaptureError for a dtype that the format lacks.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype in (torch.complex32, torch.complex128):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise CaptureError(
+                f"'{name}' is of dtype {dtype}, which safetensors lacks; expected complex64"
+            )
     separate = {
         # safetensors refuses tensors that share storage; parts of a larger one are copied.
         name: tensor.detach().cpu().contiguous()

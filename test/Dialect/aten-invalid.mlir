@@ -49,3 +49,19 @@ fsdp.program @p(%x: tensor<4xf32>) -> tensor<4xf32> {
   %y = aten.call "aten::relu"(%s) : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
   fsdp.return %y : tensor<4xf32>
 }
+
+// -----
+
+fsdp.program @p(%x: tensor<4x2xf32>) -> tensor<4x2xf32> {
+  // expected-error @below {{Call-4: expected strides of 1 results, got: 2}}
+  %y = aten.call "aten::relu"(%x) {strides = [array<i64: 1, 4>, array<i64>]} : (tensor<4x2xf32>) -> tensor<4x2xf32>
+  fsdp.return %y : tensor<4x2xf32>
+}
+
+// -----
+
+fsdp.program @p(%x: tensor<4x2xf32>) -> tensor<4x2xf32> {
+  // expected-error @below {{Call-4: expected as many strides as 'tensor<4x2xf32>' has dimensions, none negative, or none, got: array<i64: 1>}}
+  %y = aten.call "aten::relu"(%x) {strides = [array<i64: 1>]} : (tensor<4x2xf32>) -> tensor<4x2xf32>
+  fsdp.return %y : tensor<4x2xf32>
+}

@@ -137,3 +137,18 @@ fsdp.unit_pattern "", "output"
 
 // expected-error @below {{UnitPattern-3: expected the pattern "" alone, not by class}}
 fsdp.unit_pattern "" {by_class}
+
+// -----
+
+// expected-error @below {{Param-6: expected frozen or unused, got both}}
+fsdp.param @w : tensor<4xf32> {frozen, unused}
+
+// -----
+
+// expected-error @below {{Buffer-1: expected dense strides of 'tensor<4x2xf32>', got: array<i64: 1, 5>}}
+fsdp.buffer @b : tensor<4x2xf32> {strides = array<i64: 1, 5>}
+
+// -----
+
+// expected-error @below {{Buffer-1: expected dense strides of 'tensor<4x2xf32>', got: array<i64: 1>}}
+fsdp.buffer @b : tensor<4x2xf32> {strides = array<i64: 1>}

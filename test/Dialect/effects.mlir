@@ -43,3 +43,15 @@ fsdp.program @allocations(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%m, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// A call without results is there for what it checks.
+
+// CHECK-LABEL: fsdp.program @assertions
+// CHECK-COUNT-2: aten.call "aten::_assert_async.msg"
+fsdp.program @assertions(%x: tensor<f32>) -> tensor<f32> {
+  aten.call "aten::_assert_async.msg"(%x, "expected a loss") : (tensor<f32>) -> ()
+  aten.call "aten::_assert_async.msg"(%x, "expected a loss") : (tensor<f32>) -> ()
+  fsdp.return %x : tensor<f32>
+}

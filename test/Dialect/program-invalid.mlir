@@ -301,3 +301,52 @@ fsdp.program @evaluate(%x: tensor<f32>) -> tensor<f32> attributes {evaluation} {
   aten.call "aten::zero_"(%w) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>) -> tensor<4xf32>
   fsdp.return %x : tensor<f32>
 }
+
+// -----
+
+// The gradient of @b is lost.
+fsdp.param @a : tensor<4xf32>
+// expected-note @below {{declared here}}
+fsdp.param @b : tensor<4xf32>
+fsdp.param @c : tensor<4xf32> {frozen}
+fsdp.param @d : tensor<4xf32> {unused}
+// expected-error @below {{Program-14: expected a gradient of @b, which is neither frozen nor unused, found none}}
+fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  fsdp.phase forward
+  fsdp.phase backward
+  fsdp.write_grad @a, %x : tensor<4xf32>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+// The gradient is reduced, but the update has lost it.
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+// expected-note @below {{declared here}}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+// expected-error @below {{Program-14: expected a gradient of @w}}
+fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %s = fsdp.reduce_scatter @u avg [@w] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.phase optimizer
+  "fsdp.optimizer_step"() {param_names = []} : () -> ()
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32> {unused}
+fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{Program-6: expected no gradient for @w, which is unused}}
+  fsdp.write_grad @w, %x : tensor<4xf32>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+// expected-error @below {{Program-15: expected dense strides of 'tensor<4x2xf32>', got: array<i64: 0, 1>}}
+fsdp.program @train_step(%x: tensor<4x2xf32> {fsdp.strides = array<i64: 0, 1>}, %l: tensor<f32>) -> tensor<f32> {
+  fsdp.return %l : tensor<f32>
+}

@@ -49,23 +49,25 @@ module attributes {fsdp.model = "Tiny"} {
   // CHECK: fsdp.unit @experts {post_forward_size = 2 : i64}
   fsdp.unit @experts {post_forward_size = 2}
   // CHECK: fsdp.param @e : tensor<4xf32> unit @experts
-  fsdp.param @e : tensor<4xf32> unit @experts sharding <@world, [{"shard"}]>
+  fsdp.param @e : tensor<4xf32> unit @experts sharding <@world, [{"shard"}]> {unused}
   // CHECK: fsdp.shard_placement "**.wo" {dim = -1 : i64}
   fsdp.shard_placement "**.wo" {dim = -1}
   // CHECK: fsdp.auto_units
   fsdp.auto_units
   // CHECK: fsdp.ignore "**.router"
   fsdp.ignore "**.router"
-  // CHECK: fsdp.param @scale : tensor<f32> {ignored}
-  fsdp.param @scale : tensor<f32> {ignored}
+  // CHECK: fsdp.param @scale : tensor<f32> {ignored, unused}
+  fsdp.param @scale : tensor<f32> {ignored, unused}
   // CHECK: fsdp.param @frozen : tensor<3xbf16> {frozen}
   fsdp.param @frozen : tensor<3xbf16> {frozen}
   // CHECK: fsdp.buffer @mask : tensor<2xi1> {non_persistent}
   fsdp.buffer @mask : tensor<2xi1> {non_persistent}
+  // CHECK: fsdp.buffer @rope : tensor<8x4xcomplex<f32>> {strides = array<i64: 1, 8>}
+  fsdp.buffer @rope : tensor<8x4xcomplex<f32>> {strides = array<i64: 1, 8>}
 
   // CHECK-LABEL: fsdp.program @train_step
-  // CHECK-SAME:    (%[[X:.*]]: tensor<4x2xf32> {fsdp.name = "x"}) -> tensor<f32>
-  fsdp.program @train_step(%x: tensor<4x2xf32> {fsdp.name = "x"}) -> tensor<f32> {
+  // CHECK-SAME:    (%[[X:.*]]: tensor<4x2xf32> {fsdp.name = "x", fsdp.strides = array<i64: 1, 4>}) -> tensor<f32>
+  fsdp.program @train_step(%x: tensor<4x2xf32> {fsdp.name = "x", fsdp.strides = array<i64: 1, 4>}) -> tensor<f32> {
     // CHECK: fsdp.phase forward
     fsdp.phase forward
     // CHECK: fsdp.read_buffer @mask : tensor<2xi1>
@@ -94,6 +96,8 @@ module attributes {fsdp.model = "Tiny"} {
     %f = aten.call "aten::full"([2, 3], 0xFFF0000000000000 : f64, 6, none, device, false) : () -> tensor<2x3xf32>
     // CHECK: aten.call "aten::bernoulli_.float"(%{{.*}}, 9.000000e-01, none) {mutates = array<i64: 0>, random, views = array<i64: 0>}
     %r = aten.call "aten::bernoulli_.float"(%f, 0.9, none) {mutates = array<i64: 0>, random, views = array<i64: 0>} : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    // CHECK: aten.call "aten::mul.Scalar"(%{{.*}}, #aten.complex<0.000000e+00 : f64, 0x7FF0000000000000 : f64>) {strides = [array<i64: 1, 2>]} : (tensor<2x3xf32>) -> tensor<2x3xcomplex<f32>>
+    %j = aten.call "aten::mul.Scalar"(%r, #aten.complex<0.0 : f64, 0x7FF0000000000000 : f64>) {strides = [array<i64: 1, 2>]} : (tensor<2x3xf32>) -> tensor<2x3xcomplex<f32>>
     // CHECK: aten.call "aten::gelu"(%{{.*}}, "tanh")
     %g = aten.call "aten::gelu"(%r, "tanh") : (tensor<2x3xf32>) -> tensor<2x3xf32>
     // CHECK: aten.call "aten::relu"(%{{.*}}) {recompute}
@@ -123,6 +127,7 @@ module attributes {fsdp.model = "Tiny"} {
     %come = fsdp.wait %future : !fsdp.future<tensor<4xbf16>>
     fsdp.reshard @mixed %come : tensor<4xbf16>
     // CHECK: fsdp.write_grad @w, %{{.*}} : !fsdp.sharded<
+    fsdp.write_grad @m, %md : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     fsdp.write_grad @w, %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.phase optimizer
     fsdp.phase optimizer

@@ -27,7 +27,7 @@ fsdp.mesh @world <["shard"=2]>
 fsdp.unit_pattern "layer"
 fsdp.optimizer "sgd" {lr = 0.1}
 fsdp.param @layer.w : tensor<4xf32>
-fsdp.param @b : tensor<4xf32>
+fsdp.param @b : tensor<4xf32> {unused}
 fsdp.program @train_step(%x: tensor<2x4xf32>) -> tensor<f32> {
   %w = fsdp.read @layer.w : tensor<4xf32>
   fsdp.phase forward

@@ -228,6 +228,78 @@ TEST(ReadPlan, KeepsArgumentKinds) {
   EXPECT_TRUE(std::isnan(std::get<double>(nan.value)));
 }
 
+TEST(ReadPlan, KeepsComplexNumbers) {
+  Plan plan = samplePlan(1);
+  auto &args = std::get<Call>(plan.instructions[find<Call>(plan)].kind).args;
+  args.push_back({std::complex<double>(1, -0.5)});
+  args.push_back({std::complex<double>(-INFINITY, 0)});
+  std::string text = printPlan(plan);
+  EXPECT_THAT(text, HasSubstr("{\"c\": [1.0, -0.5]}"));
+  Plan read = parsePlan(text, "p.json");
+  EXPECT_EQ(std::get<Call>(read.instructions[find<Call>(read)].kind).args,
+            args);
+  EXPECT_EQ(printPlan(read), text);
+  EXPECT_THAT(errorOf(with(text, "[1.0, -0.5]", "[1.0]")),
+              HasSubstr(".c: expected a real and an imaginary part, got 1"));
+}
+
+TEST(ReadPlan, KeepsEveryDType) {
+  for (const char *name :
+       {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16",
+        "int8", "uint8", "bool", "uint16", "uint32", "uint64", "float8_e4m3fn",
+        "float8_e5m2", "complex32", "complex64", "complex128"}) {
+    std::optional<DType> dtype = parseDType(name);
+    ASSERT_TRUE(dtype) << name;
+    EXPECT_EQ(dtypeName(*dtype), name);
+    EXPECT_GT(byteWidth(*dtype), 0);
+    EXPECT_EQ(isInteger(*dtype),
+              std::string(name).find("int") <= 1 || std::string(name) == "bool")
+        << name;
+  }
+}
+
+TEST(ReadPlan, KeepsStridesAndLines) {
+  Plan plan = samplePlan(2);
+  std::string without = printPlan(plan);
+  EXPECT_EQ(without.find("\"strides\""), std::string::npos);
+  EXPECT_EQ(without.find("\"lines\""), std::string::npos);
+  const auto &call = std::get<Call>(plan.instructions[find<Call>(plan)].kind);
+  plan.inputs[0].strides = {1, plan.inputs[0].spec.shape[0]};
+  plan.buffers[0].strides = {0};
+  plan.values[size_t(call.outs[0])].strides = {1, 4};
+  plan.lines = {"models/tiny.py:12"};
+  plan.instructions[find<Call>(plan)].line = 0;
+  std::string text = printPlan(plan);
+  Plan read = parsePlan(text, "p.json");
+  EXPECT_EQ(read.inputs[0].strides, plan.inputs[0].strides);
+  EXPECT_EQ(read.buffers[0].strides, plan.buffers[0].strides);
+  EXPECT_EQ(read.values[size_t(call.outs[0])].strides, Strides({1, 4}));
+  EXPECT_EQ(read.lines, plan.lines);
+  EXPECT_EQ(printPlan(read), text);
+}
+
+TEST(ReadPlan, KeepsWhichParametersAreUnused) {
+  Plan plan = samplePlan(2);
+  plan.params[3].requiresGrad = true;
+  EXPECT_THAT(errorOf(printPlan(plan)), HasSubstr("(P37)"));
+  plan.params[3].unused = true;
+  std::string text = printPlan(plan);
+  EXPECT_TRUE(parsePlan(text, "p.json").params[3].unused);
+  EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
+}
+
+TEST(Strides, AreDenseWhereNoElementIsLeftOutOrTwice) {
+  EXPECT_TRUE(areDense({2, 3}, {3, 1}));
+  EXPECT_TRUE(areDense({2, 3}, {1, 2}));
+  EXPECT_TRUE(areDense({2, 5, 3}, {3, 0, 1}));
+  EXPECT_TRUE(areDense({1, 3}, {7, 1}));
+  EXPECT_TRUE(areDense({0, 3}, {9, 9}));
+  EXPECT_FALSE(areDense({2, 3}, {4, 1}));
+  EXPECT_FALSE(areDense({2, 3}, {1, 1}));
+  EXPECT_EQ(fullStrides({2, 0, 3}, {}), Strides({3, 3, 1}));
+  EXPECT_EQ(fullStrides({2, 3}, {1, 2}), Strides({1, 2}));
+}
+
 TEST(ReadPlan, RefusesEveryTruncation) {
   std::string text = printPlan(samplePlan(2));
   size_t end = text.rfind('}');

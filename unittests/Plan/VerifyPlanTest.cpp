@@ -328,6 +328,41 @@ const std::vector<Mutation> kMutations = {
        p.params[0].spec.shape = {3, 8};
        p.params[0].shardDim = 1;
      }},
+    {"GradientLost", "P37",
+     [](Plan &p) {
+       auto &reduce = first<ReduceScatter>(p);
+       reduce.params.pop_back();
+       reduce.ins.pop_back();
+       reduce.outs.pop_back();
+       first<Call>(p, 16).reduceInputOf = -1;
+       auto &step = first<OptimizerStep>(p);
+       step.params.erase(step.params.begin());
+       step.grads.erase(step.grads.begin());
+     }},
+    {"NotUpdated", "P37",
+     [](Plan &p) {
+       first<OptimizerStep>(p).params.pop_back();
+       first<OptimizerStep>(p).grads.pop_back();
+     }},
+    {"NoUpdate", "P37", [](Plan &p) { take(p, find<OptimizerStep>(p)); }},
+    {"UnusedButReduced", "P37", [](Plan &p) { p.params[1].unused = true; }},
+    {"UnusedAndFrozen", "P37",
+     [](Plan &p) {
+       p.params[3].unused = true; // frozen
+     }},
+    {"LineOutOfRange", "P1",
+     [](Plan &p) { p.instructions[find<Call>(p)].line = 0; }},
+    {"StrideCount", "P38", [](Plan &p) { p.inputs[0].strides = {1}; }},
+    {"NegativeStride", "P38",
+     [](Plan &p) { p.values[first<Call>(p).outs[0]].strides = {-1, 1}; }},
+    {"StrideOverflow", "P38",
+     [](Plan &p) {
+       p.values[first<Call>(p).outs[0]].strides = {INT64_MAX, 1};
+     }},
+    {"InputWithGaps", "P38",
+     [](Plan &p) { p.inputs[0].strides = {p.inputs[0].spec.shape[1] + 1, 1}; }},
+    {"InputExpanded", "P38", [](Plan &p) { p.inputs[0].strides = {0, 1}; }},
+    {"BufferWithGaps", "P38", [](Plan &p) { p.buffers[0].strides = {2}; }},
     {"PhaseOrder", "P11",
      [](Plan &p) { p.instructions[0].phase = Phase::Backward; }},
     {"StepInBackward", "P11",

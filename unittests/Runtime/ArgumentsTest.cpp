@@ -46,6 +46,15 @@ TEST(Arguments, ConvertsScalars) {
   EXPECT_EQ(errorOf({1.5}, keepdim), "expected bool, got a float");
 }
 
+TEST(Arguments, ConvertsComplexNumbers) {
+  const auto &alpha = formal("aten::add", "Tensor", "alpha");
+  c10::IValue value = convert({std::complex<double>(1, -2)}, alpha);
+  EXPECT_EQ(value.toScalar().toComplexDouble(), c10::complex<double>(1, -2));
+  const auto &keepdim = formal("aten::sum", "dim_IntList", "keepdim");
+  EXPECT_EQ(errorOf({std::complex<double>(1, 0)}, keepdim),
+            "expected bool, got a complex number");
+}
+
 TEST(Arguments, ConvertsOptionals) {
   const auto &dtype = formal("aten::sum", "dim_IntList", "dtype");
   EXPECT_TRUE(convert({NoneArg{}}, dtype).isNone());

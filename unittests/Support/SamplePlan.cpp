@@ -186,7 +186,12 @@ void addInit(Plan &plan) {
              {{shape}, i(6), none, {DeviceArg{}}, none, none},
              {empty}},
         {});
-    add(Call{"aten::normal_", "", {t(empty), f(0), f(1), none}, {drawn}},
+    add(Call{"aten::normal_",
+             "",
+             {t(empty), f(0), f(1), none},
+             {drawn},
+             -1,
+             {empty}},
         {empty});
     add(WriteParam{p, drawn}, {drawn});
   }

@@ -27,6 +27,16 @@ def Aten_DeviceAttr : AttrDef<Aten_Dialect, "Device"> {
   let summary = "The device that the rank computes on";
 }
 
+def Aten_ComplexAttr : AttrDef<Aten_Dialect, "Complex"> {
+  let mnemonic = "complex";
+  let summary = "A complex number as an argument";
+  let description = [{
+    `#aten.complex<1.0 : f64, -0.5 : f64>`: real and imaginary part.
+  }];
+  let parameters = (ins "::mlir::FloatAttr":$real, "::mlir::FloatAttr":$imag);
+  let assemblyFormat = "`<` $real `,` $imag `>`";
+}
+
 def Aten_CallOp : Op<Aten_Dialect, "call",
     [DeclareOpInterfaceMethods<MemoryEffectsOpInterface>]> {
   let summary = "Calls one ATen operator on tensors";
@@ -46,6 +56,12 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
     - `mutates`: operands written in place;
     - `random`: the operator draws from the rank's random generator.
 
+    `strides` has, for each result, the strides that it had when the model was
+    captured, in elements; an empty array where it was row-major. Without
+    `strides` all results were.
+
+    A call without results asserts something: it stays where it is.
+
     `recompute` marks a call of forward that is made again in backward, where
     the first call's results were not kept (`fsdp-recompute-activations`).
 
@@ -54,7 +70,9 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
 
     **Call-1**: `args` has as many placeholders as there are operands.
     **Call-2**: `views` and `mutates` name operands that exist. **Call-3**: the
-    name is `namespace::name` or `namespace::name.overload`.
+    name is `namespace::name` or `namespace::name.overload`. **Call-4**:
+    `strides` has an array for each result, empty or of as many numbers as the
+    result has dimensions, none of them negative.
   }];
   let arguments = (ins StrAttr:$callee,
                        Variadic<AnyRankedTensor>:$operands,
@@ -63,7 +81,8 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
                        OptionalAttr<DenseI64ArrayAttr>:$mutates,
                        UnitAttr:$random,
                        OptionalAttr<FlatSymbolRefAttr>:$reduce_input_of,
-                       UnitAttr:$recompute);
+                       UnitAttr:$recompute,
+                       OptionalAttr<ArrayAttr>:$strides);
   let results = (outs Variadic<AnyRankedTensor>:$results);
   let assemblyFormat = [{
     $callee `(` custom<CallArgs>($operands, $args) `)` attr-dict `:`

@@ -54,6 +54,7 @@ inline constexpr llvm::StringLiteral capturedPrecisionAttrName =
     "fsdp.captured_precision";
 /// Attributes of program arguments.
 inline constexpr llvm::StringLiteral inputNameAttrName = "fsdp.name";
+inline constexpr llvm::StringLiteral inputStridesAttrName = "fsdp.strides";
 inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";
 inline constexpr llvm::StringLiteral inputHighAttrName = "fsdp.high";
 /// Attribute of any op in a program: why it stands where it does.
@@ -110,6 +111,10 @@ StringRef getReason(Operation *op);
 /// those that an fsdp.reload_activation gives, up to the value that owns the
 /// storage.
 Value getStorageOwner(Value value);
+
+/// Whether strides fit a shape, and each element of one storage is an element
+/// of the tensor, once, but for dimensions of stride 0.
+bool areDense(ArrayRef<int64_t> shape, ArrayRef<int64_t> strides);
 
 } // namespace mlir::fsdp
 

@@ -41,6 +41,8 @@ struct CapturedCall {
   /// One per schema argument; TensorArg holds a value number.
   plan::ArgList args;
   std::vector<plan::TensorSpec> outs;
+  /// One for each of `outs`.
+  std::vector<plan::Strides> outStrides;
   std::vector<plan::ValueId> outValues;
   /// For each result the tensor operand (counted over args) it aliases, or -1.
   std::vector<int64_t> views;

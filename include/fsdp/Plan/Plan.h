@@ -15,6 +15,7 @@
 #ifndef FSDP_PLAN_PLAN_H
 #define FSDP_PLAN_PLAN_H
 
+#include <complex>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -42,6 +43,14 @@ enum class DType : uint8_t {
   Int8,
   UInt8,
   Bool,
+  UInt16,
+  UInt32,
+  UInt64,
+  Float8E4M3FN,
+  Float8E5M2,
+  Complex32,
+  Complex64,
+  Complex128,
 };
 
 /// Bytes of one element.
@@ -50,6 +59,8 @@ int64_t byteWidth(DType dtype);
 std::string_view dtypeName(DType dtype);
 /// float32, float64, float16 or bfloat16.
 bool isFloatingPoint(DType dtype);
+/// An integer or bool.
+bool isInteger(DType dtype);
 /// The inverse of dtypeName; nullopt for an unknown name.
 std::optional<DType> parseDType(std::string_view name);
 
@@ -62,6 +73,15 @@ struct TensorSpec {
   int64_t numBytes() const { return numElements() * byteWidth(dtype); }
   bool operator==(const TensorSpec &) const = default;
 };
+
+/// How many elements lie between neighbours along each dimension; empty where
+/// the tensor is row-major without gaps.
+using Strides = std::vector<int64_t>;
+/// `strides`, or those of a row-major tensor where it is empty.
+Strides fullStrides(const std::vector<int64_t> &shape, const Strides &strides);
+/// Whether each element of one storage is an element of the tensor, once, but
+/// for dimensions of stride 0, which are as if of one element.
+bool areDense(const std::vector<int64_t> &shape, const Strides &strides);
 
 /// Index into Plan::values. Every SSA value of the program has one.
 using ValueId = int32_t;
@@ -79,6 +99,8 @@ struct Value : TensorSpec {
   /// OffloadActivation's result in the host's; -1: it lies elsewhere
   /// (parameters, buffers, what peers read).
   int64_t offset = -1;
+  /// Of a call's result: those that its operator is expected to give.
+  Strides strides = {};
 };
 
 /// A constant or tensor argument of a call, in schema order. `None` stands for
@@ -99,7 +121,7 @@ struct DeviceArg {
 };
 struct Arg {
   std::variant<NoneArg, TensorArg, DeviceArg, bool, int64_t, double,
-               std::string, ArgList>
+               std::complex<double>, std::string, ArgList>
       value;
   bool operator==(const Arg &) const = default;
 };
@@ -131,6 +153,9 @@ struct Param {
   std::optional<DType> gradDtype = std::nullopt;
   /// The dimension it is sharded on; other than 0 it divides evenly.
   int32_t shardDim = 0;
+  /// Of one that requires a gradient: the loss does not depend on it, so it has
+  /// none and is not updated (PyTorch's `grad` is None).
+  bool unused = false;
 
   /// The gathered parameter.
   TensorSpec computeSpec() const {
@@ -149,6 +174,8 @@ struct Buffer {
   /// False for a buffer registered with persistent=False: it is in the weights
   /// file all the same, but not in what --save-weights writes.
   bool persistent = true;
+  /// Dense; a dimension of stride 0 has the same elements at every index.
+  Strides strides = {};
 };
 
 /// A tensor that each step takes from the data set, dim 0 being the samples.
@@ -160,6 +187,8 @@ struct Input {
   /// For integer inputs: synthetic data is uniform in [low, high).
   int64_t low = 0;
   int64_t high = 2;
+  /// Dense, none of them 0: how a rank lays its batch out.
+  Strides strides = {};
 };
 
 /// One FSDP unit: the parameters gathered and reduced together, in FSDP2's
@@ -416,6 +445,9 @@ struct Instruction {
   ValueId buffer = -1;
   /// Why it stands where it does, for people; empty where nothing is said.
   std::string why = {};
+  /// Index into Plan::lines: the line of the model that made the call, for
+  /// messages.
+  int32_t line = -1;
 };
 
 /// torch.optim's names and defaults; `fused` selects the fused ATen kernel,
@@ -493,6 +525,8 @@ struct Plan {
   /// Microbatches a step: forward and backward run as often.
   int64_t accumulationSteps = 1;
   std::vector<std::string> modules;
+  /// Lines of the model's source, "folder/model.py:12".
+  std::vector<std::string> lines;
   std::vector<Value> values;
   std::optional<Arena> arena;
   /// Bytes that a rank may take at most.

@@ -4,6 +4,7 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Position.h"
+#include "fsdp/Runtime/StrideCheck.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -32,7 +33,8 @@ public:
   ~CallTable();
 
   /// Runs instruction `index`, which is `call` of the list. `values` is indexed
-  /// by value id. What the operator throws passes through.
+  /// by value id. What the operator throws passes through; the first run of a
+  /// call checks strides besides (StrideCheck.h).
   void run(size_t index, const plan::Call &call,
            std::vector<at::Tensor> &values);
   /// Defined for an instruction that is a constant.
@@ -42,8 +44,15 @@ private:
   struct ResolvedCall;
 
   void resolve(const plan::Call &call, size_t index);
+  /// Runs the operator on `stack`.
+  void invoke(size_t index);
 
+  /// Of the plan.
+  const std::vector<plan::Instruction> &instructions;
   c10::Device device;
+  StrideCheck strides;
+  /// Per instruction: it ran before.
+  std::vector<bool> ran;
   /// Null on the CPU.
   std::unique_ptr<AttentionKernels> attention;
   /// Per instruction; empty for those that are not calls.
@@ -52,8 +61,8 @@ private:
   std::vector<c10::IValue> stack;
 };
 
-/// "aten::mm in module \"layers.3.mlp\" (unit \"layers.3\")": what an
-/// instruction is and where it comes from.
+/// "aten::mm in module \"layers.3.mlp\" (unit \"layers.3\") at llama.py:40":
+/// what an instruction is and where it comes from.
 std::string describeInstruction(const plan::Plan &plan,
                                 const plan::Instruction &instruction);
 

@@ -30,7 +30,8 @@ namespace fsdp::runtime {
 std::string reasonToRefuse(const c10::FunctionSchema &schema);
 
 /// The operator of a call. Throws InputError if this LibTorch has none of the
-/// name, or if plans may not call it.
+/// name, if plans may not call it, or if it writes an operand that the call
+/// does not say it mutates.
 c10::OperatorHandle findOperator(const plan::Call &call);
 
 /// Finds the operators of all calls of a plan, before any of them runs. Throws

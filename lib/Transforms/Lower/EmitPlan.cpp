@@ -1,6 +1,7 @@
 //===- EmitPlan.cpp - planned level to the executable plan ----------------===//
 #include "fsdp/Transforms/EmitPlan.h"
 #include "AssignStreams.h"
+#include "ElementTypes.h"
 #include "EmitTrainingPolicy.h"
 
 #include "fsdp/Transforms/Passes.h"
@@ -19,7 +20,8 @@ public:
 
   FailureOr<plan::Plan> run() {
     program = getProgram(module);
-    if (!program || failed(emitDeclarations()) || failed(emitInputs()))
+    if (!program || failed(verifyPolicyTaken()) || failed(emitDeclarations()) ||
+        failed(emitInputs()))
       return failure();
     if (failed(emitBody(program, result.instructions)))
       return failure();
@@ -38,6 +40,16 @@ public:
   }
 
 private:
+  /// Program-16: what no pass took up would be lost.
+  LogicalResult verifyPolicyTaken() {
+    for (Operation &op : module.getBody()->getOperations())
+      if (isa<AutoUnitsOp, UnitPatternOp, ShardPlacementOp, IgnoreOp,
+              CheckpointPatternOp, OffloadPatternOp, GradientClippingOp>(op))
+        return op.emitOpError("Program-16: expected a pass to have taken it up "
+                              "before a plan is emitted, found none");
+    return success();
+  }
+
   LogicalResult emitBody(ProgramOp of, std::vector<plan::Instruction> &to) {
     instructions = &to;
     phase = plan::Phase::Forward;
@@ -90,8 +102,9 @@ private:
       auto spec = getSpec(buffer, cast<RankedTensorType>(buffer.getType()));
       if (failed(spec))
         return failure();
-      result.buffers.push_back(
-          {buffer.getSymName().str(), *spec, !buffer.getNonPersistent()});
+      result.buffers.push_back({buffer.getSymName().str(), *spec,
+                                !buffer.getNonPersistent(),
+                                getStrides(buffer.getStridesAttr())});
     }
     emitTrainingPolicy(module, result);
     return success();
@@ -113,6 +126,7 @@ private:
         entry.aliases.push_back(alias.str());
     entry.spec = *spec;
     entry.requiresGrad = !param.getFrozen();
+    entry.unused = param.getUnused();
     if (!param.getIgnored()) {
       entry.unit = unitIndex.lookup(param.getUnitAttr().getAttr());
       entry.shardDim = int32_t(param.getShardingAttr().getShardedDim());
@@ -143,6 +157,8 @@ private:
       if (auto high =
               program.getArgAttrOfType<IntegerAttr>(index, inputHighAttrName))
         input.high = high.getInt();
+      input.strides = getStrides(program.getArgAttrOfType<DenseI64ArrayAttr>(
+          index, inputStridesAttrName));
       if (failed(define(argument, input.value)))
         return failure();
       result.inputs.push_back(std::move(input));
@@ -161,35 +177,6 @@ private:
       return op->emitError("a plan has no tensor of type ") << type;
     ArrayRef<int64_t> shape = type.getShape();
     return plan::TensorSpec{{shape.begin(), shape.end()}, *dtype};
-  }
-
-  static std::optional<plan::DType> getDType(Type type) {
-    if (type.isF32())
-      return plan::DType::Float32;
-    if (type.isF64())
-      return plan::DType::Float64;
-    if (type.isF16())
-      return plan::DType::Float16;
-    if (type.isBF16())
-      return plan::DType::BFloat16;
-    if (type.isUnsignedInteger(8))
-      return plan::DType::UInt8;
-    if (!type.isSignlessInteger())
-      return std::nullopt;
-    switch (type.getIntOrFloatBitWidth()) {
-    case 64:
-      return plan::DType::Int64;
-    case 32:
-      return plan::DType::Int32;
-    case 16:
-      return plan::DType::Int16;
-    case 8:
-      return plan::DType::Int8;
-    case 1:
-      return plan::DType::Bool;
-    default:
-      return std::nullopt;
-    }
   }
 
   /// Gives `value` an id. A shard is recorded as rank 0's part, the largest.
@@ -220,6 +207,31 @@ private:
 
   plan::ValueId use(Value value) { return valueIds.lookup(value); }
 
+  /// Null: row-major.
+  static plan::Strides getStrides(DenseI64ArrayAttr strides) {
+    return strides ? plan::Strides(strides.asArrayRef()) : plan::Strides();
+  }
+
+  /// -1 where the line is not known. Of the file's path the last folder is
+  /// enough for people, and the same on every machine.
+  int32_t getLineIndex(Location loc) {
+    auto named = dyn_cast<NameLoc>(loc);
+    auto source =
+        dyn_cast<FileLineColLoc>(named ? named.getChildLoc() : Location(loc));
+    if (!source)
+      return -1;
+    StringRef path = source.getFilename();
+    size_t slash = path.rfind('/');
+    if (slash != StringRef::npos)
+      slash = path.rfind('/', slash);
+    std::string line =
+        (path.substr(slash + 1) + ":" + Twine(source.getLine())).str();
+    auto [it, inserted] = lineIndex.try_emplace(line, result.lines.size());
+    if (inserted)
+      result.lines.push_back(line);
+    return it->second;
+  }
+
   int32_t getModuleIndex(Location loc) {
     std::string name = "";
     if (auto named = dyn_cast<NameLoc>(loc))
@@ -239,6 +251,8 @@ private:
     instruction.kind = std::move(kind);
     instruction.phase = phase;
     instruction.module = getModuleIndex(op->getLoc());
+    if (isa<aten::CallOp>(op))
+      instruction.line = getLineIndex(op->getLoc());
     instruction.why = getReason(op).str();
     instructions->push_back(std::move(instruction));
     if (ops && instructions == &result.instructions)
@@ -504,13 +518,16 @@ private:
     for (Attribute arg : call.getArgs())
       if (failed(emitArg(call, arg, next, kind.args.emplace_back())))
         return failure();
-    for (Value out : call.getResults()) {
+    for (OpResult out : call->getOpResults()) {
       if (out.use_empty()) {
         kind.outs.push_back(-1);
         continue;
       }
       if (failed(define(out, kind.outs.emplace_back())))
         return failure();
+      if (auto strides = call.getStrides())
+        result.values.back().strides = getStrides(
+            cast<DenseI64ArrayAttr>((*strides)[out.getResultNumber()]));
     }
     if (FlatSymbolRefAttr param = call.getReduceInputOfAttr())
       kind.reduceInputOf = paramIndex.lookup(param.getAttr());
@@ -535,6 +552,9 @@ private:
       arg.value = integer.getInt();
     } else if (auto real = dyn_cast<FloatAttr>(attr)) {
       arg.value = real.getValueAsDouble();
+    } else if (auto number = dyn_cast<aten::ComplexAttr>(attr)) {
+      arg.value = std::complex(number.getReal().getValueAsDouble(),
+                               number.getImag().getValueAsDouble());
     } else if (auto text = dyn_cast<StringAttr>(attr)) {
       arg.value = text.str();
     } else if (auto list = dyn_cast<ArrayAttr>(attr)) {
@@ -559,7 +579,7 @@ private:
   plan::Phase phase = plan::Phase::Forward;
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
-  std::map<std::string, int32_t> moduleIndex;
+  std::map<std::string, int32_t> moduleIndex, lineIndex;
   std::optional<StreamAssigner> streams; ///< of the same program
 };
 } // namespace

@@ -48,7 +48,8 @@ private:
     auto scaled = aten::CallOp::create(
         builder, call.getLoc(), one.getType(), "aten::div.Scalar", one, args,
         /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
-        /*reduce_input_of=*/nullptr);
+        /*reduce_input_of=*/nullptr, /*recompute=*/false,
+        /*strides=*/nullptr);
     one.replaceAllUsesExcept(scaled.getResult(0), scaled);
     return success();
   }

@@ -45,7 +45,9 @@ private:
       auto cast = aten::CallOp::create(
           builder, one.getLoc(), type, "aten::copy",
           ValueRange{one.getResult(0), seed}, args, /*views=*/nullptr,
-          /*mutates=*/nullptr, /*random=*/false, /*reduce_input_of=*/nullptr);
+          /*mutates=*/nullptr, /*random=*/false, /*reduce_input_of=*/nullptr,
+          /*recompute=*/false,
+          /*strides=*/nullptr);
       one.getResult(0).replaceAllUsesExcept(cast.getResult(0), cast);
       return success();
     }

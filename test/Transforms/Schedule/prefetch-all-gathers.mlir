@@ -28,9 +28,9 @@ fsdp.schedule {device = "h100"}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>
@@ -77,9 +77,9 @@ fsdp.schedule {device = "h100", memory_budget = 75000000 : i64}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>
@@ -124,9 +124,9 @@ fsdp.schedule {prefetch = "fsdp2"}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>
@@ -165,9 +165,9 @@ fsdp.schedule {prefetch = "none"}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>

@@ -21,7 +21,7 @@ fsdp.accumulation {reduce_each_microbatch = true, reshard_after_backward = false
 fsdp.unit @u
 fsdp.unit @v
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.param @b : tensor<4xf32> unit @v sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @v sharding <@world, [{"shard"}]> {unused}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
@@ -51,7 +51,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, reshard_after_backward = false, steps = 1}
 fsdp.unit @u {reshard_after_forward = false}
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {unused}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>

@@ -10,16 +10,16 @@
 // CHECK:       fsdp.param
 // expected-remark @below {{chose as units: 2 modules "layers.*"}}
 fsdp.auto_units
-fsdp.param @embed.weight : tensor<4x4xf32>
-fsdp.param @layers.0.attn.q.weight : tensor<4x4xf32>
-fsdp.param @layers.0.attn.k.weight : tensor<4x4xf32>
-fsdp.param @layers.0.mlp.up.weight : tensor<4x4xf32>
-fsdp.param @layers.0.mlp.down.weight : tensor<4x4xf32>
-fsdp.param @layers.1.attn.q.weight : tensor<4x4xf32>
-fsdp.param @layers.1.attn.k.weight : tensor<4x4xf32>
-fsdp.param @layers.1.mlp.up.weight : tensor<4x4xf32>
-fsdp.param @layers.1.mlp.down.weight : tensor<4x4xf32>
-fsdp.param @output.weight : tensor<4x4xf32>
+fsdp.param @embed.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.0.attn.q.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.0.attn.k.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.0.mlp.up.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.0.mlp.down.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.1.attn.q.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.1.attn.k.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.1.mlp.up.weight : tensor<4x4xf32> {unused}
+fsdp.param @layers.1.mlp.down.weight : tensor<4x4xf32> {unused}
+fsdp.param @output.weight : tensor<4x4xf32> {unused}
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %e = fsdp.read @embed.weight : tensor<4x4xf32>
   %l0q = fsdp.read @layers.0.attn.q.weight : tensor<4x4xf32>
@@ -65,17 +65,17 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK:       fsdp.param
 // expected-remark @below {{chose as units: 4 modules "layer*.*"}}
 fsdp.auto_units
-fsdp.param @conv1.weight : tensor<4x4xf32>
-fsdp.param @layer1.0.conv1.weight : tensor<4x4xf32>
-fsdp.param @layer1.0.conv2.weight : tensor<4x4xf32>
-fsdp.param @layer1.1.conv1.weight : tensor<4x4xf32>
-fsdp.param @layer1.1.conv2.weight : tensor<4x4xf32>
-fsdp.param @layer2.0.conv1.weight : tensor<4x4xf32>
-fsdp.param @layer2.0.conv2.weight : tensor<4x4xf32>
-fsdp.param @layer2.0.downsample.0.weight : tensor<4x4xf32>
-fsdp.param @layer2.1.conv1.weight : tensor<4x4xf32>
-fsdp.param @layer2.1.conv2.weight : tensor<4x4xf32>
-fsdp.param @fc.weight : tensor<4x4xf32>
+fsdp.param @conv1.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer1.0.conv1.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer1.0.conv2.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer1.1.conv1.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer1.1.conv2.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer2.0.conv1.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer2.0.conv2.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer2.0.downsample.0.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer2.1.conv1.weight : tensor<4x4xf32> {unused}
+fsdp.param @layer2.1.conv2.weight : tensor<4x4xf32> {unused}
+fsdp.param @fc.weight : tensor<4x4xf32> {unused}
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %s = fsdp.read @conv1.weight : tensor<4x4xf32>
   %p0 = fsdp.read @layer1.0.conv1.weight : tensor<4x4xf32>
@@ -121,10 +121,10 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK:     fsdp.program
 // expected-warning @below {{found no repeated modules: the root unit has all parameters}}
 fsdp.auto_units
-fsdp.param @net.0.a.weight : tensor<4x4xf32>
-fsdp.param @net.1.b.weight : tensor<4x4xf32>
-fsdp.param @net.2.weight : tensor<4x4xf32>
-fsdp.param @net.3.weight : tensor<4x4xf32>
+fsdp.param @net.0.a.weight : tensor<4x4xf32> {unused}
+fsdp.param @net.1.b.weight : tensor<4x4xf32> {unused}
+fsdp.param @net.2.weight : tensor<4x4xf32> {unused}
+fsdp.param @net.3.weight : tensor<4x4xf32> {unused}
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %a = fsdp.read @net.0.a.weight : tensor<4x4xf32>
   %b = fsdp.read @net.1.b.weight : tensor<4x4xf32>
@@ -152,14 +152,14 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  fsdp.unit_pattern "decoder.blocks.1"
 // expected-remark @below {{chose as units: 2 modules "encoder.blocks.*", 2 modules "decoder.blocks.*"}}
 fsdp.auto_units
-fsdp.param @encoder.blocks.0.up.weight : tensor<4x4xf32>
-fsdp.param @encoder.blocks.0.down.weight : tensor<4x4xf32>
-fsdp.param @encoder.blocks.1.up.weight : tensor<4x4xf32>
-fsdp.param @encoder.blocks.1.down.weight : tensor<4x4xf32>
-fsdp.param @decoder.blocks.0.up.weight : tensor<4x4xf32>
-fsdp.param @decoder.blocks.0.down.weight : tensor<4x4xf32>
-fsdp.param @decoder.blocks.1.up.weight : tensor<4x4xf32>
-fsdp.param @decoder.blocks.1.down.weight : tensor<4x4xf32>
+fsdp.param @encoder.blocks.0.up.weight : tensor<4x4xf32> {unused}
+fsdp.param @encoder.blocks.0.down.weight : tensor<4x4xf32> {unused}
+fsdp.param @encoder.blocks.1.up.weight : tensor<4x4xf32> {unused}
+fsdp.param @encoder.blocks.1.down.weight : tensor<4x4xf32> {unused}
+fsdp.param @decoder.blocks.0.up.weight : tensor<4x4xf32> {unused}
+fsdp.param @decoder.blocks.0.down.weight : tensor<4x4xf32> {unused}
+fsdp.param @decoder.blocks.1.up.weight : tensor<4x4xf32> {unused}
+fsdp.param @decoder.blocks.1.down.weight : tensor<4x4xf32> {unused}
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %ue0 = fsdp.read @encoder.blocks.0.up.weight : tensor<4x4xf32>
   %ve0 = fsdp.read @encoder.blocks.0.down.weight : tensor<4x4xf32>

@@ -48,7 +48,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK-NOT:     fsdp.all_gather
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {reshard_after_forward = true}
-fsdp.param @w : tensor<16xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @w : tensor<16xf32> unit @u sharding <@world, [{"shard"}]> {unused}
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<16xf32>, <@world, [{"shard"}]>>
@@ -152,7 +152,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:    fsdp.reshard @u %[[W]] {{.*}} : tensor<4xf32>{{$}}
 fsdp.mesh @world <["shard"=4]>
 fsdp.unit @u {post_forward_size = 2}
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {unused}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
