@@ -42,7 +42,8 @@ protected:
 TEST_F(FsdpRun, RefusesBadPlans) {
   writeSample(dir, samplePlan(2));
   std::string text = readText(dir / "plan.json");
-  expectRefused({dir / "missing.json"}, "missing.json: cannot be read: No such file or directory");
+  expectRefused({dir / "missing.json"},
+                "missing.json: cannot be read: No such file or directory");
   expectRefused({dir / "plan.json", "--nproc", "3"},
                 "the plan is for world size 2, got --nproc 3");
   writeText(dir / "cut.json", text.substr(0, text.size() / 2));
