@@ -89,7 +89,7 @@ def differing(got: dict[str, Any], want: dict[str, Any]) -> list[str]:
     """Of the states of ours and theirs."""
     found = []
     for name, tensor in want["model"].items():
-        found += different(name, got["model"][name], tensor, {})
+        found += different(name, got["model"][name], tensor)
     ours, theirs = got["optim"], want["optim"]
     if ours["param_groups"] != theirs["param_groups"]:
         found.append(f"groups: {ours['param_groups']}, FSDP2's: {theirs['param_groups']}")
@@ -98,7 +98,7 @@ def differing(got: dict[str, Any], want: dict[str, Any]) -> list[str]:
         return [*found, f"state: {layouts[0]}, FSDP2's: {layouts[1]}"]
     for name, state in theirs["state"].items():
         for key, tensor in state.items():
-            found += different(f"{name} {key}", ours["state"][name][key], tensor, {})
+            found += different(f"{name} {key}", ours["state"][name][key], tensor)
     return found
 
 
