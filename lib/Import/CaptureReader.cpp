@@ -478,6 +478,9 @@ private:
                                 readSpec(entry), entry.at("requires_grad"),
                                 readDType(entry.at("compute_dtype"))});
     readPrecision(document.at("mixed_precision"));
+    document.at("units").get_to(capture.units);
+    for (const auto &[module, input] : document.at("entries").items())
+      capture.entries.emplace_back(module, input.get<std::string>());
     for (const json &entry : document.at("buffers"))
       capture.buffers.push_back({entry.at("name"), readSpec(entry),
                                  entry.at("persistent"), readStrides(entry)});

@@ -1,6 +1,7 @@
 //===- ImportCapture.cpp - a Capture to the captured level ----------------===//
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Dialect/UnitEntries.h"
 #include "fsdp/Import/Import.h"
 
 #include "mlir/IR/Builders.h"
@@ -35,6 +36,8 @@ public:
                        builder.getDictionaryAttr(classes));
     if (!capture.precision.empty())
       (*module)->setAttr(capturedPrecisionAttrName, getPrecision());
+    if (!capture.entries.empty())
+      setEntries(*module);
     builder.setInsertionPointToEnd(module->getBody());
     importDeclarations();
     importStep();
@@ -50,6 +53,20 @@ public:
   }
 
 private:
+  void setEntries(ModuleOp module) {
+    SmallVector<Attribute> units;
+    for (const std::vector<std::string> &unit : capture.units) {
+      SmallVector<StringRef> names(unit.begin(), unit.end());
+      units.push_back(builder.getStrArrayAttr(names));
+    }
+    SmallVector<NamedAttribute> entries;
+    for (const auto &[name, input] : capture.entries)
+      entries.push_back(
+          builder.getNamedAttr(name, builder.getStringAttr(input)));
+    module->setAttr(capturedUnitsAttrName, builder.getArrayAttr(units));
+    module->setAttr(entriesAttrName, builder.getDictionaryAttr(entries));
+  }
+
   DictionaryAttr getPrecision() {
     SmallVector<NamedAttribute> policies;
     auto type = [&](std::optional<plan::DType> dtype) {

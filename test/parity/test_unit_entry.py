@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from harness import ADAMW_FUSED, SGD, Captured, Case, Model, Run, run_plan
+from harness import ADAMW_FUSED, SGD, Captured, Case, Model, Run, compile_plan, run_plan
 from test_parity import assert_equal_bits
 
 Capture = Callable[..., Captured]
@@ -49,3 +50,26 @@ def test_mixed_precision(captured: Capture, reference: Reference) -> None:
     precision = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
     case = Case(MODELS["norms"], SGD, steps=4, precision=precision)
     assert_equal_bits(run_plan(captured(case.model, precision), case, "bf16"), reference(case))
+
+
+@pytest.mark.parametrize(
+    ("units", "fault"),
+    [
+        ("blocks.*.k", "was one at capture and is none now"),
+        ([{"match": ["blocks.0", "enc"]}], "was none at capture"),
+    ],
+)
+def test_other_units_than_those_of_the_capture(
+    captured: Capture, units: object, fault: str
+) -> None:
+    case = Case(replace(MODELS["memory"], units=units), SGD)
+    with pytest.raises(RuntimeError, match=f'{fault}, and gradients of input "mem" of "blocks.0"'):
+        compile_plan(captured(MODELS["memory"]), case, "other")
+
+
+def test_units_that_make_no_difference(captured: Capture, reference: Reference) -> None:
+    """Any units go with a capture in which no module needs an entry."""
+    captured_as = text_model("Decoder", "enc", how="once")
+    case = Case(replace(captured_as, units="blocks.*"), SGD, steps=3)
+    ours = run_plan(captured(captured_as), case, "indifferent")
+    assert_equal_bits(ours, reference(case))

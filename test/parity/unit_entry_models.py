@@ -40,6 +40,8 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         h = self.embed(tokens)
         mem = self.enc(h)
+        if self.how == "once":
+            mem = mem.detach()
         for block in self.blocks:
             if self.how == "keyword":
                 h = block(h, mem=mem)

@@ -75,6 +75,11 @@ struct Capture {
   plan::Weights weights;
   std::vector<CapturedParam> params;
   std::vector<CapturedPrecision> precision;
+  /// The modules of each unit of the capture but the root.
+  std::vector<std::vector<std::string>> units;
+  /// (module, input) where it makes a difference to the sums of gradients
+  /// whether the module is a unit.
+  std::vector<std::pair<std::string, std::string>> entries;
   std::vector<plan::Buffer> buffers;
   /// Input::value is the value number.
   std::vector<plan::Input> inputs;

@@ -55,7 +55,10 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
 
     Mixed precision must be what the step was captured with, as
     `fsdp.captured_precision` of the module says: the casts of activations and
-    gradients are in the program.
+    gradients are in the program. So are the sums of the gradients of units'
+    inputs, which are added inside a unit first: a module in `fsdp.entries`, for
+    which that makes a difference, must be in a unit of
+    `fsdp.captured_units` if it is in one here, and the other way round.
 
     Before: captured level. After: every `fsdp.param` names a unit.
   }];

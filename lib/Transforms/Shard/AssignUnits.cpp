@@ -5,6 +5,7 @@
 // claims belongs to the root unit. Units that share a tied parameter are one.
 //
 //===----------------------------------------------------------------------===//
+#include "fsdp/Dialect/UnitEntries.h"
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 
@@ -12,6 +13,9 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/ADT/StringSet.h"
+
+#include <map>
+#include <set>
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_ASSIGNUNITS
@@ -83,7 +87,11 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
       param.setUnitAttr(FlatSymbolRefAttr::get(unit.getSymNameAttr()));
     }
     module->removeAttr(moduleClassesAttrName);
+    if (failed(checkEntries(module, joined)))
+      return signalPassFailure();
     module->removeAttr(capturedPrecisionAttrName);
+    module->removeAttr(capturedUnitsAttrName);
+    module->removeAttr(entriesAttrName);
   }
 
 private:
@@ -283,6 +291,56 @@ private:
         if (!seen.contains(entry.getName()) &&
             failed(check({module.getLoc(), false, {}}, entry.getName())))
           return failure();
+    return success();
+  }
+
+  /// Gradients of a unit's inputs are summed inside it first, and the captured
+  /// program has these sums: a unit for which that makes a difference must have
+  /// been one at capture, and the other way round.
+  LogicalResult checkEntries(ModuleOp module, llvm::IntEqClasses &joined) {
+    auto entries = module->getAttrOfType<DictionaryAttr>(entriesAttrName);
+    if (!entries)
+      return success();
+    using Modules = std::set<StringRef>;
+    std::set<Modules> captured;
+    std::map<Modules, Location> wanted;
+    if (auto units = module->getAttrOfType<ArrayAttr>(capturedUnitsAttrName))
+      for (auto unit : units.getAsRange<ArrayAttr>()) {
+        auto names = unit.getAsValueRange<StringAttr>();
+        captured.insert(Modules(names.begin(), names.end()));
+      }
+    for (size_t claim = 0; claim < claims.size(); ++claim) {
+      unsigned leader = joined.findLeader(claim);
+      if (leader != claim ||
+          (rootClaim && leader == joined.findLeader(*rootClaim)))
+        continue;
+      Modules modules;
+      for (size_t other = claim; other < claims.size(); ++other)
+        if (joined.findLeader(other) == leader)
+          modules.insert(claims[other].modules.begin(),
+                         claims[other].modules.end());
+      wanted.emplace(modules, getPolicy(claim).loc);
+    }
+    auto check = [&](Location loc, const Modules &modules,
+                     StringRef fault) -> LogicalResult {
+      for (StringRef name : modules)
+        if (auto input = entries.getAs<StringAttr>(name))
+          return emitError(loc)
+                 << "unit \"" << llvm::join(modules, "+") << "\" " << fault
+                 << ", and gradients of input " << input << " of \"" << name
+                 << "\" are summed inside a unit first; capture the model "
+                    "with a config that has these units";
+      return success();
+    };
+    for (const auto &[modules, loc] : wanted)
+      if (!captured.count(modules) &&
+          failed(check(loc, modules, "was none at capture")))
+        return failure();
+    for (const Modules &modules : captured)
+      if (!wanted.count(modules) &&
+          failed(check(module.getLoc(), modules,
+                       "was one at capture and is none now")))
+        return failure();
     return success();
   }
 

@@ -96,6 +96,26 @@ module attributes {fsdp.captured_precision = {
 
 // -----
 
+// The program sums the gradients of inputs as the units of the capture do.
+module attributes {fsdp.captured_units = [["a"]], fsdp.entries = {b = "memory"}} {
+  fsdp.unit_pattern "a"
+  // expected-error @below {{unit "b" was none at capture, and gradients of input "memory" of "b" are summed inside a unit first; capture the model with a config that has these units}}
+  fsdp.unit_pattern "b"
+  fsdp.param @a.weight : tensor<4x4xf32>
+  fsdp.param @b.weight : tensor<4x4xf32>
+}
+
+// -----
+
+// expected-error @below {{unit "a+b" was one at capture and is none now, and gradients of input "memory" of "b" are summed}}
+module attributes {fsdp.captured_units = [["a", "b"]], fsdp.entries = {b = "memory"}} {
+  fsdp.unit_pattern "a"
+  fsdp.param @a.weight : tensor<4x4xf32>
+  fsdp.param @b.weight : tensor<4x4xf32>
+}
+
+// -----
+
 // A root unit without parameters casts its output all the same.
 // expected-error @below {{unit "(root)" was captured with no mixed precision, the policy asks for #fsdp.mixed_precision<output_dtype = f32>}}
 fsdp.unit_pattern "" {mixed_precision = #fsdp.mixed_precision<output_dtype = f32>}

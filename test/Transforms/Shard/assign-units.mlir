@@ -136,6 +136,24 @@ module attributes {fsdp.captured_precision = {
 
 // -----
 
+// The units of the capture are those of the policy, or make no difference.
+
+// CHECK-NOT: fsdp.captured_units
+// CHECK-NOT: fsdp.entries
+// CHECK:     fsdp.unit @"b+c"
+// CHECK:     fsdp.unit @a
+module attributes {fsdp.captured_units = [["c", "b"], ["d"]],
+                   fsdp.entries = {b = "memory", "(root)" = "x"}} {
+  fsdp.unit_pattern "b", "c"
+  fsdp.unit_pattern "a"
+  fsdp.param @b.weight : tensor<4x4xf32>
+  fsdp.param @c.weight : tensor<4x4xf32>
+  fsdp.param @a.weight : tensor<4x4xf32>
+  fsdp.param @d.weight : tensor<4x4xf32>
+}
+
+// -----
+
 // What was captured is compared module by module, also of units of several.
 
 // CHECK-NOT: fsdp.captured_precision
