@@ -1,4 +1,4 @@
-"""Models that depend on strides and masks; both sides import them by name."""
+"""Models that depend on strides, masks and complex numbers; both sides import them by name."""
 
 from __future__ import annotations
 
@@ -72,3 +72,23 @@ class Masked(nn.Module):
         x = x[:, self.kept]
         x = x[:, torch.linspace(0, 1, x.shape[1]) > 0.2]
         return F.cross_entropy(self.head(x.mean(1)), labels)
+
+
+class Complex(nn.Module):
+    """Rotary embeddings by complex numbers, and a mixing by FFT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Linear(PIXELS, PIXELS) for _ in range(2))
+        self.head = nn.Linear(PIXELS, CLASSES)
+        angles = torch.outer(torch.arange(3 * PIXELS), 1e2 ** -torch.linspace(0, 1, PIXELS // 2))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = images.flatten(1, 2)
+        for block in self.blocks:
+            pairs = torch.view_as_complex(block(x).unflatten(-1, (-1, 2)))
+            x = x + torch.view_as_real(pairs * self.turns * (0.5 - 1j)).flatten(-2)
+        x = torch.fft.irfft(torch.fft.rfft(x, dim=1) * 2j, n=x.shape[1], dim=1)
+        return F.cross_entropy(self.head(x.mean(1) + x[:, 0]), labels)

@@ -1,10 +1,12 @@
-"""Layouts, masks and assertions: FSDP2's bits."""
+"""Layouts, masks and complex numbers: FSDP2's bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import fsdp_mlir
 import pytest
 import torch
 from harness import BIN, SGD, Captured, Case, Model, Run, compile_plan, execute, run_plan
@@ -27,10 +29,26 @@ def assert_trains(ours: Run, theirs: Run, steps: int) -> None:
     assert_equal_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("factory", ["ChannelsLast", "TransposedLoss", "Masked"])
+@pytest.mark.parametrize("factory", ["ChannelsLast", "TransposedLoss", "Masked", "Complex"])
 def test_equals_fsdp2(captured: Capture, reference: Reference, factory: str) -> None:
     case = Case(image_model(factory), SGD, steps=4)
     assert_trains(run_plan(captured(case.model), case, "layouts"), reference(case), case.steps)
+
+
+def test_inputs_have_the_layout_of_the_example(
+    captured: Capture, reference: Reference, tmp_path: Path
+) -> None:
+    """FSDP2 is given images in channels_last; fsdp-run reads them row-major from a file."""
+    case = Case(image_model("ChannelsLast"), SGD, steps=4)
+    theirs = reference(case)
+    data = captured(case.model).data
+    example = {name: tensor[: case.model.batch] for name, tensor in load_file(data).items()}
+    example["images"] = example["images"].contiguous(memory_format=torch.channels_last)
+    model = replace(case.model, factory="layout_models:ConvNet")
+    ours = Captured(model, tmp_path)
+    fsdp_mlir.capture(model.build(), kwargs=example, path=ours.archive)
+    ours.data.write_bytes(data.read_bytes())
+    assert_trains(run_plan(ours, replace(case, model=model), "layouts"), theirs, case.steps)
 
 
 def test_an_assertion_stops_the_run(captured: Capture, tmp_path: Path) -> None:
