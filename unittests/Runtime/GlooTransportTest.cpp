@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/GlooTransport.h"
+#include "Support/Fixtures.h"
 #include "fsdp/Runtime/Error.h"
 
 #define USE_C10D_GLOO
@@ -143,12 +144,10 @@ TEST_P(GlooWorlds, MultipliesTermsBeforeTheSum) {
       at::Tensor out = at::empty({7}, in.options());
       finish(comm->reduceScatter("grads", out, in, ReduceOp::Sum, 1 / 3.0));
       at::Tensor term = in.mul(third).narrow(0, 7 * comm->rank(), 7);
-      at::Tensor sum = term.clone();
-      for (int64_t other = 1; other < ranks; ++other)
-        sum.add_(term);
-      // Of more than two, the order is Gloo's.
-      EXPECT_TRUE(ranks <= 2 ? at::equal(out, sum)
-                             : at::allclose(out, sum, 1e-2))
+      // The order of more than two terms is Gloo's.
+      at::Tensor sum = term.to(at::kDouble) * double(ranks);
+      EXPECT_TRUE(ranks <= 2 ? at::equal(out, sum.to(dtype))
+                             : isRounded(out, sum, sum, ranks - 1))
           << dtype;
     }
   });
@@ -210,15 +209,19 @@ TEST_P(GlooWorlds, ReduceScatterHasTheBitsOfC10d) {
             reduceScatterOfC10d(prefixed, comm->rank(), ranks, in,
                                 op == ReduceOp::Sum ? c10d::ReduceOp::SUM
                                                     : c10d::ReduceOp::AVG)));
-        at::Tensor expected = at::zeros({kElements * ranks}, at::kDouble);
-        for (int64_t rank = 0; rank < ranks; ++rank)
-          expected += noise(kElements * ranks, dtype, rank).to(at::kDouble);
-        if (op == ReduceOp::Average)
-          expected /= double(ranks);
-        EXPECT_TRUE(at::allclose(
-            out.to(at::kDouble),
-            expected.narrow(0, comm->rank() * kElements, kElements), 2e-2,
-            dtype == at::kFloat ? 1e-5 : 3e-2));
+        at::Tensor exact = at::zeros({kElements}, at::kDouble);
+        at::Tensor magnitude = exact.clone();
+        double divisor = op == ReduceOp::Average ? double(ranks) : 1;
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+          at::Tensor term = noise(kElements * ranks, dtype, rank)
+                                .narrow(0, comm->rank() * kElements, kElements)
+                                .to(at::kDouble)
+                                .div(divisor);
+          exact += term;
+          magnitude += term.abs();
+        }
+        // The division is a product with a rounded factor.
+        EXPECT_TRUE(isRounded(out, exact, magnitude, ranks + 1));
       }
   });
   EXPECT_THAT(errors, Each(IsEmpty()));

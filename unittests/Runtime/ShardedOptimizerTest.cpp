@@ -3,7 +3,6 @@
 #include "fsdp/Runtime/Error.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>

@@ -140,6 +140,18 @@ std::vector<at::Tensor> await(const runtime::Collective &collective) {
   return collective.results;
 }
 
+bool isRounded(const at::Tensor &got, const at::Tensor &exact,
+               const at::Tensor &magnitude, int64_t roundings) {
+  auto dtype = got.scalar_type();
+  double epsilon = dtype == at::kBFloat16 ? 0x1p-7
+                   : dtype == at::kFloat  ? 0x1p-23
+                                          : 0;
+  EXPECT_GT(epsilon, 0) << "no epsilon known of " << dtype;
+  double share = double(roundings) * epsilon / 2;
+  at::Tensor error = got.to(at::kDouble).sub(exact).abs();
+  return error.le(magnitude.mul(share / (1 - share))).all().item<bool>();
+}
+
 std::vector<std::string> forkRanks(int64_t ranks,
                                    const std::function<void(int64_t)> &body) {
   std::vector<std::pair<pid_t, int>> children;

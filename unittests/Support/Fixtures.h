@@ -55,6 +55,14 @@ struct ToolResult {
 ToolResult runTool(const std::vector<std::string> &args,
                    const std::map<std::string, std::string> &environment = {});
 
+/// Whether each element of `got` is at most `roundings` roundings of its dtype
+/// away from that of `exact`, which is in double: a sum of terms whose absolute
+/// values add up to `magnitude` is off by at most n u / (1 - n u) of that
+/// (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), where
+/// u is half of the dtype's epsilon.
+bool isRounded(const at::Tensor &got, const at::Tensor &exact,
+               const at::Tensor &magnitude, int64_t roundings);
+
 /// The results of a collective, once they are there.
 std::vector<at::Tensor> await(const runtime::Collective &collective);
 
