@@ -7,6 +7,7 @@
 #include "fsdp/Runtime/Operators.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cstring>
@@ -117,9 +118,9 @@ std::string describePosition(const plan::Plan &plan, const Position &position) {
 CallTable::CallTable(const plan::Plan &plan,
                      const std::vector<plan::Instruction> &instructions,
                      c10::Device device)
-    : instructions(instructions), device(device), strides(plan),
-      ran(instructions.size()), calls(instructions.size()),
-      constants(instructions.size()) {
+    : instructions(instructions), trains(&instructions == &plan.instructions),
+      device(device), strides(plan), ran(instructions.size()),
+      calls(instructions.size()), constants(instructions.size()) {
   c10::InferenceMode guard;
   if (!device.is_cpu())
     attention = std::make_unique<AttentionKernels>(plan);
@@ -210,6 +211,10 @@ void CallTable::run(size_t index, const plan::Call &call,
 }
 
 void CallTable::invoke(size_t index) {
+  // As in eager execution: some kernels of a forward keep for backward what
+  // they do not keep where no gradient is wanted.
+  c10::AutoGradMode gradients(trains && instructions[index].phase ==
+                                            plan::Phase::Forward);
   if (attention && attention->runs(index))
     attention->run(index, stack);
   else

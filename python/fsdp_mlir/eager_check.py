@@ -237,7 +237,8 @@ def replay(
     trace: Trace, values: dict[str, Tensor], results: list[str], tape: _Tape | None = None
 ) -> list[Tensor]:
     """Runs the calls of a trace on `values` by name, in place where they are, and returns those of
-    `results`. A value is dropped after its last use."""
+    `results`. A value is dropped after its last use. Grad mode is on in forward, as in eager
+    execution: some kernels keep nothing for backward without it."""
     values = dict(values)
     uses: dict[str, int] = dict.fromkeys(results, len(trace.nodes))
     for index, node in reversed(list(enumerate(trace.nodes))):
@@ -252,7 +253,8 @@ def replay(
         for index, node in enumerate(trace.nodes):
             args = [_resolved(value, values) for value in node.args]
             positional, keywords = split_arguments(node.func, args)
-            made = node.func(*positional, **keywords)
+            with torch.set_grad_enabled(index < trace.backward_begin):
+                made = node.func(*positional, **keywords)
             if tape is not None:
                 tape.add(node.func, made, node.origin.location)
             _assign(node.outs, made, values)

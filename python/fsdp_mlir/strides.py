@@ -246,10 +246,13 @@ _RULES: dict[OpOverload, dict[int, _Rule]] = {
 
 
 def of_kernels(func: OpOverload, values: list[Any], result: Any) -> Any:
-    """`result` of the fake kernel of `func` with the strides of the CPU's; inside the fake mode.
+    """`result` of the fake kernel of `func` with the strides and memory of the CPU's; inside the
+    fake mode.
 
     `values` has every schema argument.
     """
+    if isinstance(result, tuple):
+        result = _apart(result)
     rules = _RULES.get(func)
     if rules is None:
         return result
@@ -262,6 +265,17 @@ def of_kernels(func: OpOverload, values: list[Any], result: Any) -> Any:
             strides = rule(fake, arguments)
             results[index] = torch.empty_strided(fake.shape, strides, dtype=fake.dtype)
     return tuple(results) if isinstance(result, (tuple, list)) else results[0]
+
+
+def _apart(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A fake kernel may give one tensor as two results; they are two for the CPU's kernels."""
+    seen: set[int] = set()
+    apart = list(results)
+    for index, result in enumerate(results):
+        if isinstance(result, Tensor) and id(result) in seen:
+            apart[index] = torch.empty_like(result)
+        seen.add(id(result))
+    return tuple(apart)
 
 
 def corrected() -> set[OpOverload]:

@@ -438,13 +438,16 @@ class Recorder(TorchDispatchMode):
 
     def _out_of_place(self, func: OpOverload, origin: Origin) -> OpOverload:
         """x.unsqueeze_(…) renames x to a view of itself, so it is captured as x.unsqueeze(…)."""
+
+        def formals(overload: OpOverload) -> list[tuple[str, str]]:
+            return [(formal.name, str(formal.type)) for formal in overload._schema.arguments]
+
         packet = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
-        found = getattr(packet, func._overloadname, None)
-        if found is None or len(found._schema.arguments) != len(func._schema.arguments):
-            raise located(
-                origin.location, f"'{func}' changes a tensor's shape in place; use a view"
-            )
-        return found
+        for name in packet.overloads() if packet else ():
+            found = getattr(packet, name)
+            if formals(found) == formals(func) and not found._schema.is_mutable:
+                return found
+        raise located(origin.location, f"'{func}' changes a tensor's shape in place; use a view")
 
 
 def _fix_dtype(func: OpOverload, args: list[Any], result: Any) -> None:

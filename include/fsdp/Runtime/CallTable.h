@@ -49,6 +49,8 @@ private:
 
   /// Of the plan.
   const std::vector<plan::Instruction> &instructions;
+  /// They are the training step.
+  bool trains;
   c10::Device device;
   StrideCheck strides;
   /// Per instruction: it ran before.
