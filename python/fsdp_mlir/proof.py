@@ -63,7 +63,7 @@ def recorded(view: ModelView, *, evaluation: bool, check: bool | None) -> tuple[
             f"{_attributes(changed)} changed in forward, and the next step depends on it; capture "
             "with check=True, which runs two steps, or call the model once before capture",
         )
-    lost = [path for path in changed if not cached and first.holds_tensor(path)]
+    lost = [path for path in changed if not cached and first.holds_computed(path)]
     if lost:
         warnings.warn(
             f"{_attributes(lost)} set in forward, and no later step reads it; the compiled step "

@@ -106,8 +106,10 @@ class PythonState:
         paths = dict.fromkeys([*self.leaves, *after.leaves])
         return [path for path in paths if self.leaves.get(path) != after.leaves.get(path)]
 
-    def holds_tensor(self, path: str) -> bool:
-        return self.leaves.get(path, ("none", None))[0] == "tensor"
+    def holds_computed(self, path: str) -> bool:
+        """Whether a tensor lies there that is no parameter, as in RNNs' list of their weights."""
+        kind, value = self.leaves.get(path, ("none", None))
+        return kind == "tensor" and not isinstance(self._seen[value], nn.Parameter)
 
     def _add_class(self, owner: type) -> None:
         """Data among the attributes of a class and its bases, and of the globals they name."""

@@ -42,6 +42,26 @@ class IgnoredOutput(nn.Module):
         return next_token_loss(self.output(y), targets)
 
 
+class Recurrent(nn.Module):
+    """Layers of LSTM and GRU, both ways, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList(
+            kind(DIM, DIM // 2, num_layers=2, dropout=0.1, bidirectional=True, batch_first=True)
+            for kind in (nn.LSTM, nn.GRU)
+        )
+        self.output = nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)[0]
+        return next_token_loss(self.output(x), targets)
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

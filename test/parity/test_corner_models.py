@@ -26,6 +26,7 @@ MODELS = {
     "reused_frozen": text_model("Reused", "blocks.*", frozen=[1]),
     "reused_all_frozen": text_model("Reused", "blocks.*", frozen=[0, 1, 2]),
     "shared": text_model("Shared", "blocks.*"),
+    "recurrent": text_model("Recurrent", "blocks.*"),
     "two_forwards": text_model("Preference", "blocks.*"),
     "float64": replace(LLAMA, factory="corner_models:llama_float64"),
     "grouped_with_unused": Model(

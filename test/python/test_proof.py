@@ -447,6 +447,23 @@ def test_stored_output_is_a_warning(tmp_path: Path) -> None:
     assert not hasattr(model, "last")
 
 
+class Recurrent(Net):
+    """A recurrent layer over the batch: LSTMs are one call, others are calls for each row."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.layer = getattr(nn, kind)(4, 4, batch_first=True, **options)
+
+    def step(self, x: Tensor) -> Tensor:
+        return self.layer(x[None])[0][0]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "dropout": 0.5, "bidirectional": True}])
+def test_recurrent_layers(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    assert captured(Recurrent(kind, **options), tmp_path).checked
+
+
 def test_cache_without_data_is_refused(tmp_path: Path) -> None:
     """Whether a cache holds what the next step would compute shows only by running two steps."""
     with pytest.raises(fsdp_mlir.CaptureError, match=r"'mask'.* changed in forward.* check=True"):
