@@ -90,8 +90,15 @@ class FakeState:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """CaptureError for modules whose step is a conversation of the ranks."""
+    """CaptureError for modules whose step is a conversation of the ranks, or whose parameters
+    cannot be replaced."""
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise located(
+                source_of(model),
+                f"module '{name}' is a ScriptModule, whose parameters cannot be replaced by what a "
+                "unit gathers; use the module that was scripted",
+            )
         if isinstance(module, nn.SyncBatchNorm) and module.training:
             raise located(
                 source_of(model),

@@ -31,6 +31,7 @@ _SCALARS = (
     torch.device,
     torch.Size,
 )
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _MAX_DEPTH = 6
 # Looked into; what derives from them may do more than hold its members.
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque)
@@ -151,11 +152,10 @@ class PythonState:
         elif isinstance(value, Tensor):
             self._identify(path, "tensor", value)
         elif isinstance(value, np.ndarray):
-            self.leaves[path] = ("value", hashlib.sha256(value.tobytes()).hexdigest())
-        elif isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
-            self.leaves[path] = ("value", _generator_state(value))
-        elif isinstance(value, torch.Generator):
-            self.leaves[path] = ("value", value.get_state().numpy().tobytes())
+            digest = _digest(value.tobytes())
+            self.leaves[path] = ("value", f"{value.dtype}{list(value.shape)} {digest}")
+        elif isinstance(value, _GENERATORS):
+            self.leaves[path] = ("value", f"state {_digest(_generator_state(value))}")
         elif id(value) in self._seen or depth == _MAX_DEPTH:
             self._identify(path, "object", value)
         elif type(value) in _CONTAINERS:
@@ -212,9 +212,15 @@ def _has_own_attributes(value: Any) -> bool:
     return hasattr(value, "__dict__") and not _is_library(type(value).__module__ or "")
 
 
-def _generator_state(generator: Any) -> str:
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:8]
+
+
+def _generator_state(generator: Any) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
     if isinstance(generator, random.Random):
-        return repr(generator.getstate())
+        return repr(generator.getstate()).encode()
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    return repr(generator.get_state())
+        return repr(generator.bit_generator.state).encode()
+    return repr(generator.get_state()).encode()

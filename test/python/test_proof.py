@@ -247,6 +247,27 @@ class Synchronised(Net):
         return self.norm(x)
 
 
+class Scripted(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # scripting is deprecated
+            self.scripted = torch.jit.script(nn.Linear(4, 4))
+
+    def step(self, x: Tensor) -> Tensor:
+        return self.scripted(x)
+
+
+class ArrayInPlace(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = np.ones(4, dtype=np.float32)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.scale *= 2
+        return x
+
+
 class ListedParameter(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -281,6 +302,8 @@ class ListedParameter(Net):
         (ViewedAttribute, r"'\(constant\).0' shares memory with 'all', which the step changes"),
         (WeightView, r"'\(constant\).0' shares memory with 'linear.weight', which the step trains"),
         (Synchronised, "module 'norm' is a SyncBatchNorm in train mode"),
+        (Scripted, "module 'scripted' is a ScriptModule"),
+        (ArrayInPlace, r"'scale' changes in each step \(from float32\[4\] \w{8} to float32\[4\] "),
         (ListedParameter, r"test_proof.py:\d+: parameter 'linear.weight' is read by a reference"),
     ],
 )
