@@ -53,19 +53,23 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
 
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
             leaves = [fake.params[index] for index in trainable]
-            return torch.autograd.grad(loss, leaves, allow_unused=True)
+            for param, leaf in zip(view.params, fake.params, strict=True):
+                if leaf.grad is not None:
+                    raise located(
+                        source_of(view.model),
+                        f"backward() ran inside forward and left a gradient in '{param.name}', "
+                        "which would be lost; return the sum of the losses, or use "
+                        "torch.autograd.grad",
+                    )
+            if not _has_reentrant_checkpoint(loss):
+                return torch.autograd.grad(loss, leaves, allow_unused=True)
+            loss.backward()
+            return tuple(leaf.grad for leaf in leaves)
 
         recorder.draws = Draws()
         with fake.mode, recorder.draws.following(), view.step.holding(fake.slots):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
-        for param, leaf in zip(view.params, fake.params, strict=True):
-            if leaf.grad is not None:
-                raise located(
-                    source_of(view.model),
-                    f"backward() ran inside forward and left a gradient in '{param.name}', which "
-                    "would be lost; return the sum of the losses, or use torch.autograd.grad",
-                )
         loss = recorder.name_of(value)
         gradients = {
             index: recorder.name_of(gradient)
@@ -91,6 +95,23 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
         written = recorder.states.written | evaluator.states.written
         return made(written, entries.units, needed, evaluator.trace, evaluation_loss)
+
+
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    """Whether backward runs backward itself, which `torch.autograd.grad` refuses. Otherwise that is
+    taken: it returns gradients as they are made, without the copies of accumulation."""
+    seen = {loss.grad_fn}
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        users = {user for user, _ in node.next_functions} - seen
+        seen |= users
+        waiting += users
+    return False
 
 
 def _recorder(

@@ -69,7 +69,8 @@ class Checkpointed(nn.Module):
         return checkpoint_wrapper(Block()) if self.how == "wrapper" else Block()
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        run = partial(checkpoint, use_reentrant=False, **OPTIONS.get(self.how, {}))
+        reentrant = self.how == "reentrant"
+        run = partial(checkpoint, use_reentrant=reentrant, **OPTIONS.get(self.how, {}))
         x = run(noisy, self.embed(tokens))
         x = run(lambda x: F.dropout(self.frozen(x), 0.1), x)
         if self.how == "sequential":

@@ -18,7 +18,7 @@ def text_model(how: str) -> Model:
     return Model("checkpoint_models:Checkpointed", "blocks.*", names, 256, 16, 2, {"how": how})
 
 
-HOW = ["plain", "nested", "fresh", "to_the_end", "selective", "sequential", "wrapper"]
+HOW = ["plain", "nested", "fresh", "to_the_end", "selective", "sequential", "wrapper", "reentrant"]
 MODELS = {how: text_model(how) for how in HOW}
 MODELS["gpt2"] = replace(GPT2_DROPOUT, factory="checkpoint_models:gpt2_checkpointed")
 
