@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/StringUtil.h>
 
 #include <cstring>
 
@@ -17,6 +18,8 @@ namespace fsdp::runtime {
 struct CallTable::ResolvedCall {
   c10::OperatorHandle handle;
   std::vector<ArgTemplate> args;
+  /// The shapes of results depend on operands' values, as of x[mask].
+  bool shapedByValues;
 };
 
 std::string firstLine(const std::string &text) {
@@ -118,9 +121,10 @@ std::string describePosition(const plan::Plan &plan, const Position &position) {
 CallTable::CallTable(const plan::Plan &plan,
                      const std::vector<plan::Instruction> &instructions,
                      c10::Device device)
-    : instructions(instructions), trains(&instructions == &plan.instructions),
-      device(device), strides(plan), ran(instructions.size()),
-      calls(instructions.size()), constants(instructions.size()) {
+    : plan(plan), instructions(instructions),
+      trains(&instructions == &plan.instructions), device(device),
+      strides(plan), ran(instructions.size()), calls(instructions.size()),
+      constants(instructions.size()) {
   c10::InferenceMode guard;
   if (!device.is_cpu())
     attention = std::make_unique<AttentionKernels>(plan);
@@ -155,7 +159,8 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
   if (schema.arguments().size() != call.args.size())
     throw InputError("expected " + std::to_string(schema.arguments().size()) +
                      " arguments, got " + std::to_string(call.args.size()));
-  auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{handle, {}});
+  auto resolved = std::make_unique<ResolvedCall>(
+      ResolvedCall{handle, {}, handle.hasTag(at::Tag::dynamic_output_shape)});
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {
@@ -206,8 +211,20 @@ void CallTable::run(size_t index, const plan::Call &call,
   if (next != call.outs.size())
     throw RunError("expected " + std::to_string(call.outs.size()) +
                    " results, got " + std::to_string(next));
+  if (resolved.shapedByValues)
+    checkShapes(call, values);
   if (isFirst)
     strides.afterCall(instructions[index], call, values);
+}
+
+void CallTable::checkShapes(const plan::Call &call,
+                            const std::vector<at::Tensor> &values) const {
+  for (plan::ValueId out : call.outs)
+    if (out != -1 && values[out].sizes() != plan.values[out].shape)
+      throw RunError("expected a result of shape " +
+                     c10::str(at::IntArrayRef(plan.values[out].shape)) +
+                     " as captured, got " + c10::str(values[out].sizes()) +
+                     ": the values of an operand, such as a mask, are others");
 }
 
 void CallTable::invoke(size_t index) {

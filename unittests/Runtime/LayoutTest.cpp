@@ -128,6 +128,30 @@ TEST(StrideCheck, WhatDependsOnNoStridesRuns) {
   EXPECT_EQ(other.values[2].item<float>(), 15);
 }
 
+TEST(CallTable, AMaskWithOtherValuesThanCapturedIsAnError) {
+  Plan plan;
+  plan.values = {Value({4}, DType::Float32), Value({4}, DType::Bool),
+                 Value({2}, DType::Float32)};
+  Call index{"aten::index",
+             "Tensor",
+             {{TensorArg{0}}, {ArgList{{TensorArg{1}}}}},
+             {2}};
+  plan.instructions.push_back({index, Phase::Forward, -1, {}});
+  CallTable table(plan, plan.instructions);
+  std::vector<at::Tensor> values(3);
+  values[0] = counted({4});
+  // In any step, not the first alone.
+  for (float threshold : {1.5f, 0.5f}) {
+    values[1] = values[0].gt(threshold);
+    if (threshold > 1)
+      table.run(0, index, values);
+    else
+      EXPECT_THAT([&] { table.run(0, index, values); },
+                  testing::ThrowsMessage<runtime::RunError>(HasSubstr(
+                      "expected a result of shape [2] as captured, got [3]")));
+  }
+}
+
 /// A step from columns is that from rows: losses are the same.
 TEST(Layout, FsdpRunLaysOutInputsAndBuffers) {
   ScratchDir dir;

@@ -47,6 +47,11 @@ private:
   /// Runs the operator on `stack`.
   void invoke(size_t index);
 
+  /// Throws RunError where results have other shapes than the plan says.
+  void checkShapes(const plan::Call &call,
+                   const std::vector<at::Tensor> &values) const;
+
+  const plan::Plan &plan;
   /// Of the plan.
   const std::vector<plan::Instruction> &instructions;
   /// They are the training step.
