@@ -11,6 +11,8 @@
 #include <functional>
 
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace fsdp::test {
 namespace {
@@ -74,6 +76,23 @@ TEST_F(Files, OutputWithoutCommitLeavesNothing) {
   }
   EXPECT_EQ(readText(dir / "f"), "old");
   EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Files, ADeathBeforeTheCommitLeavesNothing) {
+  writeText(dir / "f", "old");
+  for (int signal : {SIGTERM, SIGKILL}) {
+    pid_t child = fork();
+    if (child == 0) {
+      OutputFile file(dir / "f");
+      file.write(std::string(1 << 20, 'x'));
+      raise(signal);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal);
+    EXPECT_EQ(readText(dir / "f"), "old");
+    EXPECT_EQ(entries(), 1u);
+  }
 }
 
 TEST_F(Files, OutputIsRefusedAtTheBeginning) {

@@ -7,6 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cerrno>
 #include <chrono>
@@ -54,6 +55,31 @@ TEST(LocalStore, ConnectsForkedRanks) {
     comm->allReduce("sum", sum, ReduceOp::Sum)();
     if (sum.sum().item<double>() != double(kRanks) * (1 << 16))
       throw RunError("wrong sum");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+// Whoever finds the port, and knows the keys but not the secret.
+TEST(LocalStore, HeedsNobodyElse) {
+  LocalStore local(kRanks);
+  auto errors = forkRanks(kRanks, [&](int64_t rank) {
+    auto transport =
+        makeGlooTransport(local.connect(rank, 60s), rank, kRanks, 60s);
+    auto comm = transport->connect("all", {0, 1, 2});
+    at::Tensor sum = at::ones({8});
+    comm->allReduce("first", sum, ReduceOp::Sum)();
+    if (rank == 1) {
+      c10d::TCPStoreOptions options;
+      options.port = local.port();
+      c10d::TCPStore foreign("127.0.0.1", options);
+      for (const char *key : {"failure", "alarm", "left"})
+        for (const char *prefix : {"", "/", "fsdp-run/"})
+          foreign.set(std::string(prefix) + key, {'2'});
+    }
+    comm->allReduce("second", sum, ReduceOp::Sum)();
+    if (sum[0].item<double>() != double(kRanks * kRanks))
+      throw RunError("wrong sum");
+    local.leave();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }

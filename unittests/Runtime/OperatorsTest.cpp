@@ -122,6 +122,29 @@ TEST(Operators, ComputationsAreAllowed) {
   EXPECT_EQ(reason("aten::index_put_"), "");
 }
 
+TEST(Operators, WhatIsWrittenIsListed) {
+  auto found = [](plan::Call call, std::vector<plan::ValueId> mutates) {
+    call.mutates = std::move(mutates);
+    try {
+      findOperator(call);
+    } catch (const InputError &error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  plan::Call relu{"aten::relu_", "", {{plan::TensorArg{3}}}, {4}};
+  EXPECT_EQ(found(relu, {3}), "");
+  EXPECT_EQ(found(relu, {4}),
+            "argument \"self\" is written, expected value 3 in "
+            "\"mutates\"");
+  plan::Call each{"aten::_foreach_neg_",
+                  "",
+                  {{plan::ArgList{{plan::TensorArg{0}}, {plan::TensorArg{5}}}}},
+                  {}};
+  EXPECT_EQ(found(each, {0, 5}), "");
+  EXPECT_THAT(found(each, {0}), HasSubstr("expected value 5 in \"mutates\""));
+}
+
 TEST(Operators, PlansAreCheckedInEveryProgram) {
   plan::Call opens{"aten::from_file",
                    "",
