@@ -113,12 +113,33 @@ py::list inputs(const OpenPlan &self) {
   return list;
 }
 
+/// `settings` with those of a group of torch.optim's that may change from step
+/// to step; of a plug-in's, the learning rate.
+plan::Optimizer follow(plan::Optimizer settings, const py::dict &group) {
+  auto take = [&](const char *key, auto &value) {
+    if (group.contains(key))
+      value = group[key].cast<std::decay_t<decltype(value)>>();
+  };
+  take("lr", settings.lr);
+  if (settings.name == "plugin")
+    return settings;
+  std::pair betas(settings.beta1, settings.beta2);
+  take("betas", betas);
+  std::tie(settings.beta1, settings.beta2) = betas;
+  take("eps", settings.eps);
+  take("weight_decay", settings.weightDecay);
+  take("momentum", settings.momentum);
+  take("dampening", settings.dampening);
+  take("nesterov", settings.nesterov);
+  take("maximize", settings.maximize);
+  return settings;
+}
+
 /// As torch.optim's, with indices into `params`; those without a gradient are
 /// in none.
 py::list paramGroups(const OpenPlan &self) {
-  std::vector<plan::Optimizer> settings = {self.plan.optimizer};
-  settings.insert(settings.end(), self.plan.paramGroups.begin(),
-                  self.plan.paramGroups.end());
+  std::vector<plan::Optimizer> settings =
+      self.session->executor().optimizerSettings();
   py::list list;
   for (size_t g = 0; g < settings.size(); ++g) {
     const plan::Optimizer &o = settings[g];
@@ -210,9 +231,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "start",
           [](OpenPlan &self) { self.guarded([&] { self.session->start(); }); },
           Release())
-      .def("set_learning_rates",
-           [](OpenPlan &self, const std::vector<double> &rates) {
-             self.session->executor().setLearningRates(rates);
+      .def("follow",
+           [](OpenPlan &self, const std::vector<py::dict> &groups) {
+             Executor &executor = self.session->executor();
+             std::vector<plan::Optimizer> settings =
+                 executor.optimizerSettings();
+             if (groups.size() != settings.size())
+               throw InputError("expected " + std::to_string(settings.size()) +
+                                " parameter groups, got " +
+                                std::to_string(groups.size()));
+             for (size_t i = 0; i < groups.size(); ++i)
+               settings[i] = follow(settings[i], groups[i]);
+             executor.setOptimizerSettings(settings);
            })
       .def(
           "step",

@@ -79,13 +79,11 @@ void Executor::nameRanges(Program &program) {
 }
 
 void Executor::createOptimizer(const plan::OptimizerStep &step) {
-  std::vector<plan::Optimizer> settings = {plan.optimizer};
-  settings.insert(settings.end(), plan.paramGroups.begin(),
-                  plan.paramGroups.end());
   std::vector<at::Tensor> shards;
   for (int32_t param : step.params)
     shards.push_back(comm.shard(param));
-  optimizer = std::make_unique<ShardedOptimizer>(settings, step.groups, shards);
+  optimizer = std::make_unique<ShardedOptimizer>(plan.optimizerGroups(),
+                                                 step.groups, shards);
 }
 
 Executor::~Executor() = default;
@@ -446,7 +444,7 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   });
   streams->synchronize();
   double rate =
-      optimizer ? optimizer->learningRates().front() : plan.optimizer.lr;
+      optimizer ? optimizer->currentSettings().front().lr : plan.optimizer.lr;
   result.learningRate = rate * lrFactor;
   result.badGradient = badGradient;
   if (scaler) {
@@ -597,10 +595,15 @@ double Executor::evaluate(const Inputs &inputs) {
   return loss;
 }
 
-void Executor::setLearningRates(const std::vector<double> &rates) {
-  if (!optimizer || rates == optimizer->learningRates())
+std::vector<plan::Optimizer> Executor::optimizerSettings() const {
+  return optimizer ? optimizer->currentSettings() : plan.optimizerGroups();
+}
+
+void Executor::setOptimizerSettings(
+    const std::vector<plan::Optimizer> &changed) {
+  if (!optimizer || changed == optimizer->currentSettings())
     return;
-  optimizer->setLearningRates(rates);
+  optimizer->setSettings(changed);
   if (graphs)
     useGraphs(); // those that exist have the old ones
 }

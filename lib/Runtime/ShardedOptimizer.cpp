@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace fsdp::runtime {
 
@@ -128,19 +129,22 @@ void ShardedOptimizer::step(const std::vector<at::Tensor> &grads,
   ++stepsDone;
 }
 
-std::vector<double> ShardedOptimizer::learningRates() const {
-  std::vector<double> rates;
-  for (const plan::Optimizer &o : settings)
-    rates.push_back(o.lr);
-  return rates;
-}
-
-void ShardedOptimizer::setLearningRates(const std::vector<double> &rates) {
-  if (rates.size() != settings.size())
-    throw InputError("expected " + std::to_string(settings.size()) +
-                     " learning rates, got " + std::to_string(rates.size()));
-  for (size_t i = 0; i < rates.size(); ++i)
-    settings[i].lr = rates[i];
+void ShardedOptimizer::setSettings(
+    const std::vector<plan::Optimizer> &changed) {
+  if (changed.size() != settings.size())
+    throw InputError(
+        "expected the settings of " + std::to_string(settings.size()) +
+        " parameter groups, got " + std::to_string(changed.size()));
+  auto layout = [](const plan::Optimizer &o) {
+    return std::tie(o.name, o.amsgrad, o.fused, o.library, o.options);
+  };
+  for (size_t i = 0; i < changed.size(); ++i)
+    if (layout(changed[i]) != layout(settings[i]) ||
+        (changed[i].momentum != 0) != (settings[i].momentum != 0))
+      throw InputError("group " + std::to_string(i) +
+                       " of the optimizer: expected settings with the state "
+                       "that it has");
+  settings = changed;
 }
 
 ShardedOptimizer::NamedTensors ShardedOptimizer::state(size_t shard) const {

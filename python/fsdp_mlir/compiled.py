@@ -63,8 +63,8 @@ def compile(
     `loss(output, labels)`, name inputs that it takes instead of the model. Without it the output
     or its `.loss` is the scalar.
 
-    `optimizer` is an optimizer of torch.optim on model.parameters() (its learning rates are read
-    at each step, so a scheduler of torch works on it), or a class, or `(class, arguments)`, or the
+    `optimizer` is an optimizer of torch.optim on model.parameters() (its settings are read at
+    each step, so a scheduler of torch works on it), or a class, or `(class, arguments)`, or the
     mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
     by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
     `gradient_accumulation_steps`, `reduce_each_microbatch`, `all_reduce_each_microbatch`,
@@ -269,7 +269,7 @@ class Step:
         self._unchanged.check(self._has_bits)
         if self._optimizer is not None and self._settings is not None:
             self._settings.check()
-            self._session.set_learning_rates(optimizers.learning_rates(self._optimizer))
+            self._session.follow(optimizers.followed(self._optimizer))
             # As its own step does, for the schedulers' check of the order of calls.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._result = self._session.step(microbatches)

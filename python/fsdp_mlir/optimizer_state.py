@@ -74,8 +74,7 @@ class OptimizerState:
                     _copy(tensor, given["state"][name][key])
         self._session.steps = steps
         if self._optimizer is None:
-            rates = [float(group["lr"]) for group in given["param_groups"]]
-            self._session.set_learning_rates(rates)
+            self._session.follow(given["param_groups"])
             return
         for group, loaded in zip(self._optimizer.param_groups, given["param_groups"], strict=True):
             group.update((k, v) for k, v in loaded.items() if k not in ("params", STEPS))
@@ -98,14 +97,15 @@ class OptimizerState:
         ]
 
     def _check_groups(self, own: list[dict[str, Any]], given: Any) -> None:
-        """The same parameters with the same settings, which a compiled step cannot change."""
+        """The same parameters, and the same settings where a compiled step follows none."""
         if [group["params"] for group in own] != [group["params"] for group in given]:
             raise ValueError("expected the parameter groups of the compiled step, got others")
         for number, (group, loaded) in enumerate(zip(own, given, strict=True)):
             for key, value in group.items():
                 if key not in optimizers.COMPILED and self._optimizer is not None:
                     continue
-                if key in ("params", "lr", STEPS):
+                follows = optimizers.FOLLOWED if "maximize" in own[number] else {"lr"}
+                if key in {"params", STEPS} | follows:
                     continue
                 if key not in loaded or _plain(loaded[key]) != _plain(value):
                     raise ValueError(

@@ -23,8 +23,10 @@ _KEYS = {
     "adam": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
     "adamw": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
 }
-# What the plan has of a group of torch.optim's. Its `lr` is read at each step.
+# What the plan has of a group of torch.optim's.
 COMPILED = {key for keys in _KEYS.values() for key in keys} | {"fused"}
+# What is read at each step: all of it that decides nothing about the state.
+FOLLOWED = COMPILED - {"amsgrad", "fused"}
 
 
 def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
@@ -92,23 +94,29 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [group for group in optimizer.param_groups if group["params"]]
 
 
-def learning_rates(optimizer: Optimizer) -> list[float]:
+def followed(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group that a step takes as they are now."""
     for group in groups_of(optimizer):
         _check_learning_rate(group)
-    return [float(group["lr"]) for group in groups_of(optimizer)]
+    return [
+        {key: _plain(value) for key, value in group.items() if key in FOLLOWED}
+        for group in groups_of(optimizer)
+    ]
 
 
 class Settings:
-    """What a step was compiled with: an optimizer's groups, and their settings but for `lr`."""
+    """What a step was compiled with: an optimizer's groups, and the settings that it does not
+    follow."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         # `foreach` has no say in the numbers.
-        keys = [key for key in optimizer.defaults if key not in ("lr", "foreach")]
+        keys = [key for key in optimizer.defaults if key not in FOLLOWED | {"foreach"}]
         self._groups = [
             (list(group["params"]), {key: _comparable(group.get(key)) for key in keys})
             for group in optimizer.param_groups
         ]
+        self._momenta = [group.get("momentum", 0) for group in optimizer.param_groups]
 
     def check(self) -> None:
         """CompileError where a step of the optimizer itself would now be another one."""
@@ -132,8 +140,15 @@ class Settings:
                 if got != value:
                     raise CompileError(
                         f"group {number} of the optimizer: the step was compiled with "
-                        f"{key}={value!r}, got {got!r}; a step follows 'lr' alone"
+                        f"{key}={value!r}, got {got!r}; compile it again"
                     )
+            momentum, now = self._momenta[number], group.get("momentum", 0)
+            if (momentum != 0) != (now != 0):
+                raise CompileError(
+                    f"group {number} of the optimizer: the step was compiled with "
+                    f"momentum={momentum!r}, got {now!r}, with which there is "
+                    f"{'a' if now else 'no'} momentum; compile it again"
+                )
 
 
 def _name(optimizer: Optimizer) -> str:
@@ -160,12 +175,6 @@ def _settings(name: str, group: dict[str, Any]) -> dict[str, Any]:
         if group.get(key):
             raise NotImplementedError(f"optimizer: '{key}' is not supported")
     _check_learning_rate(group)
-    if "base_momentum" in group:
-        cycled = "betas" if "betas" in group else "momentum"
-        raise NotImplementedError(
-            f"optimizer: a scheduler that moves '{cycled}', as OneCycleLR and CyclicLR do by "
-            "default, is not supported; give it cycle_momentum=False"
-        )
     return {key: _plain(group[key]) for key in _KEYS[name]}
 
 

@@ -72,6 +72,13 @@ def make_optimizer(model: nn.Module, case: dict[str, Any]) -> torch.optim.Optimi
     return kind([{"params": others}, {"params": biases, **case["groups"]}], **settings)
 
 
+def make_scheduler(optimizer: torch.optim.Optimizer, case: dict[str, Any]) -> Any:
+    """Of the learning rate alone, or of momentum and betas too."""
+    if case.get("one_cycle"):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1)
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
 def batches(case: dict[str, Any], rank: int) -> list[dict[str, Tensor]]:
     if case.get("model") == "WithoutInputs":
         return [{} for _ in range(STEPS)]
@@ -91,7 +98,7 @@ def train_fsdp2(
 ) -> list[float]:
     losses = []
     n = case.get("accumulation", 1)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    scheduler = make_scheduler(optimizer, case)
     for batch in batches(case, rank):
         total = 0.0
         for m in range(n):
@@ -131,7 +138,7 @@ def train_ours(
         **options,
     )
     losses = []
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    scheduler = make_scheduler(optimizer, case)
     for batch in batches(case, rank):
         losses.append(step(batch).item())
         scheduler.step()

@@ -90,6 +90,8 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": {**ADAMW, "fused": False},
         "groups": {"weight_decay": 0.0, "lr": 1e-3},
     },
+    "one_cycle_of_betas": {"calls": LAYERS, "optimizer": ADAMW, "one_cycle": True},
+    "one_cycle_of_momentum": {"calls": LAYERS, "optimizer": SGD, "one_cycle": True},
     "largest_dim": {"calls": LAYERS, "optimizer": ADAMW, "largest_dim": True},
     "clipping": {"calls": LAYERS, "optimizer": ADAMW, "max_norm": 0.1},
     "accumulation": {"calls": LAYERS, "optimizer": ADAMW, "accumulation": 2},

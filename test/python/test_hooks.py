@@ -181,14 +181,11 @@ def test_hooks_of_an_optimizers_state() -> None:
 
 
 SETTINGS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], str]] = {
-    "betas": (
-        lambda o: o.param_groups[0].update(betas=(0.8, 0.99)),
-        r"group 0 .* betas=\[0.9, 0.999\], got \[0.8, 0.99\]",
+    "amsgrad": (
+        lambda o: o.param_groups[1].update(amsgrad=True),
+        "group 1 .* amsgrad=False, got True; compile it again",
     ),
-    "eps": (lambda o: o.param_groups[1].update(eps=1e-3), "group 1 .* eps=1e-08, got 0.001"),
-    "weight_decay": (lambda o: o.param_groups[0].update(weight_decay=0.5), "weight_decay=0.01"),
-    "maximize": (lambda o: o.param_groups[0].update(maximize=True), "maximize=False, got True"),
-    "amsgrad": (lambda o: o.param_groups[0].update(amsgrad=True), "amsgrad=False, got True"),
+    "fused": (lambda o: o.param_groups[0].update(fused=True), "fused=False, got True"),
     "capturable": (lambda o: o.param_groups[0].update(capturable=True), "capturable=False"),
     "a_group": (
         lambda o: o.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
@@ -223,20 +220,54 @@ def one_cycle(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=8, **options)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_schedulers_of_momentum(kind: type[torch.optim.Optimizer]) -> None:
-    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    model = Model()
-    optimizer = kind(model.parameters(), lr=0.1, **options)
-    one_cycle(optimizer)
-    with pytest.raises(NotImplementedError, match=r"moves '(momentum|betas)', .* cycle_momentum=F"):
-        compiled(model, optimizer)
+FOLLOWED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "sgd": (
+        torch.optim.SGD,
+        {"momentum": 0.9},
+        {"weight_decay": 0.1, "dampening": 0.5, "maximize": True},
+    ),
+    "nesterov": (
+        torch.optim.SGD,
+        {"momentum": 0.9, "foreach": True},
+        {"nesterov": True, "weight_decay": 0.1},
+    ),
+    "adam": (torch.optim.Adam, {}, {"eps": 1e-3, "weight_decay": 0.1, "maximize": True}),
+    "adamw": (torch.optim.AdamW, {"fused": True}, {"eps": 1e-3, "weight_decay": 0.5}),
+    "amsgrad": (torch.optim.AdamW, {"amsgrad": True, "foreach": True}, {"betas": (0.5, 0.9)}),
+}
 
+
+@pytest.mark.parametrize("early", [True, False], ids=["scheduled_before", "scheduled_after"])
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_settings_are_followed(name: str, early: bool) -> None:
+    """A scheduler that moves momentum or betas at each step, and a change by hand."""
+    kind, options, changed = FOLLOWED[name]
+    eager, ours = Model(), Model()
+    optimizers = [kind(m.parameters(), lr=0.1, **options) for m in (eager, ours)]
+    schedulers = [one_cycle(optimizer) for optimizer in optimizers] if early else []
+    step = compiled(ours, optimizers[1])
+    schedulers = schedulers or [one_cycle(optimizer) for optimizer in optimizers]
+    for number in range(6):
+        loss = eager(**BATCH)
+        loss.backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        assert torch.equal(step(BATCH), loss.detach())
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+            scheduler.step()
+            if number == 2:
+                optimizer.param_groups[0].update(changed)
+    state = step.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in eager.state_dict().items())
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_momentum_neither_comes_nor_goes(momentum: float) -> None:
     model = Model()
-    optimizer = kind(model.parameters(), lr=0.1, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     step = compiled(model, optimizer)
-    one_cycle(optimizer)
-    with pytest.raises(CompileError, match=r"(momentum|betas)=.*a step follows 'lr' alone"):
+    optimizer.param_groups[0]["momentum"] = 0.9 - momentum
+    with pytest.raises(CompileError, match=f"compiled with momentum={momentum}, .* momentum; comp"):
         step(BATCH)
 
 

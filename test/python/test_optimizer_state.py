@@ -66,16 +66,17 @@ def test_the_form() -> None:
     assert state["param_groups"][0] == {**plain, "params": names}
 
 
-def test_learning_rates_are_taken() -> None:
+def test_settings_are_taken() -> None:
     model = fsdp_mlir.fully_shard(torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     batch = {"input": BATCH["x"], "y": BATCH["y"]}
     step = fsdp_mlir.compile(model, loss=loss_fn, optimizer=optimizer, example=batch)
     state = copy.deepcopy(step.optimizer_state_dict())
     assert state["state"] == {}
-    state["param_groups"][0] |= {"lr": 0.0, "initial_lr": 0.5}
+    state["param_groups"][0] |= {"lr": 0.0, "weight_decay": 0.1, "initial_lr": 0.5}
     step.load_optimizer_state_dict(state)
     assert optimizer.param_groups[0]["lr"] == 0.0 and optimizer.param_groups[0]["initial_lr"] == 0.5
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
     assert step(batch) == step(batch)
     assert optimizer.param_groups[0]["params"] == list(model.parameters())
 
@@ -93,7 +94,7 @@ def changed(state: dict[str, Any], change: str) -> None:
     elif change == "groups":
         state["param_groups"][0]["params"].reverse()
     elif change == "a setting":
-        state["param_groups"][0]["weight_decay"] = 0.5
+        state["param_groups"][0]["amsgrad"] = True
     elif change == "a key":
         del state["param_groups"]
 
@@ -104,7 +105,7 @@ BAD = {
     "an entry": "1 missing entries of 'first.weight' in the optimizer state: 'exp_avg'",
     "a shape": r"'first.weight': expected shape \[4, 4\] of 'exp_avg', got \[3\]",
     "groups": "expected the parameter groups of the compiled step, got others",
-    "a setting": "group 0: the step was compiled with weight_decay=0.01, got 0.5; compile it with",
+    "a setting": "group 0: the step was compiled with amsgrad=False, got True; compile it with",
     "a key": "1 missing keys in the optimizer state: 'param_groups'",
 }
 

@@ -225,16 +225,32 @@ TEST(ShardedOptimizer, GroupsHaveTheirOwnSettings) {
   EXPECT_FLOAT_EQ(second[0].item<float>(), 1 - 0.005f);
 }
 
-TEST(ShardedOptimizer, TakesNewLearningRates) {
+TEST(ShardedOptimizer, TakesNewSettings) {
   plan::Optimizer own = settings("sgd", 0), other = settings("sgd", 0);
   at::Tensor first = at::ones({2}), second = at::ones({2});
   ShardedOptimizer optimizer({own, other}, {1, 0}, {first, second});
-  optimizer.setLearningRates({0.25, 0.5});
-  EXPECT_EQ(optimizer.learningRates(), (std::vector<double>{0.25, 0.5}));
+  own.lr = 0.25;
+  other.lr = 0.5;
+  other.weightDecay = 0.5;
+  optimizer.setSettings({own, other});
+  EXPECT_EQ(optimizer.currentSettings(), (std::vector{own, other}));
   optimizer.step({at::ones({2}), at::ones({2})});
-  EXPECT_FLOAT_EQ(first[0].item<float>(), 0.5f);
+  EXPECT_FLOAT_EQ(first[0].item<float>(), 1 - 0.5f * 1.5f);
   EXPECT_FLOAT_EQ(second[0].item<float>(), 0.75f);
-  EXPECT_THROW(optimizer.setLearningRates({0.25}), runtime::InputError);
+}
+
+TEST(ShardedOptimizer, RefusesSettingsWithAnotherState) {
+  plan::Optimizer own = settings("adamw", 0);
+  ShardedOptimizer optimizer({own}, {}, {at::ones({2})});
+  plan::Optimizer amsgrad = own, fused = own, kind = own, momentum = own;
+  amsgrad.amsgrad = !own.amsgrad;
+  fused.fused = !own.fused;
+  kind.name = "adam";
+  momentum.momentum = 0.5;
+  for (const auto &changed : std::vector<std::vector<plan::Optimizer>>{
+           {}, {own, own}, {amsgrad}, {fused}, {kind}, {momentum}})
+    EXPECT_THROW(optimizer.setSettings(changed), runtime::InputError);
+  EXPECT_EQ(optimizer.currentSettings(), std::vector{own});
 }
 
 TEST(ShardedOptimizer, GoesOnFromItsState) {

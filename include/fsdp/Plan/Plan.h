@@ -469,6 +469,8 @@ struct Optimizer {
   /// hyperparameters.
   std::string library;
   std::map<std::string, double> options;
+
+  bool operator==(const Optimizer &) const = default;
 };
 
 /// Factor on the learning rate at each step, as torchtitan's schedule under a
@@ -550,6 +552,12 @@ struct Plan {
   std::vector<Instruction> instructions;
   ValueId loss = -1;
 
+  /// The settings of each parameter group, as OptimizerStep::groups counts.
+  std::vector<Optimizer> optimizerGroups() const {
+    std::vector<Optimizer> groups = {optimizer};
+    groups.insert(groups.end(), paramGroups.begin(), paramGroups.end());
+    return groups;
+  }
   /// Ranks that a parameter is sharded over.
   int64_t shards() const { return worldSize / replicas; }
 };

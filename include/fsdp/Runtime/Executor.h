@@ -82,9 +82,10 @@ public:
   /// where the model does in eval mode. Throws as runStep does.
   double evaluate(const Inputs &inputs);
 
-  /// Sets the learning rate of each of the plan's parameter groups, the first
-  /// being Plan::optimizer. Throws InputError for another number of them.
-  void setLearningRates(const std::vector<double> &rates);
+  /// Of each of the plan's parameter groups, the first being Plan::optimizer.
+  std::vector<plan::Optimizer> optimizerSettings() const;
+  /// As ShardedOptimizer::setSettings.
+  void setOptimizerSettings(const std::vector<plan::Optimizer> &changed);
 
   /// Null for a plan that updates nothing. Its shards are those of the plan's
   /// optimizer_step.

@@ -56,9 +56,15 @@ public:
   /// Whether all of it is one.
   bool isFused() const;
 
-  /// Of each of the constructor's settings.
-  std::vector<double> learningRates() const;
-  void setLearningRates(const std::vector<double> &rates);
+  /// One element for each parameter group, as the constructor takes them.
+  const std::vector<plan::Optimizer> &currentSettings() const {
+    return settings;
+  }
+  /// From the next step on. Throws InputError, and changes nothing, for another
+  /// number of groups and where the state would be another one: `name`,
+  /// `amsgrad`, `fused`, a plug-in's library and options, and whether there is
+  /// a momentum, stay.
+  void setSettings(const std::vector<plan::Optimizer> &changed);
 
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
   /// What a shard's next update depends on, by torch.optim's names (`step`,
