@@ -35,6 +35,7 @@ public:
   Comm &comm() { return communication; }
   /// After start.
   Executor &executor() { return *program; }
+  const Executor &executor() const { return *program; }
   /// This rank's, in the plan's order.
   const std::vector<at::Tensor> &buffers() const { return ownBuffers; }
 
