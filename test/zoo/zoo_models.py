@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 VOCAB = 64
 CLASSES = 2
+IMAGE = 64  # pixels a side, of torchvision's
 
 # Keys of transformers' configurations that make a model small, where it has them.
 _TINY: dict[str, Any] = {
@@ -71,7 +72,8 @@ class Architecture:
     """A model type of transformers, or a factory of torchvision.models.
 
     `task` says what it is trained on: causal, masked and seq2seq text, image, audio (waveforms),
-    or torchvision (images). `changes` are further keys of the configuration.
+    or torchvision (images). `changes` are further keys of the configuration, or
+    arguments of the factory.
     """
 
     name: str
@@ -137,9 +139,11 @@ ARCHITECTURES = [
     *_rows(
         "torchvision",
         "resnet18 resnet50 vgg11_bn densenet121 mobilenet_v2 mobilenet_v3_small efficientnet_b0 "
-        "convnext_tiny swin_t swin_v2_t vit_b_16 regnet_y_400mf squeezenet1_1 shufflenet_v2_x0_5 "
-        "mnasnet0_5 alexnet maxvit_t wide_resnet50_2 resnext50_32x4d",
+        "convnext_tiny swin_t swin_v2_t regnet_y_400mf squeezenet1_1 shufflenet_v2_x0_5 "
+        "mnasnet0_5 alexnet wide_resnet50_2 resnext50_32x4d",
     ),
+    *_rows("torchvision", "vit_b_16", image_size=IMAGE),
+    *_rows("torchvision", "maxvit_t", input_size=(224, 224)),
 ]
 
 BY_KEY = {architecture.key: architecture for architecture in ARCHITECTURES}
@@ -172,7 +176,7 @@ def build(key: str) -> nn.Module:
         import torchvision
 
         factory = getattr(torchvision.models, architecture.name)
-        return _Classifier(factory(num_classes=CLASSES)).train()
+        return _Classifier(factory(num_classes=CLASSES, **architecture.changes)).train()
     import transformers
 
     config = transformers.AutoConfig.for_model(architecture.name)
@@ -217,7 +221,9 @@ def batch(key: str, samples: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(CLASSES, (samples,), generator=generator)
     if architecture.task in ("image", "torchvision"):
-        size = 64 if architecture.task == "torchvision" else 32
+        size, _ = architecture.changes.get("input_size", (IMAGE, IMAGE))
+        if architecture.task == "image":
+            size = 32
         pixels = torch.randn(samples, 3, size, size, generator=generator)
         return {"pixel_values": pixels, "labels": labels}
     if architecture.task == "audio":
