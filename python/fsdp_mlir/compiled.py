@@ -151,7 +151,7 @@ def compile(
 
         _together(rendezvous, fill, str)
     sharding.mark_compiled(model)
-    unchanged = Unchanged(model, loss, captured.constants, captured.fingerprint, recipe.again)
+    unchanged = Unchanged(model, loss, captured, recipe.again)
     mesh = _mesh(model, rendezvous.world_size)
     return Step(session, model, given, mesh, rendezvous.rank, unchanged)
 

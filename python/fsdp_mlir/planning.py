@@ -60,10 +60,10 @@ class Recipe:
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
         return Captured(Fingerprint.of(archive), constants)
 
-    def again(self) -> Fingerprint:
+    def again(self) -> Captured:
         """That of the model as it is now."""
         with tempfile.TemporaryDirectory(prefix="fsdp-mlir-") as folder:
-            return self.capture(Path(folder)).fingerprint
+            return self.capture(Path(folder))
 
 
 def make_plan(folder: Path, world_size: int) -> None:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fsdp_mlir import hooks, weights
 from fsdp_mlir.errors import CompileError, prefixed, source_of
-from fsdp_mlir.fingerprint import Fingerprint
+from fsdp_mlir.outside import ABSENT, places
+from fsdp_mlir.planning import Captured
 
 # Whether the step has the bits of a tensor under the first name of a parameter or buffer, or under
 # that of a constant.
@@ -100,21 +101,21 @@ class _Change:
 
 
 class Unchanged:
-    """A look at `model`, at `loss` where it is a module, and at `constants`, the tensors that the
-    graph took from elsewhere. `again` captures the model once more as `fingerprint` was."""
+    """A look at `model`, at `loss` where it is a module, at what their code reads from outside,
+    and at the constants that the graph of `captured` took from elsewhere. `again` captures the
+    model once more."""
 
     def __init__(
         self,
         model: nn.Module,
         loss: Any,
-        constants: Mapping[str, Tensor],
-        fingerprint: Fingerprint,
-        again: Callable[[], Fingerprint],
+        captured: Captured,
+        again: Callable[[], Captured],
     ) -> None:
         self._model = model
-        self._loss = loss if isinstance(loss, nn.Module) else None
-        self._constants = dict(constants)
-        self._fingerprint = fingerprint
+        self._loss = loss
+        self._constants = dict(captured.constants)
+        self._fingerprint = captured.fingerprint
         self._again = again
         self._unread: set[tuple[int, str]] = set()  # attributes that changed without consequence
         self._autocast = _autocast()
@@ -135,7 +136,7 @@ class Unchanged:
         if not training:
             changes = [change for change in changes if not change.mode]
         if changes:
-            self._check_graph(changes, training)
+            self._check_graph(changes, has_bits, training)
         if training:
             self._look()
 
@@ -155,11 +156,14 @@ class Unchanged:
                     self._objects.setdefault(id(value), (_dotted(name, key), value, shallow))
         self._forwards = list(classes.items())
         self._globals = _global_hooks()
+        self._outside = [
+            (place, _shallow(place.value())) for place in places(self._model, self._loss)
+        ]
         self._look_at_tensors()
 
     def _named_modules(self) -> dict[str, nn.Module]:
         named = dict(self._model.named_modules())
-        if self._loss is not None:
+        if isinstance(self._loss, nn.Module):
             named |= dict(self._loss.named_modules(prefix="(loss)"))
         return named
 
@@ -181,6 +185,8 @@ class Unchanged:
             if not _equal(value.__dict__, attributes):
                 return True
         if any(kind.forward is not forward for kind, forward in self._forwards):
+            return True
+        if any(not _same(place.value(), before) for place, before in self._outside):
             return True
         return not _equal(_global_hooks(), self._globals)
 
@@ -236,25 +242,31 @@ class Unchanged:
             if kind.forward is not forward:
                 where = source_of(kind.forward)
                 yield _Change((id(kind), ""), f"forward of '{kind.__name__}' is another one", where)
+        for place, before in self._outside:
+            now = place.value()
+            if not _same(now, before):
+                text = f"'{place.label}' is {_shown(now)}, the step was compiled with"
+                yield _Change(place.key, f"{text} {_shown(before)}")
         for name, before in self._globals.items():
             for hook in _new_hooks(_global_hooks()[name], before):
                 method = f"register_module{name.removeprefix('_global').removesuffix('s')}"
                 yield _new_hook(method, "every module", 0, hook)
 
-    def _check_graph(self, changes: Sequence[_Change], training: bool) -> None:
+    def _check_graph(self, changes: Sequence[_Change], has_bits: HasBits, training: bool) -> None:
         first = changes[0]
         more = f" (and {len(changes) - 1} more changes)" if len(changes) > 1 else ""
         with contextlib.ExitStack() as stack:
             if not training:
                 stack.enter_context(self._compiled_modes())
             try:
-                now = self._again()
+                again = self._again()
             except Exception as error:
                 message = f"{first.text}{more}, and it cannot be captured so: {error}"
                 raise CompileError(prefixed(first.location, message)) from error
             finally:
                 # Capture runs the model and puts its buffers back, which counts as writes.
                 self._look_at_tensors()
+        now = again.fingerprint
         at = self._fingerprint.difference(now)
         if at is not None:
             raise CompileError(
@@ -264,6 +276,10 @@ class Unchanged:
                     f"{self._fingerprint.line(at)}, now it is {now.line(at)}; compile again",
                 )
             )
+        for name, tensor in again.constants.items():
+            if not tensor.is_meta and not has_bits(name, tensor):
+                message = f"{first.text}{more}, which changes a constant of the graph"
+                raise CompileError(prefixed(first.location, f"{message}; compile again"))
         for change in changes:
             if change.mode:
                 continue
@@ -305,7 +321,7 @@ def _attribute(
             method = _HOOKS[key]
             yield _Change((owner, key), f"a hook of {method} of {_module(place)} was removed")
     else:
-        got, was = (_shown(values.get(key, _ABSENT)) for values in (now, before))
+        got, was = (_shown(values.get(key, ABSENT)) for values in (now, before))
         name = _dotted(place, key)
         yield _Change(
             (owner, key), f"attribute '{name}' is {got}, the step was compiled with {was}"
@@ -320,14 +336,6 @@ def _new_hook(method: str, of: str, owner: int, hook: Any) -> _Change:
     name = hooks.named(hook)
     text = f"the hook {name} of {method} of {of} was registered after the step was compiled"
     return _Change((owner, method), text, source_of(hook), hook=True)
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "absent"
-
-
-_ABSENT = _Absent()
 
 
 def _shown(value: Any) -> str:
@@ -352,6 +360,10 @@ def _shallow(value: Any) -> Any:
     if type(value) in (list, set) and len(value) <= _MOST_ITEMS:
         return type(value)(value)
     return value
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or _equal({"": now}, {"": before})
 
 
 def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,23 @@ import torch
 from fsdp_mlir import CompileError
 from torch import Tensor, nn
 
+GAIN = 1.0
+SETTINGS = SimpleNamespace(gain=1.0)
 BATCH = {"x": torch.linspace(-1, 1, 24).reshape(6, 4)}
 SGD = (torch.optim.SGD, {"lr": 0.1})
 
 
+def scaled_loss(output: Tensor) -> Tensor:
+    return helper(output) * SETTINGS.gain
+
+
+def helper(output: Tensor) -> Tensor:
+    return output * GAIN
+
+
 class Block(nn.Module):
+    factor = 1.0
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
@@ -26,7 +39,7 @@ class Block(nn.Module):
         self.note = "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x)) * self.gain
+        return torch.tanh(self.linear(x)) * self.gain * self.factor
 
 
 class Model(nn.Module):
@@ -134,6 +147,10 @@ STOPS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "new_module": (lambda m: m.blocks.append(nn.Tanh()), "^module 'blocks.2' is new"),
     "constant": (write_table, r"'\(constant\).0' of the constant of the graph was written"),
+    "other_table": (
+        set_attribute("table", torch.full((4,), 2.0)),
+        r"attribute 'table' is a tensor of shape \[4\], .* which changes a constant of the graph",
+    ),
     "table": (set_attribute("table", torch.ones(3, 4)), "attribute 'table' is a tensor"),
     "dropout": (set_attribute("drop.p", 0.5), r"'drop.p' is 0.5, the step was compiled with 0.25"),
     "attribute": (
@@ -213,6 +230,73 @@ def test_a_loss_that_is_a_module() -> None:
     loss.label_smoothing = 0.0
     with pytest.raises(CompileError, match=r"\(loss\).inner.label_smoothing' is 0.0, .* with 0.1"):
         step(batch)
+
+
+def closing_over(factor: float) -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
+    def loss(output: Tensor) -> Tensor:
+        return output * factor
+
+    def change(value: float) -> None:
+        nonlocal factor
+        factor = value
+
+    return loss, change
+
+
+class Weighted:
+    weight = 2.0
+
+    def __call__(self, output: Tensor) -> Tensor:
+        return output * self.weight
+
+
+CLOSED, CHANGE_CLOSED = closing_over(2.0)
+WEIGHTED = Weighted()
+OUTSIDE: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None], str]] = {
+    "class": (None, lambda patch: patch.setattr(Block, "factor", 3.0), "'Block.factor' is 3.0, "),
+    "global": (
+        scaled_loss,
+        lambda patch: patch.setitem(globals(), "GAIN", 3.0),
+        "'test_unchanged.GAIN' is 3.0, the step was compiled with 1.0",
+    ),
+    "global_object": (
+        scaled_loss,
+        lambda patch: patch.setattr(SETTINGS, "gain", 3.0),
+        "'test_unchanged.SETTINGS.gain' is 3.0",
+    ),
+    "function": (
+        scaled_loss,
+        lambda patch: patch.setitem(globals(), "helper", torch.neg),
+        "'test_unchanged.helper' is <built-in method neg",
+    ),
+    "closure": (CLOSED, lambda _: CHANGE_CLOSED(3.0), "'closing_over.<locals>.loss.factor' is 3.0"),
+    "loss": (
+        WEIGHTED,
+        lambda patch: patch.setattr(WEIGHTED, "weight", 3.0, raising=False),
+        r"'\(loss\).weight' is 3.0, the step was compiled with absent",
+    ),
+    "class_of_the_loss": (
+        Weighted(),
+        lambda patch: patch.setattr(Weighted, "weight", 3.0),
+        "'Weighted.weight' is 3.0, the step was compiled with 2.0",
+    ),
+    "partial": (
+        PARTIAL := partial(torch.mul, other=2.0),
+        lambda patch: patch.setitem(PARTIAL.keywords, "other", 3.0),
+        r"'\(loss\).other' is 3.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_the_code_reads_from_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, change, message = OUTSIDE[name]
+    step = compiled(Model(), **({} if loss is None else {"loss": loss}))
+    step(BATCH)
+    change(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(CompileError, match=f"^{message}"):
+            step(BATCH)
 
 
 def test_autocast() -> None:
