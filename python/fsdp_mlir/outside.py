@@ -55,7 +55,7 @@ def places(model: nn.Module, loss: Any) -> list[Place]:
             found.add_class(type(module))
     elif loss is not None:
         found.add_callable(loss)
-    return list(found.by_key.values())
+    return found.all()
 
 
 class _Cell(Mapping[str, Any]):
@@ -80,8 +80,14 @@ class _Cell(Mapping[str, Any]):
 
 class _Places:
     def __init__(self) -> None:
-        self.by_key: dict[tuple[int, str], Place] = {}
+        self._by_key: dict[tuple[int, str], Place] = {}
         self._seen: dict[int, Any] = {}
+        self._functions: list[FunctionType] = []  # to be looked into
+
+    def all(self) -> list[Place]:
+        while self._functions:
+            self._look_into(self._functions.pop())
+        return list(self._by_key.values())
 
     def add_class(self, owner: type) -> None:
         for base in owner.__mro__:
@@ -111,8 +117,10 @@ class _Places:
             self._add_object("(loss)", value)
 
     def add_function(self, function: FunctionType) -> None:
-        if not self._is_new(function.__code__) or _is_library(function):
-            return
+        if self._is_new(function) and not _is_library(function):
+            self._functions.append(function)
+
+    def _look_into(self, function: FunctionType) -> None:
         names = set(_names(function.__code__))
         known = function.__globals__
         for name in sorted(names & known.keys()):
@@ -155,10 +163,10 @@ class _Places:
             self.add_class(value)
         elif isinstance(value, FunctionType):
             if not _is_library(value):
-                self.by_key.setdefault(place.key, place)
+                self._by_key.setdefault(place.key, place)
                 self.add_function(value)
         elif isinstance(value, _DATA) or value is ABSENT:
-            self.by_key.setdefault(place.key, place)
+            self._by_key.setdefault(place.key, place)
         elif not callable(value):
             self._add_object(label, value)
 

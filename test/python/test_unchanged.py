@@ -251,6 +251,7 @@ class Weighted:
 
 
 CLOSED, CHANGE_CLOSED = closing_over(2.0)
+OTHER_CLOSED, CHANGE_OTHER = closing_over(2.0)
 WEIGHTED = Weighted()
 OUTSIDE: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None], str]] = {
     "class": (None, lambda patch: patch.setattr(Block, "factor", 3.0), "'Block.factor' is 3.0, "),
@@ -270,6 +271,11 @@ OUTSIDE: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None], str]] = {
         "'test_unchanged.helper' is <built-in method neg",
     ),
     "closure": (CLOSED, lambda _: CHANGE_CLOSED(3.0), "'closing_over.<locals>.loss.factor' is 3.0"),
+    "closure_of_its_kind": (  # the same code, another variable
+        lambda output: OTHER_CLOSED(CLOSED(output)),
+        lambda _: CHANGE_OTHER(3.0),
+        "'closing_over.<locals>.loss.factor' is 3.0",
+    ),
     "loss": (
         WEIGHTED,
         lambda patch: patch.setattr(WEIGHTED, "weight", 3.0, raising=False),
