@@ -55,7 +55,7 @@ class TrainingStep(nn.Module):
         """
         given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
         after = dict(given)
-        with stateless._reparametrize_module(self, after, tie_weights=False):
+        with stateless._reparametrize_module(self, after, tie_weights=False), _kept_as_they_are():
             yield
         for slot, tensor in given.items():
             if after[slot] is not tensor:
@@ -92,6 +92,25 @@ class TrainingStep(nn.Module):
         if torch.is_grad_enabled() and not value.requires_grad:
             raise located(where, f"{what} depends on no parameter that requires grad")
         return value
+
+
+@contextmanager
+def _kept_as_they_are() -> Iterator[None]:
+    """`module.to(dtype)` in forward does nothing where the module has that dtype. PyTorch's would
+    exchange each tensor for itself, and refuses that for fake ones."""
+    convert = nn.Module._apply
+
+    def apply(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        held = [*module.parameters(recurse), *module.buffers(recurse)]
+        with torch.no_grad():
+            same = all(fn(tensor) is tensor for tensor in held)
+        return module if same else convert(module, fn, recurse)
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = convert  # type: ignore[method-assign]
 
 
 def example_inputs(

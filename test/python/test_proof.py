@@ -487,6 +487,24 @@ def test_recurrent_layers(tmp_path: Path, kind: str, options: dict[str, Any]) ->
     assert captured(Recurrent(kind, **options), tmp_path).checked
 
 
+def test_a_conversion_to_the_dtype_it_has(tmp_path: Path) -> None:
+    class Converted(Net):
+        def step(self, x: Tensor) -> Tensor:
+            self.linear = self.linear.to(x.dtype)
+            return self.linear(x)
+
+    assert captured(Converted(), tmp_path).checked
+
+
+def test_a_conversion_in_forward_is_refused(tmp_path: Path) -> None:
+    class Converted(Net):
+        def step(self, x: Tensor) -> Tensor:
+            return self.linear.double()(x.double())
+
+    with pytest.raises(fsdp_mlir.CaptureError, match=r"test_proof.py:\d+: "):
+        captured(Converted(), tmp_path)
+
+
 def test_cache_without_data_is_refused(tmp_path: Path) -> None:
     """Whether a cache holds what the next step would compute shows only by running two steps."""
     with pytest.raises(fsdp_mlir.CaptureError, match=r"'mask'.* changed in forward.* check=True"):
