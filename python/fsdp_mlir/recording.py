@@ -53,18 +53,13 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
 
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
             leaves = [fake.params[index] for index in trainable]
-            for param, leaf in zip(view.params, fake.params, strict=True):
-                if leaf.grad is not None:
-                    raise located(
-                        source_of(view.model),
-                        f"backward() ran inside forward and left a gradient in '{param.name}', "
-                        "which would be lost; return the sum of the losses, or use "
-                        "torch.autograd.grad",
-                    )
-            if not _has_reentrant_checkpoint(loss):
-                return torch.autograd.grad(loss, leaves, allow_unused=True)
-            loss.backward()
-            return tuple(leaf.grad for leaf in leaves)
+            _check_no_gradients(view, fake, "forward")
+            if _has_reentrant_checkpoint(loss):
+                loss.backward()
+                return tuple(leaf.grad for leaf in leaves)
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            _check_no_gradients(view, fake, "backward")
+            return found
 
         recorder.draws = Draws()
         with fake.mode, recorder.draws.following(), view.step.holding(fake.slots):
@@ -95,6 +90,16 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
         written = recorder.states.written | evaluator.states.written
         return made(written, entries.units, needed, evaluator.trace, evaluation_loss)
+
+
+def _check_no_gradients(view: ModelView, fake: FakeState, during: str) -> None:
+    for param, leaf in zip(view.params, fake.params, strict=True):
+        if leaf.grad is not None:
+            raise located(
+                source_of(view.model),
+                f"backward() ran inside {during} and left a gradient in '{param.name}', which "
+                "would be lost; return the sum of the losses, or use torch.autograd.grad",
+            )
 
 
 def _has_reentrant_checkpoint(loss: Tensor) -> bool:

@@ -198,6 +198,30 @@ class SavesGradient(torch.autograd.Function):
         return grad * ctx.model.factor, None
 
 
+class _RunsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, head: nn.Module) -> Tensor:
+        ctx.head = head
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            ctx.head(x.detach()).sum().backward()
+        return grad, None
+
+
+class BackwardInBackward(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def step(self, x: Tensor) -> Tensor:
+        return _RunsBackward.apply(x, self.head)
+
+
 class StateInBackward(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -302,6 +326,7 @@ class ListedParameter(Net):
         (ViewedAttribute, r"'\(constant\).0' shares memory with 'all', which the step changes"),
         (WeightView, r"'\(constant\).0' shares memory with 'linear.weight', which the step trains"),
         (Synchronised, "module 'norm' is a SyncBatchNorm in train mode"),
+        (BackwardInBackward, r"backward\(\) ran inside backward and left a .* in 'head.weight'"),
         (Scripted, "module 'scripted' is a ScriptModule"),
         (ArrayInPlace, r"'scale' changes in each step \(from float32\[4\] \w{8} to float32\[4\] "),
         (ListedParameter, r"test_proof.py:\d+: parameter 'linear.weight' is read by a reference"),
