@@ -109,8 +109,8 @@ def test_as_strided_of_a_part_is_refused(
     tmp_path: Path, tensor: Tensor, offset: int | None
 ) -> None:
     message = (
-        r"test_capture_layouts\.py:\d+: 'aten\.as_strided' of a tensor of shape \[.*\] that is a part of a "
-        r"larger one; expected one with a storage of its own, as \.clone\(\) gives"
+        r"test_capture_layouts\.py:\d+: 'aten\.as_strided' of a tensor of shape \[.*\] that is a "
+        r"part of a larger one; expected one with a storage of its own, as \.clone\(\) gives"
     )
     with pytest.raises(CaptureError, match=message):
         capture(Window(tensor, offset), tmp_path, x=INPUT)
