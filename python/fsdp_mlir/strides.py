@@ -238,6 +238,7 @@ _RULES: dict[OpOverload, dict[int, _Rule]] = {
     aten.rrelu_with_noise.default: {0: _rrelu},
     aten.rrelu_with_noise_backward.default: {0: _rrelu_backward},
     aten.smooth_l1_loss_backward.default: {0: _contiguous},
+    aten.soft_margin_loss_backward.default: {0: _iterated("target", "self")},
     aten.softplus_backward.default: {0: _iterated("grad_output", "self")},
     aten.special_xlog1py.default: {0: _iterated("self", "other")},
     aten.threshold_backward.default: {0: _iterated("self", "grad_output")},
