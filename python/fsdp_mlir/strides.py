@@ -174,13 +174,6 @@ def _angle(result: Tensor, arguments: dict[str, Any]) -> Strides:
     return result.stride()
 
 
-def _rrelu(result: Tensor, arguments: dict[str, Any]) -> Strides:
-    """Contiguous in training, leaky_relu otherwise."""
-    if arguments["training"]:
-        return _contiguous(result, arguments)
-    return elementwise(result.shape, [arguments["self"]])
-
-
 def _rrelu_backward(result: Tensor, arguments: dict[str, Any]) -> Strides:
     """noise * grad_output in training, leaky_relu_backward otherwise."""
     drawn = arguments["training"] and arguments["upper"] - arguments["lower"] > 1e-6
@@ -215,6 +208,7 @@ _RULES: dict[OpOverload, dict[int, _Rule]] = {
     aten.isin.Tensor_Tensor: {0: _contiguous},
     aten.ldexp.Tensor: {0: _ldexp},
     aten.leaky_relu_backward.default: {0: _iterated("self", "grad_output")},
+    aten.log_sigmoid_backward.default: {0: _like("grad_output")},
     aten.log_sigmoid_forward.default: {0: _contiguous, 1: _contiguous},
     aten.logaddexp.default: {0: _iterated("self", "other")},
     aten.logical_and.default: {0: _iterated("self", "other")},
@@ -235,7 +229,7 @@ _RULES: dict[OpOverload, dict[int, _Rule]] = {
     aten.replication_pad2d_backward.default: {0: _suggested("self")},
     aten.replication_pad3d.default: {0: _suggested("self")},
     aten.replication_pad3d_backward.default: {0: _suggested("self")},
-    aten.rrelu_with_noise.default: {0: _rrelu},
+    aten.rrelu_with_noise.default: {0: _contiguous},
     aten.rrelu_with_noise_backward.default: {0: _rrelu_backward},
     aten.smooth_l1_loss_backward.default: {0: _contiguous},
     aten.soft_margin_loss_backward.default: {0: _iterated("target", "self")},
