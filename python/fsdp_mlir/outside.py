@@ -1,28 +1,40 @@
 """Data that a model's code reads and that is not the model's: attributes of classes, globals, what
-functions close over, a loss function's own attributes, of objects found so their data.
+functions close over and their attributes, a loss function's own attributes, of objects found so
+their data.
 
-Names are found in the code of the model's own methods and of the functions that these name; code
-of the standard library and of installed packages is not looked into.
+Names are found in the code of the classes of the model's modules, PyTorch's own excepted, and of
+the functions and classes that these name; there, code of the standard library and of installed
+packages is not looked into.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
+import logging
+import random
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
-_DATA = (*_PLAIN, tuple, list, dict, set, frozenset, torch.dtype, torch.device, Tensor, np.ndarray)
+SCALARS = (
+    *(bool, int, float, complex, str, bytes, type(None), enum.Enum),
+    *(torch.dtype, torch.device, torch.Size),
+)
+CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+Code = FunctionType | ModuleType | type
+_NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 
 
 class _Absent:
@@ -35,47 +47,67 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Place:
-    """A name in a namespace; `key` tells it from others, `label` is for messages."""
+    """A name in a namespace or of a class, or the variable of a cell; `label` is for messages."""
 
-    key: tuple[int, str]
+    owner: dict[str, Any] | type | CellType
+    name: str
     label: str
-    namespace: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Tells it from others, as long as it is there."""
+        return id(self.owner), self.name
 
     def value(self) -> Any:
-        return self.namespace.get(self.key[1], ABSENT)
+        if isinstance(self.owner, CellType):
+            try:
+                return self.owner.cell_contents
+            except ValueError:
+                return ABSENT
+        names = self.owner if isinstance(self.owner, dict) else vars(self.owner)
+        return names.get(self.name, ABSENT)
+
+    def put(self, value: Any) -> None:
+        """Sets it to what value() gave."""
+        name = "cell_contents" if isinstance(self.owner, CellType) else self.name
+        if isinstance(self.owner, dict):
+            remove, assign = self.owner.__delitem__, self.owner.__setitem__
+        else:
+            remove, assign = partial(delattr, self.owner), partial(setattr, self.owner)
+        if value is ABSENT:
+            remove(name)
+        else:
+            assign(name, value)
 
 
 def places(model: nn.Module, loss: Any) -> list[Place]:
-    """Those that the modules of `model` and a loss function read."""
+    """Those that the modules of `model` and a loss function read, always in the same order."""
     found = _Places()
     for module in model.modules():
-        found.add_class(type(module))
+        found.add_class(type(module), _is_no_models)
     if isinstance(loss, nn.Module):
         for module in loss.modules():
-            found.add_class(type(module))
+            found.add_class(type(module), _is_no_models)
     elif loss is not None:
-        found.add_callable(loss)
+        found.add_object("(loss)", loss)
     return found.all()
 
 
-class _Cell(Mapping[str, Any]):
-    """A variable of an enclosing function."""
+def _is_no_models(value: Code) -> bool:
+    """Of PyTorch, NumPy or the standard library."""
+    return (getattr(value, "__module__", None) or "").partition(".")[0] in _NO_MODELS
 
-    def __init__(self, name: str, cell: Any) -> None:
-        self._name = name
-        self._cell = cell
 
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._cell.cell_contents
-        except ValueError as error:  # empty
-            raise KeyError(name) from error
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((self._name,))
-
-    def __len__(self) -> int:
-        return 1
+def _is_library(value: Code) -> bool:
+    """Of the standard library, of an installed package, or built in."""
+    if isinstance(value, FunctionType):
+        file: str | None = value.__code__.co_filename
+    else:
+        module = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
+        if getattr(module, "__name__", "") == "__main__":
+            return False
+        file = getattr(module, "__file__", None)
+    return file is None or file.startswith(_LIBRARIES)
 
 
 class _Places:
@@ -89,86 +121,93 @@ class _Places:
             self._look_into(self._functions.pop())
         return list(self._by_key.values())
 
-    def add_class(self, owner: type) -> None:
+    def add_class(self, owner: type, skips: Callable[[Code], bool] = _is_library) -> None:
+        """The attributes of a class and its bases, but of those that `skips`."""
         for base in owner.__mro__:
-            if not self._is_new(base) or _is_library(base):
+            if skips(base) or not self._is_new(base):
                 continue
             for name, value in list(vars(base).items()):
                 if isinstance(value, property):
                     value = value.fget
                 function = getattr(value, "__func__", value)
                 if isinstance(function, FunctionType):
-                    self.add_function(function)
+                    self._add_function(function, skips)
                 elif not name.startswith("__"):
-                    self._add(id(base), f"{base.__qualname__}.{name}", vars(base), name, ())
+                    self._add(base, name, f"{base.__qualname__}.{name}")
 
-    def add_callable(self, value: Any) -> None:
-        """A loss function: a function, a method, a partial, or an object with attributes."""
+    def add_object(self, label: str, value: Any) -> None:
+        """What is neither data nor a class nor a module of Python: a function, a method, a
+        partial, or an object, which may be called."""
         if isinstance(value, FunctionType):
-            self.add_function(value)
+            self._add_function(value)
         elif isinstance(value, MethodType):
-            self.add_function(value.__func__)
-            self._add_object("(loss)", value.__self__)
-        elif isinstance(value, functools.partial):
-            self.add_callable(value.func)
-            for name in value.keywords:
-                self._add(id(value), f"(loss).{name}", value.keywords, name, ())
-        else:
-            self._add_object("(loss)", value)
+            self._add_function(value.__func__)
+            self.add_object(label, value.__self__)
+        elif isinstance(value, partial):
+            self.add_object(label, value.func)
+            items = {f"args[{i}]": item for i, item in enumerate(value.args)}
+            for names in (value.keywords, items):
+                for name in names:
+                    self._add(names, name, f"{label}.{name}")
+        elif not isinstance(value, (nn.Module, logging.Logger)):
+            self._add_attributes(label, value)
 
-    def add_function(self, function: FunctionType) -> None:
-        if self._is_new(function) and not _is_library(function):
+    def _add_attributes(self, label: str, value: Any) -> None:
+        attributes = getattr(value, "__dict__", None)
+        if not isinstance(attributes, dict) or not self._is_new(value):
+            return
+        if _is_library(type(value)):  # such as a namespace or a configuration: its data alone
+            names = {name for name, item in attributes.items() if isinstance(item, _DATA)}
+            for item in attributes.values():  # what functools.cache or a cached_property wraps
+                if isinstance(item, FunctionType):
+                    self._add_function(item)
+        else:
+            self.add_class(type(value))
+            named = {n for function in _methods(type(value)) for n in _names(function.__code__)}
+            names = {*attributes, *named}  # an attribute may be set later
+        for name in sorted(names):
+            self._add(attributes, name, f"{label}.{name}")
+
+    def _add_function(
+        self, function: FunctionType, skips: Callable[[Code], bool] = _is_library
+    ) -> None:
+        if not skips(function) and self._is_new(function):
             self._functions.append(function)
 
     def _look_into(self, function: FunctionType) -> None:
         names = set(_names(function.__code__))
         known = function.__globals__
         for name in sorted(names & known.keys()):
-            self._add(id(known), f"{function.__module__}.{name}", known, name, names)
+            self._add(known, name, f"{function.__module__}.{name}", names)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
-            label = f"{function.__qualname__}.{name}"
-            self._add(id(cell), label, _Cell(name, cell), name, names)
-
-    def _add_object(self, label: str, value: Any) -> None:
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(value, nn.Module) or not self._is_new(value) or attributes is None:
-            return
-        if _is_library(type(value)):  # such as a namespace or a configuration: its data alone
-            for name in [name for name, item in attributes.items() if isinstance(item, _DATA)]:
-                self._add(id(value), f"{label}.{name}", attributes, name, ())
-            return
-        self.add_class(type(value))
-        named = {n for function in _methods(type(value)) for n in _names(function.__code__)}
-        for name in sorted({*attributes, *named}):  # an attribute may be set later
-            self._add(id(value), f"{label}.{name}", attributes, name, ())
+            self._add(cell, name, f"{function.__qualname__}.{name}", names)
+        for name in vars(function):
+            self._add(vars(function), name, f"{function.__qualname__}.{name}")
 
     def _add(
         self,
-        owner: int,
-        label: str,
-        namespace: Mapping[str, Any],
+        owner: dict[str, Any] | type | CellType,
         name: str,
-        names: Iterable[str],
+        label: str,
+        names: Iterable[str] = (),
     ) -> None:
         """The place and, where it is no data, what lies behind it. `names` are those of the code
         that names it."""
-        place = Place((owner, name), label, namespace)
+        place = Place(owner, name, label)
         value = place.value()
         if isinstance(value, ModuleType):
             if not _is_library(value):
                 for member in sorted({*names} & vars(value).keys()):
-                    self._add(id(value), f"{label}.{member}", vars(value), member, ())
+                    self._add(vars(value), member, f"{value.__name__}.{member}", names)
         elif isinstance(value, type):
             self.add_class(value)
-        elif isinstance(value, FunctionType):
-            if not _is_library(value):
-                self._by_key.setdefault(place.key, place)
-                self.add_function(value)
         elif isinstance(value, _DATA) or value is ABSENT:
             self._by_key.setdefault(place.key, place)
-        elif not callable(value):
-            self._add_object(label, value)
+        else:
+            if isinstance(value, FunctionType) and not _is_library(value):
+                self._by_key.setdefault(place.key, place)
+            self.add_object(label, value)
 
     def _is_new(self, value: Any) -> bool:
         """What was seen is kept, so that no other object takes its id."""
@@ -189,15 +228,3 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def _is_library(value: FunctionType | ModuleType | type) -> bool:
-    """Of the standard library, of an installed package, or built in."""
-    if isinstance(value, FunctionType):
-        file: str | None = value.__code__.co_filename
-    else:
-        module = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
-        if getattr(module, "__name__", "") == "__main__":
-            return False
-        file = getattr(module, "__file__", None)
-    return file is None or file.startswith(_LIBRARIES)

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import hashlib
-import inspect
 import itertools
 import random
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_SCALARS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-)
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+from fsdp_mlir.outside import ABSENT, CONTAINERS, GENERATORS, SCALARS, Place, places
+
 _MAX_DEPTH = 6
-# Looked into; what derives from them may do more than hold its members.
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque)
-_MAX_SHARED = 1000  # elements of a container that a class or a Python module holds
+_MAX_SHARED = 1000  # elements of a container that no module of the model holds
 
 # How a leaf compares: by value, as a tensor by identity, as any other object by identity.
 Leaf = tuple[str, Any]
@@ -49,35 +31,21 @@ class PythonState:
     leaves: dict[str, Leaf] = field(default_factory=dict)
     _contents: list[tuple[Any, Any]] = field(default_factory=list)  # container, shallow copy
     _seen: dict[int, Any] = field(default_factory=dict)
-    _shared: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)  # globals
-    _of_classes: list[tuple[type, str, Any]] = field(default_factory=list)
+    _outside: list[tuple[Place, Any]] = field(default_factory=list)  # with its value
 
     @staticmethod
     def of(model: nn.Module, loss: Callable[..., Any] | None = None) -> PythonState:
-        """The state now, with that of a loss function: its attributes, or what it closes over.
-
-        Parameters, buffers and submodules count by name: that they are there. The attributes of
-        the modules' classes and the globals that their methods name belong to it.
-        """
+        """The state now, with that of a loss function and of what their code reads from outside
+        (outside.py), such as globals. Parameters, buffers and submodules count by name: that they
+        are there."""
         state = PythonState()
         for path, module in model.named_modules():
             state._add_module(f"{path}." if path else "", module)
         if isinstance(loss, nn.Module):
             for path, module in loss.named_modules():
                 state._add_module(f"loss.{path}." if path else "loss.", module)
-        elif inspect.isfunction(loss):
-            state._add_globals(loss)
-        elif loss is not None:
-            state._add_class(type(loss))
-        if inspect.isfunction(loss):
-            cells = zip(loss.__code__.co_freevars, loss.__closure__ or (), strict=True)
-            for name, cell in cells:
-                with contextlib.suppress(ValueError):  # one that is empty yet
-                    state._add(f"loss.{name}", cell.cell_contents, 0)
-        elif hasattr(loss, "__dict__") and not isinstance(loss, nn.Module):
-            state._contents.append((vars(loss), dict(vars(loss))))
-            for name, value in vars(loss).items():
-                state._add(f"loss.{name}", value, 0)
+        for place in places(model, loss):
+            state._add_place(place)
         return state
 
     def restore(self) -> None:
@@ -95,12 +63,9 @@ class PythonState:
             elif not _same_items(enumerate(container), enumerate(content)):
                 container.clear()
                 container.extend(content)
-        for owner, name, value in self._shared:
-            if owner.get(name) is not value:
-                owner[name] = value
-        for owner_class, name, value in self._of_classes:
-            if vars(owner_class).get(name) is not value:
-                setattr(owner_class, name, value)
+        for place, value in self._outside:
+            if place.value() is not value:
+                place.put(value)
 
     def changes(self, after: PythonState) -> list[str]:
         """The paths that differ, in order."""
@@ -112,30 +77,16 @@ class PythonState:
         kind, value = self.leaves.get(path, ("none", None))
         return kind == "tensor" and not isinstance(self._seen[value], nn.Parameter)
 
-    def _add_class(self, owner: type) -> None:
-        """Data among the attributes of a class and its bases, and of the globals they name."""
-        for base in owner.__mro__:
-            if id(base) in self._seen or _is_library(base.__module__):
-                continue
-            self._seen[id(base)] = base
-            for name, value in list(vars(base).items()):
-                if inspect.isfunction(value):
-                    self._add_globals(value)
-                elif not name.startswith("__") and _is_data(value):
-                    self._of_classes.append((base, name, value))
-                    self._add(f"{base.__qualname__}.{name}", value, 0)
-
-    def _add_globals(self, function: FunctionType) -> None:
-        """Data among the globals that a function names."""
-        module, names = function.__module__, function.__globals__
-        for name in function.__code__.co_names:
-            path = f"{module}.{name}"
-            if path not in self.leaves and _is_data(names.get(name)) and name in names:
-                self._shared.append((names, name, names[name]))
-                self._add(path, names[name], 0)
+    def _add_place(self, place: Place) -> None:
+        value = place.value()
+        self._outside.append((place, value))
+        path = place.label
+        while path in self.leaves:  # a variable of another closure of one function
+            path += "'"
+        if value is not ABSENT and not (type(value) in CONTAINERS and len(value) > _MAX_SHARED):
+            self._add(path, value, 0)
 
     def _add_module(self, prefix: str, module: nn.Module) -> None:
-        self._add_class(type(module))
         attributes = vars(module)
         self._contents.append((attributes, dict(attributes)))
         for name, value in list(attributes.items()):
@@ -147,18 +98,18 @@ class PythonState:
                 self._add(f"{prefix}{name}", value, 0)
 
     def _add(self, path: str, value: Any, depth: int) -> None:
-        if isinstance(value, (enum.Enum, *_SCALARS)):
+        if isinstance(value, SCALARS):
             self.leaves[path] = ("value", repr(value))
         elif isinstance(value, Tensor):
             self._identify(path, "tensor", value)
         elif isinstance(value, np.ndarray):
             digest = _digest(value.tobytes())
             self.leaves[path] = ("value", f"{value.dtype}{list(value.shape)} {digest}")
-        elif isinstance(value, _GENERATORS):
+        elif isinstance(value, GENERATORS):
             self.leaves[path] = ("value", f"state {_digest(_generator_state(value))}")
         elif id(value) in self._seen or depth == _MAX_DEPTH:
             self._identify(path, "object", value)
-        elif type(value) in _CONTAINERS:
+        elif type(value) in CONTAINERS:  # what derives from them may do more than hold
             self._add_container(path, value, depth)
         elif _has_own_attributes(value):
             self._seen[id(value)] = value
@@ -194,22 +145,12 @@ def _same_items(left: Iterable[tuple[Any, Any]], right: Iterable[tuple[Any, Any]
     return all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)
 
 
-def _is_data(value: Any) -> bool:
-    """A number, a tensor or a container of moderate size, as a count or a cache is."""
-    if type(value) in _CONTAINERS:
-        return len(value) <= _MAX_SHARED
-    return isinstance(value, (bool, int, float, complex, Tensor, np.ndarray)) or value is None
-
-
-def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "builtins")
-
-
 def _has_own_attributes(value: Any) -> bool:
     """Whether to look inside: an object of the model's, no function, class or part of PyTorch."""
     if isinstance(value, (type, nn.Module, partial)) or callable(value):
         return False
-    return hasattr(value, "__dict__") and not _is_library(type(value).__module__ or "")
+    package = (type(value).__module__ or "").partition(".")[0]
+    return hasattr(value, "__dict__") and package not in ("torch", "builtins")
 
 
 def _digest(data: bytes) -> str:
