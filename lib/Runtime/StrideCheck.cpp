@@ -5,6 +5,8 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Layout.h"
 
+#include <c10/util/StringUtil.h>
+
 namespace fsdp::runtime {
 
 namespace {
@@ -13,13 +15,6 @@ namespace {
 bool readsByStrides(const plan::Call &call) {
   return call.op.starts_with("aten::as_strided") ||
          call.op.starts_with("aten::_reshape_alias");
-}
-
-std::string text(at::IntArrayRef strides) {
-  std::string result = "[";
-  for (size_t i = 0; i < strides.size(); ++i)
-    result += (i ? ", " : "") + std::to_string(strides[i]);
-  return result + "]";
 }
 
 } // namespace
@@ -57,10 +52,11 @@ void StrideCheck::afterCall(const plan::Instruction &instruction,
     if (!result.defined() || result.layout() != at::kStrided ||
         result.sizes() != want.shape || isLaidOut(result, want.strides))
       continue;
-    strays[out] = "the result of " + describeInstruction(plan, instruction) +
-                  ", expected with strides " +
-                  text(plan::fullStrides(want.shape, want.strides)) +
-                  " as captured, got " + text(result.strides());
+    strays[out] =
+        "the result of " + describeInstruction(plan, instruction) +
+        ", expected with strides " +
+        c10::str(at::IntArrayRef(plan::fullStrides(want.shape, want.strides))) +
+        " as captured, got " + c10::str(result.strides());
   }
 }
 
