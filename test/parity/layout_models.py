@@ -54,14 +54,21 @@ class TransposedLoss(nn.Module):
         return F.mse_loss(x, labels[:, None, None].float().expand_as(x))
 
 
-class Masked(nn.Module):
-    """Masks that do not change as indices, and an assertion."""
+class Rows(nn.Module):
+    """Has blocks for the rows of images, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(nn.Linear(PIXELS, PIXELS) for _ in range(2))
         self.head = nn.Linear(PIXELS, CLASSES)
+
+
+class Masked(Rows):
+    """Masks that do not change as indices, and an assertion."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.register_buffer("kept", torch.arange(3 * PIXELS) % 5 != 0)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -74,14 +81,11 @@ class Masked(nn.Module):
         return F.cross_entropy(self.head(x.mean(1)), labels)
 
 
-class Complex(nn.Module):
+class Complex(Rows):
     """Rotary embeddings by complex numbers, and a mixing by FFT."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(nn.Linear(PIXELS, PIXELS) for _ in range(2))
-        self.head = nn.Linear(PIXELS, CLASSES)
         angles = torch.outer(torch.arange(3 * PIXELS), 1e2 ** -torch.linspace(0, 1, PIXELS // 2))
         self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
 

@@ -237,6 +237,21 @@ FOLLOWED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def equal_steps(
+    step: fsdp_mlir.Step, eager: nn.Module, optimizer: torch.optim.Optimizer, count: int
+) -> Iterator[int]:
+    """Trains both, and yields after each step; their losses and parameters are equal."""
+    for number in range(count):
+        loss = eager(**BATCH)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(step(BATCH), loss.detach())
+        yield number
+    state = step.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in eager.state_dict().items())
+
+
 @pytest.mark.parametrize("early", [True, False], ids=["scheduled_before", "scheduled_after"])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_settings_are_followed(name: str, early: bool) -> None:
@@ -247,18 +262,11 @@ def test_settings_are_followed(name: str, early: bool) -> None:
     schedulers = [one_cycle(optimizer) for optimizer in optimizers] if early else []
     step = compiled(ours, optimizers[1])
     schedulers = schedulers or [one_cycle(optimizer) for optimizer in optimizers]
-    for number in range(6):
-        loss = eager(**BATCH)
-        loss.backward()
-        optimizers[0].step()
-        optimizers[0].zero_grad()
-        assert torch.equal(step(BATCH), loss.detach())
+    for number in equal_steps(step, eager, optimizers[0], 6):
         for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
             scheduler.step()
             if number == 2:
                 optimizer.param_groups[0].update(changed)
-    state = step.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in eager.state_dict().items())
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
@@ -284,16 +292,9 @@ def test_a_learning_rate_that_is_a_tensor(kind: Any, options: Any) -> None:
     optimizers = [kind(m.parameters(), lr=torch.tensor(0.1), **options) for m in (eager, ours)]
     step = compiled(ours, optimizers[1])
     schedulers = [one_cycle(optimizer, cycle_momentum=False) for optimizer in optimizers]
-    for _ in range(5):
-        loss = eager(**BATCH)
-        loss.backward()
-        optimizers[0].step()
-        optimizers[0].zero_grad()
-        assert torch.equal(step(BATCH), loss.detach())
+    for _ in equal_steps(step, eager, optimizers[0], 5):
         for scheduler in schedulers:
             scheduler.step()
-    state = step.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in eager.state_dict().items())
 
 
 def test_tensor_rates_of_the_unfused_adam() -> None:
