@@ -7,6 +7,7 @@ in that of the reduction before an all-reduce; whole gradients in that of the re
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,19 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ADAMW_FUSED, GPT2, LLAMA, SGD, Captured, Case, Run, compile_plan, run_plan
+from harness import (
+    ADAMW_FUSED,
+    BIN,
+    GPT2,
+    LLAMA,
+    SGD,
+    Captured,
+    Case,
+    Run,
+    compile_plan,
+    execute,
+    run_plan,
+)
 from safetensors.torch import load_file
 from test_mixed_precision import BF16, POLICIES
 from test_parity import assert_equal_bits, assert_trained
@@ -142,10 +155,15 @@ def test_tied_parameters(captured: Capture, reference: Reference) -> None:
     """FSDP2 adds the two gradients of the first microbatch in the dtype of the reduction, those of
     later ones in autograd's, bfloat16; ours adds all in one. So what the first step subtracts from
     the tied parameter may differ by the rounding of one sum a rank, 2^-8 of it, and of the update
-    in float32; nothing else may."""
+    in float32; nothing else may. `fsdp-opt` warns of it."""
     policy = POLICIES["bf16_reduce_fp32"]
     case = Case(GPT2, SGD, 2, 1, precision=policy, training=training("not_reduced"))
     ours, theirs = both(captured, reference, case, "tied")
+    archive, config = captured(GPT2, policy).archive, captured(GPT2, policy).directory / "tied.yaml"
+    command = [BIN / "fsdp-opt", archive, "--config", config, "--world-size", 2, "-o", os.devnull]
+    warnings = execute(command).stderr
+    assert warnings.count("warning: ") == 1
+    assert 'used more than once: "transformer.wte.weight"' in warnings
     tied = ("transformer.wte.weight", "lm_head.weight")
     bound = 2**-22 * theirs.weights[tied[0]].abs()
     for rank in range(case.world):

@@ -316,6 +316,11 @@ def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
     `fsdp.all_reduce` takes the sums, in the last microbatch only. Whole
     gradients of ignored parameters are added where backward ends.
 
+    Whole gradients are added in the dtype of their reduction. Where that is not
+    the dtype of the gradients, a warning names the parameters that are used
+    more than once: FSDP2 adds the gradients of the uses in the first microbatch
+    in the dtype of the reduction too, the program in that of the gradients.
+
     Before: gradients are shards, written; those of ignored parameters whole.
     After: as before.
   }];

@@ -2,6 +2,8 @@
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
 
+#include "mlir/IR/TypeUtilities.h"
+
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_INSERTACCUMULATION
 #include "fsdp/Transforms/Passes.h.inc"
@@ -79,15 +81,34 @@ private:
     }
   }
 
+  /// FSDP2 adds the gradients of a parameter's uses in the dtype of the sum,
+  /// but only in the first microbatch; the program has one addition for all.
+  static void warnOfRounding(ParamOp param, Value grad, Type sum) {
+    auto call = grad.getDefiningOp<aten::CallOp>();
+    if (grad.getType() == sum || !call ||
+        call.getCallee() != "aten::add.Tensor")
+      return;
+    param.emitWarning("used more than once: \"")
+        << param.getSymName() << "\": FSDP2 adds the gradients of its uses in "
+        << getElementTypeOrSelf(sum) << " in the first microbatch, here in "
+        << getElementTypeOrSelf(grad)
+        << "; the sums differ by rounding where \"reduce_each_microbatch\" is "
+           "false";
+  }
+
   /// Whole gradients are added on each rank; the sums are reduced.
   static void accumulateWhole(ModuleOp module, ProgramOp program) {
     for (auto reduce : program.getOps<ReduceScatterOp>()) {
       OpBuilder builder(reduce);
       auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr());
       SmallVector<Type> types;
-      for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
-        types.push_back(
-            getAccumulatedType(module.lookupSymbol<ParamOp>(name), unit));
+      for (auto [name, grad] :
+           llvm::zip(reduce.getParamNames().getAsRange<FlatSymbolRefAttr>(),
+                     reduce.getGrads())) {
+        auto param = module.lookupSymbol<ParamOp>(name);
+        types.push_back(getAccumulatedType(param, unit));
+        warnOfRounding(param, grad, types.back());
+      }
       auto sums =
           AccumulateOp::create(builder, reduce.getLoc(), types,
                                reduce.getParamNamesAttr(), reduce.getGrads());

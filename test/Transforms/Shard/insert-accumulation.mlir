@@ -1,4 +1,4 @@
-// RUN: fsdp-opt --fsdp-insert-accumulation --split-input-file %s | FileCheck %s
+// RUN: fsdp-opt --fsdp-insert-accumulation --split-input-file --verify-diagnostics %s | FileCheck %s
 
 // FSDP2's default: every microbatch reduces, the shards are added.
 
@@ -195,4 +195,29 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// FSDP2 adds the two gradients of the first microbatch in f32.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         fsdp.accumulate [@once, @twice] {{.*}} : (tensor<4xbf16>, tensor<4xbf16>) -> (tensor<4xf32>, tensor<4xf32>)
+fsdp.mesh @world <["shard"=2]>
+fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
+fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+fsdp.param @once : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+// expected-warning @below {{used more than once: "twice": FSDP2 adds the gradients of its uses in 'f32' in the first microbatch, here in 'bf16'; the sums differ by rounding where "reduce_each_microbatch" is false}}
+fsdp.param @twice : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xbf16>) -> tensor<bf16>
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<bf16>) -> tensor<bf16>
+  %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xbf16>, tensor<bf16>) -> tensor<4xbf16>
+  %h = aten.call "aten::add.Tensor"(%g, %g, 1) : (tensor<4xbf16>, tensor<4xbf16>) -> tensor<4xbf16>
+  %r:2 = fsdp.reduce_scatter @u avg [@once, @twice] %g, %h {reduce_dtype = f32} : (tensor<4xbf16>, tensor<4xbf16>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  fsdp.write_grad @once, %r#0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.write_grad @twice, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<bf16>
 }
