@@ -158,7 +158,7 @@ private:
     for (size_t kind = 1; kind < kNumStreams; ++kind)
       if (most[kind] > 0)
         count("schedule",
-              std::string(kindName(Stream(kind))) + " under way at once",
+              std::string(kindName(Stream(kind))) + " in flight at once",
               most[kind]);
   }
 

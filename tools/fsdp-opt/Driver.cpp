@@ -34,17 +34,18 @@ enum class Level { Captured, Sharded, Scheduled, Planned };
 cl::OptionCategory category("fsdp-opt options");
 cl::opt<Emit> emitKind(
     "emit", cl::desc("What to write"), cl::init(Emit::MLIR),
-    cl::values(clEnumValN(Emit::MLIR, "mlir", "IR, at --level"),
-               clEnumValN(Emit::Plan, "plan", "plan.json for fsdp-run"),
-               clEnumValN(Emit::Stats, "stats",
-                          "parameters, units, bytes and collectives a step; "
-                          "with --device or --simulate also its time"),
-               clEnumValN(Emit::Trace, "trace",
-                          "a simulated step, for Perfetto; with --measured "
-                          "beside a measured one"),
-               clEnumValN(Emit::Html, "html", "a simulated step, as a page"),
-               clEnumValN(Emit::Pareto, "pareto",
-                          "time against memory of choices of what is kept")),
+    cl::values(
+        clEnumValN(Emit::MLIR, "mlir", "IR, at --level"),
+        clEnumValN(Emit::Plan, "plan", "plan.json for fsdp-run"),
+        clEnumValN(Emit::Stats, "stats",
+                   "parameters, units, bytes and collectives of a "
+                   "step; with --device or --simulate also its time"),
+        clEnumValN(Emit::Trace, "trace",
+                   "a simulated step, for Perfetto; with --measured "
+                   "beside a measured one"),
+        clEnumValN(Emit::Html, "html", "a simulated step, as a page"),
+        clEnumValN(Emit::Pareto, "pareto",
+                   "time against memory, of the choices of what is kept")),
     cl::cat(category));
 cl::opt<Level> level(
     "level", cl::desc("How far to lower for --emit mlir"),
@@ -58,18 +59,20 @@ cl::opt<Level> level(
 cl::opt<std::string> configPath("config", cl::desc("Policy, a YAML file"),
                                 cl::value_desc("file"), cl::cat(category));
 cl::opt<::fsdp::plan::MemoryModel> memoryModel(
-    "memory", cl::desc("Whose memory the plan is laid out for"),
+    "memory", cl::desc("The memory that the plan is laid out for"),
     cl::init(::fsdp::plan::MemoryModel::SharedHost),
-    cl::values(clEnumValN(::fsdp::plan::MemoryModel::SharedHost, "shared",
-                          "of ranks of one host that share parameters"),
-               clEnumValN(::fsdp::plan::MemoryModel::Device, "device",
-                          "of a device a rank, which gathers into its own")),
+    cl::values(
+        clEnumValN(::fsdp::plan::MemoryModel::SharedHost, "shared",
+                   "one host's, whose ranks share the parameters"),
+        clEnumValN(::fsdp::plan::MemoryModel::Device, "device",
+                   "a device for each rank, which gathers into its own")),
     cl::cat(category));
-cl::opt<std::string>
-    diffPath("diff",
-             cl::desc("Say what changed from this plan to the input, a plan"),
-             cl::value_desc("plan.json"), cl::cat(category));
-cl::opt<int64_t> worldSize("world-size", cl::desc("Ranks to compile for"),
+cl::opt<std::string> diffPath(
+    "diff",
+    cl::desc("Print what changed from this plan to the input, also a plan"),
+    cl::value_desc("plan.json"), cl::cat(category));
+cl::opt<int64_t> worldSize("world-size",
+                           cl::desc("Number of ranks to compile for"),
                            cl::init(1), cl::cat(category));
 
 bool isCapture(StringRef path) {

@@ -40,13 +40,13 @@ cl::opt<std::string>
                 cl::value_desc("file"), cl::cat(category));
 cl::opt<std::string>
     profilePath("profile",
-                cl::desc("Seconds of instructions that fsdp-run measured"),
+                cl::desc("Times of instructions, from fsdp-run --profile"),
                 cl::value_desc("file"), cl::cat(category));
 cl::opt<std::string>
     measuredPath("measured",
-                 cl::desc("A step of this plan that fsdp-run --trace measured: "
-                          "with --emit trace beside the simulated one, with "
-                          "--emit stats compared with it"),
+                 cl::desc("A step of this plan, from fsdp-run --trace: --emit "
+                          "trace draws it beside the simulated one, --emit "
+                          "stats compares them"),
                  cl::value_desc("file"), cl::cat(category));
 cl::list<int64_t> traceRanks("ranks", cl::CommaSeparated,
                              cl::desc("Ranks in --emit trace (default 0)"),

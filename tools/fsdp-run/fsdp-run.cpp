@@ -88,40 +88,42 @@ int main(int argc, char **argv) {
   auto *data = app.add_option("--data", options.dataPath,
                               "safetensors file with one tensor per input, "
                               "samples in dim 0");
-  app.add_flag("--synthetic", synthetic, "random inputs; the default")
+  app.add_flag("--synthetic", synthetic, "train on random inputs; the default")
       ->excludes(data);
   app.add_option("--seed", options.seed,
-                 "of the random generator of every rank, and of synthetic "
-                 "data")
+                 "seed of every rank's random generator, and of synthetic data")
       ->capture_default_str()
       ->check(wholeNumber(0, kMaxSeed));
   app.add_option("--init-seed", options.initSeed,
-                 "of the model's own initialisation, which a model captured "
-                 "on meta has; by default that of --seed")
+                 "seed of the model's own initialisation, which a model "
+                 "captured on meta has; by default that of --seed")
       ->check(wholeNumber(0, kMaxSeed));
   app.add_option("--metrics", options.metricsPath,
                  "write one JSON object a step to this file");
   app.add_option("--profile", options.profilePath,
                  "measure every instruction and write its seconds to this "
-                 "file: medians over the steps after two, the mean of ranks");
+                 "file: the mean over ranks of medians over the steps after "
+                 "the first two");
   app.add_option("--trace", options.tracePath,
-                 "write begin and end of every instruction of the last step "
+                 "write the begin and end of each instruction of the last step "
                  "to this file, for Perfetto and fsdp-opt --measured");
   auto *weights =
       app.add_option("--weights", options.weightsPath,
                      "initial weights instead of the plan's: a safetensors "
                      "file, or a Hugging Face index of several");
   app.add_option("--weights-hash", options.weightsHash,
-                 "xxh3: and 32 digits, which the file of --weights must have")
+                 "the hash that the file of --weights must have: xxh3: and 32 "
+                 "hex digits")
       ->needs(weights);
   app.add_option("--data-hash", options.dataHash,
-                 "xxh3: and 32 digits, which the file of --data must have")
+                 "the hash that the file of --data must have: xxh3: and 32 hex "
+                 "digits")
       ->needs(data);
   app.add_option("--save-weights", options.outWeightsPath,
                  "write the final weights to this safetensors file");
   app.add_option("--allow-plugin", options.allowedPlugin,
-                 "the plan's optimizer is a plug-in, and its code in this "
-                 "library may run");
+                 "let the code of this library run, the plug-in that is the "
+                 "plan's optimizer");
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
       ->check(wholeNumber(1, maxThreads));
@@ -153,10 +155,10 @@ int main(int argc, char **argv) {
       ->check(wholeNumber(0, kMaxCount));
   auto *evalEvery =
       app.add_option("--eval-every", options.evalEvery,
-                     "after every so many steps, the loss in eval mode")
+                     "compute the loss in eval mode after every so many steps")
           ->check(wholeNumber(1, kMaxCount));
   app.add_option("--eval-data", options.evalDataPath,
-                 "safetensors file like that of --data, for --eval-every")
+                 "safetensors file like that of --data, for evaluations")
       ->needs(evalEvery);
   app.add_option("--eval-batches", options.evalBatches,
                  "batches a rank in each evaluation; by default as many as "
