@@ -265,6 +265,7 @@ def test_rank_fails_in_mid_step(llama: Captured, plan: Path, comm: str) -> None:
 
 OPTIONS = {
     "unknown_device": (["--device", "gpu"], 'expected cpu, cuda or cuda:N, got "gpu"'),
+    "unknown_comm": (["--comm", "mpi"], "--comm: mpi not in {gloo,nccl,shm}"),
     "nccl_on_the_cpu": (["--comm", "nccl"], "with --device cpu expected shm or gloo"),
     "gloo_on_a_gpu": (["--device", "cuda", "--comm", "gloo"], "expected nccl"),
     "graphs_on_the_cpu": (["--cuda-graphs"], "--cuda-graphs: expected --device cuda"),

@@ -131,15 +131,14 @@ int main(int argc, char **argv) {
                  "cpu; cuda: the GPU with the number that the rank has on its "
                  "host; cuda:N")
       ->capture_default_str();
-  std::optional<Backend> backend;
-  app.add_option("--comm", backend,
+  const std::map<std::string, Backend> backends = {
+      {"shm", Backend::Shm}, {"gloo", Backend::Gloo}, {"nccl", Backend::Nccl}};
+  std::string comm;
+  app.add_option("--comm", comm,
                  "shm: ranks share the memory of one host; gloo: each has its "
                  "own, also on several hosts under torchrun; nccl: on GPUs. By "
                  "default shm on the CPU, nccl on GPUs")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Backend>{{"shm", Backend::Shm},
-                                         {"gloo", Backend::Gloo},
-                                         {"nccl", Backend::Nccl}}));
+      ->check(CLI::IsMember(backends));
   app.add_flag("--cuda-graphs", options.graphs,
                "with --device cuda: capture a step once, and replay it");
   std::string streams = "serial";
@@ -180,7 +179,9 @@ int main(int argc, char **argv) {
     options.maxStreamDelay = maxStreamDelay;
   try {
     bool onGpu = isGpu(options.device);
-    options.backend = backend.value_or(onGpu ? Backend::Nccl : Backend::Shm);
+    options.backend = !comm.empty() ? backends.at(comm)
+                      : onGpu       ? Backend::Nccl
+                                    : Backend::Shm;
     if (onGpu != (options.backend == Backend::Nccl))
       throw InputError("--comm: with --device " + options.device +
                        (onGpu ? " expected nccl" : " expected shm or gloo"));
