@@ -19,6 +19,7 @@ from typing import Any
 import fsdp_mlir
 import torch
 import yaml
+from fsdp_mlir.text import batches
 from ranks import free_port, run_ranks
 from safetensors.torch import load_file, save_file
 
@@ -139,8 +140,8 @@ def write_image_batches(model: Model, path: Path, samples: int) -> None:
 
 
 def write_text_batches(model: Model, path: Path, samples: int) -> None:
-    command = [sys.executable, "-m", "fsdp_mlir.text", "--seq", model.seq, "--samples", samples]
-    execute([*command, "--vocab", model.vocab, "--names", model.names, "-o", path])
+    tensors = batches(model.seq, samples, model.vocab)
+    save_file(dict(zip(model.names.split(","), tensors, strict=True)), path)
 
 
 def capture(
