@@ -1,4 +1,4 @@
-"""Runs a script's main() as the ranks of one job.
+"""Runs a module's main(), or a script, as the ranks of one job.
 
 Each rank is a process forked from one that has imported torch and the PRELOAD modules and done
 nothing else, so that a job starts in a tenth of a second instead of several. It sees what torchrun
@@ -11,6 +11,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import runpy
 import socket
 import sys
 import tempfile
@@ -44,26 +45,61 @@ def run_ranks(
         raise RuntimeError(f"ranks ended with {status}: {module} {' '.join(words)}\n{output}")
 
 
+def run_script(
+    script: Path, world: int, *, timeout: float = 200
+) -> tuple[list[int | None], list[str]]:
+    """Runs a script that ends by os._exit in `world` ranks, of which none ends another.
+
+    Returns their exit statuses (None after the timeout) and what each wrote to stderr.
+    """
+    with _starting:
+        _start_server()
+    deadline = time.monotonic() + timeout
+    environments = _environments(world)
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = [Path(directory) / str(rank) for rank in range(world)]
+        ranks = [
+            _context.Process(target=_enter_script, args=(str(script), environment, str(output)))
+            for environment, output in zip(environments, outputs, strict=True)
+        ]
+        for rank in ranks:
+            rank.start()
+        try:
+            for rank in ranks:
+                rank.join(max(deadline - time.monotonic(), 0))
+            status = [rank.exitcode for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.join()
+        return status, [output.read_text() if output.exists() else "" for output in outputs]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
+def _environments(world: int) -> list[dict[str, str]]:
+    """What torchrun would set, by rank."""
+    common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [common | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
+
+
 def _run_once(module: str, words: list[str], world: int, timeout: float) -> tuple[list[int], str]:
     """Exit status of the ranks that ended by themselves, and the output of all."""
     with _starting:  # the benchmark runs two jobs at once
         _start_server()
-    common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     deadline = time.monotonic() + timeout
     with tempfile.NamedTemporaryFile("w+") as output:
         ranks = [
             _context.Process(
                 target=_enter,
-                args=(module, words, common | {"RANK": str(r), "LOCAL_RANK": str(r)}, output.name),
+                args=(module, words, environment, output.name),
             )
-            for r in range(world)
+            for environment in _environments(world)
         ]
         for rank in ranks:
             rank.start()
@@ -103,3 +139,10 @@ def _enter(module: str, words: list[str], environment: dict[str, str], output: s
     os.dup2(descriptor, 2)
     sys.argv = [module, *words]
     importlib.import_module(module).main()
+
+
+def _enter_script(script: str, environment: dict[str, str], output: str) -> None:
+    os.environ.update(environment)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    sys.argv = [script]
+    runpy.run_path(script, run_name="__main__")

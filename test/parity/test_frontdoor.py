@@ -15,7 +15,7 @@ import parity_models
 import pytest
 import torch
 from harness import ROOT, execute
-from ranks import free_port, run_ranks
+from ranks import free_port, run_ranks, run_script
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -232,8 +232,8 @@ FAILURES = {
 }
 
 
-def run_script(script: Path) -> tuple[list[int], list[str]]:
-    """Two ranks to their own ends; their exit statuses and what they wrote to stderr."""
+def run_processes(script: Path) -> tuple[list[int], list[str]]:
+    """Two ranks that end as a user's do; their exit statuses and what they wrote to stderr."""
     port, ranks = str(free_port()), []
     for rank in range(2):
         environment = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
@@ -255,7 +255,7 @@ def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
     """Rank 1 fails before its third step; rank 0, which waits for it, says so at once."""
     script = tmp_path / "script.py"
     script.write_text(FAILING.replace("FAIL", FAILURES[failure]))
-    statuses, errors = run_script(script)
+    statuses, errors = run_processes(script)
     assert all(statuses)
     last = [text.strip().splitlines()[-1].partition("]: ")[2] for text in errors if text]
     if failure == "bad_batch":
@@ -270,7 +270,7 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     """And what comes after it finds the ranks together again."""
     script = tmp_path / "script.py"
     script.write_text(MISUSES)
-    statuses, errors = run_script(script)
+    statuses, errors = run_script(script, 2)
     lines = [[line for line in text.splitlines() if "Error: " in line] for text in errors]
     assert statuses == [0, 0], errors
     no_root = "CompileError: expected a call of fully_shard on the model itself, found none"
@@ -317,7 +317,7 @@ def test_a_model_on_meta(tmp_path: Path) -> None:
     those that rank 0 has."""
     script, file = tmp_path / "script.py", tmp_path / "state.safetensors"
     script.write_text(META.replace("FILE", repr(str(file))))
-    statuses, errors = run_script(script)
+    statuses, errors = run_script(script, 2)
     assert statuses == [0, 0], errors
     state = load_file(file)
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_frontdoor import run_script
+from ranks import run_script
 
 SCRIPT = """
 import os, sys
@@ -113,7 +113,7 @@ DIFFERENT: dict[str, tuple[str, str, list[str]]] = {
 def both(script: str, directory: Path, forward: str, change: str) -> list[str]:
     path = directory / "script.py"
     path.write_text(script.replace("FORWARD", forward).replace("CHANGE", change))
-    statuses, errors = run_script(path)
+    statuses, errors = run_script(path, 2)
     assert statuses == [0, 0], errors
     return errors
 
