@@ -218,8 +218,8 @@ def different_weights(ours: Path, theirs: Path) -> str | None:
     return None
 
 
-def run_parity(setup: Setup, report: Report, steps: int) -> None:
-    for case in PARITY:
+def run_parity(setup: Setup, report: Report, cases: list[Case], steps: int) -> None:
+    for case in cases:
         if case.world == 1 or setup.device == "cpu":
             report.items.append(compare(setup, case, steps, lambda rank: {}))
             continue
@@ -228,9 +228,9 @@ def run_parity(setup: Setup, report: Report, steps: int) -> None:
             report.items.append(Item(f"{item.name}, {means}", item.status, item.detail))
 
 
-def run_trace(setup: Setup, report: Report) -> None:
+def run_trace(setup: Setup, report: Report, cases: list[Case]) -> None:
     """A step's times by the streams' events, which the plan orders."""
-    for case in (case for case in PARITY if case.world == 1):
+    for case in (case for case in cases if case.world == 1):
         name = f"trace {case.name}"
         files = gpu_files.write_inputs(case, setup.out / case.name)
         trace = files[0].with_name("trace.json")
@@ -350,6 +350,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    names = [case.name for case in PARITY]
+    parser.add_argument("--cases", nargs="+", choices=names, default=names, help="of parity, trace")
     parser.add_argument("--parity-steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20, help="of a benchmark's run")
@@ -363,11 +365,12 @@ def main() -> int:
         parser.error(f"expected fsdp-run at {setup.fsdp_run}: run bench/gpu.sh build")
     setup.out.mkdir(parents=True, exist_ok=True)
     report = Report(machine(args.device))
+    cases = [case for case in PARITY if case.name in args.cases]
     sections: dict[str, Callable[[], None]] = {
         "tests": lambda: run_tests(setup, report),
         "sanitizer": lambda: run_sanitizer(setup, report),
-        "parity": lambda: run_parity(setup, report, args.parity_steps),
-        "trace": lambda: run_trace(setup, report),
+        "parity": lambda: run_parity(setup, report, cases, args.parity_steps),
+        "trace": lambda: run_trace(setup, report, cases),
         "bench": lambda: run_bench(setup, report, args.rounds, args.steps, args.warmup),
     }
     for name in args.only:

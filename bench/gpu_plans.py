@@ -9,6 +9,7 @@ Beside each large plan lies what `fsdp-opt --emit stats` says of it, `<plan>.sta
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -28,20 +29,29 @@ def execute(command: list[str | Path]) -> str:
     return done.stdout
 
 
-def compile_case(case: Case, opt: Path, plan: Path) -> None:
-    """Weights are not captured: the runs give both sides the same file."""
-    with tempfile.TemporaryDirectory() as directory:
-        config, archive = Path(directory) / "fsdp.yaml", Path(directory) / "model.pt"
+def capture(case: Case, directory: Path) -> tuple[Path, Path]:
+    """The config and the archive. Weights are not captured: the runs give both sides the same
+    file. Cases that differ in their ranks share a capture."""
+    words = [kwargs(case), *case.inputs, case.config]
+    stem = directory / hashlib.sha256(" ".join(words).encode()).hexdigest()
+    config, archive = stem.with_suffix(".yaml"), stem.with_suffix(".pt")
+    if not archive.exists():
         config.write_text(case.config)
-        capture = [sys.executable, "-m", "fsdp_mlir.capture", "--meta", "--no-init"]
-        capture += ["--model", "fsdp_mlir.models.llama:llama", "--kwargs", kwargs(case)]
-        execute([*capture, "--inputs", *case.inputs, "--config", config, "-o", archive])
-        command = [opt, archive, "--config", config, "--world-size", str(case.world)]
-        plan.parent.mkdir(parents=True, exist_ok=True)
-        execute([*command, "--emit", "plan", "-o", plan])
-        if case.large:
-            stats = execute([*command, "--emit", "stats", "--device", "h100"])
-            plan.with_suffix(".stats").write_text(stats)
+        command = [sys.executable, "-m", "fsdp_mlir.capture", "--meta", "--no-init"]
+        command += ["--model", "fsdp_mlir.models.llama:llama", "--kwargs", kwargs(case)]
+        execute([*command, "--inputs", *case.inputs, "--config", config, "-o", archive])
+    return config, archive
+
+
+def compile_case(case: Case, opt: Path, plan: Path, captures: Path) -> None:
+    """`captures` is where those of other cases are."""
+    config, archive = capture(case, captures)
+    command = [opt, archive, "--config", config, "--world-size", str(case.world)]
+    plan.parent.mkdir(parents=True, exist_ok=True)
+    execute([*command, "--emit", "plan", "-o", plan])
+    if case.large:
+        stats = execute([*command, "--emit", "stats", "--device", "h100"])
+        plan.with_suffix(".stats").write_text(stats)
 
 
 def kwargs(case: Case) -> str:
@@ -58,11 +68,12 @@ def main() -> None:
     args = parser.parse_args()
     if not args.opt.exists():
         parser.error(f"expected fsdp-opt at {args.opt}: run make build, or pass --opt")
-    for case in CASES.values():
-        if case.large == (args.which == "large"):
-            plan = args.out / case.plan.name if args.out else case.plan
-            compile_case(case, args.opt, plan)
-            print(f"{plan.name}: {plan.stat().st_size / 1024:.0f} KiB", flush=True)
+    with tempfile.TemporaryDirectory() as captures:
+        for case in CASES.values():
+            if case.large == (args.which == "large"):
+                plan = args.out / case.plan.name if args.out else case.plan
+                compile_case(case, args.opt, plan, Path(captures))
+                print(f"{plan.name}: {plan.stat().st_size / 1024:.0f} KiB", flush=True)
 
 
 if __name__ == "__main__":

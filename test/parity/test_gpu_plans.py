@@ -73,7 +73,7 @@ def test_a_failing_runtime_fails_the_report(tmp_path: Path, section: str) -> Non
     binary.write_text("#!/bin/sh\necho 'fsdp-run: error: no such thing' >&2\nexit 1\n")
     binary.chmod(0o755)
     options = ["--only", section, "--parity-steps", 1, "--out", tmp_path / "out"]
-    options += ["--rounds", 1, "--steps", 2, "--warmup", 1]
+    options += ["--cases", PARITY[0].name, "--rounds", 1, "--steps", 2, "--warmup", 1]
     done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", tmp_path / "build", *options)
     assert done.returncode == 1, done.stdout + done.stderr
     items = json.loads((tmp_path / "out" / "report.json").read_text())["items"]
