@@ -2,8 +2,9 @@
 
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-# A file's tests share captures and reference runs, so one worker runs a file.
-PYTEST := $(PYTHON) -m pytest -n $(JOBS) --dist loadfile
+# A file's tests share captures and reference runs, so one worker runs a file, in the order
+# of test/conftest.py.
+PYTEST := $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 CTEST := ctest -j $(JOBS) --output-on-failure --no-tests=error --test-dir
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp')
 
