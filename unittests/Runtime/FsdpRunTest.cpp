@@ -370,10 +370,11 @@ TEST_F(FsdpRun, RefusesRanksOfAnotherJobAtItsPort) {
   }
 }
 
+// The steps last until the second process is there; it ends them.
 TEST_F(FsdpRun, RefusesASecondProcessInAPlace) {
   writeSample(dir, samplePlan(2));
   int port = freePort();
-  std::vector<std::string> args = {dir / "plan.json", "--steps", "300"};
+  std::vector<std::string> args = {dir / "plan.json", "--steps", "100000"};
   std::vector<ToolResult> results(3);
   std::vector<std::thread> threads;
   for (int process = 0; process < 3; ++process)
