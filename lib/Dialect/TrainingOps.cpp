@@ -19,7 +19,7 @@ enum class Kind { Number, NonNegative, UnitInterval, Flag, Text };
 } // namespace
 
 /// The hyperparameters of an optimizer by name; null for an unknown one. A
-/// plug-in has any further numbers.
+/// plug-in has any further numbers, one outside of the plan has none.
 static const llvm::StringMap<Kind> *getHyperparameterKinds(StringRef name) {
   static const llvm::StringMap<Kind> adam = {
       {"lr", Kind::NonNegative},     {"beta1", Kind::UnitInterval},
@@ -34,10 +34,13 @@ static const llvm::StringMap<Kind> *getHyperparameterKinds(StringRef name) {
       {"fused", Kind::Flag},       {"foreach", Kind::Flag}};
   static const llvm::StringMap<Kind> plugin = {{"lr", Kind::NonNegative},
                                                {"library", Kind::Text}};
+  static const llvm::StringMap<Kind> external;
   if (name == "adam" || name == "adamw")
     return &adam;
   if (name == "sgd")
     return &sgd;
+  if (name == "external")
+    return &external;
   return name == "plugin" ? &plugin : nullptr;
 }
 
@@ -91,8 +94,8 @@ static bool hasFlag(DictionaryAttr given, StringRef name) {
 
 LogicalResult OptimizerOp::verify() {
   if (!getHyperparameterKinds(getName()))
-    return emitOpError("Optimizer-1: expected \"adam\", \"adamw\", \"sgd\" or "
-                       "\"plugin\", got: \"")
+    return emitOpError("Optimizer-1: expected \"adam\", \"adamw\", \"sgd\", "
+                       "\"plugin\" or \"external\", got: \"")
            << getName() << '"';
   DictionaryAttr given = getHyperparameters();
   if (failed(verifyHyperparameters(*this, getName(), given, "Optimizer-1")))

@@ -9,13 +9,14 @@ namespace fsdp::plan {
 
 namespace {
 
-/// Tensors of a parameter's size that its optimizer keeps.
+/// Tensors of a parameter's size that its optimizer keeps; of an external one,
+/// the gradient that it is handed.
 int64_t numStates(const Optimizer &optimizer) {
   if (optimizer.name == "sgd")
     return optimizer.momentum != 0 ? 1 : 0;
   if (optimizer.name == "adam" || optimizer.name == "adamw")
     return optimizer.amsgrad ? 3 : 2;
-  return 0;
+  return optimizer.name == "external" ? 1 : 0;
 }
 
 class StaticMemory {

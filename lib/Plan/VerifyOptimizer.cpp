@@ -25,9 +25,10 @@ void Verifier::verifyHyperparameters(const Optimizer &of) const {
 
 void Verifier::verifyOptimizer() {
   const std::string &name = plan.optimizer.name;
-  if (name != "adam" && name != "adamw" && name != "sgd" && name != "plugin")
-    fail("P1", "expected optimizer \"adam\", \"adamw\", \"sgd\" or "
-               "\"plugin\", got " +
+  if (name != "adam" && name != "adamw" && name != "sgd" && name != "plugin" &&
+      name != "external")
+    fail("P1", "expected optimizer \"adam\", \"adamw\", \"sgd\", \"plugin\" "
+               "or \"external\", got " +
                    quoted(name));
   if ((name == "plugin") == plan.optimizer.library.empty())
     fail("P1", "expected a library for optimizer \"plugin\" and for no other");

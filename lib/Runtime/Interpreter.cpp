@@ -34,6 +34,8 @@ Interpreter::Interpreter(const plan::Plan &plan, Comm &comm, Device &device,
 }
 
 void Interpreter::createOptimizer(const plan::OptimizerStep &step) {
+  if (plan.optimizer.name == "external")
+    return;
   std::vector<at::Tensor> shards;
   for (int32_t param : step.params)
     shards.push_back(comm.shard(param));
@@ -189,11 +191,39 @@ void Interpreter::run(const plan::OptimizerStep &step) {
   ShardedOptimizer::Scaling scaling;
   if (unscaleDeferred)
     scaling.gradScale = scaler->scale();
-  if (scaler && optimizer->isFused())
+  if (scaler && optimizer && optimizer->isFused())
     scaling.foundInf = scaler->found();
-  if (!scaler || scaling.foundInf || !scaler->foundInf())
+  bool updates = !scaler || scaling.foundInf || !scaler->foundInf();
+  if (!optimizer)
+    handOutGradients(step, updates);
+  else if (updates)
     optimizer->step(take(step.grads), lrFactor, scaling);
-  comm.publish();
+  if (publishes)
+    comm.publish();
+}
+
+void Interpreter::allocateGradients() {
+  gradients.clear();
+  if (plan.optimizer.name != "external")
+    return;
+  for (const plan::Instruction &instruction : plan.instructions)
+    if (const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind))
+      for (size_t i = 0; i < step->params.size(); ++i) {
+        at::Tensor shard = comm.shard(step->params[i]);
+        gradients.emplace_back(
+            step->params[i],
+            at::empty(shard.sizes(), shard.options().dtype(scalarType(
+                                         plan.values[step->grads[i]].dtype))));
+      }
+}
+
+// The values' own places are others' in the next step.
+void Interpreter::handOutGradients(const plan::OptimizerStep &step,
+                                   bool areFinite) {
+  if (!areFinite)
+    return gradients.clear();
+  for (size_t i = 0; i < gradients.size(); ++i)
+    gradients[i].second.copy_(values[step.grads[i]]);
 }
 
 void Interpreter::annotateOperands(const plan::Instruction &instruction) const {
@@ -274,6 +304,7 @@ Interpreter::Wait Interpreter::execute(const plan::Instruction &instruction,
 }
 
 void Interpreter::beginStep(int64_t step) {
+  allocateGradients();
   badGradient = -1;
   lrFactor = plan.lrSchedule ? plan.lrSchedule->factor(step) : 1.0;
   updatesBefore = optimizer ? optimizer->steps() : 0;

@@ -32,6 +32,8 @@ std::string reasonOfOptimizer(const plan::Plan &plan) {
     return "the learning rate changes from step to step";
   if (optimizer.name == "plugin")
     return "a plug-in optimizer runs on the host";
+  if (optimizer.name == "external")
+    return "the host takes the gradients";
   if (!optimizer.fused)
     return "optimizer \"" + optimizer.name +
            "\" without fused computes step by step on the host";

@@ -219,6 +219,10 @@ void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
 
 RunFiles::RunFiles(const RunOptions &options, bool first)
     : plan(openPlan(options.planPath, options.allowedPlugin)) {
+  if (plan.optimizer.name == "external")
+    throw InputError(options.planPath +
+                     ": the optimizer is \"external\", which the program that "
+                     "hosts the runtime updates with; fsdp-run has none");
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
   checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, options);

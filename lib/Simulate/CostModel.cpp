@@ -42,6 +42,8 @@ double optimizerPasses(const Optimizer &optimizer) {
            (optimizer.fused || optimizer.weightDecay == 0 ? 0 : 3);
   if (optimizer.name == "plugin")
     return 5; // one state, as Lion's
+  if (optimizer.name == "external")
+    return 0; // not known
   double passes = optimizer.fused ? 7 : 20;
   return passes + (optimizer.amsgrad ? (optimizer.fused ? 2 : 3) : 0);
 }

@@ -26,7 +26,7 @@ fsdp.param @w : tensor<?xf32>
 
 // -----
 
-// expected-error @below {{Optimizer-1: expected "adam", "adamw", "sgd" or "plugin", got: "lion"}}
+// expected-error @below {{Optimizer-1: expected "adam", "adamw", "sgd", "plugin" or "external", got: "lion"}}
 fsdp.optimizer "lion" {lr = 1.0e-3}
 
 // -----

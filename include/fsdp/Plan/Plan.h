@@ -127,7 +127,9 @@ struct Unit {
 /// torch.optim's names and defaults; `fused` selects the fused ATen kernel,
 /// otherwise the per-tensor formula torch.optim uses on CPU.
 struct Optimizer {
-  std::string name; ///< "adam", "adamw", "sgd", "plugin"
+  /// "adam", "adamw", "sgd", "plugin"; "external": the program that hosts the
+  /// runtime takes the gradients and updates the parameters after the step.
+  std::string name;
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;

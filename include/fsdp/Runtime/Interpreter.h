@@ -21,6 +21,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace fsdp::runtime {
@@ -81,8 +82,20 @@ public:
   HostState aliasState() const;
   void restoreState(const HostState &state);
 
-  /// Null for a plan that updates nothing. Its shards are those of the plan's
-  /// optimizer_step.
+  /// Whether the update ends with Comm::publish, which is the default.
+  void setPublishes(bool value) { publishes = value; }
+  /// Takes a buffer of the plan in place of the one that is there.
+  void setBuffer(size_t buffer, const at::Tensor &tensor) {
+    buffers[buffer] = tensor;
+  }
+  /// By the index of their parameter.
+  using Gradients = std::vector<std::pair<int32_t, at::Tensor>>;
+  /// With an external optimizer: the last step's gradients, this rank's shards.
+  /// They are the caller's; none after a step that a gradient scaler skips.
+  Gradients takeGradients() { return std::exchange(gradients, {}); }
+
+  /// Null for a plan that updates nothing itself. Its shards are those of the
+  /// plan's optimizer_step.
   ShardedOptimizer *shardedOptimizer() const { return optimizer.get(); }
   const HostStore &hostStore() const { return host; }
 
@@ -101,6 +114,10 @@ private:
   void run(const plan::OptimizerStep &step);
   void watchGradients(const plan::OptimizerStep &step);
   void createOptimizer(const plan::OptimizerStep &step);
+  /// Makes the tensors that takeGradients returns.
+  void allocateGradients();
+  /// Writes them.
+  void handOutGradients(const plan::OptimizerStep &step, bool areFinite);
   /// Memory of an instruction's buffer; an undefined tensor for -1.
   at::Tensor makeBuffer(plan::ValueId buffer);
   std::vector<at::Tensor> take(const std::vector<plan::ValueId> &ids) const;
@@ -115,6 +132,8 @@ private:
   HostStore host;
   std::unique_ptr<ShardedOptimizer> optimizer;
   std::optional<GradScaler> scaler;
+  bool publishes = true;
+  Gradients gradients;
   /// Per unit: its parameters while they are gathered.
   std::vector<std::vector<at::Tensor>> gathered;
   /// Per parameter: the sum over the step's microbatches so far.
