@@ -219,14 +219,13 @@ const c10::intrusive_ptr<c10d::Store> &Rendezvous::connectStore() {
   return ownStore;
 }
 
-std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
-                                         Rendezvous &rendezvous) {
+void shareMemory(Rendezvous &rendezvous, const std::function<int()> &create,
+                 const std::function<void(const std::string &)> &open) {
   std::vector<std::string> hosts = rendezvous.exchange(hostIdentity());
   for (size_t rank = 1; rank < hosts.size(); ++rank)
     if (hosts[rank] != hosts[0])
       throw InputError("expected all ranks on one host, got rank " +
                        std::to_string(rank) + " on another than rank 0");
-  std::unique_ptr<ShmSegment> segment;
   auto agree = [&](auto make) {
     std::string own;
     try {
@@ -244,16 +243,29 @@ std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
   std::string path = agree([&]() -> std::string {
     if (rendezvous.rank() != 0)
       return "";
-    segment = std::make_unique<ShmSegment>(plan);
     return "/proc/" + std::to_string(getpid()) + "/fd/" +
-           std::to_string(segment->fd());
+           std::to_string(create());
   });
-  // The others reach the segment through rank 0's process: it waits for them.
+  // The others reach the memory through rank 0's process: it waits for them.
   agree([&]() -> std::string {
     if (rendezvous.rank() != 0)
-      segment = std::make_unique<ShmSegment>(plan, path);
+      open(path);
     return "";
   });
+}
+
+std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
+                                         Rendezvous &rendezvous) {
+  std::unique_ptr<ShmSegment> segment;
+  shareMemory(
+      rendezvous,
+      [&] {
+        segment = std::make_unique<ShmSegment>(plan);
+        return segment->fd();
+      },
+      [&](const std::string &path) {
+        segment = std::make_unique<ShmSegment>(plan, path);
+      });
   return segment;
 }
 

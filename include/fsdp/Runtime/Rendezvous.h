@@ -91,6 +91,12 @@ private:
   c10::intrusive_ptr<c10d::Store> ownStore; ///< that of connectStore
 };
 
+/// Memory that all ranks map; a collective. Rank 0 calls `create`, which gives
+/// the descriptor of a file, the others `open` with a path to it. An error of
+/// one rank is thrown on all; InputError if they are on more than one host.
+void shareMemory(Rendezvous &rendezvous, const std::function<int()> &create,
+                 const std::function<void(const std::string &)> &open);
+
 /// The segment of `plan` that all ranks map; a collective. An error of one rank
 /// is thrown on all; InputError if they are on more than one host.
 std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
