@@ -16,6 +16,15 @@ size_t alignTo(size_t value, size_t align) {
   return (value + align - 1) / align * align;
 }
 
+/// Bytes of a parameter of which every rank's rows are as many as rank 0's, as
+/// FSDP2 gathers it: each rank may read as many from its first row on.
+size_t paddedBytes(const Plan &plan, int32_t param) {
+  TensorSpec spec = plan.params[param].spec;
+  if (plan.params[param].shardDim == 0)
+    spec.shape[0] = plan.shards() * shardSpec(plan, param, 0).shape[0];
+  return size_t(spec.numBytes());
+}
+
 } // namespace
 
 SegmentLayout::SegmentLayout(const Plan &plan, size_t headerBytes)
@@ -31,7 +40,7 @@ SegmentLayout::SegmentLayout(const Plan &plan, size_t headerBytes)
     for (int32_t param : unit.params) {
       end = alignTo(end, kTensorAlign);
       masters[param] = params[param] = end;
-      end += size_t(plan.params[param].spec.numBytes());
+      end += paddedBytes(plan, param);
       if (!plan.params[param].computeDtype && !unit.cpuOffload)
         continue;
       end = alignTo(end, kTensorAlign);

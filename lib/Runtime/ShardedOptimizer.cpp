@@ -147,20 +147,40 @@ void ShardedOptimizer::setSettings(
   settings = changed;
 }
 
-ShardedOptimizer::NamedTensors ShardedOptimizer::state(size_t shard) const {
-  c10::InferenceMode guard;
-  Group empty;
-  const Group *group = &empty;
-  size_t index = 0;
-  for (const Group &candidate : groups) {
-    auto member =
-        std::find(candidate.members.begin(), candidate.members.end(), shard);
-    if (member == candidate.members.end())
-      continue;
-    group = &candidate;
-    index = size_t(member - candidate.members.begin());
+std::vector<std::pair<std::string, at::Tensor *>>
+ShardedOptimizer::stateOf(Group &group, size_t member) {
+  std::vector<std::pair<std::string, at::Tensor *>> result;
+  auto add = [&](const char *name, std::vector<at::Tensor> &tensors) {
+    if (!tensors.empty())
+      result.emplace_back(name, &tensors[member]);
+  };
+  add("step", group.steps);
+  add("exp_avg", group.expAvgs);
+  add("exp_avg_sq", group.expAvgSqs);
+  add("max_exp_avg_sq", group.maxExpAvgSqs);
+  add("momentum_buffer", group.momenta);
+  if (group.plugin)
+    for (at::Tensor &tensor : group.pluginStates[member])
+      result.emplace_back("state" + std::to_string(result.size()), &tensor);
+  return result;
+}
+
+std::pair<ShardedOptimizer::Group *, size_t>
+ShardedOptimizer::find(size_t shard) {
+  for (Group &group : groups) {
+    auto member = std::find(group.members.begin(), group.members.end(), shard);
+    if (member != group.members.end())
+      return {&group, size_t(member - group.members.begin())};
   }
-  if (group == &empty) {
+  return {nullptr, 0};
+}
+
+ShardedOptimizer::NamedTensors ShardedOptimizer::state(size_t shard) {
+  c10::InferenceMode guard;
+  auto [group, member] = find(shard);
+  Group empty;
+  if (!group) {
+    group = &empty;
     empty.settings = groupOf.empty() ? 0 : size_t(groupOf[shard]);
     empty.plugin = createPlugin(empty.settings);
     addState(empty, shards[shard]);
@@ -168,19 +188,35 @@ ShardedOptimizer::NamedTensors ShardedOptimizer::state(size_t shard) const {
       step.fill_(stepsDone);
   }
   NamedTensors result;
-  auto add = [&](const char *name, const std::vector<at::Tensor> &tensors) {
-    if (!tensors.empty())
-      result.emplace_back(name, tensors[index]);
-  };
-  add("step", group->steps);
-  add("exp_avg", group->expAvgs);
-  add("exp_avg_sq", group->expAvgSqs);
-  add("max_exp_avg_sq", group->maxExpAvgSqs);
-  add("momentum_buffer", group->momenta);
-  if (group->plugin)
-    for (const at::Tensor &tensor : group->pluginStates[index])
-      result.emplace_back("state" + std::to_string(result.size()), tensor);
+  for (const auto &[name, tensor] : stateOf(*group, member))
+    result.emplace_back(name, *tensor);
   return result;
+}
+
+void ShardedOptimizer::bindState(size_t shard, const NamedTensors &tensors) {
+  auto [group, member] = find(shard);
+  if (!group)
+    return;
+  std::vector<std::pair<std::string, at::Tensor *>> own =
+      stateOf(*group, member);
+  if (own.size() != tensors.size())
+    throw InputError("expected " + std::to_string(own.size()) +
+                     " tensors of an optimizer's state, got " +
+                     std::to_string(tensors.size()));
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto &[name, tensor] = tensors[i];
+    const at::Tensor &before = *own[i].second;
+    if (name != own[i].first || tensor.sizes() != before.sizes() ||
+        !tensor.is_contiguous() ||
+        tensor.scalar_type() != before.scalar_type() ||
+        tensor.device() != before.device())
+      throw InputError("state of an optimizer: expected \"" + own[i].first +
+                       "\" of " + before.toString() + c10::str(before.sizes()) +
+                       ", got \"" + name + "\" of " + tensor.toString() +
+                       c10::str(tensor.sizes()));
+  }
+  for (size_t i = 0; i < own.size(); ++i)
+    *own[i].second = tensors[i].second;
 }
 
 void ShardedOptimizer::stepPlugin(Group &group,

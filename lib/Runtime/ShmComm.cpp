@@ -30,7 +30,7 @@ void pauseCpu() {
 } // namespace
 
 ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
-                 bool concurrent)
+                 bool concurrent, const ShmComm *other)
     : plan(plan), segment(segment), ownRank(rank), concurrent(concurrent),
       pidfds(size_t(plan.worldSize), -1), keptParts(plan.units.size()) {
   for (int64_t r = 0; r < worldSize(); ++r) {
@@ -52,10 +52,14 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
     at::ScalarType dtype = scalarType(param.spec.dtype);
     ownShards.emplace_back();
     if (param.shardDim != 0 && plan.shards() > 1)
-      ownShards.back() = at::empty(
-          plan::shardSpec(plan, int32_t(p), shardIndex()).shape, dtype);
+      ownShards.back() =
+          other
+              ? other->ownShards[p]
+              : at::empty(plan::shardSpec(plan, int32_t(p), shardIndex()).shape,
+                          dtype);
     if (param.unit == -1) {
-      masters.push_back(at::empty(param.spec.shape, dtype));
+      masters.push_back(other ? other->masters[p]
+                              : at::empty(param.spec.shape, dtype));
       fullParams.push_back(masters.back());
       continue;
     }
@@ -85,6 +89,18 @@ at::Tensor ShmComm::shard(int32_t param) {
   if (ownShards[param].defined())
     return ownShards[param];
   return shardOf(masters[param], param);
+}
+
+at::Tensor ShmComm::paddedShard(int32_t param) {
+  at::Tensor own = shard(param);
+  if (plan.params[param].unit == -1 || plan.params[param].shardDim != 0)
+    return own;
+  std::vector<int64_t> shape = plan::shardSpec(plan, param, 0).shape;
+  std::byte *whole = segment.master(ownRank / plan.shards(), param);
+  int64_t rowBytes = plan.params[param].spec.numBytes() /
+                     std::max<int64_t>(1, masters[param].size(0));
+  return at::from_blob(whole + shardIndex() * shape[0] * rowBytes, shape,
+                       own.options());
 }
 
 at::Tensor ShmComm::shardOf(const at::Tensor &whole, int32_t param) const {
@@ -331,9 +347,8 @@ void ShmComm::finishFirst() {
 }
 
 void ShmComm::beginUpdate() {
-  own().released.publish(uint32_t(step) + 1);
-  waitAll(everybody, &RankState::released, uint32_t(step) + 1,
-          {"optimizer_step"});
+  own().released.publish(++releases);
+  waitAll(everybody, &RankState::released, releases, {"optimizer_step"});
 }
 
 void ShmComm::barrier() {

@@ -101,6 +101,17 @@ void ShmSegment::map() {
                    " bytes of shared memory: " + reason);
   }
   base = static_cast<std::byte *>(mapped);
+  parameters = base + offsets.paramsBegin;
+}
+
+void ShmSegment::useParametersOf(const ShmSegment &other) {
+  if (other.offsets.params != offsets.params ||
+      other.offsets.masters != offsets.masters ||
+      other.offsets.replicaBytes != offsets.replicaBytes ||
+      other.offsets.worldSize != offsets.worldSize)
+    throw InputError("expected a plan of the same parameters in the same "
+                     "units, got another");
+  parameters = other.parameters;
 }
 
 ShmSegment::~ShmSegment() {

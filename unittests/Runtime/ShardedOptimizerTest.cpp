@@ -290,6 +290,34 @@ TEST(ShardedOptimizer, GoesOnFromItsState) {
   }
 }
 
+TEST(ShardedOptimizer, UpdatesTheStateThatItIsGiven) {
+  c10::InferenceMode guard;
+  for (const plan::Optimizer &o : allSettings()) {
+    at::Tensor one = at::ones({3}), other = at::ones({3});
+    ShardedOptimizer first({o}, {}, {one});
+    ShardedOptimizer second({o}, {}, {other});
+    first.step({at::ones({3})});
+    other.copy_(one);
+    ShardedOptimizer::NamedTensors given;
+    for (const auto &[name, tensor] : first.state(0))
+      given.emplace_back(name, tensor.clone());
+    second.bindState(0, given);
+    second.setSteps(1);
+    first.step({at::ones({3})});
+    second.step({at::ones({3})});
+    EXPECT_TRUE(one.equal(other)) << o.name;
+    ShardedOptimizer::NamedTensors own = first.state(0);
+    for (size_t i = 0; i < given.size(); ++i)
+      EXPECT_TRUE(given[i].second.equal(own[i].second)) << given[i].first;
+    if (given.empty())
+      continue;
+    given.back().second = at::ones({2});
+    EXPECT_THROW(second.bindState(0, given), runtime::InputError);
+    given.pop_back();
+    EXPECT_THROW(second.bindState(0, given), runtime::InputError);
+  }
+}
+
 TEST(ShardedOptimizer, RefusesNesterovWithoutMomentum) {
   plan::Optimizer o = settings("sgd", 0);
   o.nesterov = true;

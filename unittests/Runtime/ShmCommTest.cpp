@@ -225,6 +225,33 @@ TEST(ShmComm, PlacesDoNotOverlap) {
   }
 }
 
+TEST(ShmComm, TwoPlansTrainTheSameParameters) {
+  plan::Plan plan = collectivePlan(3, plan::DType::Float32);
+  ShmSegment segment(plan), other(plan);
+  other.useParametersOf(segment);
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    ShmComm comm(plan, segment, rank);
+    ShmComm second(plan, other, rank, /*concurrent=*/false, &comm);
+    for (int32_t p = 0; p < int32_t(plan.params.size()); ++p) {
+      at::Tensor shard = comm.shard(p);
+      EXPECT_EQ(second.shard(p).const_data_ptr(), shard.const_data_ptr());
+      // Padded to the rows of rank 0, within the parameter's own place.
+      at::Tensor padded = comm.paddedShard(p);
+      EXPECT_EQ(padded.size(0), plan::shardSpec(plan, p, 0).shape[0]);
+      if (shard.numel() > 0)
+        EXPECT_EQ(padded.const_data_ptr(), shard.const_data_ptr());
+      const auto *end =
+          static_cast<const std::byte *>(padded.data_ptr()) + padded.nbytes();
+      for (int32_t q = 0; q < int32_t(plan.params.size()); ++q)
+        if (segment.master(0, q) > segment.master(0, p))
+          EXPECT_LE(end, segment.master(0, q)) << p << " and " << q;
+    }
+  }
+  plan::Plan another = collectivePlan(3, plan::DType::Float64);
+  ShmSegment wrong(another);
+  EXPECT_THROW(wrong.useParametersOf(segment), InputError);
+}
+
 TEST(ShmComm, NamesADeadPeer) {
   plan::Plan plan = collectivePlan(2, plan::DType::Float32);
   ShmSegment segment(plan);

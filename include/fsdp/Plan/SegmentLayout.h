@@ -32,7 +32,8 @@ struct SegmentLayout {
   int64_t worldSize;
   /// Per parameter: offset in its replica's parameters of what is gathered.
   std::vector<size_t> params;
-  /// Per parameter: offset in its own dtype; the same without a cast.
+  /// Per parameter: offset in its own dtype; the same without a cast. Behind
+  /// the last row is room up to a multiple of rank 0's rows.
   std::vector<size_t> masters;
   /// Per parameter: offset of its gradient in a rank's area; unused for one
   /// that is not reduced.

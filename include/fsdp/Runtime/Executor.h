@@ -75,9 +75,18 @@ public:
   void setOptimizerSettings(const std::vector<plan::Optimizer> &changed);
 
   /// As Interpreter::shardedOptimizer.
-  ShardedOptimizer *shardedOptimizer() {
+  ShardedOptimizer *shardedOptimizer() const {
     return interpreter.shardedOptimizer();
   }
+  /// As Interpreter::setPublishes; without it the caller publishes before each
+  /// step and evaluation.
+  void setPublishes(bool value) { interpreter.setPublishes(value); }
+  /// As Interpreter::setBuffer.
+  void setBuffer(size_t buffer, const at::Tensor &tensor) {
+    interpreter.setBuffer(buffer, tensor);
+  }
+  /// As Interpreter::takeGradients.
+  Interpreter::Gradients takeGradients() { return interpreter.takeGradients(); }
 
   const RankArena &memory() const { return arena; }
 

@@ -71,7 +71,11 @@ public:
   /// `exp_avg`, …), of a plug-in `state0`, …. The tensors are those that
   /// updates change, and may be written between two; an empty shard's are of no
   /// use to any, but have the names and shapes of others.
-  NamedTensors state(size_t shard) const;
+  NamedTensors state(size_t shard);
+  /// Takes other tensors, of the names, shapes and dtypes that `state` has, as
+  /// those that updates change; none for an empty shard. Throws InputError for
+  /// others.
+  void bindState(size_t shard, const NamedTensors &tensors);
   /// Updates made so far, also before the state was set.
   int64_t steps() const { return stepsDone; }
   void setSteps(int64_t steps) { stepsDone = steps; }
@@ -93,6 +97,11 @@ private:
     std::vector<std::vector<at::Tensor>> pluginStates; ///< of each member
   };
 
+  /// The places of a member's state in its group.
+  static std::vector<std::pair<std::string, at::Tensor *>>
+  stateOf(Group &group, size_t member);
+  /// The group of a shard and its index there; null for an empty shard.
+  std::pair<Group *, size_t> find(size_t shard);
   std::unique_ptr<OptimizerPlugin> createPlugin(size_t settings) const;
   void addState(Group &group, const at::Tensor &shard) const;
   void stepAdam(Group &group, const std::vector<at::Tensor> &grads, double lr,

@@ -29,8 +29,11 @@ public:
   /// Borrows plan and segment. `concurrent`: streams are threads; reductions
   /// are then finished by the thread that begins them. Throws InputError if the
   /// plan reduces gradients that are not floating-point.
+  /// `other`: the same rank's of another plan, whose parameters the segment
+  /// uses: ignored ones, and shards beside the segment, are then those of
+  /// `other` too.
   ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
-          bool concurrent = false);
+          bool concurrent = false, const ShmComm *other = nullptr);
   ~ShmComm() override;
 
   int64_t rank() const override { return ownRank; }
@@ -38,6 +41,9 @@ public:
   int64_t shardIndex() const override { return ownRank % plan.shards(); }
   int64_t ownBytes() const override;
   at::Tensor shard(int32_t param) override;
+  /// The same with as many rows as rank 0's shard has, in one piece of memory;
+  /// what is behind the shard's own is nobody's.
+  at::Tensor paddedShard(int32_t param);
   void publish(bool frozen = false) override;
   void beginStep(int64_t step) override;
   void beginMicrobatch() override;
@@ -137,6 +143,8 @@ private:
   uint32_t versions = 0;
   uint32_t copies = 0;
   uint32_t barriers = 0;
+  /// Updates begun; a step's number may be set back.
+  uint32_t releases = 0;
   /// Parts kept, over all steps, and per unit the number and the parameters'
   /// version of the last.
   uint32_t partsKept = 0;

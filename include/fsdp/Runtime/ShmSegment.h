@@ -62,7 +62,7 @@ struct RankState {
   Counter partsKept;
   /// Units copied to the device, over all steps.
   Counter copied;
-  /// Steps whose parameters this rank reads no more.
+  /// Updates before which this rank reads the parameters no more.
   Counter released;
   /// Reductions whose inputs this rank has put in place, over all steps.
   Counter inputsReady;
@@ -138,6 +138,10 @@ public:
     return base + offsets.areasBegin + size_t(rank) * offsets.areaBytes +
            offsets.shardGrads[param];
   }
+  /// Uses the parameters of another segment, which outlives this one, in place
+  /// of its own, whose pages are then never touched. Throws InputError where
+  /// they are laid out otherwise.
+  void useParametersOf(const ShmSegment &other);
   /// Records why a rank failed and stops everybody. The first call wins.
   void fail(int64_t rank, const std::string &message) const;
   /// Stops everybody without a cause of its own.
@@ -146,12 +150,13 @@ public:
 private:
   void map();
   std::byte *replicaBase(int64_t replica) const {
-    return base + offsets.paramsBegin + size_t(replica) * offsets.replicaBytes;
+    return parameters + size_t(replica) * offsets.replicaBytes;
   }
 
   SegmentLayout offsets;
   int memoryFd = -1;
   std::byte *base = nullptr;
+  std::byte *parameters = nullptr;
 };
 
 } // namespace fsdp::runtime
