@@ -19,14 +19,13 @@ fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
 
-example = dict(zip(("tokens", "targets"), next(batches(rank)), strict=True))
-step = fsdp_mlir.compile(model, loss=loss_fn, optimizer=optimizer, example=example, max_norm=1.0)
+step = fsdp_mlir.compile(model, loss=loss_fn, optimizer=optimizer, max_norm=1.0)
 for tokens, targets in batches(rank):
-    loss = step(tokens, targets)
+    loss = step(tokens=tokens, targets=targets)
     scheduler.step()
     print(f"rank {rank}: loss {loss.item()!r}")
 
-dcp.save(step.state_dict(), checkpoint_id=sys.argv[1])
+dcp.save(model.state_dict(), checkpoint_id=sys.argv[1])
 # Gloo's threads must let go of dcp's tensors before Python ends.
 dist.barrier()
 dist.destroy_process_group()

@@ -6,6 +6,7 @@
 // lock.
 //
 //===----------------------------------------------------------------------===//
+#include "fsdp/Runtime/Agreement.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/OpenPlan.h"
 #include "fsdp/Runtime/Rendezvous.h"
@@ -28,18 +29,26 @@ namespace {
 /// segment alive.
 class OpenPlan {
 public:
+  /// `other`: a session of the same model, whose parameters this one trains.
   OpenPlan(const std::string &path, const std::string &allowedPlugin,
-           Rendezvous &rendezvous)
+           Rendezvous &rendezvous, const std::shared_ptr<OpenPlan> &other)
       : plan(openPlan(path, allowedPlugin)), rank(rendezvous.rank()) {
     if (rendezvous.worldSize() != plan.worldSize)
       throw InputError(path + ": the plan is for world size " +
                        std::to_string(plan.worldSize) + ", got " +
                        std::to_string(rendezvous.worldSize()) + " ranks");
     segment = shareSegment(plan, rendezvous);
+    if (other) {
+      parameters = other->parameters;
+      segment->useParametersOf(*parameters);
+    } else {
+      parameters = segment;
+    }
     installSteeredAllocator();
     c10::InferenceMode guard;
     device = makeCpuDevice();
-    comm.emplace(plan, *segment, rank);
+    comm.emplace(plan, *segment, rank, /*concurrent=*/false,
+                 other ? &*other->comm : nullptr);
     session.emplace(plan, *comm, *device, segment->state(rank).position);
   }
 
@@ -65,7 +74,7 @@ public:
 
   /// The same memory as a tensor that autograd may meet.
   at::Tensor handOut(const at::Tensor &tensor) const {
-    auto keep = segment;
+    auto keep = parameters;
     return at::from_blob(
         tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(),
         [keep, tensor](void *) {}, tensor.options());
@@ -74,6 +83,8 @@ public:
   plan::Plan plan;
   int64_t rank;
   std::shared_ptr<ShmSegment> segment;
+  /// Where the parameters lie.
+  std::shared_ptr<ShmSegment> parameters;
   std::unique_ptr<Device> device;
   std::optional<ShmComm> comm;
   std::optional<Session> session;
@@ -201,8 +212,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("loss_scale", &StepResult::lossScale)
       .def_readonly("skipped", &StepResult::skipped);
 
-  py::class_<OpenPlan>(m, "Session")
-      .def(py::init<const std::string &, const std::string &, Rendezvous &>(),
+  py::class_<Agreement>(m, "Agreement")
+      .def(py::init<Rendezvous &>(), Release())
+      .def(
+          "exchange",
+          [](Agreement &self, uint64_t word, double seconds) {
+            return self.exchange(
+                word, std::chrono::milliseconds(int64_t(seconds * 1000)));
+          },
+          py::arg("word"), py::arg("seconds"), Release());
+
+  py::class_<OpenPlan, std::shared_ptr<OpenPlan>>(m, "Session")
+      .def(py::init<const std::string &, const std::string &, Rendezvous &,
+                    const std::shared_ptr<OpenPlan> &>(),
            Release())
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)
@@ -222,14 +244,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           },
           Release())
       .def(
-          "set_param",
-          [](OpenPlan &self, int32_t param, const at::Tensor &whole) {
-            self.session->setParam(param, whole.detach());
-          },
-          Release())
-      .def(
           "start",
-          [](OpenPlan &self) { self.guarded([&] { self.session->start(); }); },
+          [](OpenPlan &self) {
+            self.guarded([&] {
+              self.session->start();
+              self.session->setCallerWrites();
+            });
+          },
           Release())
       .def("follow",
            [](OpenPlan &self, const std::vector<py::dict> &groups) {
@@ -262,26 +283,39 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "evaluate",
           [](OpenPlan &self, const std::vector<at::Tensor> &batch) {
             return self.guarded([&] {
-              return self.session->executor().evaluate(
-                  [&](int64_t) { return batch; });
+              return self.session->evaluate([&](int64_t) { return batch; });
             });
           },
           Release())
       .def("shard",
            [](OpenPlan &self, int32_t param) {
-             return self.handOut(self.session->comm().shard(param));
+             return self.handOut(self.comm->shard(param));
+           })
+      .def("padded_shard",
+           [](OpenPlan &self, int32_t param) {
+             return self.handOut(self.comm->paddedShard(param));
            })
       .def("buffer",
            [](OpenPlan &self, int32_t buffer) {
              return self.handOut(self.session->buffers().at(size_t(buffer)));
            })
-      .def(
-          "full_param",
-          [](OpenPlan &self, int32_t param) {
-            return self.handOut(
-                self.guarded([&] { return self.session->fullParam(param); }));
-          },
-          Release())
+      .def("bind_buffer",
+           [](OpenPlan &self, int32_t buffer, const at::Tensor &tensor) {
+             self.session->bindBuffer(buffer, tensor.detach());
+           })
+      .def("bind_optimizer_state",
+           [](OpenPlan &self, int32_t param,
+              const ShardedOptimizer::NamedTensors &state) {
+             self.session->bindOptimizerState(param, state);
+           })
+      .def("take_gradients",
+           [](OpenPlan &self) {
+             py::list list;
+             for (const auto &[param, gradient] :
+                  self.session->executor().takeGradients())
+               list.append(py::make_tuple(param, self.handOut(gradient)));
+             return list;
+           })
       .def("optimizer_state",
            [](OpenPlan &self, int32_t param) {
              py::dict state;
@@ -294,21 +328,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "steps", [](const OpenPlan &self) { return self.session->steps(); },
           [](OpenPlan &self, int64_t steps) { self.session->setSteps(steps); })
       .def_property_readonly("param_groups", &paramGroups)
-      .def_property_readonly("counts_steps",
-                             [](const OpenPlan &self) {
-                               return self.plan.lrSchedule ||
-                                      self.plan.optimizer.name == "plugin";
-                             })
-      .def(
-          "quiesce",
-          [](OpenPlan &self) {
-            self.guarded([&] { self.session->quiesce(); });
-          },
-          Release())
-      .def(
-          "publish",
-          [](OpenPlan &self) {
-            self.guarded([&] { self.session->publish(); });
-          },
-          Release());
+      .def_property_readonly("counts_steps", [](const OpenPlan &self) {
+        return self.plan.lrSchedule || self.plan.optimizer.name == "plugin";
+      });
 }

@@ -1,5 +1,6 @@
 //===- Session.cpp - one rank of an open plan -----------------------------===//
 #include "fsdp/Runtime/Session.h"
+#include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Initialise.h"
 #include "fsdp/Runtime/Layout.h"
 
@@ -38,11 +39,6 @@ void Session::initialise(uint64_t seed) {
   runtime::initialise(plan, communication, ownBuffers, seed);
 }
 
-void Session::setParam(int32_t param, const at::Tensor &whole) {
-  c10::InferenceMode guard;
-  writeParam(plan, communication, param, whole);
-}
-
 void Session::start() {
   communication.publish();
   program.emplace(plan, communication, device, position, ownBuffers,
@@ -66,21 +62,64 @@ std::unique_ptr<Streams> Session::makeStreams() {
   return makeThreadStreams(std::move(options));
 }
 
+void Session::setCallerWrites() {
+  callerWrites = true;
+  program->setPublishes(false);
+}
+
+// After a step nobody reads the parameters until the next one begins.
 StepResult Session::step(const Executor::Inputs &inputs) {
+  if (callerWrites)
+    communication.publish(/*frozen=*/true);
   return program->runStep(stepsDone++, inputs);
 }
 
-ShardedOptimizer::NamedTensors Session::optimizerState(int32_t param) {
+double Session::evaluate(const Executor::Inputs &inputs) {
+  if (!callerWrites)
+    return program->evaluate(inputs);
+  communication.publish(/*frozen=*/true);
+  double loss = program->evaluate(inputs);
+  communication.barrier();
+  return loss;
+}
+
+void Session::bindBuffer(int32_t buffer, const at::Tensor &tensor) {
+  const at::Tensor &own = ownBuffers[size_t(buffer)];
+  if (tensor.sizes() != own.sizes() || tensor.strides() != own.strides() ||
+      tensor.scalar_type() != own.scalar_type() ||
+      tensor.device() != own.device())
+    throw InputError("buffer \"" + plan.buffers[size_t(buffer)].name +
+                     "\": expected " + own.toString() + c10::str(own.sizes()) +
+                     " of strides " + c10::str(own.strides()) + ", got " +
+                     tensor.toString() + c10::str(tensor.sizes()) +
+                     " of strides " + c10::str(tensor.strides()));
+  ownBuffers[size_t(buffer)] = tensor;
+  if (program)
+    program->setBuffer(size_t(buffer), tensor);
+}
+
+std::optional<size_t> Session::shardOf(int32_t param) const {
   for (const plan::Instruction &instruction : plan.instructions) {
     const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind);
-    if (!step)
+    if (!step || !program->shardedOptimizer())
       continue;
     auto found = std::find(step->params.begin(), step->params.end(), param);
     if (found != step->params.end())
-      return program->shardedOptimizer()->state(
-          size_t(found - step->params.begin()));
+      return size_t(found - step->params.begin());
   }
-  return {};
+  return std::nullopt;
+}
+
+ShardedOptimizer::NamedTensors Session::optimizerState(int32_t param) {
+  std::optional<size_t> shard = shardOf(param);
+  return shard ? program->shardedOptimizer()->state(*shard)
+               : ShardedOptimizer::NamedTensors();
+}
+
+void Session::bindOptimizerState(int32_t param,
+                                 const ShardedOptimizer::NamedTensors &state) {
+  if (std::optional<size_t> shard = shardOf(param))
+    program->shardedOptimizer()->bindState(*shard, state);
 }
 
 void Session::setSteps(int64_t steps) {

@@ -6,11 +6,10 @@ the same on the command line.
 """
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
 from fsdp_mlir.compiled import Step, compile
 from fsdp_mlir.errors import CaptureError, CompileError
-from fsdp_mlir.module import FSDPModule
 from fsdp_mlir.sharding import fully_shard
 from fsdp_mlir.step import CaptureSummary, capture
 from fsdp_mlir.version import __version__

@@ -16,8 +16,8 @@ from fsdp_mlir.files import save_tensors
 from fsdp_mlir.graph import Node, TensorType
 from fsdp_mlir.init import InitTrace
 from fsdp_mlir.model_view import ModelView
-from fsdp_mlir.module import class_name
 from fsdp_mlir.recording import Recording
+from fsdp_mlir.sharding import class_name
 from fsdp_mlir.strides import placeholder
 from fsdp_mlir.version import __version__
 

@@ -1,45 +1,56 @@
-"""`compile`: a model, its policy and an optimizer into a training step of this process.
+"""`compile`: a sharded model and an optimizer into a training step of this process.
 
     fully_shard(block); fully_shard(model)
-    step = fsdp_mlir.compile(model, optimizer=optimizer, example=batch)
+    step = fsdp_mlir.compile(model, optimizer=optimizer)
     for batch in loader:
         loss = step(batch)
 
 Every rank captures the model, which must give the same step; rank 0 runs fsdp-opt; every rank
-executes the plan. The ranks are those of torchrun, or this process alone.
+executes the plan, in the memory of the model's own DTensors. What has no plan runs as FSDP2 does.
+The ranks are those of torchrun, or this process alone.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
+import xxhash
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from fsdp_mlir import build, optimizers, planning, sharding, weights
-from fsdp_mlir.eager_check import equal_bits
+from fsdp_mlir import build, eager, optimizers, sharding, weights
+from fsdp_mlir.eager import Clipping
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
-from fsdp_mlir.model_state import Index, ModelState
+from fsdp_mlir.model_state import ModelState
 from fsdp_mlir.optimizer_state import OptimizerState
-from fsdp_mlir.planning import Captured, Example, Recipe
-from fsdp_mlir.training_step import Loss
-from fsdp_mlir.unchanged import Unchanged
+from fsdp_mlir.plans import (
+    Compiled,
+    NoPlan,
+    Plans,
+    Request,
+    has_no_plan,
+    together,
+    warn_of_fallback,
+)
+from fsdp_mlir.training_step import Loss, TrainingStep, required_inputs
 
-# Rank 0 compiles meanwhile.
-_COMPILE_SECONDS = 3600
-_EXCHANGE_SECONDS = 300
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
-# Keys of the config that fully_shard alone makes.
-_OF_FULLY_SHARD = ("mesh", "ignore", "shard_placement")
+# What a rank says before a call.
+_READY, _COMPILE, _EAGER = range(3)
+
+_OF_LOOP = (
+    "gradient_accumulation_steps",
+    "reduce_each_microbatch",
+    "all_reduce_each_microbatch",
+)
+# Options without which a step of FSDP2 would be another one.
+_OF_PLAN = ("lr_schedule", "grad_scaler", "units")
 
 
 def compile(
@@ -47,44 +58,50 @@ def compile(
     *,
     loss: Loss | None = None,
     optimizer: optimizers.OptimizerSpec,
-    example: Example,
+    example: Example | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
     init: Factory | None = None,
     init_seed: int | None = None,
     evaluation: bool = False,
     path: str | Path | None = None,
+    fallback: str = "eager",
+    deadline: float = 1800.0,
     **options: Any,
 ) -> Step:
-    """Compiles forward, loss, backward and update of `model` under what fully_shard recorded.
+    """Compiles forward, loss, backward and update of `model`, which fully_shard sharded.
 
-    `example` is one rank's batch: a tensor, a sequence of them, or a mapping by the names of the
-    model's arguments. `loss(output)` gives the scalar; further parameters of it, as in
-    `loss(output, labels)`, name inputs that it takes instead of the model. Without it the output
-    or its `.loss` is the scalar.
+    `loss(output)` gives the scalar; further parameters of it, as in `loss(output, labels)`, name
+    inputs that it takes instead of the model. Without it the output or its `.loss` is the scalar.
+    `example` is one rank's batch of one microbatch: a tensor, a sequence of them, or a mapping by
+    the names of the model's arguments. Without it the first call of the step compiles.
 
-    `optimizer` is an optimizer of torch.optim on model.parameters() (its settings are read at
-    each step, so a scheduler of torch works on it), or a class, or `(class, arguments)`, or the
-    mapping of the config. It is never stepped itself. With `max_norm` the gradients are clipped as
-    by torch.nn.utils.clip_grad_norm_. `options` are further keys of fsdp-opt's config:
-    `gradient_accumulation_steps`, `reduce_each_microbatch`, `all_reduce_each_microbatch`,
-    `reshard_after_backward`, `activation_checkpoint`, `activation_offload`, `lr_schedule`,
-    `grad_scaler` (or a torch.amp.GradScaler), and `units="auto"` where fully_shard was called on
-    the whole model only.
+    `optimizer` is an optimizer on model.parameters(), or a class, or `(class, arguments)`, or the
+    mapping of the config. SGD, Adam and AdamW are part of the plan, with the settings that their
+    groups have at each step; any other one gets gradients and makes its own step. With `max_norm`
+    the gradients are clipped as by torch.nn.utils.clip_grad_norm_. `options` are further keys of
+    fsdp-opt's config: `gradient_accumulation_steps`, `reduce_each_microbatch`,
+    `all_reduce_each_microbatch`, `reshard_after_backward`, `activation_checkpoint`,
+    `activation_offload`, `lr_schedule`, `grad_scaler` (or a torch.amp.GradScaler), and
+    `units="auto"` where fully_shard was called on the whole model only.
 
-    With `evaluation` the loss in eval mode is captured too, for `Step.evaluate`.
+    With `evaluation` the loss in eval mode is compiled too, for `Step.evaluate`.
 
-    Every rank's part of the parameters is taken from its own `model`, which stays as it is and
-    does not follow the training. A model on `meta` is initialised by `init`, the function that
-    builds it, as on one device at `init_seed` (default: that of rank 0's torch.manual_seed).
+    The step trains the model: its parameters' local tensors move to memory that the ranks share.
+    Parameters on `meta` are initialised by `init`, the function that builds the model, as on one
+    device at `init_seed` (default: that of rank 0's torch.manual_seed).
 
-    The files lie in `path`, by default in a temporary folder until the step is open. A collective:
-    an error of one rank is raised on all of them, as what it is there, elsewhere as CompileError.
+    What has no plan runs as FSDP2 does, after one warning that says why; with fallback="error" it
+    is the error. `deadline`: seconds after which a call fails whose other ranks do not come. The
+    files of the first plan lie in `path`, by default in a temporary folder until it is open. A
+    collective: an error of one rank is raised on all of them.
     """
+    if fallback not in ("eager", "error"):
+        raise ValueError(f"fallback: expected 'eager' or 'error', got {fallback!r}")
     runtime = build.runtime()
     rendezvous = runtime.Rendezvous()
 
-    def prepare() -> tuple[str, torch.optim.Optimizer | None]:
+    def prepare() -> tuple[torch.optim.Optimizer | None, dict[str, Any]]:
         if not isinstance(model, nn.Module):
             raise CompileError(f"expected a torch.nn.Module, got '{type(model).__name__}'")
         if dist.is_initialized() and dist.get_world_size() != rendezvous.world_size:
@@ -92,125 +109,53 @@ def compile(
                 f"torch.distributed has {dist.get_world_size()} ranks, the environment "
                 f"{rendezvous.world_size}: expected ranks that torchrun started"
             )
-        config = sharding.config_of(model, rendezvous.world_size)
-        given = optimizers.instance_of(optimizer, model)
-        params = weights.parameters(model)
-        config["optimizer"] = optimizers.config_of(given, params) if given else dict(optimizer)
-        if max_norm is not None:
-            config["clip_grad_norm"] = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
-        clashes = sorted(set(options) & {*config, *_OF_FULLY_SHARD})
-        if clashes:
-            raise CompileError(f"option '{clashes[0]}' follows from the other arguments")
-        if "gradient_accumulation_steps" not in options:
-            # One microbatch has no next one to keep parameters for.
-            config.pop("reshard_after_backward", None)
-        config |= options
+        sharding.reshard(sharding.groups(model))
+        build.built("bin/fsdp-opt")
+        config = dict(options)
+        for key in ("optimizer", "clip_grad_norm"):
+            if key in config:
+                raise CompileError(f"option '{key}' follows from the other arguments")
         if isinstance(options.get("grad_scaler"), torch.amp.GradScaler):
             config["grad_scaler"] = _scaler_config(options["grad_scaler"])
-        if _on_meta(model) and init is None:
+        if not any(param.is_meta for param in model.parameters()):
+            sharding.initialise(model)
+        elif init is None:
             raise CompileError(
                 "the model is on 'meta': expected init=, the function that builds it, or values"
             )
-        return yaml.dump(config, Dumper=_PlainDumper, sort_keys=False), given
+        given = optimizers.instance_of(optimizer, model)
+        if given is None:
+            config["optimizer"] = dict(optimizer)  # type: ignore[call-overload]
+        else:
+            optimizers.check_params(given, weights.parameters(model))
+        return given, config
 
-    (text, given), texts = _together(rendezvous, prepare, lambda made: made[0])
-    for rank, other in enumerate(texts):
-        if other != texts[0]:
-            raise CompileError(f"the policy of rank {rank} is not that of rank 0")
-
-    with tempfile.TemporaryDirectory(prefix="fsdp-mlir-") as temporary:
-        first = rendezvous.rank == 0
-        folder = Path(path) if first and path is not None else Path(temporary)
-        made = {"loss": loss, "init": init if _on_meta(model) else None, "evaluation": evaluation}
-        recipe = Recipe(model, example, text, made)
-        captured, _ = _together(
-            rendezvous, lambda: recipe.capture(folder), lambda _: "", _COMPILE_SECONDS
-        )
-        planning.check_same(
-            captured.fingerprint, lambda own: rendezvous.exchange(own, _EXCHANGE_SECONDS)
-        )
-
-        def make_plan() -> str:
-            if first:
-                planning.make_plan(folder, rendezvous.world_size)
-            return str(folder.resolve())
-
-        _, folders = _together(rendezvous, make_plan, str, _COMPILE_SECONDS)
-        # Whoever writes a library into the script wants it to run.
-        library = optimizer.get("library") if isinstance(optimizer, dict) else None
-        allowed = str(Path(folders[0]) / library) if library else ""
-        session = runtime.Session(str(Path(folders[0]) / "plan.json"), allowed, rendezvous)
-
-        _, seeds = _together(rendezvous, torch.initial_seed, str)
-        seed = int(seeds[0]) if init_seed is None else init_seed
-
-        def fill() -> str:
-            _fill(session, model, captured, seed)
-            session.start()
-            return ""
-
-        _together(rendezvous, fill, str)
-    sharding.mark_compiled(model)
-    unchanged = Unchanged(model, loss, captured, recipe.again)
-    mesh = _mesh(model, rendezvous.world_size)
-    return Step(session, model, given, mesh, rendezvous.rank, unchanged)
-
-
-class _PlainDumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _together(
-    rendezvous: Any,
-    make: Callable[[], Any],
-    text: Callable[[Any], str],
-    seconds: int = _EXCHANGE_SECONDS,
-) -> tuple[Any, list[str]]:
-    """make() on every rank, and its text of all ranks. If one raises, all do."""
-    made, error = None, None
-    try:
-        made = make()
-        own = "=" + text(made)
-    except Exception as raised:
-        error, own = raised, f"!{raised}"
-    texts = rendezvous.exchange(own, seconds)
-    if error is not None:
-        raise error
-    for rank, other in enumerate(texts):
-        if other.startswith("!"):
-            raise CompileError(f"rank {rank}: {other[1:]}")
-    return made, [other[1:] for other in texts]
-
-
-def _on_meta(model: nn.Module) -> bool:
-    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _fill(session: Any, model: nn.Module, captured: Captured, seed: int) -> None:
-    """Every rank's rows of the parameters, its buffers, and what its graph has of constants."""
-    if _on_meta(model):
-        with torch.random.fork_rng(devices=[]):
-            session.initialise(seed)
-        return
-    params = {state.name: state.tensor for state in weights.parameters(model)}
-    buffers = {state.name: state.tensor for state in weights.buffers(model)} | captured.constants
-    for index, param in enumerate(session.params):
-        session.set_param(index, params[param["name"]])
-    for index, buffer in enumerate(session.buffers):
-        session.buffer(index).copy_(buffers[buffer["name"]])
-
-
-def _mesh(model: nn.Module, world_size: int) -> DeviceMesh | None:
-    """The recorded mesh, or that of all ranks; None where there is no process group to be had."""
-    mesh = sharding.mesh_of(model)
-    if mesh is not None:
-        return mesh
-    if not dist.is_initialized():
-        if "RANK" not in os.environ:
-            return None
-        dist.init_process_group("gloo")
-    return init_device_mesh("cpu", (world_size,))
+    (given, config), _ = together(rendezvous, prepare, lambda _: "")
+    clipping = None if max_norm is None else Clipping(float(max_norm), float(norm_type))
+    plans = Plans(
+        model,
+        loss,
+        given,
+        init=init,
+        init_seed=init_seed,
+        path=Path(path) if path is not None else None,
+        rendezvous=rendezvous,
+    )
+    step = Step(
+        model,
+        loss,
+        given,
+        clipping,
+        config,
+        plans,
+        rendezvous,
+        evaluation=evaluation,
+        fallback=fallback,
+        deadline=deadline,
+    )
+    if example is not None:
+        step._compile_example(example)
+    return step
 
 
 def _scaler_config(scaler: torch.amp.GradScaler) -> dict[str, Any] | bool:
@@ -224,86 +169,160 @@ def _scaler_config(scaler: torch.amp.GradScaler) -> dict[str, Any] | bool:
     }
 
 
-class Step:
-    """A compiled training step and the parameters that it trains, this rank's part of them.
+@dataclass(frozen=True)
+class _Result:
+    """What the last step said beside its loss."""
 
-    Calls are collective: all ranks make them in the same order. A step that failed, here or on
-    another rank, raises RuntimeError on every rank, and the object cannot be used any more.
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+
+
+class Step:
+    """A training step of a model, compiled for each form of batch that it gets.
+
+    Calls are collective: all ranks make them in the same order. A compiled step that failed, here
+    or on another rank, raises RuntimeError on every rank, and the object cannot be used any more.
     """
 
     def __init__(
         self,
-        session: Any,
         model: nn.Module,
+        loss: Loss | None,
         optimizer: torch.optim.Optimizer | None,
-        mesh: DeviceMesh | None,
-        rank: int,
-        unchanged: Unchanged,
+        clipping: Clipping | None,
+        config: dict[str, Any],
+        plans: Plans,
+        rendezvous: Any,
+        *,
+        evaluation: bool,
+        fallback: str,
+        deadline: float,
     ) -> None:
-        self._session = session
+        self._model = model
+        self._loss = loss
         self._optimizer = optimizer
-        self._settings = optimizers.Settings(optimizer) if optimizer else None
-        self._mesh = mesh
-        self._rank = rank
-        self._unchanged = unchanged
-        self._microbatches: int = session.microbatches
-        self._loss_dtype = getattr(torch, session.loss_dtype)
-        self._inputs = {entry["name"]: entry for entry in session.inputs}
-        self._params: list[dict[str, Any]] = session.params
-        states = _indices(model, session)
-        listed = enumerate(session.buffers)  # with the constants
-        self._indices = {entry["name"]: ("buffer", i) for i, entry in listed} | states
-        self._state = ModelState(session, model, rank, states, self._sharded)
-        indices = {name: index for name, (kind, index) in states.items() if kind == "param"}
-        self._optimizer_state = OptimizerState(session, model, optimizer, indices, self._sharded)
-        self._result: Any = None
+        self._clipping = clipping
+        self._config = config
+        self._plans = plans
+        self._rendezvous = rendezvous
+        self._evaluation = evaluation
+        self._fallback = fallback
+        self._deadline = deadline
+        self._groups = sharding.groups(model)
+        self._count = int(config.get("gradient_accumulation_steps", 1) or 1)
+        self._names: list[str] | None = None  # of the inputs
+        self._positional = 0
+        self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
+        self._evaluators: dict[Any, Compiled] = {}
+        self._steps = 0
+        self._result = _Result()
+        self._agreement: Any = None  # without it there are no plans
+        try:
+            self._agreement = build.runtime().Agreement(rendezvous)
+        except RuntimeError as error:
+            self._without_plan(NoPlan(str(error)))
 
-    def __call__(self, *args: Any, **kwargs: Tensor) -> Tensor:
-        """Trains on this rank's batch and returns its loss, a scalar.
+    # --- training
 
-        The batch is the captured inputs in their order, or by name, or one sequence or mapping of
-        them. With n `gradient_accumulation_steps` it has n times the samples of the example: n
-        microbatches in a row, whose mean loss is returned.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on this rank's batch and returns its loss, a scalar; where `loss` gives more than
+        that, what it gives.
+
+        The batch is the inputs in their order, or by name, or one sequence or mapping of them. With
+        n `gradient_accumulation_steps` it has n times the samples of a microbatch: n microbatches
+        in a row, whose mean loss is returned.
         """
-        microbatches = self._split(args, kwargs, self._microbatches)
-        self._unchanged.check(self._has_bits)
-        if self._optimizer is not None and self._settings is not None:
-            self._settings.check()
-            self._session.follow(optimizers.followed(self._optimizer))
+        batch = self._named(args, kwargs)
+        microbatches = self._split(batch, self._count)
+        sharding.reshard(self._groups)
+        params = list(self._model.parameters())
+        # FSDP2 adds to gradients that eager code left.
+        outside = self._outside(params) or any(param.grad is not None for param in params)
+        compiled = self._plan("gradients" if outside else "update", microbatches, params)
+        if compiled is None:
+            return self._eager_step(microbatches)
+        if self._optimizer is not None and not outside:
+            compiled.session.follow(optimizers.followed(self._optimizer))
             # As its own step does, for the schedulers' check of the order of calls.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        self._result = self._session.step(microbatches)
-        return torch.tensor(self._result.loss, dtype=self._loss_dtype)
+        compiled.bound.optimizer_state(self._steps)
+        result = compiled.session.step([self._tensors(batch) for batch in microbatches])
+        self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
+        self._steps += 1
+        if outside:
+            self._take_gradients(compiled)
+            if not result.skipped:
+                self.update()
+            elif self._optimizer is not None:
+                self._optimizer.zero_grad()
+        else:
+            compiled.bound.fill(skipped=bool(result.skipped))
+        return torch.tensor(result.loss, dtype=compiled.loss_dtype)
 
-    def evaluate(self, *args: Any, **kwargs: Tensor) -> Tensor:
-        """The loss of this rank's batch in eval mode, without training; for a step that was
-        compiled with `evaluation`. The batch has the example's number of samples."""
-        if not self._session.evaluates:
-            raise TypeError("expected evaluation=True in compile, for evaluate")
-        (batch,) = self._split(args, kwargs, 1)
-        self._unchanged.check(self._has_bits, training=False)
-        return torch.tensor(self._session.evaluate(batch), dtype=self._loss_dtype)
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward and backward of one microbatch, whose loss it returns: leaves reduced gradients
+        in the parameters, added to those that are there, as loss.backward() does with FSDP2."""
+        microbatches = self._split(self._named(args, kwargs), 1)
+        sharding.reshard(self._groups)
+        compiled = self._plan("backward", microbatches, list(self._model.parameters()))
+        if compiled is None:
+            (value,) = eager.backward(self._eager, [list(microbatches[0].values())])
+            return self._returned(value)
+        compiled.bound.optimizer_state(self._steps)
+        result = compiled.session.step([self._tensors(microbatches[0])])
+        self._take_gradients(compiled)
+        return torch.tensor(result.loss, dtype=compiled.loss_dtype)
+
+    def update(self) -> None:
+        """Clips the gradients of the parameters, if asked for, and makes the optimizer's step;
+        then there are none."""
+        if self._optimizer is None:
+            raise TypeError("update: expected an optimizer of torch in compile, got a config")
+        if self._config.get("lr_schedule"):
+            raise CompileError("lr_schedule: only a plan's update follows it; use a scheduler")
+        norm = self._clipping.apply(self._model) if self._clipping else None
+        self._result = _Result(norm, self._result.loss_scale, False)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """What the loss gives for this rank's batch in eval mode, without training. Without a loss
+        function, what the model gives; with `evaluation` in compile, its loss."""
+        (batch,) = self._split(self._named(args, kwargs), 1)
+        if self._plans.trained is not None:
+            self._plans.trained.settle()
+        key = self._evaluation_key(batch)
+        compiled = self._evaluators.get(key)
+        ready = compiled is not None and self._is_current(compiled, training=False)
+        if self._agreed(key, _READY if ready else _EAGER) != _READY:
+            value = eager.evaluate(self._eager, list(batch.values()))
+            return self._returned(value) if self._evaluation else value
+        assert compiled is not None
+        loss = compiled.session.evaluate(self._tensors(batch))
+        return torch.tensor(loss, dtype=compiled.loss_dtype)
+
+    # --- what the last step said
 
     @property
     def grad_norm(self) -> float | None:
         """Total norm of the last step's gradients before clipping; None without clipping."""
-        return self._result.grad_norm if self._result else None
+        return self._result.grad_norm
 
     @property
     def loss_scale(self) -> float | None:
         """What the last step's loss was multiplied by; None without a gradient scaler."""
-        return self._result.loss_scale if self._result else None
+        return self._result.loss_scale
 
     @property
     def skipped(self) -> bool:
         """Whether the last step changed nothing, because a gradient was not finite."""
-        return bool(self._result and self._result.skipped)
+        return self._result.skipped
+
+    # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """What model.state_dict(), with its hooks, makes of the trained state. Parameters are
-        DTensors of this rank's rows, as FSDP2's (plain tensors where there is no process group),
-        and the memory that the step trains; buffers and ignored parameters are this rank's own.
-        No communication, but that of DTensor where a hook takes parameters apart."""
+        """model.state_dict()."""
         return self._state.state_dict()
 
     def full_state_dict(self) -> dict[str, Any]:
@@ -311,86 +330,258 @@ class Step:
         return self._state.full_state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What model.load_state_dict(), with its hooks, makes of a state dict of either form.
-        ValueError, and no change, where keys or shapes are not the model's."""
+        """What model.load_state_dict(), with its hooks, makes of a state dict of DTensors or of
+        whole tensors. ValueError, and no change, where keys or shapes are not the model's."""
         self._state.load_state_dict(state)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives for
-        FSDP2: `state` by parameter names, DTensors as the parameters are, and `param_groups`. The
-        tensors are those that the step uses. No communication."""
+        """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives: `state`
+        by parameter names, DTensors as the parameters are, and `param_groups`."""
         return self._optimizer_state.state_dict()
 
-    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from such a state; its tensors may be whole, too. Learning rates, and settings
-        that are not the plan's, go to the optimizer that `compile` was given; ValueError where
-        other settings differ from the compiled ones."""
-        self._optimizer_state.load_state_dict(state)
+    def full_optimizer_state_dict(self) -> dict[str, Any]:
+        """The same with whole tensors, on rank 0; an empty dict on the others."""
+        return self._optimizer_state.full_state_dict(self._rendezvous.rank)
 
-    def _sharded(self, index: int, local: Tensor) -> Tensor:
-        """A tensor of the parameter's shard's shape as this rank's part of a whole one."""
-        param = self._params[index]
-        if self._mesh is None or param["ignored"]:
-            return local
-        replicas: list[Placement] = [Replicate()] * (self._mesh.ndim - 1)
-        placements = [*replicas, Shard(param["shard_dim"])]
-        shape = torch.Size(param["shape"])
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(
-            local, self._mesh, placements, run_check=False, shape=shape, stride=stride
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from such a state; its tensors may be whole, too."""
+        self._steps = self._optimizer_state.load_state_dict(state)
+
+    @property
+    def _state(self) -> ModelState:
+        return ModelState(self._model, self._rendezvous.rank)
+
+    @property
+    def _optimizer_state(self) -> OptimizerState:
+        made = next((made for made in self._cache.values() if made is not None), None)
+        session = made.session if made else None
+        return OptimizerState(
+            self._model, self._optimizer, session, self._plans.trained, self._steps
         )
 
-    def _has_bits(self, name: str, tensor: Tensor) -> bool:
-        """Whether the step has the bits of a whole parameter, a buffer or a constant, in what is
-        this rank's of it."""
-        kind, index = self._indices[name]
-        if kind == "buffer":
-            own = self._session.buffer(index)
-        else:
-            own = self._session.shard(index)
-            if self._mesh is not None and not self._params[index]["ignored"]:
-                shards = self._mesh.size(self._mesh.ndim - 1)
-                rank = self._mesh.get_local_rank(self._mesh.ndim - 1)
-                dim = self._params[index]["shard_dim"]
-                rows = tensor.detach().chunk(shards, dim)
-                tensor = rows[rank] if rank < len(rows) else tensor.narrow(dim, 0, 0)
-        return equal_bits(own, tensor)
+    # --- plans
 
-    def _split(
-        self, args: tuple[Any, ...], kwargs: dict[str, Tensor], count: int
-    ) -> list[list[Tensor]]:
-        names = list(self._inputs)
+    def _plan(
+        self, kind: str, microbatches: list[dict[str, Any]], params: list[nn.Parameter]
+    ) -> Compiled | None:
+        """The plan for this call, compiled where there is none yet, with what it reads bound to
+        it; None where the call runs as FSDP2's."""
+        if self._plans.trained is not None:
+            self._plans.trained.settle()
+        key = self._key(kind, microbatches, params)
+        compiled = self._cache.get(key)
+        if (
+            (key in self._cache and compiled is None)
+            or not sharding.reduces_now(self._model, self._groups)
+            or self._agreement is None
+        ):
+            own = _EAGER
+        else:
+            own = _READY if compiled and self._is_current(compiled) else _COMPILE
+        said = self._agreed(key, own)
+        if said == _EAGER:
+            return None
+        if said == _COMPILE:
+            compiled = self._compile(key, kind, microbatches[0])
+        return compiled
+
+    def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
+        unchanged = compiled.unchanged
+        if not unchanged.holds():
+            if not unchanged.holds_what_matters(training=training):
+                return False
+            if training:
+                unchanged.renew()
+        return compiled.bound.buffers(compiled.captured.constants)
+
+    def _agreed(self, key: Any, own: int) -> int:
+        """What all ranks do, each having said what it would: to compile if one must, and what
+        FSDP2 does if one must or if they are not about the same."""
+        if self._agreement is None:
+            return _EAGER
+        word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> 2 << 2
+        words = self._agreement.exchange(word | own, self._deadline)
+        if any(other >> 2 != word >> 2 for other in words):
+            return _EAGER
+        return max(other & 3 for other in words)
+
+    def _compile(
+        self, key: Any, kind: str, batch: Mapping[str, Any], *, is_example: bool = False
+    ) -> Compiled | None:
+        request = self._request(kind, batch, is_example)
+        library = self._config.get("optimizer", {}).get("library", "")
+        try:
+            compiled = self._plans.compile(request, library)
+        except Exception as error:
+            self._without_plan(error)
+            self._cache[key] = None
+            return None
+        self._cache[key] = compiled
+        if compiled.session.evaluates:
+            self._evaluators[self._evaluation_key(batch)] = compiled
+        return compiled
+
+    def _request(self, kind: str, batch: Mapping[str, Any], is_example: bool) -> Request:
+        config = dict(self._config)
+        if kind == "update":
+            if self._optimizer is not None:
+                params = weights.parameters(self._model)
+                config["optimizer"] = optimizers.config_of(self._optimizer, params)
+            if self._clipping is not None:
+                config["clip_grad_norm"] = {
+                    "max_norm": self._clipping.max_norm,
+                    "norm_type": self._clipping.norm_type,
+                }
+        else:
+            config["optimizer"] = {"name": "external"}
+        if kind == "backward":
+            for option in (*_OF_LOOP, "grad_scaler", "lr_schedule"):
+                config.pop(option, None)
+        values = list(batch.values())
+        named = dict(list(batch.items())[self._positional :])
+        evaluates = self._evaluation and kind != "backward"
+        return Request(values[: self._positional], named, config, evaluates, is_example)
+
+    def _compile_example(self, example: Example) -> None:
+        args: tuple[Any, ...] = (example,) if isinstance(example, Tensor) else ()
+        kwargs: dict[str, Any] = {}
+        if isinstance(example, Mapping):
+            kwargs = dict(example)
+        elif not args:
+            args = tuple(example)
+        batch = self._named(args, kwargs)
+        sharding.reshard(self._groups)
+        if self._agreement is not None:
+            params = list(self._model.parameters())
+            kind = "gradients" if self._outside(params) else "update"
+            key = self._key(kind, [batch] * self._count, params)
+            self._compile(key, kind, batch, is_example=True)
+
+    def _without_plan(self, error: Exception) -> None:
+        if self._fallback == "error" or not has_no_plan(error):
+            raise error
+        missing = [key for key in _OF_PLAN if self._config.get(key)]
+        if missing or self._optimizer is None:
+            raise CompileError(
+                f"{error}; without a plan '{(missing or ['optimizer'])[0]}' of the config is not "
+                "there"
+            ) from error
+        warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
+
+    def _outside(self, params: list[nn.Parameter]) -> str:
+        """Why the optimizer's step is not in a plan; empty where it is."""
+        if self._optimizer is None:
+            return ""
+        return optimizers.why_outside(self._optimizer, params)
+
+    def _key(
+        self, kind: str, microbatches: list[dict[str, Any]], params: list[nn.Parameter]
+    ) -> tuple[Any, ...]:
+        """What another plan is for. Equal on all ranks that make the same call."""
+        structure: tuple[Any, ...] = ()
+        if kind == "update" and self._optimizer is not None:
+            positions = {id(param): index for index, param in enumerate(params)}
+            structure = optimizers.structure(self._optimizer, positions)
+        return (
+            kind,
+            len(microbatches),
+            _form(microbatches[0]),
+            tuple(module.training for module in self._model.modules()),
+            tuple(param.requires_grad for param in params),
+            _autocast(),
+            structure,
+        )
+
+    def _evaluation_key(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
+        return "evaluate", _form(batch), _autocast()
+
+    # --- batches
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
             args, kwargs = ((), args[0]) if isinstance(args[0], Mapping) else (tuple(args[0]), {})
-        given = dict(zip(names, args, strict=False)) | kwargs
+        if self._names is None:
+            behind = required_inputs(self._loss)
+            if not kwargs and len(args) > len(behind):
+                # The last ones are the loss function's.
+                cut = len(args) - len(behind)
+                args, kwargs = args[:cut], dict(zip(behind, args[cut:], strict=True))
+            self._positional = len(args)
+            self._names = [*(f"arg{i}" for i in range(len(args))), *kwargs]
+        names = self._names
+        given = dict(zip(names, args, strict=False)) | dict(kwargs)
         if set(given) != set(names) or len(args) + len(kwargs) != len(names):
             expected = ", ".join(f"'{name}'" for name in names)
             got = ", ".join([f"'{key}'" for key in kwargs] + [f"{len(args)} by position"])
             raise TypeError(f"expected the inputs {expected}, got {got}")
-        batches: list[list[Tensor]] = [[] for _ in range(count)]
-        for name, entry in self._inputs.items():
-            value = given[name]
-            shape = [entry["shape"][0] * count, *entry["shape"][1:]]
-            got = type(value).__name__
-            if isinstance(value, Tensor):
-                got = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            if got != f"{entry['dtype']}{shape}":
-                raise ValueError(f"input '{name}': expected {entry['dtype']}{shape}, got {got}")
-            pieces = value.detach().cpu().contiguous().split(entry["shape"][0])
-            for batch, piece in zip(batches, pieces, strict=True):
-                batch.append(piece)
-        return batches
+        return {name: given[name] for name in names}
+
+    def _split(self, batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+        pieces: list[dict[str, Any]] = [{} for _ in range(count)]
+        for name, value in batch.items():
+            if not isinstance(value, Tensor):
+                for piece in pieces:
+                    piece[name] = value
+                continue
+            if count > 1 and (value.dim() == 0 or value.shape[0] % count):
+                raise ValueError(
+                    f"input '{name}': expected a number of samples that {count} microbatches "
+                    f"share, got shape {list(value.shape)}"
+                )
+            parts = value.chunk(count) if count > 1 else (value,)
+            for piece, part in zip(pieces, parts, strict=True):
+                piece[name] = part
+        return pieces
+
+    @staticmethod
+    def _tensors(batch: Mapping[str, Any]) -> list[Tensor]:
+        return [
+            value.detach().cpu().contiguous()
+            for value in batch.values()
+            if isinstance(value, Tensor)
+        ]
+
+    # --- FSDP2's way
+
+    @property
+    def _eager(self) -> TrainingStep:
+        assert self._names is not None
+        return TrainingStep(self._model, self._names, self._positional, self._loss)
+
+    def _eager_step(self, microbatches: list[dict[str, Any]]) -> Any:
+        options = {key: self._config.get(key, True) for key in _OF_LOOP[1:]}
+        values = eager.backward(
+            self._eager,
+            [list(batch.values()) for batch in microbatches],
+            reduce_each=options["reduce_each_microbatch"],
+            all_reduce_each=options["all_reduce_each_microbatch"],
+        )
+        self._steps += 1
+        self.update()
+        if len(values) == 1:
+            return self._returned(values[0])
+        losses = [eager.scalar_of(value) for value in values]
+        return torch.tensor(sum(x.item() for x in losses) / len(losses), dtype=losses[0].dtype)
+
+    def _returned(self, value: Any) -> Any:
+        """Without a loss function the scalar, as from a plan."""
+        return eager.scalar_of(value) if self._loss is None else value
+
+    def _take_gradients(self, compiled: Compiled) -> None:
+        assert self._plans.trained is not None
+        self._plans.trained.add_gradients(compiled.session.take_gradients())
 
 
-def _indices(model: nn.Module, session: Any) -> dict[str, Index]:
-    """What is a parameter or buffer in the plan, by each name in the model."""
-    found = {}
-    for kind, states, listed in (
-        ("param", weights.parameters(model), session.params),
-        ("buffer", weights.buffers(model), session.buffers),
-    ):
-        position = {entry["name"]: index for index, entry in enumerate(listed)}
-        for state in states:
-            for name in (state.name, *state.aliases):
-                found[name] = (kind, position[state.name])
-    return found
+def _form(batch: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        (name, str(value.dtype), tuple(value.shape))
+        if isinstance(value, Tensor)
+        else (name, repr(value))
+        for name, value in batch.items()
+    )
+
+
+def _autocast() -> str:
+    if not torch.is_autocast_enabled("cpu"):
+        return ""
+    return str(torch.get_autocast_dtype("cpu"))

@@ -41,18 +41,19 @@ Called = tuple[str, str]
 _Bits = dict[str, str]
 
 
-def run(view: ModelView, recording: Recording) -> bool:
-    """False, after a warning, where eager PyTorch cannot be asked; CaptureError where the recorded
-    step differs from it."""
+def run(view: ModelView, recording: Recording, *, required: bool = False) -> bool:
+    """False, after a warning, where eager PyTorch cannot be asked, unless that is `required`;
+    CaptureError where the recorded step differs from it."""
     with untouched_generators():
         try:
             batches, eager = _eager_steps(view, recording)
         except _EagerFailed as failed:
             cause = failed.__cause__
+            text = f"failed: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+            if required:
+                raise located(source_of(view.model), f"eager PyTorch {text}") from failed
             warnings.warn(
-                "the captured step was not run beside eager PyTorch, which failed: "
-                f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}",
-                stacklevel=4,
+                f"the captured step was not run beside eager PyTorch, which {text}", stacklevel=4
             )
             return False
         graph = _Graph(view, recording).steps(batches)
@@ -159,7 +160,7 @@ class _Eager:
                     tape or nullcontext(),
                     _eager_failures(),
                 ):
-                    loss = view.step(inputs)
+                    loss = view.step.forward(inputs)
                     loss.backward()
                 if tape is not None:
                     tape.end_step()
@@ -169,7 +170,7 @@ class _Eager:
                 view.model.eval()
                 inputs = [laid_out_copy(tensor) for tensor in batches[-1]]
                 with torch.no_grad(), view.step.holding(slots), _eager_failures():
-                    loss = view.step(inputs)
+                    loss = view.step.forward(inputs)
                 results[-1]["the loss in eval mode behind it"] = _bits(loss)
         return results
 

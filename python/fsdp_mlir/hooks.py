@@ -1,4 +1,4 @@
-"""Hooks of parameters and optimizers, which no compiled step calls: each is an error."""
+"""Hooks of parameters and optimizers, which no plan calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fsdp_mlir.errors import CaptureError, CompileError, in_torch, prefixed, source_of
+from fsdp_mlir.errors import CaptureError, in_torch, prefixed, source_of
 
 
 def check_parameter(name: str, param: Tensor) -> None:
@@ -47,8 +47,8 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """CompileError for a hook of its step, and for a step that is not torch.optim's own."""
+def of_step(optimizer: torch.optim.Optimizer) -> str:
+    """What runs around or in place of the step of the optimizer's class; empty without any."""
     for method, hooks in (
         ("Optimizer.register_step_pre_hook", optimizer._optimizer_step_pre_hooks),
         ("Optimizer.register_step_post_hook", optimizer._optimizer_step_post_hooks),
@@ -56,41 +56,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         ("register_optimizer_step_post_hook", _global_optimizer_post_hooks),
     ):
         for hook in hooks.values():
-            raise CompileError(
-                prefixed(
-                    source_of(hook),
-                    f"the hook {named(hook)} of {method} would be lost: a compiled step never "
-                    "calls optimizer.step(); do what it does after the step, or remove it",
-                )
-            )
+            return f"the hook {named(hook)} of {method}"
     other = _other_step(optimizer)
-    if other is not None:
-        raise CompileError(
-            prefixed(
-                source_of(other),
-                f"optimizer.step is {named(other)}, which would be lost: a compiled step never "
-                f"calls it; expected the step of torch.optim.{type(optimizer).__name__}",
-            )
-        )
-
-
-def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """CompileError for a hook of its state dict."""
-    for method in (
-        "register_state_dict_pre_hook",
-        "register_state_dict_post_hook",
-        "register_load_state_dict_pre_hook",
-        "register_load_state_dict_post_hook",
-    ):
-        attribute = "_optimizer_" + method.removeprefix("register_").removesuffix("_hook")
-        for hook in getattr(optimizer, f"{attribute}_hooks").values():
-            raise CompileError(
-                prefixed(
-                    source_of(hook),
-                    f"the hook {named(hook)} of Optimizer.{method} would be lost: the state of a "
-                    "compiled step is its own; change the state dict outside",
-                )
-            )
+    return "" if other is None else f"{named(other)} as optimizer.step"
 
 
 def _other_step(optimizer: torch.optim.Optimizer) -> Any:

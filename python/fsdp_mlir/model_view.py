@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fsdp_mlir import weights
+from fsdp_mlir import hooks, weights
 from fsdp_mlir.bound_state import constant_name
 from fsdp_mlir.errors import located, source_of
 from fsdp_mlir.policy import Units
@@ -37,6 +37,8 @@ class ModelView:
                 source_of(model), "no parameter requires grad: expected at least one to train"
             )
         _check_modules(model)
+        for param in params:
+            hooks.check_parameter(param.name, param.tensor)
         return ModelView(step, units, params, weights.buffers(model), inputs)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fsdp_mlir.module import class_name
+from fsdp_mlir.sharding import class_name
 
 
 class ModuleStack:

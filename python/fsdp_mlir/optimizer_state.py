@@ -1,89 +1,139 @@
-"""The optimizer's state of a session, in the form that torch.distributed.checkpoint.state_dict's
+"""The optimizer's state in the form that torch.distributed.checkpoint.state_dict's
 get_optimizer_state_dict gives it: by parameter names, sharded as the parameters are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
-from fsdp_mlir import hooks, optimizers
-
-# Of a parameter's index and a tensor of its shard's shape: the tensor as this rank's part.
-Sharded = Callable[[int, Tensor], Tensor]
+from fsdp_mlir.model_state import clone_like
+from fsdp_mlir.trained import Trained
 
 STEPS = "steps"
 
 
 class OptimizerState:
-    """Reads and writes the state of `session`. `indices` are those of the plan's parameters by
-    the names of model.named_parameters()."""
+    """That of an optimizer of torch, or, where there is none, of a session's own. With
+    `counts_steps`, each group has the number of steps so far, `steps`."""
 
     def __init__(
         self,
-        session: Any,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        indices: Mapping[str, int],
-        sharded: Sharded,
+        session: Any,
+        trained: Trained | None,
+        steps: int,
     ) -> None:
-        self._session = session
         self._optimizer = optimizer
-        self._indices = indices
-        self._names = {id(param): name for name, param in model.named_parameters()}
-        self._sharded = sharded
+        self._session = session
+        self._steps = steps
+        self._counts = session is not None and session.counts_steps
+        self._params = dict(model.named_parameters())
+        self._names = {id(param): name for name, param in self._params.items()}
+        self._trained = trained
+        self._indices = {}
+        if session is not None and trained is not None:
+            self._indices = {self._names[id(p)]: index for index, p in trained.params.items()}
+        elif optimizer is None:
+            raise TypeError("expected a compiled step: call it once, or give compile an example")
+        elif not optimizer.state:
+            get_optimizer_state_dict(model, optimizer)  # which makes it
 
     def state_dict(self) -> dict[str, Any]:
         groups = self._groups()
-        if self._session.counts_steps:
+        if self._counts:
             for group in groups:
-                group[STEPS] = self._session.steps
-        state = {}
-        for name in (name for group in groups for name in group["params"]):
-            index = self._indices[name]
-            own = self._session.optimizer_state(index)
-            if own:
-                state[name] = {
-                    key: tensor if key == "step" else self._sharded(index, tensor)
-                    for key, tensor in own.items()
-                }
+                group[STEPS] = self._steps
+        entries = {name: self._entries(name) for group in groups for name in group["params"]}
+        state = {name: entry for name, entry in entries.items() if entry}
         return {"state": state, "param_groups": groups}
 
-    def load_state_dict(self, given: Mapping[str, Any]) -> None:
+    def full_state_dict(self, rank: int) -> dict[str, Any]:
+        sharded = self.state_dict()
+        state: dict[str, Any] = {}
+        for name, entries in sharded["state"].items():
+            whole = {
+                key: value.full_tensor() if isinstance(value, DTensor) else value
+                for key, value in entries.items()
+            }
+            if rank == 0:
+                state[name] = {
+                    key: value.detach().clone() if isinstance(value, Tensor) else value
+                    for key, value in whole.items()
+                }
+        return {"state": state, "param_groups": sharded["param_groups"]} if rank == 0 else {}
+
+    def load_state_dict(self, given: Mapping[str, Any]) -> int:
+        """The number of steps so far."""
         own = self.state_dict()
         _same("keys", own, given)
-        _same("parameters", own["state"], given["state"])
-        for name, state in own["state"].items():
-            _same(f"entries of '{name}'", state, given["state"][name])
-            for key, tensor in state.items():
-                source = given["state"][name][key]
-                if key != "step" and source.shape != tensor.shape:
+        if own["state"] or self._optimizer is None:
+            _same("parameters", own["state"], given["state"])
+        if [g["params"] for g in own["param_groups"]] != [
+            g["params"] for g in given["param_groups"]
+        ]:
+            raise ValueError("expected the parameter groups of the compiled step, got others")
+        for name, entries in given["state"].items():
+            if name not in self._params:
+                raise ValueError(f"1 unexpected parameters in the optimizer state: '{name}'")
+            if name in own["state"]:
+                _same(f"entries of '{name}'", own["state"][name], entries)
+            for key, value in entries.items():
+                want = own["state"].get(name, {}).get(key, self._params[name])
+                if isinstance(value, Tensor) and value.dim() > 0 and value.shape != want.shape:
                     raise ValueError(
-                        f"'{name}': expected shape {list(tensor.shape)} of '{key}', got "
-                        f"{list(source.shape)}"
+                        f"'{name}': expected shape {list(want.shape)} of '{key}', got "
+                        f"{list(value.shape)}"
                     )
-        self._check_groups(own["param_groups"], given["param_groups"])
-        steps = self._steps(given)
-
+        steps = self._steps_of(given)
         with torch.no_grad():
-            for name, state in own["state"].items():
-                for key, tensor in state.items():
-                    _copy(tensor, given["state"][name][key])
-        self._session.steps = steps
+            for name, entries in given["state"].items():
+                self._load(name, entries, own["state"].get(name))
         if self._optimizer is None:
             self._session.follow(given["param_groups"])
+        else:
+            for group, loaded in zip(
+                self._optimizer.param_groups, given["param_groups"], strict=True
+            ):
+                group.update((k, v) for k, v in loaded.items() if k not in ("params", STEPS))
+        return steps
+
+    def _load(self, name: str, entries: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        param = self._params[name].detach()
+        made = {
+            key: clone_like(param, value)
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape == param.shape
+            else value.clone()
+            if isinstance(value, Tensor)
+            else value
+            for key, value in entries.items()
+        }
+        if self._optimizer is not None:
+            self._optimizer.state[self._params[name]] = made
             return
-        for group, loaded in zip(self._optimizer.param_groups, given["param_groups"], strict=True):
-            group.update((k, v) for k, v in loaded.items() if k not in ("params", STEPS))
+        for key, tensor in (own or {}).items():
+            tensor.copy_(made[key])
+
+    def _entries(self, name: str) -> dict[str, Any]:
+        if self._optimizer is not None and self._optimizer.state:
+            return dict(self._optimizer.state.get(self._params[name], {}))
+        index = self._indices.get(name)
+        if index is None or self._trained is None:
+            return {}
+        # Before the first step, what that will begin with.
+        return {
+            key: tensor if key == "step" else self._trained.as_part(index, tensor)
+            for key, tensor in self._session.optimizer_state(index).items()
+        }
 
     def _groups(self) -> list[dict[str, Any]]:
-        if self._optimizer is not None:
-            hooks.check_optimizer_state(self._optimizer)
         if self._optimizer is None:
-            names = {self._indices[name]: name for name in self._names.values()}
+            names = {index: name for name, index in self._indices.items()}
             return [
                 {**group, "params": [names[index] for index in group["params"]]}
                 for group in self._session.param_groups
@@ -96,33 +146,15 @@ class OptimizerState:
             for group in self._optimizer.param_groups
         ]
 
-    def _check_groups(self, own: list[dict[str, Any]], given: Any) -> None:
-        """The same parameters, and the same settings where a compiled step follows none."""
-        if [group["params"] for group in own] != [group["params"] for group in given]:
-            raise ValueError("expected the parameter groups of the compiled step, got others")
-        for number, (group, loaded) in enumerate(zip(own, given, strict=True)):
-            for key, value in group.items():
-                if key not in optimizers.COMPILED and self._optimizer is not None:
-                    continue
-                follows = optimizers.FOLLOWED if "maximize" in own[number] else {"lr"}
-                if key in {"params", STEPS} | follows:
-                    continue
-                if key not in loaded or _plain(loaded[key]) != _plain(value):
-                    raise ValueError(
-                        f"group {number}: the step was compiled with {key}={value!r}, got "
-                        f"{loaded.get(key)!r}; compile it with that"
-                    )
-
-    def _steps(self, given: Mapping[str, Any]) -> int:
-        if self._session.counts_steps and all(STEPS in g for g in given["param_groups"]):
+    def _steps_of(self, given: Mapping[str, Any]) -> int:
+        if self._counts and all(STEPS in group for group in given["param_groups"]):
             return int(given["param_groups"][0][STEPS])
         counted = [int(s["step"]) for s in given["state"].values() if "step" in s]
         if counted:
             return max(counted)
-        if self._session.counts_steps:
+        if self._counts:
             raise ValueError(f"expected the number of steps so far as '{STEPS}' of each group")
-        # SGD's first step only sets the momentum.
-        return max(1, self._session.steps)
+        return max(1, self._steps)
 
 
 def _same(what: str, own: Iterable[str], given: Iterable[str]) -> None:
@@ -133,26 +165,3 @@ def _same(what: str, own: Iterable[str], given: Iterable[str]) -> None:
         if differing:
             listed = ", ".join(f"'{key}'" for key in sorted(differing)[:4])
             raise ValueError(f"{len(differing)} {name} {what} in the optimizer state: {listed}")
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _copy(target: Tensor, source: Any) -> None:
-    """Into this rank's part, from such a part or from a whole tensor."""
-    if not isinstance(target, DTensor):
-        whole = source.full_tensor() if isinstance(source, DTensor) else source
-        target.copy_(torch.as_tensor(whole))
-        return
-    local = target.to_local()
-    if isinstance(source, DTensor):
-        if source.placements == target.placements and source.device_mesh == target.device_mesh:
-            local.copy_(source.to_local())
-            return
-        source = source.full_tensor()
-    mesh, dim = target.device_mesh, target.placements[-1].dim  # type: ignore[attr-defined]
-    parts = source.chunk(mesh.size(mesh.ndim - 1), dim)
-    rank = mesh.get_local_rank(mesh.ndim - 1)
-    if rank < len(parts):
-        local.copy_(parts[rank])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ FOLLOWED = COMPILED - {"amsgrad", "fused"}
 
 
 def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
-    """The optimizer that `spec` says, on the model's parameters; None for a config's mapping.
+    """The optimizer that `spec` says, on the model's parameters; None for a mapping of the config
+    that torch.optim has no class for.
 
     What torch.optim refuses, its own error says.
     """
@@ -49,37 +50,80 @@ def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
     return made
 
 
-def config_of(optimizer: Optimizer, params: Sequence[State]) -> dict[str, Any]:
-    """The config's `optimizer`: its own settings are those of the first of `groups_of`, the
-    others are groups by exact names."""
-    name = _name(optimizer)
-    hooks.check_optimizer(optimizer)
-    if optimizer.state:
-        raise CompileError("expected an optimizer before its first step, got one with state")
-    names = {id(param.tensor): param.name for param in params}
-    seen: set[int] = set()
-    groups = []
-    for group in groups_of(optimizer):
+def check_params(optimizer: Optimizer, params: Sequence[State]) -> None:
+    """CompileError for a parameter that is not the model's."""
+    own = {id(param.tensor) for param in params}
+    for group in optimizer.param_groups:
         for param in group["params"]:
-            if id(param) not in names:
+            if id(param) not in own:
                 raise CompileError(
                     f"the optimizer has a parameter of shape {list(param.shape)} that is not the "
-                    "model's"
+                    "model's; make it after fully_shard"
                 )
-            seen.add(id(param))
-        groups.append(([names[id(param)] for param in group["params"]], _settings(name, group)))
+
+
+def why_outside(optimizer: Optimizer, params: Sequence[Tensor]) -> str:
+    """Why a plan of a model with these parameters cannot update as the optimizer does; empty
+    where it can."""
+    kind = type(optimizer)
+    if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        return f"'{kind.__name__}' is not SGD, Adam or AdamW of torch.optim"
+    if found := hooks.of_step(optimizer):
+        return found
+    groups = groups_of(optimizer)
+    for group in groups:
+        for key in ("capturable", "differentiable"):
+            if group.get(key):
+                return f"'{key}'"
+        if isinstance(group["lr"], Tensor) and "betas" in group and not group.get("fused"):
+            return "a tensor as 'lr', whose products torch.optim rounds to its dtype"
+    for key in ("fused", "decoupled_weight_decay"):
+        if len({bool(group.get(key)) for group in groups}) > 1:
+            return f"'{key}' of some groups only"
+    members = {id(param) for group in groups for param in group["params"]}
+    if members - {id(param) for param in params}:
+        return "a parameter that is not the model's any more"
     for param in params:
-        if param.tensor.requires_grad and id(param.tensor) not in seen:
-            raise CompileError(
-                f"expected the optimizer to have every parameter that requires grad, "
-                f"'{param.name}' is missing"
-            )
-    first = groups_of(optimizer)[0]
-    for group in groups_of(optimizer):
-        if bool(group.get("fused")) != bool(first.get("fused")):
-            raise NotImplementedError("optimizer: 'fused' of some groups only is not supported")
+        if param.requires_grad and id(param) not in members:
+            return "a parameter that requires grad and is not in the optimizer"
+        if param._post_accumulate_grad_hooks:
+            return "a hook of register_post_accumulate_grad_hook"
+    return ""
+
+
+def structure(optimizer: Optimizer, positions: Mapping[int, int]) -> tuple[Any, ...]:
+    """What decides about a plan's update and its state: the rest is followed. `positions` are those
+    of the model's parameters, by id."""
+    return tuple(
+        (
+            tuple(positions.get(id(param), -1) for param in group["params"]),
+            bool(group.get("amsgrad")),
+            bool(group.get("fused")),
+            group.get("momentum", 0) != 0,
+        )
+        for group in optimizer.param_groups
+    )
+
+
+def config_of(optimizer: Optimizer, params: Sequence[State]) -> dict[str, Any]:
+    """The config's `optimizer` for one that a plan can have: its own settings are those of the
+    first of `groups_of`, the others are groups by exact names."""
+    names = {id(param.tensor): param.name for param in params}
+    name = "sgd"
+    if not isinstance(optimizer, torch.optim.SGD):
+        decoupled = type(optimizer) is torch.optim.AdamW or any(
+            group.get("decoupled_weight_decay") for group in optimizer.param_groups
+        )
+        name = "adamw" if decoupled else "adam"
+    groups = [
+        (
+            [names[id(param)] for param in group["params"]],
+            {key: _plain(group[key]) for key in _KEYS[name]},
+        )
+        for group in groups_of(optimizer)
+    ]
     config: dict[str, Any] = {"name": name, **groups[0][1]}
-    if first.get("fused"):
+    if groups_of(optimizer)[0].get("fused"):
         config["fused"] = True
     if len(groups) > 1:
         config["groups"] = [
@@ -96,98 +140,10 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def followed(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings of each group that a step takes as they are now."""
-    for group in groups_of(optimizer):
-        _check_learning_rate(group)
     return [
         {key: _plain(value) for key, value in group.items() if key in FOLLOWED}
         for group in groups_of(optimizer)
     ]
-
-
-class Settings:
-    """What a step was compiled with: an optimizer's groups, and the settings that it does not
-    follow."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        # `foreach` has no say in the numbers.
-        keys = [key for key in optimizer.defaults if key not in FOLLOWED | {"foreach"}]
-        self._groups = [
-            (list(group["params"]), {key: _comparable(group.get(key)) for key in keys})
-            for group in optimizer.param_groups
-        ]
-        self._momenta = [group.get("momentum", 0) for group in optimizer.param_groups]
-
-    def check(self) -> None:
-        """CompileError where a step of the optimizer itself would now be another one."""
-        hooks.check_optimizer(self._optimizer)
-        groups = self._optimizer.param_groups
-        if len(groups) != len(self._groups):
-            raise CompileError(
-                f"the optimizer has {len(groups)} parameter groups, the step was compiled with "
-                f"{len(self._groups)}; compile it again"
-            )
-        for number, (group, (params, settings)) in enumerate(
-            zip(groups, self._groups, strict=True)
-        ):
-            if list(map(id, group["params"])) != list(map(id, params)):
-                raise CompileError(
-                    f"group {number} of the optimizer has other parameters than those that the "
-                    "step was compiled with; compile it again"
-                )
-            for key, value in settings.items():
-                got = _comparable(group.get(key))
-                if got != value:
-                    raise CompileError(
-                        f"group {number} of the optimizer: the step was compiled with "
-                        f"{key}={value!r}, got {got!r}; compile it again"
-                    )
-            momentum, now = self._momenta[number], group.get("momentum", 0)
-            if (momentum != 0) != (now != 0):
-                raise CompileError(
-                    f"group {number} of the optimizer: the step was compiled with "
-                    f"momentum={momentum!r}, got {now!r}, with which there is "
-                    f"{'a' if now else 'no'} momentum; compile it again"
-                )
-
-
-def _name(optimizer: Optimizer) -> str:
-    kind = type(optimizer)
-    if kind is torch.optim.SGD:
-        return "sgd"
-    if kind is torch.optim.AdamW:
-        return "adamw"
-    if kind is torch.optim.Adam:
-        decoupled = {bool(g.get("decoupled_weight_decay")) for g in optimizer.param_groups}
-        if len(decoupled) > 1:
-            raise NotImplementedError(
-                "optimizer: 'decoupled_weight_decay' of some groups only is not supported"
-            )
-        return "adamw" if decoupled.pop() else "adam"
-    raise NotImplementedError(
-        f"optimizer: '{kind.__name__}' is not supported, expected SGD, Adam or AdamW of "
-        "torch.optim, or a plug-in's config"
-    )
-
-
-def _settings(name: str, group: dict[str, Any]) -> dict[str, Any]:
-    for key in ("capturable", "differentiable"):
-        if group.get(key):
-            raise NotImplementedError(f"optimizer: '{key}' is not supported")
-    _check_learning_rate(group)
-    return {key: _plain(group[key]) for key in _KEYS[name]}
-
-
-def _check_learning_rate(group: dict[str, Any]) -> None:
-    if isinstance(group["lr"], Tensor) and "betas" in group and not group.get("fused"):
-        raise NotImplementedError(
-            "optimizer: a tensor as 'lr', whose products torch.optim rounds to its dtype, is not "
-            "supported for Adam and AdamW without fused=True; pass a number"
-        )
-
-
-def _comparable(value: Any) -> Any:
-    return False if value is None else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ packages is not looked into.
 
 from __future__ import annotations
 
+import dis
 import enum
 import logging
 import random
@@ -17,13 +18,14 @@ import sysconfig
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 SCALARS = (
     *(bool, int, float, complex, str, bytes, type(None), enum.Enum),
@@ -34,6 +36,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 _DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 Code = FunctionType | ModuleType | type
+_DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 
 
@@ -82,6 +85,10 @@ class Place:
 
 def places(model: nn.Module, loss: Any) -> list[Place]:
     """Those that the modules of `model` and a loss function read, always in the same order."""
+    return _places(model, loss).all()
+
+
+def _places(model: nn.Module, loss: Any) -> _Places:
     found = _Places()
     for module in model.modules():
         found.add_class(type(module), _is_no_models)
@@ -90,7 +97,36 @@ def places(model: nn.Module, loss: Any) -> list[Place]:
             found.add_class(type(module), _is_no_models)
     elif loss is not None:
         found.add_object("(loss)", loss)
-    return found.all()
+    return found
+
+
+def attributes_read(model: nn.Module, loss: Any) -> frozenset[str] | None:
+    """The names of attributes that the code of the modules, PyTorch's layers included, and of what
+    it calls may read; None where it reads some by names that are not in the code."""
+    found = _places(model, loss)
+    classes = {type(module) for module in model.modules()}
+    if isinstance(loss, nn.Module):
+        classes |= {type(module) for module in loss.modules()}
+    functions = [value for value in found.seen() if isinstance(value, FunctionType)]
+    for base in {base for owner in classes for base in owner.__mro__} - {nn.Module, object}:
+        for value in vars(base).values():
+            value = value.fget if isinstance(value, property) else value
+            value = getattr(value, "__func__", value)
+            if isinstance(value, FunctionType) and base.__module__ != FSDPModule.__module__:
+                functions.append(value)
+    names = frozenset().union(*(_loaded(function.__code__) for function in functions))
+    return None if names & _DYNAMIC else names
+
+
+@lru_cache(maxsize=4096)
+def _loaded(code: CodeType) -> frozenset[str]:
+    own = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith("LOAD_") and isinstance(instruction.argval, str)
+    }
+    inner = (_loaded(each) for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset(own).union(*inner)
 
 
 def _is_no_models(value: Code) -> bool:
@@ -120,6 +156,11 @@ class _Places:
         while self._functions:
             self._look_into(self._functions.pop())
         return list(self._by_key.values())
+
+    def seen(self) -> list[Any]:
+        """Functions, classes and objects that were looked into."""
+        self.all()
+        return list(self._seen.values())
 
     def add_class(self, owner: type, skips: Callable[[Code], bool] = _is_library) -> None:
         """The attributes of a class and its bases, but of those that `skips`."""

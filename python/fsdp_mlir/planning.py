@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from fsdp_mlir import build
 from fsdp_mlir.bound_state import constant_name
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.fingerprint import Fingerprint, first_difference
+from fsdp_mlir.plain_model import plain
 from fsdp_mlir.step import capture
-
-Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,38 +30,33 @@ class Captured:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is captured, to do it again: `policy` is the text of a config, `options` are further
-    arguments of `capture`."""
+    """What is captured: a model on example inputs by position and by name, under a policy, the
+    text of a config. `options` are further arguments of `capture`."""
 
     model: nn.Module
-    example: Example
+    args: Sequence[Tensor]
+    kwargs: Mapping[str, Any]
     policy: str
-    options: dict[str, Any]
+    options: Mapping[str, Any]
 
-    def capture(self, folder: Path) -> Captured:
-        """Writes policy.yaml, model.pt, and its constants in model.safetensors."""
+    def capture(self, folder: Path, values: Mapping[int, Tensor]) -> Captured:
+        """Writes policy.yaml, model.pt, and its constants in model.safetensors. `values` are those
+        of plain_model.whole_values."""
         folder.mkdir(parents=True, exist_ok=True)
         policy, archive = folder / "policy.yaml", folder / "model.pt"
         policy.write_text(self.policy)
-        example = self.example
-        named = example if isinstance(example, Mapping) else {}
-        listed = [example] if isinstance(example, Tensor) else [] if named else list(example)
-        done = capture(
-            self.model,
-            listed,
-            dict(named),
-            config=policy,
-            path=archive,
-            save_weights=False,
-            **self.options,
-        )
+        with plain(self.model, values):
+            done = capture(
+                self.model,
+                self.args,
+                dict(self.kwargs),
+                config=policy,
+                path=archive,
+                save_weights=False,
+                **self.options,
+            )
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
         return Captured(Fingerprint.of(archive), constants)
-
-    def again(self) -> Captured:
-        """That of the model as it is now."""
-        with tempfile.TemporaryDirectory(prefix="fsdp-mlir-") as folder:
-            return self.capture(Path(folder))
 
 
 def make_plan(folder: Path, world_size: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_mlir.errors import CaptureError
-from fsdp_mlir.module import class_name
+from fsdp_mlir.sharding import class_name
 from fsdp_mlir.unit_entry import Entries
 from fsdp_mlir.weights import State
 

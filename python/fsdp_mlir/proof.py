@@ -56,7 +56,7 @@ def recorded(view: ModelView, *, evaluation: bool, check: bool | None) -> tuple[
     if check and not checked:
         raise CaptureError("check: expected a model and inputs with data, got tensors on 'meta'")
     if checked:
-        checked = eager_check.run(view, recording)
+        checked = eager_check.run(view, recording, required=bool(check))
     if cached and not checked:
         raise located(
             source_of(view.model),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fsdp_mlir.draws import Draws
+from fsdp_mlir.eager import eval_mode
 from fsdp_mlir.errors import SourceMap, located, source_of
 from fsdp_mlir.graph import Trace
 from fsdp_mlir.model_view import FakeState, ModelView
@@ -48,7 +47,7 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
         def forward() -> Tensor:
-            loss: Tensor = view.step(fake.inputs)
+            loss: Tensor = view.step.forward(fake.inputs)
             return loss
 
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -83,7 +82,7 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
 
         evaluator = _recorder(view, fake, modules, sources)
         evaluator.share_constants(recorder)
-        with fake.mode, _eval_mode(view.model), view.step.holding(fake.slots):
+        with fake.mode, eval_mode(view.model), view.step.holding(fake.slots):
             evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
         evaluator.states.check_places()
         if evaluation_loss is None:
@@ -130,15 +129,3 @@ def _recorder(
     for index, (example, tensor) in enumerate(zip(view.inputs.values(), fake.inputs, strict=True)):
         recorder.bind(tensor, f"i{index}", example)
     return recorder
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the body; then every module is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

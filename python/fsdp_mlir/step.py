@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from fsdp_mlir import archive, proof, weights
 from fsdp_mlir.init import Factory, capture_init
 from fsdp_mlir.model_view import ModelView
 from fsdp_mlir.policy import Units, read_policy
-from fsdp_mlir.training_step import Loss, TrainingStep, example_inputs
+from fsdp_mlir.training_step import Loss, TrainingStep, example_inputs, split_constants
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class CaptureSummary:
 def capture(
     model: nn.Module,
     args: Sequence[Tensor] = (),
-    kwargs: dict[str, Tensor] | None = None,
+    kwargs: dict[str, Any] | None = None,
     *,
     loss: Loss | None = None,
     init: Factory | None = None,
@@ -70,10 +71,11 @@ def capture(
 
     The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
     dim 0 is the batch of one rank. Those of `kwargs` name the graph's inputs, those of `args` are
-    arg0, arg1, …. `loss` maps the model's output to a scalar; inputs that are named like further
-    parameters of it go to it and not to the model. Without it the output itself, or its `.loss`,
-    is the scalar. Train or eval mode is captured as it is. The graph is that of CPU tensors, and
-    is recorded without data, so a model on `meta` works at any size.
+    arg0, arg1, …; numbers, strings and None in `kwargs` are part of the step. `loss` maps the
+    model's output to a scalar; inputs that are named like further parameters of it go to it and
+    not to the model. Without it the output itself, or its `.loss`, is the scalar. Train or eval
+    mode is captured as it is. The graph is that of CPU tensors, and is recorded without data, so a
+    model on `meta` works at any size.
 
     Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
     model, `init()` builds the same model as one would on one device: what it does to initialise
@@ -98,8 +100,9 @@ def capture(
     start = time.perf_counter()
     path = Path(path)
     units = Units(read_policy(Path(config) if config is not None else None), model)
-    inputs = example_inputs(model, args, kwargs or {})
-    step = TrainingStep(model, list(inputs), len(args), loss)
+    tensors, constants = split_constants(kwargs or {})
+    inputs = example_inputs(model, args, tensors)
+    step = TrainingStep(model, list(inputs), len(args), loss, constants)
     view = ModelView.of(step, units, inputs)
     if save_weights:
         weights.warn_of_other_names(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import torch
@@ -23,28 +24,39 @@ class TrainingStep(nn.Module):
     """Forward and loss of `model` on tensors in the order of `names`.
 
     The first `positional` inputs go to the model by position, the others by name, but for those
-    that `loss` names beside the output, which go to it alone. Without `loss` the output itself, or
-    its `.loss`, is the loss.
+    that `loss` names beside the output, which go to it alone. So do `constants`, which are no
+    tensors. Without `loss` the output itself, or its `.loss`, is the loss.
     """
 
     def __init__(
-        self, model: nn.Module, names: Sequence[str], positional: int, loss: Loss | None
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        positional: int,
+        loss: Loss | None,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.names = list(names)
         self._positional = positional
         self.loss = loss
-        self._of_loss = _loss_inputs(loss, self.names[positional:])
+        self._constants = dict(constants or {})
+        self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError where it is none."""
-        keywords = dict(
+        return self._scalar(self.value(inputs))
+
+    def value(self, inputs: Sequence[Tensor]) -> Any:
+        """What `loss` gives, or the model without it."""
+        keywords: dict[str, Any] = dict(
             zip(self.names[self._positional :], inputs[self._positional :], strict=True)
         )
+        keywords |= self._constants
         beside = {name: keywords.pop(name) for name in self._of_loss}
         output = self.model(*inputs[: self._positional], **keywords)
-        return self._scalar(output, beside)
+        return output if self.loss is None else self.loss(output, **beside)
 
     @contextmanager
     def holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
@@ -65,18 +77,13 @@ class TrainingStep(nn.Module):
                     "value would be lost; change it in place, as with .copy_()",
                 )
 
-    def _scalar(self, output: Any, beside: dict[str, Tensor]) -> Tensor:
+    def _scalar(self, value: Any) -> Tensor:
         loss = self.loss
         where = source_of(self.model if loss is None else loss)
-        if loss is not None:
-            value = loss(output, **beside)
-            what = "the loss function's result"
-        else:
-            value = output
-            what = "the model's output"
-            if not isinstance(output, Tensor) and getattr(output, "loss", None) is not None:
-                value = output.loss
-                what = "the model's .loss"
+        what = "the model's output" if loss is None else "the loss function's result"
+        if loss is None and not isinstance(value, Tensor) and hasattr(value, "loss"):
+            value = value.loss
+            what = "the model's .loss"
         fix = "" if loss else "; pass loss=, a function from the output to a scalar"
         if not isinstance(value, Tensor):
             raise located(
@@ -111,6 +118,12 @@ def _kept_as_they_are() -> Iterator[None]:
         yield
     finally:
         nn.Module._apply = convert  # type: ignore[method-assign]
+
+
+def split_constants(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What may be an input of the graph, and what is part of it: numbers, strings and None."""
+    constants = {k: v for k, v in given.items() if isinstance(v, (bool, int, float, str, NoneType))}
+    return {k: v for k, v in given.items() if k not in constants}, constants
 
 
 def example_inputs(
@@ -148,3 +161,15 @@ def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
     except ValueError:  # a builtin without a signature
         return []
     return [name for name in named if name in names]
+
+
+def required_inputs(loss: Loss | None) -> list[str]:
+    """The inputs beside the output that `loss` cannot do without."""
+    if loss is None:
+        return []
+    try:
+        named = list(inspect.signature(loss).parameters.values())[1:]
+    except ValueError:  # a builtin without a signature
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in named if p.default is p.empty and p.kind in kinds]

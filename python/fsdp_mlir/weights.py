@@ -71,8 +71,7 @@ def _states(model: nn.Module, members: Members) -> list[State]:
 
 
 def parameters(model: nn.Module) -> list[State]:
-    """The parameters in FSDP2's order; CaptureError for one that FSDP2 cannot shard, or that has
-    a hook on its gradient."""
+    """The parameters in FSDP2's order; CaptureError for one that FSDP2 cannot shard."""
     states = _states(model, lambda module: module._parameters.items())
     for state in states:
         tensor = state.tensor
@@ -87,7 +86,6 @@ def parameters(model: nn.Module) -> list[State]:
             fault = "is not contiguous; make it so with .contiguous()"
         if fault:
             raise located(source_of(model), f"parameter '{state.name}' {fault}")
-        hooks.check_parameter(state.name, tensor)
     return states
 
 

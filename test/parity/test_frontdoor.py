@@ -27,13 +27,14 @@ LAYERS = [{"modules": ["layers.0"]}, {"modules": ["layers.1"]}]
 BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 
 FAILING = """
-import os, signal
+import os, signal, time
 import fsdp_mlir, parity_models, torch
 
 model = parity_models.own_parameters()
 fsdp_mlir.fully_shard(model)
 batch = {name: torch.ones(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
-step = fsdp_mlir.compile(model, optimizer=(torch.optim.SGD, {"lr": 0.1}), example=batch)
+sgd = (torch.optim.SGD, {"lr": 0.1})
+step = fsdp_mlir.compile(model, optimizer=sgd, example=batch, deadline=5)
 for number in range(5):
     if number == 2 and os.environ["RANK"] == "1":
         FAIL
@@ -47,21 +48,21 @@ import fsdp_mlir, parity_models, torch
 rank = int(os.environ["RANK"])
 model = parity_models.own_parameters()
 for layer in model.layers:
-    fsdp_mlir.fully_shard(layer, reshard_after_forward=rank == 0)
+    fsdp_mlir.fully_shard(layer)
 batch = {name: torch.ones(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
 sgd = (torch.optim.SGD, {"lr": 0.1})
 
 def attempt(**options):
     try:
-        return fsdp_mlir.compile(model, example=batch, **options)
+        return fsdp_mlir.compile(model, example=batch, fallback="error", **options)
     except Exception as error:
         print(type(error).__name__, error, sep=": ", file=sys.stderr)
 
 attempt(optimizer=sgd)
 fsdp_mlir.fully_shard(model)
+model.set_gradient_divide_factor(3.0 + rank)
 attempt(optimizer=sgd)
-for layer in model.layers:
-    fsdp_mlir.sharding.policy_of(layer).reshard_after_forward = True
+model.set_gradient_divide_factor(3.0)
 attempt(optimizer=sgd if rank == 0 else 3)
 attempt(optimizer=sgd, loss=lambda output: output[None])
 attempt(optimizer=sgd)(batch)
@@ -228,6 +229,7 @@ def test_the_examples(world: int, tmp_path: Path) -> None:
 FAILURES = {
     "error": "raise ValueError('no more data')",
     "death": "os.kill(os.getpid(), signal.SIGKILL)",
+    "delay": "time.sleep(20)",
     "bad_batch": "batch['targets'] += 1000",
 }
 
@@ -261,9 +263,12 @@ def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
     if failure == "bad_batch":
         assert last[0].startswith("RuntimeError: rank 1: step 3: aten::nll_loss_forward")
         assert last[0] == last[1]
+    elif failure == "delay":
+        late = "rank 1 did not come to call 3 of the step within 5 s; expected as many batches"
+        assert last[0] == f"RuntimeError: {late} on every rank"
     else:
-        assert last[0].startswith("RuntimeError: rank 0: rank 1 (pid ")
-        assert last[0].endswith(" at step 3")
+        assert last[0].startswith("RuntimeError: rank 1 (pid ")
+        assert last[0].endswith(" ended after 2 calls of the step, this rank makes call 3")
 
 
 def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path) -> None:

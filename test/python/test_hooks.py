@@ -1,4 +1,4 @@
-"""Hooks that a compiled step would not call, and settings that change after `compile`."""
+"""Hooks of gradients and optimizers, settings that change, and optimizers that no plan has."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir import CaptureError, CompileError
+from fsdp_mlir import CaptureError
 from torch import Tensor, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from twins import Twins, full
 
 BATCH = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
 LINE = r"\S*test_hooks\.py:\d+: "
@@ -37,8 +38,11 @@ def halve(grad: Tensor) -> Tensor:
     return grad / 2
 
 
+CALLS: list[Any] = []
+
+
 def observe(*args: Any) -> None:
-    pass
+    CALLS.append(args)
 
 
 def accumulation(param: Tensor) -> Any:
@@ -47,9 +51,8 @@ def accumulation(param: Tensor) -> Any:
     return param.node  # type: ignore[attr-defined]
 
 
-def compiled(model: nn.Module, optimizer: Any = (torch.optim.SGD, {"lr": 0.1})) -> fsdp_mlir.Step:
-    fsdp_mlir.fully_shard(model)
-    return fsdp_mlir.compile(model, optimizer=optimizer, example=BATCH)
+def paired(optimizer: Any = (torch.optim.SGD, {"lr": 0.1}), **options: Any) -> Twins:
+    return Twins(Model, BATCH, optimizer, **options)
 
 
 GRADIENT_HOOKS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
@@ -86,17 +89,31 @@ def test_gradient_hooks(name: str, tmp_path: Path) -> None:
     if name != "several_tensors":
         raised.match(f"^{LINE}")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CaptureError, match=message):
-        compiled(model)
     handle.remove()
     fsdp_mlir.capture(model, kwargs=BATCH, path=tmp_path / "model.pt")
 
 
-def test_hooks_of_a_frozen_parameter_are_never_called() -> None:
+def test_hooks_of_a_frozen_parameter_are_never_called(tmp_path: Path) -> None:
     model = Model()
     model.first.bias.register_hook(halve)
     model.first.bias.requires_grad_(False)
-    compiled(model)(BATCH)
+    fsdp_mlir.capture(model, kwargs=BATCH, path=tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_hooks_on_reduced_gradients_are_called(late: bool) -> None:
+    seen: list[Tensor] = []
+
+    def register(model: Any) -> None:
+        model.second.weight.register_post_accumulate_grad_hook(lambda p: seen.append(full(p.grad)))
+
+    pair = paired(example=None)
+    if late:
+        pair.assert_equal_steps()
+    pair.change(register)
+    pair.assert_equal_steps()
+    assert len(seen) == 4
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
 
 
 @pytest.fixture
@@ -131,89 +148,61 @@ def scheduled(optimizer: torch.optim.Optimizer) -> None:
     torch.optim.lr_scheduler.LinearLR(optimizer)
 
 
-OPTIMIZER_HOOKS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], str]] = {
-    "pre": (lambda o: o.register_step_pre_hook(observe), "'observe' of Optimizer.register_step_pr"),
-    "post": (lambda o: o.register_step_post_hook(observe), "'observe' of .*register_step_post"),
-    "global_pre": (
-        lambda o: register_optimizer_step_pre_hook(observe),
-        "'observe' of register_optimizer_step_pre_hook",
-    ),
-    "global_post": (
-        lambda o: register_optimizer_step_post_hook(observe),
-        "'observe' of register_optimizer_step_post_hook",
-    ),
-    "wrapped_step": (lambda o: replace_step(o, stepping(o)), "optimizer.step is 'step'"),
-    "other_step": (lambda o: replace_step(o, MethodType(method, o)), "optimizer.step is 'method'"),
-    "other_step_with_a_scheduler": (scheduled, "optimizer.step is 'method'"),
+OPTIMIZER_HOOKS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "pre": lambda o: o.register_step_pre_hook(observe),
+    "post": lambda o: o.register_step_post_hook(observe),
+    "global_pre": lambda _: register_optimizer_step_pre_hook(observe),
+    "global_post": lambda _: register_optimizer_step_post_hook(observe),
+    "wrapped_step": lambda o: replace_step(o, stepping(o)),
+    "other_step": lambda o: replace_step(o, MethodType(method, o)),
+    "other_step_with_a_scheduler": scheduled,
 }
 
 
+@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZER_HOOKS)
-def test_optimizer_hooks(name: str, handles: list[Any]) -> None:
-    """Before `compile`, and after it."""
-    change, message = OPTIMIZER_HOOKS[name]
-    for before in (True, False):
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step = None if before else compiled(model, optimizer)
-        handle = change(optimizer)
-        handles += [handle] if handle else []
-        with pytest.raises(CompileError, match=f"^{LINE}.*{message}.* would be lost"):
-            step(BATCH) if step else compiled(model, optimizer)
-        if handle:
-            handle.remove()
-        if step and handle:
-            step(BATCH)
+def test_optimizer_hooks(name: str, early: bool, handles: list[Any]) -> None:
+    """Before the first step, and after it."""
+    pair = paired(example=None, fallback="error")
+    if not early:
+        pair.assert_equal_steps()
+    made = [handle for handle in pair.change_optimizer(OPTIMIZER_HOOKS[name]) if handle]
+    handles += made
+    CALLS.clear()
+    pair.assert_equal_steps()
+    assert len(CALLS) == (8 if name.startswith("global") else 4 if made else 0)
+    for handle in made:
+        handle.remove()
+    pair.assert_equal_steps()
 
 
-def test_hooks_of_an_optimizers_state() -> None:
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = compiled(model, optimizer)
-    state = step.optimizer_state_dict()
-    handle = optimizer.register_load_state_dict_pre_hook(observe)
-    with pytest.raises(CompileError, match=f"^{LINE}.*Optimizer.register_load_state_dict_pre"):
-        step.load_optimizer_state_dict(state)
-    handle.remove()
-    optimizer.register_state_dict_post_hook(observe)
-    with pytest.raises(CompileError, match=f"^{LINE}.*Optimizer.register_state_dict_post"):
-        step.optimizer_state_dict()
+def lesser_group(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.pop(optimizer.param_groups[0]["params"].pop())
 
 
-SETTINGS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], str]] = {
-    "amsgrad": (
-        lambda o: o.param_groups[1].update(amsgrad=True),
-        "group 1 .* amsgrad=False, got True; compile it again",
-    ),
-    "fused": (lambda o: o.param_groups[0].update(fused=True), "fused=False, got True"),
-    "capturable": (lambda o: o.param_groups[0].update(capturable=True), "capturable=False"),
-    "a_group": (
-        lambda o: o.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
-        "has 3 parameter groups, the step was compiled with 2",
-    ),
-    "a_parameter": (
-        lambda o: o.param_groups[1]["params"].append(nn.Parameter(torch.ones(1))),
-        "group 1 of the optimizer has other parameters",
-    ),
-    "a_lesser_group": (lambda o: o.param_groups[0]["params"].pop(), "group 0 .* other parameters"),
-    "lr_of_tensor": (lambda o: o.param_groups[0].update(lr=torch.tensor(0.1)), "a tensor as 'lr'"),
+SETTINGS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "amsgrad": lambda o: (o.state.clear(), o.param_groups[1].update(amsgrad=True)),
+    "fused": lambda o: [group.update(fused=True) for group in o.param_groups],
+    "fused_one": lambda o: o.param_groups[0].update(fused=True),
+    "a_lesser_group": lesser_group,
+    "state_cleared": lambda o: o.state.clear(),
+    "state_loaded": lambda o: o.load_state_dict(o.state_dict()),
+    "state_written": lambda o: [s["exp_avg"].mul_(2.0) for s in o.state.values()],
 }
+
+
+def two_groups(model: Any) -> torch.optim.Optimizer:
+    groups = [{"params": [*module.parameters()]} for module in (model.first, model.second)]
+    return torch.optim.AdamW(groups)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_that_change(name: str) -> None:
-    change, message = SETTINGS[name]
-    model = Model()
-    groups = [{"params": [*module.parameters()]} for module in (model.first, model.second)]
-    optimizer = torch.optim.AdamW(groups)
-    step = compiled(model, optimizer)
-    optimizer.param_groups[0].update(name="first", foreach=True, lr=0.01)
-    step(BATCH)
-    change(optimizer)
-    before = {key: tensor.clone() for key, tensor in step.state_dict().items()}
-    with pytest.raises((CompileError, NotImplementedError), match=message):
-        step(BATCH)
-    assert all(torch.equal(before[key], tensor) for key, tensor in step.state_dict().items())
+    pair = paired(two_groups, fallback="error")
+    pair.change_optimizer(lambda o: o.param_groups[0].update(name="first", foreach=True, lr=0.01))
+    pair.assert_equal_steps()
+    pair.change_optimizer(SETTINGS[name])
+    pair.assert_equal_steps(3)
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
@@ -237,46 +226,31 @@ FOLLOWED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def equal_steps(
-    step: fsdp_mlir.Step, eager: nn.Module, optimizer: torch.optim.Optimizer, count: int
-) -> Iterator[int]:
-    """Trains both, and yields after each step; their losses and parameters are equal."""
-    for number in range(count):
-        loss = eager(**BATCH)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert torch.equal(step(BATCH), loss.detach())
-        yield number
-    state = step.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in eager.state_dict().items())
-
-
 @pytest.mark.parametrize("early", [True, False], ids=["scheduled_before", "scheduled_after"])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_settings_are_followed(name: str, early: bool) -> None:
     """A scheduler that moves momentum or betas at each step, and a change by hand."""
     kind, options, changed = FOLLOWED[name]
-    eager, ours = Model(), Model()
-    optimizers = [kind(m.parameters(), lr=0.1, **options) for m in (eager, ours)]
-    schedulers = [one_cycle(optimizer) for optimizer in optimizers] if early else []
-    step = compiled(ours, optimizers[1])
-    schedulers = schedulers or [one_cycle(optimizer) for optimizer in optimizers]
-    for number in equal_steps(step, eager, optimizers[0], 6):
-        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+    pair = paired((kind, {"lr": 0.1, **options}), example=None, fallback="error")
+    schedulers = pair.change_optimizer(one_cycle) if early else []
+    pair.assert_equal_steps(1)
+    schedulers = schedulers or pair.change_optimizer(one_cycle)
+    for number in range(5):
+        for scheduler in schedulers:
             scheduler.step()
-            if number == 2:
-                optimizer.param_groups[0].update(changed)
+        if number == 2:
+            pair.change_optimizer(lambda o: o.param_groups[0].update(changed))
+        pair.assert_equal_steps(1)
+    assert len(pair.step._cache) == 1
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_momentum_neither_comes_nor_goes(momentum: float) -> None:
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-    step = compiled(model, optimizer)
-    optimizer.param_groups[0]["momentum"] = 0.9 - momentum
-    with pytest.raises(CompileError, match=f"compiled with momentum={momentum}, .* momentum; comp"):
-        step(BATCH)
+def test_momentum_comes_and_goes(momentum: float) -> None:
+    pair = paired((torch.optim.SGD, {"lr": 0.1, "momentum": momentum}), fallback="error")
+    pair.assert_equal_steps()
+    for value in (0.9 - momentum, momentum):
+        pair.change_optimizer(lambda o, value=value: o.param_groups[0].update(momentum=value))
+        pair.assert_equal_steps()
 
 
 @pytest.mark.parametrize(
@@ -284,21 +258,35 @@ def test_momentum_neither_comes_nor_goes(momentum: float) -> None:
     [
         (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
         (torch.optim.Adam, {"fused": True}),
+        (torch.optim.AdamW, {}),
     ],
 )
 def test_a_learning_rate_that_is_a_tensor(kind: Any, options: Any) -> None:
     """And moves, as schedulers do it."""
-    eager, ours = Model(), Model()
-    optimizers = [kind(m.parameters(), lr=torch.tensor(0.1), **options) for m in (eager, ours)]
-    step = compiled(ours, optimizers[1])
-    schedulers = [one_cycle(optimizer, cycle_momentum=False) for optimizer in optimizers]
-    for _ in equal_steps(step, eager, optimizers[0], 5):
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return kind(model.parameters(), lr=torch.tensor(0.1), **options)
+
+    pair = paired(make, fallback="error")
+    schedulers = pair.change_optimizer(lambda o: one_cycle(o, cycle_momentum=False))
+    for _ in range(5):
+        pair.assert_equal_steps(1)
         for scheduler in schedulers:
             scheduler.step()
 
 
-def test_tensor_rates_of_the_unfused_adam() -> None:
-    model = Model()
-    adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
-    with pytest.raises(NotImplementedError, match="a tensor as 'lr'"):
-        compiled(model, adam)
+OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.9}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+    "NAdam": (torch.optim.NAdam, {"lr": 0.01}),
+    "Adamax": (torch.optim.Adamax, {"lr": 0.01}),
+    "RAdam": (torch.optim.RAdam, {"lr": 0.01}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_optimizers_of_no_plan(name: str) -> None:
+    """They make their own step, with gradients of a plan."""
+    pair = paired(OTHERS[name], fallback="error")
+    pair.assert_equal_steps(3)
+    assert all(made is not None for made in pair.step._cache.values())

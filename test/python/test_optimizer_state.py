@@ -93,8 +93,6 @@ def changed(state: dict[str, Any], change: str) -> None:
         first["exp_avg"] = torch.zeros(3)
     elif change == "groups":
         state["param_groups"][0]["params"].reverse()
-    elif change == "a setting":
-        state["param_groups"][0]["amsgrad"] = True
     elif change == "a key":
         del state["param_groups"]
 
@@ -105,7 +103,6 @@ BAD = {
     "an entry": "1 missing entries of 'first.weight' in the optimizer state: 'exp_avg'",
     "a shape": r"'first.weight': expected shape \[4, 4\] of 'exp_avg', got \[3\]",
     "groups": "expected the parameter groups of the compiled step, got others",
-    "a setting": "group 0: the step was compiled with amsgrad=False, got True; compile it with",
     "a key": "1 missing keys in the optimizer state: 'param_groups'",
 }
 

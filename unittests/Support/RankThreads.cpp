@@ -4,6 +4,7 @@
 #include "fsdp/Runtime/DataSource.h"
 #include "fsdp/Runtime/DeviceComm.h"
 #include "fsdp/Runtime/GlooTransport.h"
+#include "fsdp/Runtime/Initialise.h"
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/ShmComm.h"
 
@@ -39,7 +40,7 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
     at::Generator generator = at::detail::createCPUGenerator(p + 1);
     at::Tensor whole =
         at::randn(plan.params[p].spec.shape, generator, at::kFloat);
-    session.setParam(int32_t(p), whole.mul_(0.1));
+    writeParam(plan, *comm, int32_t(p), whole.mul_(0.1));
   }
   for (at::Tensor buffer : session.buffers())
     buffer.fill_(0.5);

@@ -2,8 +2,8 @@
 //
 // What a run from files (Trainer.h) and a Python process share: initial values,
 // steps, and the parameters in between. The process has the steered allocator
-// (SteeredAllocator.h). First `load`, `initialise` or
-// `setParam` for every parameter and buffer, then `start`, then steps.
+// (SteeredAllocator.h). First `load`, `initialise` or writes of the caller for
+// every parameter and buffer, then `start`, then steps.
 //
 // All calls come from one thread a rank. Those marked collective are made by
 // all ranks, in the same order.
@@ -44,13 +44,25 @@ public:
   void load(const WeightFiles &weights);
   /// Runs the model's own initialisation.
   void initialise(uint64_t seed);
-  /// Takes this rank's rows of a whole value of the parameter's shape.
-  void setParam(int32_t param, const at::Tensor &whole);
   /// Makes the initial values available to all ranks, and the optimizer.
   void start();
 
+  /// The caller may write parameters between steps: each rank's become those of
+  /// all when the next step or evaluation begins, not when a step ends. After
+  /// start.
+  void setCallerWrites();
+
   /// Runs the next step; a collective. An exception ends the session.
   StepResult step(const Executor::Inputs &inputs);
+  /// Executor::evaluate; a collective.
+  double evaluate(const Executor::Inputs &inputs);
+  /// Takes a tensor of the plan's shape, dtype and strides as a buffer; steps
+  /// write it. Throws InputError for another one.
+  void bindBuffer(int32_t buffer, const at::Tensor &tensor);
+  /// ShardedOptimizer::bindState; nothing of a parameter that is not updated.
+  /// After start.
+  void bindOptimizerState(int32_t param,
+                          const ShardedOptimizer::NamedTensors &state);
 
   /// The optimizer's state of a parameter (ShardedOptimizer::state); none of
   /// one that is not updated. After start.
@@ -60,17 +72,16 @@ public:
   /// Goes on as after `steps` steps. After start.
   void setSteps(int64_t steps);
 
-  /// Waits until no rank reads or writes the parameters: between this and
-  /// publish, a rank may write its own rows. Collective.
+  /// Waits until no rank reads or writes the parameters. Collective.
   void quiesce();
-  /// Makes what was written available. Collective.
-  void publish() { communication.publish(/*frozen=*/true); }
   /// The whole parameter, to be read until the next step or quiesce; that of an
   /// ignored parameter is this rank's. Collective.
   at::Tensor fullParam(int32_t param);
 
 private:
   std::unique_ptr<Streams> makeStreams();
+  /// The optimizer's index of a parameter that it updates.
+  std::optional<size_t> shardOf(int32_t param) const;
 
   const plan::Plan &plan;
   Comm &communication;
@@ -80,6 +91,7 @@ private:
   std::vector<at::Tensor> ownBuffers;
   std::optional<Executor> program;
   int64_t stepsDone = 0;
+  bool callerWrites = false;
 };
 
 } // namespace fsdp::runtime

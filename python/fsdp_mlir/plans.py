@@ -1,0 +1,295 @@
+"""The plans of one model: each is compiled once, and all train the same memory."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from fsdp_mlir import build, optimizers, planning, sharding, weights
+from fsdp_mlir.errors import CaptureError, CompileError
+from fsdp_mlir.plain_model import whole_values
+from fsdp_mlir.planning import Captured, Recipe
+from fsdp_mlir.trained import Bound, Trained
+from fsdp_mlir.training_step import Loss
+from fsdp_mlir.unchanged import Unchanged
+
+# Rank 0 compiles meanwhile.
+_COMPILE_SECONDS = 3600
+_EXCHANGE_SECONDS = 300
+
+# Plans of one model, as torch.compile's limit of recompilations.
+LIMIT = 8
+
+
+class NoPlan(Exception):
+    """The model, as it is, has no plan: it trains as FSDP2 does."""
+
+
+class OptionError(CompileError):
+    """An error that is none of the model: an option that no model has, or any on another rank."""
+
+
+@dataclass
+class Compiled:
+    """A plan that is open, and what the model was when it was captured."""
+
+    session: Any
+    bound: Bound
+    captured: Captured
+    policy: str
+    unchanged: Unchanged
+    microbatches: int = field(init=False)
+    loss_dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.microbatches = self.session.microbatches
+        self.loss_dtype = getattr(torch, self.session.loss_dtype)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
+    config beside those of fully_shard."""
+
+    args: Sequence[Tensor]
+    kwargs: Mapping[str, Any]
+    config: Mapping[str, Any]
+    evaluation: bool = False
+    is_example: bool = False  # of a batch that eager PyTorch need not take
+
+
+class Plans:
+    """Compiles them; every method is a collective. The files of the first lie in `path`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        init: Callable[[], nn.Module] | None,
+        init_seed: int | None,
+        path: Path | None,
+        rendezvous: Any,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._optimizer = optimizer
+        self._init = init
+        self._init_seed = init_seed
+        self._path = path
+        self._rendezvous = rendezvous
+        self._first: Any = None
+        self._made: list[Compiled] = []
+        self.trained: Trained | None = None
+
+    def compile(self, request: Request, allowed_library: str = "") -> Compiled:
+        """The plan for what the model is now, an earlier one if that is the same. Raises NoPlan
+        on all ranks, CompileError for options that no plan has."""
+        config = _merged(request.config, self._model, self._rendezvous)
+        text = _dumped(config)
+        policy = text
+        if self._optimizer is not None:
+            policy = _dumped({**config, "optimizer": _fixed(config["optimizer"])})
+        first = self._rendezvous.rank == 0
+        with tempfile.TemporaryDirectory(prefix="fsdp-mlir-") as temporary:
+            folder = Path(temporary)
+            if first and self._path is not None and not self._made:
+                folder = self._path
+            captured = self._captured(request, text, folder)
+            for made in self._made:
+                if made.policy == policy and made.captured.fingerprint == captured.fingerprint:
+                    self._warn_of_what_is_not_done(made)
+                    made.captured = captured
+                    made.unchanged.renew()
+                    self._bind(made)
+                    return made
+            if len(self._made) >= LIMIT:
+                raise NoPlan(f"there are {LIMIT} plans of the model already")
+
+            def make_plan() -> str:
+                if first:
+                    planning.make_plan(folder, self._rendezvous.world_size)
+                return str(folder.resolve())
+
+            _, folders = self.together(make_plan, str, _COMPILE_SECONDS)
+            session = self._open(Path(folders[0]), captured, allowed_library)
+        assert self.trained is not None
+        bound = Bound(session, self._model, self.trained, self._optimizer)
+        made = Compiled(session, bound, captured, policy, Unchanged(self._model, self._loss))
+        self._bind(made)
+        self._made.append(made)
+        return made
+
+    def _bind(self, made: Compiled) -> None:
+        def bind() -> None:
+            if not made.bound.buffers(made.captured.constants):
+                raise NoPlan("a buffer is not what the plan expects")
+
+        self.together(bind, lambda _: "")
+
+    def _warn_of_what_is_not_done(self, made: Compiled) -> None:
+        if change := made.unchanged.hook():
+            warnings.warn(
+                f"{change}; it does not change the plan, which will not call it", stacklevel=6
+            )
+
+    def _captured(self, request: Request, text: str, folder: Path) -> Captured:
+        on_meta = any(tensor.is_meta for tensor in self._model.parameters())
+        options = {
+            "loss": self._loss,
+            "init": self._init if on_meta else None,
+            "evaluation": request.evaluation,
+        }
+        recipe = Recipe(self._model, request.args, request.kwargs, text, options)
+        sharding.reshard(sharding.groups(self._model))
+        values = whole_values(self._model)
+        if not request.is_example and not any(value.is_meta for value in values.values()):
+            options["check"] = True
+        captured, _ = self.together(
+            lambda: recipe.capture(folder, values), lambda _: "", _COMPILE_SECONDS
+        )
+        planning.check_same(
+            captured.fingerprint, lambda own: self._rendezvous.exchange(own, _EXCHANGE_SECONDS)
+        )
+        return captured
+
+    def _open(self, folder: Path, captured: Captured, allowed_library: str) -> Any:
+        # Whoever writes a library into the script wants it to run.
+        allowed = str(folder / allowed_library) if allowed_library else ""
+        plan = str(folder / "plan.json")
+        try:
+            session = build.runtime().Session(plan, allowed, self._rendezvous, self._first)
+        except RuntimeError as error:
+            raise NoPlan(str(error)) from error
+        _, seeds = self.together(torch.initial_seed, str)
+        seed = int(seeds[0]) if self._init_seed is None else self._init_seed
+
+        def fill() -> str:
+            if self._first is None:
+                self._fill(session, captured, seed)
+            session.start()
+            return ""
+
+        self.together(fill, str)
+        return session
+
+    def _fill(self, session: Any, captured: Captured, seed: int) -> None:
+        """Every rank's rows of the parameters; what is on 'meta' is initialised."""
+        buffers = {state.name: state.tensor for state in weights.buffers(self._model)}
+        on_meta = any(tensor.is_meta for tensor in (*self._model.parameters(), *buffers.values()))
+        if on_meta:
+            with torch.random.fork_rng(devices=[]):
+                session.initialise(seed)
+        trained = Trained(self._model, session)
+        trained.adopt()
+        for index, entry in enumerate(session.buffers):
+            if entry["name"] in buffers and buffers[entry["name"]].is_meta:
+                _set_buffer(self._model, buffers[entry["name"]], session.buffer(index))
+        sharding.initialise(self._model)
+        self.trained, self._first = trained, session
+
+    def together(
+        self,
+        make: Callable[[], Any],
+        text: Callable[[Any], str],
+        seconds: int = _EXCHANGE_SECONDS,
+    ) -> tuple[Any, list[str]]:
+        """make() on every rank, and its text of all ranks. If one raises, all do: what it is
+        there, elsewhere CompileError."""
+        return together(self._rendezvous, make, text, seconds)
+
+
+def together(
+    rendezvous: Any,
+    make: Callable[[], Any],
+    text: Callable[[Any], str],
+    seconds: int = _EXCHANGE_SECONDS,
+) -> tuple[Any, list[str]]:
+    made, error = None, None
+    try:
+        made = make()
+        own = "=" + text(made)
+    except Exception as raised:
+        error, own = raised, f"{'?' if has_no_plan(raised) else '!'}{raised}"
+    texts = rendezvous.exchange(own, seconds)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(texts):
+        if not other.startswith("="):
+            kind = CompileError if other.startswith("?") else OptionError
+            raise kind(f"rank {rank}: {other[1:]}")
+    return made, [other[1:] for other in texts]
+
+
+def has_no_plan(error: Exception) -> bool:
+    """Whether an error says that a model has no plan, and not that an option is wrong."""
+    if isinstance(error, CompileError):
+        return not isinstance(error, OptionError) and "policy.yaml:" not in str(error)
+    return isinstance(error, (NoPlan, CaptureError, NotImplementedError))
+
+
+def _merged(config: Mapping[str, Any], model: nn.Module, rendezvous: Any) -> dict[str, Any]:
+    """That of fully_shard and `config`, which all ranks must have."""
+
+    def merge() -> dict[str, Any]:
+        own = sharding.config_of(model, rendezvous.world_size)
+        clashes = sorted(set(config) & {*own, *_OF_FULLY_SHARD} - {"reshard_after_backward"})
+        if clashes:
+            raise OptionError(f"option '{clashes[0]}' follows from the other arguments")
+        if "gradient_accumulation_steps" not in config:
+            # One microbatch has no next one to keep parameters for.
+            own.pop("reshard_after_backward", None)
+        return {**own, **config}
+
+    merged, texts = together(rendezvous, merge, _dumped)
+    for rank, other in enumerate(texts):
+        if other != texts[0]:
+            raise CompileError(f"the policy of rank {rank} is not that of rank 0")
+    return merged
+
+
+def _dumped(config: Mapping[str, Any]) -> str:
+    return str(yaml.dump(dict(config), Dumper=_PlainDumper, sort_keys=False))
+
+
+def _fixed(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step does not follow of the optimizer's settings."""
+    kept = {key: value for key, value in optimizer.items() if key not in optimizers.FOLLOWED}
+    if "groups" in kept:
+        kept["groups"] = [_fixed(group) for group in kept["groups"]]
+    if "momentum" in optimizer:
+        kept["momentum"] = optimizer["momentum"] != 0
+    return kept
+
+
+# Keys of the config that fully_shard alone makes.
+_OF_FULLY_SHARD = ("mesh", "ignore", "shard_placement")
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _set_buffer(model: nn.Module, before: Tensor, tensor: Tensor) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is before:
+                module._buffers[name] = tensor
+
+
+def warn_of_fallback(rank: int, what: str, error: Exception) -> None:
+    """One line, of rank 0."""
+    if rank == 0:
+        reason = " ".join(str(error).split())
+        shown = reason if len(reason) <= 400 else reason[:400] + "…"
+        warnings.warn(f"{what} runs as FSDP2 does, without a plan: {shown}", stacklevel=4)
