@@ -1,0 +1,122 @@
+"""Other people's loops (examples/loops): the same lines and files with FSDP2 and compiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import ROOT
+from safetensors.torch import load_file
+from test_frontdoor import torchrun_reference
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+LOOPS = ROOT / "examples" / "loops"
+
+# Of a checkpoint and a script: runs it, whose compiled steps all must have a plan.
+STRICT = """
+import pathlib, runpy, sys
+from fsdp_mlir import eager
+
+def backward(*args, **kwargs):
+    raise AssertionError("a step runs as FSDP2 does")
+
+eager.backward = backward
+_, checkpoint, script = sys.argv
+sys.argv = [script, checkpoint, "--compiled"]
+sys.path[0] = str(pathlib.Path(script).parent)
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def run_both(name: str, directory: Path) -> tuple[list[str], list[Path]]:
+    """The sorted lines that both runs of a script print, and where each one saved."""
+    script, strict = LOOPS / name, directory / "strict.py"
+    strict.write_text(STRICT)
+    saved = [directory / "fsdp2", directory / "compiled"]
+    # Both use Gloo's threads.
+    runs = [
+        torchrun_reference(script, 2, saved[0]),
+        torchrun_reference(strict, 2, saved[1], script),
+    ]
+    assert "without a plan" not in runs[1].stderr
+    # Two ranks may share a line.
+    lines = [
+        sorted(line.strip() for line in re.split(r"(?=rank \d: )", run.stdout)) for run in runs
+    ]
+    assert lines[0] == lines[1]
+    return lines[0], saved
+
+
+def values(lines: list[str], pattern: str) -> list[list[float]]:
+    """The numbers that `pattern` finds in the lines, those of a line together."""
+    found = (re.search(pattern, line) for line in lines)
+    return [[float(value) for value in match.groups()] for match in found if match]
+
+
+def assert_same(got: Any, want: Any, place: str = "") -> None:
+    """Bit for bit."""
+    assert type(got) is type(want), place
+    if isinstance(want, Tensor):
+        assert got.dtype == want.dtype and torch.equal(got, want), place
+    elif isinstance(want, dict):
+        assert list(got) == list(want), place
+        for key, value in want.items():
+            assert_same(got[key], value, f"{place}[{key!r}]")
+    elif isinstance(want, (list, tuple)):
+        assert len(got) == len(want), place
+        for index, value in enumerate(want):
+            assert_same(got[index], value, f"{place}[{index}]")
+    else:
+        assert got == want, place
+
+
+def assert_same_files(read: Callable[[Path], Any], saved: list[Path]) -> dict[str, Any]:
+    want, got = map(read, saved)
+    assert_same(got, want)
+    assert want
+    return want
+
+
+def read_dcp(path: Path) -> Any:
+    file = path.with_suffix(".pt")
+    dcp_to_torch_save(path, file)
+    return torch.load(file)
+
+
+def test_nanogpt(tmp_path: Path) -> None:
+    lines, saved = run_both("nanogpt.py", tmp_path)
+    steps = values(lines, r"rank 0: iteration (\d+) loss (\S+) norm (\S+) lr (\S+)")
+    losses = [loss for _, loss, _, _ in sorted(steps)]
+    assert len(losses) == 12 and losses[-1] < losses[0] - 0.5
+    held_out = [loss for (loss,) in values(lines, r"held-out loss (\S+)")]
+    assert len(held_out) == 8 and min(held_out) < max(held_out) - 0.5
+    assert len([line for line in lines if "text '" in line or 'text "' in line]) == 2
+    state = assert_same_files(torch.load, saved)
+    assert state["model"].keys() >= {"head.weight", "tokens.weight", "blocks.1.out.bias"}
+    assert state["optimizer"]["state"]["tokens.weight"]["step"] == 12
+
+
+def test_titan(tmp_path: Path) -> None:
+    lines, saved = run_both("titan.py", tmp_path)
+    steps = values(lines, r"rank 0: step (\d+) loss (\S+) grad_norm (\S+) lr (\S+)")
+    losses = [loss for _, loss, _, _ in sorted(steps)]
+    assert len(losses) == 10 and losses[4] < losses[0] - 0.5 and losses[-1] < losses[4] - 0.5
+    for part in ("middle", "last"):
+        assert_same_files(read_dcp, [folder / part for folder in saved])
+
+
+def test_huggingface(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    lines, saved = run_both("huggingface.py", tmp_path)
+    steps = values(lines, r"rank \d: loss (\d) (\S+) \S+")
+    assert [count for count, _ in sorted(steps)] == [3] * 6 + [4] * 12
+    held_out = [loss for (loss,) in values(lines, r"held-out loss (\S+)")]
+    assert len(held_out) == 6 and min(held_out) < max(held_out) - 0.5
+    generated = {line for line in lines if "rank 0: generated" in line}
+    assert len(generated) == 2
+    assert_same_files(load_file, [folder / "model.safetensors" for folder in saved])
