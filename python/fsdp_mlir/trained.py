@@ -18,6 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 
 from fsdp_mlir import sharding, weights
+from fsdp_mlir.errors import CompileError
 
 # The optimizer's names of its state that is no tensor of the parameter's shape.
 _COUNT = "step"
@@ -99,6 +100,11 @@ class Trained:
         dim = record.fsdp_placement.dim
         local = flat.narrow(dim, 0, record.sharded_size[dim])
         param = record.sharded_param
+        if param.dtype != local.dtype:
+            raise CompileError(
+                f"'{record._param_fqn}' is {param.dtype} now and was {local.dtype}, a change that "
+                "FSDP2 does not take after the first forward"
+            )
         if param.is_meta:
             made = nn.Parameter(record.to_sharded_dtensor(local), requires_grad=param.requires_grad)
             # The same object for whoever holds it, such as an optimizer.

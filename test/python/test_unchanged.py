@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import twins
-from fsdp_mlir import plans
+from fsdp_mlir import CompileError, plans
 from fsdp_mlir.eager import eval_mode
 from torch import Tensor, nn
 
@@ -165,6 +165,13 @@ def test_what_has_no_plan_goes_on(name: str) -> None:
     pair.change(lambda model: (torch.manual_seed(1), WITHOUT_PLAN[name](model)))
     with pytest.warns(UserWarning, match="runs as FSDP2 does, without a plan: "):
         pair.assert_equal_steps(3)
+
+
+def test_another_dtype() -> None:
+    pair = Twins()
+    pair.ours.double()
+    with pytest.raises(CompileError, match=r"is torch.float64 now and was torch.float32, a change"):
+        pair.step(BATCH)
 
 
 def test_gradients_stay_where_the_loop_left_them() -> None:
