@@ -1,7 +1,7 @@
 """fsdp-mlir: FSDP2 training, compiled.
 
-`fully_shard` records the policy as FSDP2's does, `compile` makes a training step of it that runs in
-this process. `capture` writes the captured step for `fsdp-opt`; `python -m fsdp_mlir.capture` is
+`fully_shard` is PyTorch's; `compile` makes a training step of the sharded model, which runs in this
+process and trains in the model's own parameters. `capture` writes the captured step for `fsdp-opt`; `python -m fsdp_mlir.capture` is
 the same on the command line.
 """
 
