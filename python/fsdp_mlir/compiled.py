@@ -281,6 +281,7 @@ class Step:
             raise TypeError("update: expected an optimizer of torch in compile, got a config")
         if self._config.get("lr_schedule"):
             raise CompileError("lr_schedule: only a plan's update follows it; use a scheduler")
+        sharding.reshard(self._groups)
         norm = self._clipping.apply(self._model) if self._clipping else None
         self._result = _Result(norm, self._result.loss_scale, False)
         self._optimizer.step()
@@ -353,6 +354,7 @@ class Step:
 
     @property
     def _optimizer_state(self) -> OptimizerState:
+        sharding.reshard(self._groups)
         made = next((made for made in self._cache.values() if made is not None), None)
         session = made.session if made else None
         return OptimizerState(

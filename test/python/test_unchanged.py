@@ -167,6 +167,22 @@ def test_what_has_no_plan_goes_on(name: str) -> None:
         pair.assert_equal_steps(3)
 
 
+def test_state_behind_an_eager_forward() -> None:
+    """Which leaves the root's parameters unsharded."""
+    pair = Twins(max_norm=0.5)
+    pair.step(BATCH)
+    with torch.no_grad():
+        pair.ours(BATCH["x"])
+    state = pair.step.optimizer_state_dict()
+    assert state["param_groups"][0]["params"] == [n for n, _ in pair.theirs.named_parameters()]
+    pair.step.load_optimizer_state_dict(state)
+    pair.step.backward(BATCH)
+    with torch.no_grad():
+        pair.ours(BATCH["x"])
+    pair.step.update()
+    assert pair.step.grad_norm and all(p.grad is None for p in pair.ours.parameters())
+
+
 def test_another_dtype() -> None:
     pair = Twins()
     pair.ours.double()
