@@ -142,11 +142,16 @@ void Rendezvous::enter(const std::string &job) {
   confirm();
 }
 
-void Rendezvous::confirm() {
+std::optional<std::string> Rendezvous::takenTwice() {
   if (!store || !store->check({keys + "twice"}))
-    return;
-  throw RunError("two processes are rank " + store->get_to_str(keys + "twice") +
-                 " at " + place + ": do two jobs use one port?");
+    return std::nullopt;
+  return "two processes are rank " + store->get_to_str(keys + "twice") +
+         " at " + place + ": do two jobs use one port?";
+}
+
+void Rendezvous::confirm() {
+  if (std::optional<std::string> twice = takenTwice())
+    throw RunError(*twice);
 }
 
 void Rendezvous::watchPlaces(std::function<void(const std::string &)> onTwice) {
@@ -191,12 +196,15 @@ std::vector<std::string> Rendezvous::exchange(const std::string &own,
     store->set(key + std::to_string(ownRank), own);
     for (int64_t rank = 0; rank < ranks; ++rank)
       texts.push_back(store->get_to_str(key + std::to_string(rank)));
-    // Rank 0 may serve the store: it stays until everybody has read.
+    // Rank 0 may serve the store: it stays until everybody has asked for all
+    // that it wants, and may end the moment the last one has said so.
+    std::optional<std::string> twice = takenTwice();
     if (store->add(key + "read", 1) == ranks)
       store->set(key + "done", "1");
     if (ownRank == 0)
       store->wait({key + "done"}, timeout);
-    confirm();
+    if (twice)
+      throw RunError(*twice);
   } catch (const c10::Error &error) {
     throw RunError("the ranks did not find each other: " +
                    std::string(error.what_without_backtrace()));

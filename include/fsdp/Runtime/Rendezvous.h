@@ -73,6 +73,8 @@ public:
   /// To be called once all ranks have met; exchange does. Throws RunError if
   /// two processes have come for one place.
   void confirm();
+  /// That message, if so.
+  std::optional<std::string> takenTwice();
   /// Goes on with that on a thread of its own, for half a minute: from there it
   /// calls `onTwice` with the message, at most once.
   void watchPlaces(std::function<void(const std::string &)> onTwice);
