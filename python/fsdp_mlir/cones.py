@@ -62,6 +62,7 @@ class Cones:
         ):
             return None
         self._relied_on |= {self._storages[each] for each in outside}
+        self._trace.relies_on_values |= bool(outside)
         with _disable_current_modes():
             values: dict[str, Any] = {each: self._sources[each].detach() for each in outside}
             for node in calls:

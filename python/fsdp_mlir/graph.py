@@ -63,6 +63,8 @@ class Trace:
     nodes: list[Node] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
     constant_index: dict[str, int] = field(default_factory=dict)  # by the names of their values
+    literals: set[int] = field(default_factory=set)  # constants that the step itself made
+    relies_on_values: bool = False  # of tensors from outside, which decided what was recorded
     backward_begin: int = 0
 
 

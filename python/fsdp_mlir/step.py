@@ -7,8 +7,10 @@ model does (proof.py), the archive (archive.py).
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ class CaptureSummary:
     """What was written. Sizes are in elements and bytes, time in seconds.
 
     `checked`: the captured step was run beside eager PyTorch. `constants` are the tensors of
-    others that the graph took as they were.
+    others that the graph took as they were; those of `literals`, by their indices, the step made
+    itself. `relies_on_values`: those of a constant or a buffer decided what the graph is.
     """
 
     path: Path
@@ -42,6 +45,8 @@ class CaptureSummary:
     bytes: int
     checked: bool
     constants: tuple[Tensor, ...] = field(repr=False)
+    literals: frozenset[int] = field(repr=False)
+    relies_on_values: bool = field(repr=False)
 
     def __str__(self) -> str:
         forward, backward = self.backward_begin, self.nodes - self.backward_begin
@@ -54,6 +59,20 @@ class CaptureSummary:
         )
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No cycles of garbage are looked for: recording makes a great many objects that live, and a
+    look at all that a large library has made takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@uncollected()
 def capture(
     model: nn.Module,
     args: Sequence[Tensor] = (),
@@ -123,4 +142,8 @@ def capture(
         bytes=path.stat().st_size,
         checked=checked,
         constants=tuple(trace.constants),
+        literals=frozenset(trace.literals),
+        relies_on_values=any(
+            made.relies_on_values for made in (trace, recording.evaluation) if made is not None
+        ),
     )

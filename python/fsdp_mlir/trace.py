@@ -48,6 +48,8 @@ IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default
 
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
+_DEVICE = torch.ops.prim.device.default
+
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -112,6 +114,7 @@ class Recorder(TorchDispatchMode):
         """Continues the constants of another recorder of the same model, which keep their names."""
         self.trace.constants = other.trace.constants
         self.trace.constant_index = other.trace.constant_index
+        self.trace.literals = other.trace.literals
         self._constants = other._constants
         self.states.share_constants(other.states)
         for fake in self._constants.values():
@@ -131,6 +134,8 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # three calls of four
         kwargs = kwargs or {}
         origin = self._origin()
         if isinstance(func, HigherOrderOperator) or not isinstance(func, OpOverload):
@@ -367,6 +372,7 @@ class Recorder(TorchDispatchMode):
         constant = self._literals.get(key)
         if constant is None:
             constant = self._literals[key] = self._constant(tensor, origin)
+            self.trace.literals.add(self.trace.constant_index[self._names[id(constant)]])
         if self._known.worth_keeping(tensor):
             result = self._known.compute(aten.clone.default, [tensor], {})
             self._known.add(result)
