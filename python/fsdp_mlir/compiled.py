@@ -12,6 +12,7 @@ The ranks are those of torchrun, or this process alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ def compile(
     init_seed: int | None = None,
     evaluation: bool = False,
     path: str | Path | None = None,
+    cache: str | Path | None = None,
     fallback: str = "eager",
     deadline: float = 1800.0,
     **options: Any,
@@ -93,7 +95,9 @@ def compile(
 
     What has no plan runs as FSDP2 does, after one warning that says why; with fallback="error" it
     is the error. `deadline`: seconds after which a call fails whose other ranks do not come. The
-    files of the first plan lie in `path`, by default in a temporary folder until it is open. A
+    files of the first plan lie in `path`, by default in a temporary folder until it is open. Plans
+    are kept in the folder `cache`, by default that of the variable FSDP_MLIR_CACHE if there is one,
+    and found there by a later process with the same code, model, settings and versions. A
     collective: an error of one rank is raised on all of them.
     """
     if fallback not in ("eager", "error"):
@@ -139,6 +143,7 @@ def compile(
         init=init,
         init_seed=init_seed,
         path=Path(path) if path is not None else None,
+        cache=_cache_folder(cache),
         rendezvous=rendezvous,
     )
     step = Step(
@@ -156,6 +161,11 @@ def compile(
     if example is not None:
         step._compile_example(example)
     return step
+
+
+def _cache_folder(given: str | Path | None) -> Path | None:
+    named = given if given is not None else os.environ.get("FSDP_MLIR_CACHE")
+    return Path(named).expanduser().absolute() if named else None
 
 
 def _scaler_config(scaler: torch.amp.GradScaler) -> dict[str, Any] | bool:

@@ -100,6 +100,12 @@ def _places(model: nn.Module, loss: Any) -> _Places:
     return found
 
 
+def code(model: nn.Module, loss: Any) -> list[FunctionType]:
+    """The functions that were looked into for `places`, in an order that is always the same."""
+    found = (value for value in _places(model, loss).seen() if isinstance(value, FunctionType))
+    return sorted(found, key=lambda each: (each.__module__ or "", each.__qualname__))
+
+
 def attributes_read(model: nn.Module, loss: Any) -> frozenset[str] | None:
     """The names of attributes that the code of the modules, PyTorch's layers included, and of what
     it calls may read; None where it reads some by names that are not in the code."""
@@ -134,7 +140,7 @@ def _is_no_models(value: Code) -> bool:
     return (getattr(value, "__module__", None) or "").partition(".")[0] in _NO_MODELS
 
 
-def _is_library(value: Code) -> bool:
+def is_library(value: Code) -> bool:
     """Of the standard library, of an installed package, or built in."""
     if isinstance(value, FunctionType):
         file: str | None = value.__code__.co_filename
@@ -162,7 +168,7 @@ class _Places:
         self.all()
         return list(self._seen.values())
 
-    def add_class(self, owner: type, skips: Callable[[Code], bool] = _is_library) -> None:
+    def add_class(self, owner: type, skips: Callable[[Code], bool] = is_library) -> None:
         """The attributes of a class and its bases, but of those that `skips`."""
         for base in owner.__mro__:
             if skips(base) or not self._is_new(base):
@@ -197,7 +203,7 @@ class _Places:
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict) or not self._is_new(value):
             return
-        if _is_library(type(value)):  # such as a namespace or a configuration: its data alone
+        if is_library(type(value)):  # such as a namespace or a configuration: its data alone
             names = {name for name, item in attributes.items() if isinstance(item, _DATA)}
             for item in attributes.values():  # what functools.cache or a cached_property wraps
                 if isinstance(item, FunctionType):
@@ -210,7 +216,7 @@ class _Places:
             self._add(attributes, name, f"{label}.{name}")
 
     def _add_function(
-        self, function: FunctionType, skips: Callable[[Code], bool] = _is_library
+        self, function: FunctionType, skips: Callable[[Code], bool] = is_library
     ) -> None:
         if not skips(function) and self._is_new(function):
             self._functions.append(function)
@@ -238,7 +244,7 @@ class _Places:
         place = Place(owner, name, label)
         value = place.value()
         if isinstance(value, ModuleType):
-            if not _is_library(value):
+            if not is_library(value):
                 for member in sorted({*names} & vars(value).keys()):
                     self._add(vars(value), member, f"{value.__name__}.{member}", names)
         elif isinstance(value, type):
@@ -246,7 +252,7 @@ class _Places:
         elif isinstance(value, _DATA) or value is ABSENT:
             self._by_key.setdefault(place.key, place)
         else:
-            if isinstance(value, FunctionType) and not _is_library(value):
+            if isinstance(value, FunctionType) and not is_library(value):
                 self._by_key.setdefault(place.key, place)
             self.add_object(label, value)
 
@@ -259,7 +265,7 @@ class _Places:
 
 def _methods(owner: type) -> Iterator[FunctionType]:
     for base in owner.__mro__:
-        if not _is_library(base):
+        if not is_library(base):
             yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
 
 

@@ -18,14 +18,18 @@ def whole_values(model: nn.Module) -> dict[int, Tensor]:
     enough to be run beside eager PyTorch, else a tensor on 'meta'. A collective."""
     params = [entry.sharded_param for entry in sharding.managed(model).values()]
     total = sum(param.numel() * param.element_size() for param in params)
-    large = total > CHECKED_BYTES or any(param.is_meta for param in params)
+    if total > CHECKED_BYTES or any(param.is_meta for param in params):
+        return forms(model)
     with torch.no_grad():
-        return {
-            id(param): torch.empty(param.shape, dtype=param.dtype, device="meta")
-            if large
-            else param.detach().full_tensor()
-            for param in params
-        }
+        return {id(param): param.detach().full_tensor() for param in params}
+
+
+def forms(model: nn.Module) -> dict[int, Tensor]:
+    """The same without data: all on 'meta'."""
+    params = [entry.sharded_param for entry in sharding.managed(model).values()]
+    return {
+        id(param): torch.empty(param.shape, dtype=param.dtype, device="meta") for param in params
+    }
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,15 @@ from fsdp_mlir.step import capture
 
 @dataclass(frozen=True)
 class Captured:
-    """What a capture gave. `constants` are the tensors that the graph took from elsewhere, by
-    their names as buffers of the plan."""
+    """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
+    took from elsewhere, by their names as buffers of the plan; and what it warned of. `literals`
+    and `relies_on_values` are those of its CaptureSummary."""
 
-    fingerprint: Fingerprint
+    digest: str
     constants: dict[str, Tensor]
+    literals: frozenset[int] = frozenset()
+    relies_on_values: bool = False
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,13 @@ class Recipe:
     policy: str
     options: Mapping[str, Any]
 
-    def capture(self, folder: Path, values: Mapping[int, Tensor]) -> Captured:
+    def capture(self, folder: Path, values: Mapping[int, Tensor]) -> tuple[Captured, Fingerprint]:
         """Writes policy.yaml, model.pt, and its constants in model.safetensors. `values` are those
         of plain_model.whole_values."""
         folder.mkdir(parents=True, exist_ok=True)
         policy, archive = folder / "policy.yaml", folder / "model.pt"
         policy.write_text(self.policy)
-        with plain(self.model, values):
+        with plain(self.model, values), _noting_warnings() as warned:
             done = capture(
                 self.model,
                 self.args,
@@ -56,21 +62,56 @@ class Recipe:
                 **self.options,
             )
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
-        return Captured(Fingerprint.of(archive), constants)
+        own = Fingerprint.of(archive)
+        captured = Captured(own.digest, constants, done.literals, done.relies_on_values, warned)
+        return captured, own
 
 
-def make_plan(folder: Path, world_size: int) -> None:
-    """plan.json of the model.pt and policy.yaml that lie in `folder`."""
-    archive, policy, plan = (folder / name for name in ("model.pt", "policy.yaml", "plan.json"))
-    command = [build.built("bin/fsdp-opt"), archive, "--config", policy]
-    command += ["--world-size", str(world_size), "--emit", "plan", "-o", plan]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    for line in done.stderr.splitlines():
-        if done.returncode == 0 and ": warning: " in line:
-            warnings.warn(line.partition(": warning: ")[2], stacklevel=4)
-    if done.returncode != 0:
-        found = [line for line in done.stderr.splitlines() if "error: " in line]
-        raise CompileError((found or [f"fsdp-opt ended with status {done.returncode}"])[0])
+@contextmanager
+def _noting_warnings() -> Iterator[list[str]]:
+    """The texts of what the body warns of, which is shown afterwards."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        yield texts
+    for each in caught:
+        texts.append(str(each.message))
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+class Compiler:
+    """fsdp-opt, started before there is something to compile: it takes a while to load PyTorch's
+    library, and does so beside a capture. To be closed."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [build.built("bin/fsdp-opt"), "@/dev/stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def make_plan(self, folder: Path, world_size: int) -> list[str]:
+        """plan.json of the model.pt and policy.yaml that lie in `folder`, once; what fsdp-opt
+        warned of, which is shown."""
+        archive, policy, plan = (
+            shlex.quote(str(folder / name)) for name in ("model.pt", "policy.yaml", "plan.json")
+        )
+        arguments = f"{archive} --config {policy} --world-size {world_size} --emit plan -o {plan}"
+        _, errors = self._process.communicate(arguments)
+        status = self._process.returncode
+        if status != 0:
+            found = [line for line in errors.splitlines() if "error: " in line]
+            raise CompileError((found or [f"fsdp-opt ended with status {status}"])[0])
+        lines = errors.splitlines()
+        warned = [line.partition(": warning: ")[2] for line in lines if ": warning: " in line]
+        for text in warned:
+            warnings.warn(text, stacklevel=4)
+        return warned
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 def check_same(own: Fingerprint, exchange: Callable[[str], list[str]]) -> None:

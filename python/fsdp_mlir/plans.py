@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,8 +17,10 @@ from torch import Tensor, nn
 
 from fsdp_mlir import build, optimizers, planning, sharding, weights
 from fsdp_mlir.errors import CaptureError, CompileError
-from fsdp_mlir.plain_model import whole_values
-from fsdp_mlir.planning import Captured, Recipe
+from fsdp_mlir.plain_model import forms, plain, whole_values
+from fsdp_mlir.plan_cache import PlanCache
+from fsdp_mlir.planning import Captured, Compiler, Recipe
+from fsdp_mlir.step import uncollected
 from fsdp_mlir.trained import Bound, Trained
 from fsdp_mlir.training_step import Loss
 from fsdp_mlir.unchanged import Unchanged
@@ -66,6 +70,15 @@ class Request:
     is_example: bool = False  # of a batch that eager PyTorch need not take
 
 
+@dataclass(frozen=True)
+class _Files:
+    """What a capture gave, and the folder that has plan.json after `make_plan`."""
+
+    folder: Path
+    captured: Captured
+    make_plan: Callable[[], None]
+
+
 class Plans:
     """Compiles them; every method is a collective. The files of the first lie in `path`."""
 
@@ -78,6 +91,7 @@ class Plans:
         init: Callable[[], nn.Module] | None,
         init_seed: int | None,
         path: Path | None,
+        cache: Path | None,
         rendezvous: Any,
     ) -> None:
         self._model = model
@@ -86,6 +100,7 @@ class Plans:
         self._init = init
         self._init_seed = init_seed
         self._path = path
+        self._cache = None if cache is None else PlanCache(cache, model, loss)
         self._rendezvous = rendezvous
         self._first: Any = None
         self._made: list[Compiled] = []
@@ -99,14 +114,15 @@ class Plans:
         policy = text
         if self._optimizer is not None:
             policy = _dumped({**config, "optimizer": _fixed(config["optimizer"])})
-        first = self._rendezvous.rank == 0
-        with tempfile.TemporaryDirectory(prefix="fsdp-mlir-") as temporary:
-            folder = Path(temporary)
-            if first and self._path is not None and not self._made:
-                folder = self._path
-            captured = self._captured(request, text, folder)
+        with ExitStack() as stack:
+            stack.enter_context(uncollected())
+            key = self._key(request, policy)
+            files = self._kept(key)
+            if files is None:
+                files = self._captured(request, text, key, stack)
+            captured = files.captured
             for made in self._made:
-                if made.policy == policy and made.captured.fingerprint == captured.fingerprint:
+                if made.policy == policy and made.captured.digest == captured.digest:
                     self._warn_of_what_is_not_done(made)
                     made.captured = captured
                     made.unchanged.renew()
@@ -116,9 +132,8 @@ class Plans:
                 raise NoPlan(f"there are {LIMIT} plans of the model already")
 
             def make_plan() -> str:
-                if first:
-                    planning.make_plan(folder, self._rendezvous.world_size)
-                return str(folder.resolve())
+                files.make_plan()
+                return str(files.folder.resolve())
 
             _, folders = self.together(make_plan, str, _COMPILE_SECONDS)
             session = self._open(Path(folders[0]), captured, allowed_library)
@@ -142,7 +157,52 @@ class Plans:
                 f"{change}; it does not change the plan, which will not call it", stacklevel=6
             )
 
-    def _captured(self, request: Request, text: str, folder: Path) -> Captured:
+    def _kept(self, key: str) -> _Files | None:
+        """What an earlier process kept of the same step, if all ranks may take it."""
+        if not key or self._cache is None:
+            return None
+        cache, first = self._cache, self._rendezvous.rank == 0
+        _, folders = self.together(
+            lambda: cache.find(key) if first else None, lambda found: str(found or "")
+        )
+        if not folders[0]:
+            return None
+        folder = Path(folders[0])
+        captured, found = self.together(lambda: cache.captured(folder), lambda it: str(bool(it)))
+        if "False" in found:
+            return None
+
+        def copy() -> None:
+            if first and self._path is not None and not self._made:
+                cache.copy(folder, self._path)
+
+        return _Files(folder, captured, copy)
+
+    def _key(self, request: Request, policy: str) -> str:
+        """The same on all ranks; empty where nothing is kept."""
+        if self._cache is None:
+            return ""
+        cache = self._cache
+        args = {f"arg {index}": value for index, value in enumerate(request.args)}
+        inputs = {**args, **request.kwargs, "(evaluation)": request.evaluation}
+
+        def make() -> str:
+            if any(param.is_meta for param in self._model.parameters()):
+                return ""
+            with plain(self._model, forms(self._model)):
+                return cache.key(inputs, policy, self._rendezvous.world_size)
+
+        key, keys = self.together(make, str)
+        return str(key) if len(set(keys)) == 1 else ""
+
+    def _captured(self, request: Request, text: str, key: str, stack: ExitStack) -> _Files:
+        """Captures the model; the files are there until the end of `stack`."""
+        first = self._rendezvous.rank == 0
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
+        if first and self._path is not None and not self._made:
+            folder = self._path
+        compiler = stack.enter_context(closing(Compiler())) if first else None
+        loaded = set(sys.modules)
         on_meta = any(tensor.is_meta for tensor in self._model.parameters())
         options = {
             "loss": self._loss,
@@ -154,13 +214,21 @@ class Plans:
         values = whole_values(self._model)
         if not request.is_example and not any(value.is_meta for value in values.values()):
             options["check"] = True
-        captured, _ = self.together(
+        (captured, fingerprint), _ = self.together(
             lambda: recipe.capture(folder, values), lambda _: "", _COMPILE_SECONDS
         )
         planning.check_same(
-            captured.fingerprint, lambda own: self._rendezvous.exchange(own, _EXCHANGE_SECONDS)
+            fingerprint, lambda own: self._rendezvous.exchange(own, _EXCHANGE_SECONDS)
         )
-        return captured
+
+        def make_plan() -> None:
+            if compiler is not None:
+                warned = compiler.make_plan(folder, self._rendezvous.world_size)
+                captured.warnings.extend(warned)
+                if key and self._cache is not None:
+                    self._cache.add(key, folder, captured, loaded)
+
+        return _Files(folder, captured, make_plan)
 
     def _open(self, folder: Path, captured: Captured, allowed_library: str) -> Any:
         # Whoever writes a library into the script wants it to run.

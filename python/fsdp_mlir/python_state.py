@@ -77,6 +77,18 @@ class PythonState:
         kind, value = self.leaves.get(path, ("none", None))
         return kind == "tensor" and not isinstance(self._seen[value], nn.Parameter)
 
+    def held(self, identity: int) -> Any:
+        """The tensor or object of a leaf that is compared by identity."""
+        return self._seen[identity]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by their paths."""
+        return {
+            path: self._seen[value]
+            for path, (kind, value) in self.leaves.items()
+            if kind == "tensor"
+        }
+
     def _add_place(self, place: Place) -> None:
         value = place.value()
         self._outside.append((place, value))

@@ -22,7 +22,7 @@ _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype
 _MOST_ITEMS = 64  # of a list or the like that is compared by its items
 
 # Attributes of nn.Module that have no say in a step, and those that hold its hooks.
-_STATE_DICT_HOOKS = {
+STATE_DICT_HOOKS = {
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",
@@ -135,7 +135,7 @@ class Unchanged:
             for key in sorted({*vars(module), *before}):
                 if key in _MEMBERS:
                     yield from _member(id(module), name, key, vars(module)[key], before[key])
-                elif key not in _STATE_DICT_HOOKS:
+                elif key not in STATE_DICT_HOOKS:
                     yield from _attribute(id(module), name, key, vars(module), before)
         known = {name for name, _, _, _ in self._modules}
         for name, module in modules.items():

@@ -1,0 +1,236 @@
+"""Plans that an earlier process kept: taken for the same step alone, with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ranks import run_script
+
+MODEL = """
+import torch
+from torch import nn
+import helper
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.scale = 2.0
+        self.table = torch.linspace(0, 1, 8)  # no buffer: a constant of the graph
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        weights = torch.tensor([1.0, 2.0, 3.0, 4.0])  # a literal of the graph
+        x = nn.functional.relu(self.inner(x)) * self.scale + self.table
+        return helper.shift(x) * weights.sum()
+"""
+
+HELPER = """
+AMOUNT = 0.5
+
+def shift(x):
+    return x + AMOUNT
+"""
+
+SCRIPT = """
+import os, sys
+sys.path.insert(0, os.path.dirname(__file__))
+import fsdp_mlir, torch
+from fsdp_mlir import planning
+from torch import nn
+from model import Block
+
+captures = []
+capture = planning.capture
+planning.capture = lambda *args, **kwargs: captures.append(1) or capture(*args, **kwargs)
+
+folder = os.path.dirname(__file__)
+rank = int(os.environ["RANK"])
+policy, rate = {}, 0.01
+torch.manual_seed(0)
+model = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
+exec(open(folder + "/before.txt").read())  # no file of a module
+for block in model[:2]:
+    fsdp_mlir.fully_shard(block, **policy)
+fsdp_mlir.fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+step = fsdp_mlir.compile(
+    model,
+    loss=lambda y: y.square().mean(),
+    optimizer=optimizer,
+    cache=folder + "/cache",
+    fallback="error",
+)
+torch.manual_seed(rank)
+losses = [step(torch.randn(4, 8)).item() for _ in range(3)]
+calls = [block.calls.item() for block in model[:2]]
+print(len(captures), *losses, *calls, file=sys.stderr)
+os._exit(0)
+"""
+
+
+class Job:
+    """The files of a training script, and the folder of its plans."""
+
+    def __init__(self, folder: Path, world: int) -> None:
+        self.folder = folder
+        self.world = world
+        self.cache = folder / "cache"
+        self.write("model.py", MODEL)
+        self.write("helper.py", HELPER)
+        self.write("train.py", SCRIPT)
+        self.before("")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        # What is the same keeps its time of modification.
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+    def before(self, text: str) -> None:
+        """What the script does before it shards its model."""
+        self.write("before.txt", text)
+
+    def run(self) -> tuple[int, list[list[float]], list[str]]:
+        """How often a rank captured, each rank's numbers, and what else was written."""
+        statuses, errors = run_script(self.folder / "train.py", self.world)
+        assert statuses == [0] * self.world, errors
+        lines = [text.strip().splitlines() for text in errors]
+        numbers = [[float(word) for word in each[-1].split()] for each in lines]
+        assert len({each[0] for each in numbers}) == 1
+        return int(numbers[0][0]), [each[1:] for each in numbers], lines[0][:-1]
+
+    def entries(self) -> list[Path]:
+        return sorted(self.cache.iterdir())
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[float]]]:
+    """A job that ran once, with what its ranks printed."""
+    job = Job(tmp_path_factory.mktemp("kept"), 2)
+    captured, numbers, _ = job.run()
+    assert captured == 1 and len(job.entries()) == 1
+    return job.folder, numbers
+
+
+@pytest.fixture
+def job(kept: tuple[Path, list[list[float]]]) -> Iterator[Job]:
+    """The same job: in the same folder, since a path is part of what is the same."""
+    folder, _ = kept
+    job = Job(folder, 2)
+    entries = job.entries()
+    yield job
+    for made in set(job.entries()) - set(entries):
+        shutil.rmtree(made)
+
+
+SAME = {
+    "nothing": "",
+    "values": (
+        "rate = 0.02\nmodel[0].inner.weight.data.mul_(2)\nmodel[0].table = torch.linspace(1, 2, 8)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_step_is_taken(job: Job, kept: tuple[Path, list[list[float]]], name: str) -> None:
+    job.before(SAME[name])
+    captured, numbers, _ = job.run()
+    assert (captured, len(job.entries())) == (0, 1)
+    assert (numbers == kept[1]) == (name == "nothing")
+    shutil.move(job.cache, job.folder / "aside")
+    try:
+        captured, again, _ = job.run()
+        assert captured == 1 and again == numbers
+    finally:
+        shutil.rmtree(job.cache)
+        shutil.move(job.folder / "aside", job.cache)
+
+
+OTHER = {
+    "attribute": "model[1].scale = 3.0",
+    "hook": "model[0].register_forward_hook(lambda m, x, y: y * 2)",
+    "class": "Block.forward = lambda self, x: self.inner(x)",
+    "library": "nn.functional.relu = torch.tanh",
+    "global": "import helper; helper.AMOUNT = 0.25",
+    "mode": "torch.use_deterministic_algorithms(True)",
+    "frozen": "model[0].inner.bias.requires_grad_(False)",
+    "training": "model.eval()",
+    "variable": "os.environ['MODEL_FLAG'] = '1'",
+    "policy": "policy = {'reshard_after_forward': False}",
+    "replaced": "model[0] = nn.Linear(8, 8)\nmodel[0].calls = torch.zeros(1)",
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_step_is_captured(job: Job, name: str) -> None:
+    job.before(OTHER[name])
+    assert job.run()[0] == 1
+
+
+def test_other_code_is_captured(job: Job) -> None:
+    helper = job.folder / "helper.py"
+    before = helper.stat()
+    job.write("helper.py", HELPER.replace("x + AMOUNT", "x - AMOUNT"))
+    assert job.run()[0] == 1
+    job.write("helper.py", HELPER)
+    os.utime(helper, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_damaged_entry_is_replaced(job: Job, kept: tuple[Path, list[list[float]]]) -> None:
+    job.run()
+    for name in ("plan.json", "model.safetensors", "entry.json"):
+        (entry,) = job.entries()
+        whole = (entry / name).read_bytes()
+        (entry / name).write_bytes(whole[: len(whole) // 2])
+        captured, numbers, _ = job.run()
+        assert captured == 1 and numbers == kept[1]
+    captured, numbers, _ = job.run()
+    assert captured == 0 and numbers == kept[1]
+
+
+UNKEPT = {
+    "values": (
+        "import helper\n"
+        "helper.shift = lambda x: x[:, model[0].table > 0.5].sum(1, keepdim=True) + x",
+        "the values of a buffer or a constant decide",
+    ),
+    "object": (
+        "model[0].kept = (each for each in range(3))",
+        "'0.kept' holds a builtins.generator",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKEPT)
+def test_what_cannot_be_told_is_not_kept(job: Job, name: str) -> None:
+    job.before(UNKEPT[name][0])
+    captured, _, lines = job.run()
+    assert captured == 1
+    (line,) = [line for line in lines if "is not kept" in line]
+    assert UNKEPT[name][1] in line
+    assert len(job.entries()) == 1
+
+
+def test_ranks_that_differ_capture(job: Job) -> None:
+    job.before("model.rank = rank")
+    assert job.run()[0] == 1
+    assert len(job.entries()) == 1
+
+
+def test_no_two_runs_share_what_they_must_not(job: Job) -> None:
+    """An entry names files of its own folder alone."""
+    (entry,) = job.entries()
+    record = json.loads((entry / "entry.json").read_text())
+    assert set(record["files"]) == {path.name for path in entry.iterdir()} - {"entry.json"}
+    assert record["literals"] == {
+        "(constant).0": True,
+        "(constant).1": False,
+        "(constant).2": False,
+    }
