@@ -63,7 +63,9 @@ def write(
         record["evaluation"] = {"nodes": _node_records(nodes, files)}
     record["files"] = [short_path(file) for file in files]
 
-    data = {constant_name(i): tensor for i, tensor in enumerate(constants)}
+    outputs = {id(slot) for slot in view.step.slots}
+    named = [(constant_name(i), tensor) for i, tensor in enumerate(constants)]
+    data = {name: tensor for name, tensor in named if id(tensor) not in outputs}
     if save_weights:
         data = {state.name: state.tensor for state in (*view.params, *view.buffers)} | data
     weights_path = None

@@ -29,6 +29,7 @@ from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
 from fsdp_mlir.model_state import ModelState
 from fsdp_mlir.optimizer_state import OptimizerState
+from fsdp_mlir.outputs import scalar_of
 from fsdp_mlir.plans import (
     Compiled,
     NoPlan,
@@ -67,6 +68,7 @@ def compile(
     evaluation: bool = False,
     path: str | Path | None = None,
     cache: str | Path | None = None,
+    outputs: bool = False,
     fallback: str = "eager",
     deadline: float = 1800.0,
     **options: Any,
@@ -86,6 +88,10 @@ def compile(
     `all_reduce_each_microbatch`, `reshard_after_backward`, `activation_checkpoint`,
     `activation_offload`, `lr_schedule`, `grad_scaler` (or a torch.amp.GradScaler), and
     `units="auto"` where fully_shard was called on the whole model only.
+
+    `loss` may give more than the scalar, of which that is the first element, the entry 'loss' or
+    the attribute `loss`: the step then returns all of it. With `outputs` it returns all that a
+    model gives without `loss`, too.
 
     With `evaluation` the loss in eval mode is compiled too, for `Step.evaluate`.
 
@@ -155,6 +161,7 @@ def compile(
         plans,
         rendezvous,
         evaluation=evaluation,
+        outputs=outputs,
         fallback=fallback,
         deadline=deadline,
     )
@@ -206,6 +213,7 @@ class Step:
         rendezvous: Any,
         *,
         evaluation: bool,
+        outputs: bool,
         fallback: str,
         deadline: float,
     ) -> None:
@@ -217,6 +225,8 @@ class Step:
         self._plans = plans
         self._rendezvous = rendezvous
         self._evaluation = evaluation
+        # Without a loss function the output is the model's, which may be large.
+        self._gives_outputs = outputs or loss is not None
         self._fallback = fallback
         self._deadline = deadline
         self._groups = sharding.groups(model)
@@ -268,7 +278,7 @@ class Step:
                 self._optimizer.zero_grad()
         else:
             compiled.bound.fill(skipped=bool(result.skipped))
-        return torch.tensor(result.loss, dtype=compiled.loss_dtype)
+        return compiled.returned(result.loss)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Forward and backward of one microbatch, whose loss it returns: leaves reduced gradients
@@ -282,7 +292,7 @@ class Step:
         compiled.bound.optimizer_state(self._steps)
         result = compiled.session.step([self._tensors(microbatches[0])])
         self._take_gradients(compiled)
-        return torch.tensor(result.loss, dtype=compiled.loss_dtype)
+        return compiled.returned(result.loss)
 
     def update(self) -> None:
         """Clips the gradients of the parameters, if asked for, and makes the optimizer's step;
@@ -311,7 +321,7 @@ class Step:
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
         loss = compiled.session.evaluate(self._tensors(batch))
-        return torch.tensor(loss, dtype=compiled.loss_dtype)
+        return compiled.returned(loss, evaluation=True)
 
     # --- what the last step said
 
@@ -452,7 +462,8 @@ class Step:
         values = list(batch.values())
         named = dict(list(batch.items())[self._positional :])
         evaluates = self._evaluation and kind != "backward"
-        return Request(values[: self._positional], named, config, evaluates, is_example)
+        keeps = self._gives_outputs and (self._count == 1 or kind == "backward")
+        return Request(values[: self._positional], named, config, evaluates, is_example, keeps)
 
     def _compile_example(self, example: Example) -> None:
         args: tuple[Any, ...] = (example,) if isinstance(example, Tensor) else ()
@@ -572,12 +583,12 @@ class Step:
         self.update()
         if len(values) == 1:
             return self._returned(values[0])
-        losses = [eager.scalar_of(value) for value in values]
+        losses = [scalar_of(value) for value in values]
         return torch.tensor(sum(x.item() for x in losses) / len(losses), dtype=losses[0].dtype)
 
     def _returned(self, value: Any) -> Any:
-        """Without a loss function the scalar, as from a plan."""
-        return eager.scalar_of(value) if self._loss is None else value
+        """What is wanted of that, as from a plan."""
+        return value if self._gives_outputs else scalar_of(value)
 
     def _take_gradients(self, compiled: Compiled) -> None:
         assert self._plans.trained is not None

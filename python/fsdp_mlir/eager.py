@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from fsdp_mlir.training_step import TrainingStep
+from fsdp_mlir.outputs import scalar_of
+from fsdp_mlir.training_step import TrainingStep, eval_mode
 
 
 @dataclass(frozen=True)
@@ -26,23 +26,6 @@ class Clipping:
         """The total norm before."""
         norm = nn.utils.clip_grad_norm_(model.parameters(), self.max_norm, self.norm_type)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-
-def scalar_of(value: Any) -> Tensor:
-    """The loss in what a loss function, or a model without one, gives: itself, its `.loss` or
-    entry 'loss', or the first of a sequence."""
-    if isinstance(value, Tensor):
-        return value
-    if getattr(value, "loss", None) is not None:
-        return scalar_of(value.loss)
-    if isinstance(value, Mapping) and "loss" in value:
-        return scalar_of(value["loss"])
-    if isinstance(value, (tuple, list)) and value:
-        return scalar_of(value[0])
-    raise TypeError(
-        "expected the loss: a scalar, a mapping with 'loss', or a sequence that begins with it; "
-        f"got '{type(value).__name__}'"
-    )
 
 
 def detached(value: Any) -> Any:
@@ -79,15 +62,3 @@ def evaluate(step: TrainingStep, batch: Sequence[Any]) -> Any:
     """What `step` gives in eval mode, without gradients."""
     with torch.no_grad(), eval_mode(step.model):
         return step.value(batch)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the body; then every module is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

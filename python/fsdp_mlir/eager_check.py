@@ -101,10 +101,13 @@ def _bits(tensor: Tensor) -> str:
     return f"{tensor.dtype}{list(tensor.shape)}{xxhash.xxh3_128_hexdigest(raw)}"
 
 
-def _result(loss: Tensor, gradients: dict[str, Tensor], buffers: dict[str, Tensor]) -> _Bits:
-    """One step's loss, gradients by parameter name, and buffers after it."""
+def _result(
+    loss: Tensor, gradients: dict[str, Tensor], buffers: dict[str, Tensor], outputs: list[Tensor]
+) -> _Bits:
+    """One step's loss, gradients by parameter name, and buffers and outputs after it."""
     bits = {"the loss": _bits(loss)}
     bits |= {f"the gradient of '{name}'": _bits(x) for name, x in gradients.items()}
+    bits |= {f"output {index}": _bits(x) for index, x in enumerate(outputs)}
     return bits | {f"buffer '{name}'": _bits(x) for name, x in buffers.items()}
 
 
@@ -165,11 +168,15 @@ class _Eager:
                 if tape is not None:
                     tape.end_step()
                 gradients = {n: p.grad for n, p in params.items() if p.grad is not None}
-                results.append(_result(loss, gradients, buffers))
+                results.append(_result(loss, gradients, buffers, view.step.slots))
             if self._evaluates:
-                view.model.eval()
                 inputs = [laid_out_copy(tensor) for tensor in batches[-1]]
-                with torch.no_grad(), view.step.holding(slots), _eager_failures():
+                with (
+                    torch.no_grad(),
+                    view.step.evaluating(),
+                    view.step.holding(slots),
+                    _eager_failures(),
+                ):
                     loss = view.step.forward(inputs)
                 results[-1]["the loss in eval mode behind it"] = _bits(loss)
         return results
@@ -224,7 +231,7 @@ class _Graph:
             buffers = {
                 buffer.name: self._values[f"b{index}"] for index, buffer in enumerate(view.buffers)
             }
-            results.append(_result(loss, named, buffers))
+            results.append(_result(loss, named, buffers, self._outputs()))
         if recording.evaluation is not None:
             inputs = {f"i{i}": laid_out_copy(tensor) for i, tensor in enumerate(batches[-1])}
             (loss,) = replay(
@@ -232,6 +239,12 @@ class _Graph:
             )
             results[-1]["the loss in eval mode behind it"] = _bits(loss)
         return results
+
+    def _outputs(self) -> list[Tensor]:
+        view, constants = self._view, self._recording.trace.constants
+        places = {id(tensor): f"b{len(view.buffers) + i}" for i, tensor in enumerate(constants)}
+        # That of an evaluation, which has not run yet, is what it was.
+        return [self._values[places[id(slot)]] for slot in view.step.slots]
 
 
 def replay(

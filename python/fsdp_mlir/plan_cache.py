@@ -21,6 +21,7 @@ from fsdp_mlir import build, identity
 from fsdp_mlir.bound_state import constant_name
 from fsdp_mlir.files import file_hash
 from fsdp_mlir.identity import Untold, file_line, file_of
+from fsdp_mlir.outputs import Outputs
 from fsdp_mlir.planning import Captured
 from fsdp_mlir.python_state import PythonState
 
@@ -73,20 +74,27 @@ class PlanCache:
         what the capture had warned of."""
         try:
             entry = json.loads((folder / _ENTRY).read_text())
-            literals = load_file(folder / "model.safetensors") if entry["literals"] else {}
+            literals = {}
+            if "literal" in entry["constants"].values():
+                literals = load_file(folder / "model.safetensors")
         except (OSError, ValueError, SafetensorError):
             return None
+        training, evaluation = (Outputs.of(record) for record in entry["outputs"])
+        slots = [*training.slots, *evaluation.slots]
         places = self._places() if entry["places"] else {}
         constants = {}
-        for name, literal in entry["literals"].items():
-            constants[name] = literals.get(name)
-            if not literal:
+        for name, kind in entry["constants"].items():
+            if kind == "literal":
+                constants[name] = literals.get(name)
+            elif kind == "output":
+                constants[name] = slots[entry["places"][name]]
+            else:
                 constants[name] = places.get(entry["places"][name])
         if any(tensor is None for tensor in constants.values()):
             return None
         for text in entry["warnings"]:
             warnings.warn(text, stacklevel=7)
-        return Captured(entry["digest"], constants)
+        return Captured(entry["digest"], constants, (training, evaluation))
 
     def copy(self, folder: Path, target: Path) -> None:
         """The files of an entry."""
@@ -101,19 +109,30 @@ class PlanCache:
             self._warn("the values of a buffer or a constant decide what the step is")
             return
         by_tensor = {id(tensor): path for path, tensor in self._places().items()}
-        literals, places = {}, {}
+        slots = [id(slot) for each in captured.outputs for slot in each.slots]
+        kinds: dict[str, str] = {}
+        places: dict[str, Any] = {}
         for index, (name, tensor) in enumerate(captured.constants.items()):
             assert name == constant_name(index)
-            literals[name] = index in captured.literals
-            if not literals[name]:
-                if id(tensor) not in by_tensor:
-                    self._warn(f"a tensor of shape {list(tensor.shape)} is no attribute")
-                    return
-                places[name] = by_tensor[id(tensor)]
+            if index in captured.literals:
+                kinds[name] = "literal"
+            elif id(tensor) in slots:
+                kinds[name], places[name] = "output", slots.index(id(tensor))
+            elif id(tensor) in by_tensor:
+                kinds[name], places[name] = "attribute", by_tensor[id(tensor)]
+            else:
+                self._warn(f"a tensor of shape {list(tensor.shape)} is no attribute")
+                return
+        try:
+            outputs = [each.record() for each in captured.outputs]
+        except NotImplementedError as error:
+            self._warn(str(error))
+            return
         names = [path.name for path in source.iterdir() if path.name in _KEPT]
         entry = {
             "digest": captured.digest,
-            "literals": literals,
+            "constants": kinds,
+            "outputs": outputs,
             "places": places,
             "warnings": captured.warnings,
             "loaded": [

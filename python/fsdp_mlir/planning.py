@@ -17,18 +17,22 @@ from fsdp_mlir import build
 from fsdp_mlir.bound_state import constant_name
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.fingerprint import Fingerprint, first_difference
+from fsdp_mlir.outputs import Outputs
 from fsdp_mlir.plain_model import plain
 from fsdp_mlir.step import capture
+from fsdp_mlir.training_step import OutputsOfModes
 
 
 @dataclass(frozen=True)
 class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
-    took from elsewhere, by their names as buffers of the plan; and what it warned of. `literals`
+    took from elsewhere, by their names as buffers of the plan; `outputs`, what else than the
+    loss the step gives; and what it warned of. `literals`
     and `relies_on_values` are those of its CaptureSummary."""
 
     digest: str
     constants: dict[str, Tensor]
+    outputs: OutputsOfModes
     literals: frozenset[int] = frozenset()
     relies_on_values: bool = False
     warnings: list[str] = field(default_factory=list)
@@ -37,13 +41,15 @@ class Captured:
 @dataclass(frozen=True)
 class Recipe:
     """What is captured: a model on example inputs by position and by name, under a policy, the
-    text of a config. `options` are further arguments of `capture`."""
+    text of a config. `options` are further arguments of `capture`. `keeps_outputs`: what the loss
+    gives beside the scalar is wanted."""
 
     model: nn.Module
     args: Sequence[Tensor]
     kwargs: Mapping[str, Any]
     policy: str
     options: Mapping[str, Any]
+    keeps_outputs: bool = False
 
     def capture(self, folder: Path, values: Mapping[int, Tensor]) -> tuple[Captured, Fingerprint]:
         """Writes policy.yaml, model.pt, and its constants in model.safetensors. `values` are those
@@ -51,6 +57,7 @@ class Recipe:
         folder.mkdir(parents=True, exist_ok=True)
         policy, archive = folder / "policy.yaml", folder / "model.pt"
         policy.write_text(self.policy)
+        outputs = Outputs(keeps=self.keeps_outputs), Outputs(keeps=self.keeps_outputs)
         with plain(self.model, values), _noting_warnings() as warned:
             done = capture(
                 self.model,
@@ -59,11 +66,14 @@ class Recipe:
                 config=policy,
                 path=archive,
                 save_weights=False,
+                outputs=outputs,
                 **self.options,
             )
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
         own = Fingerprint.of(archive)
-        captured = Captured(own.digest, constants, done.literals, done.relies_on_values, warned)
+        captured = Captured(
+            own.digest, constants, outputs, done.literals, done.relies_on_values, warned
+        )
         return captured, own
 
 

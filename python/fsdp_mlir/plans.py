@@ -57,6 +57,10 @@ class Compiled:
         self.microbatches = self.session.microbatches
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
 
+    def returned(self, loss: float, *, evaluation: bool = False) -> Any:
+        """What the last step gave, or the last evaluation."""
+        return self.captured.outputs[evaluation].value(torch.tensor(loss, dtype=self.loss_dtype))
+
 
 @dataclass(frozen=True)
 class Request:
@@ -68,6 +72,7 @@ class Request:
     config: Mapping[str, Any]
     evaluation: bool = False
     is_example: bool = False  # of a batch that eager PyTorch need not take
+    keeps_outputs: bool = False  # what the loss gives beside the scalar
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,7 @@ class Plans:
         cache = self._cache
         args = {f"arg {index}": value for index, value in enumerate(request.args)}
         inputs = {**args, **request.kwargs, "(evaluation)": request.evaluation}
+        inputs["(outputs)"] = request.keeps_outputs
 
         def make() -> str:
             if any(param.is_meta for param in self._model.parameters()):
@@ -209,7 +215,9 @@ class Plans:
             "init": self._init if on_meta else None,
             "evaluation": request.evaluation,
         }
-        recipe = Recipe(self._model, request.args, request.kwargs, text, options)
+        recipe = Recipe(
+            self._model, request.args, request.kwargs, text, options, request.keeps_outputs
+        )
         sharding.reshard(sharding.groups(self._model))
         values = whole_values(self._model)
         if not request.is_example and not any(value.is_meta for value in values.values()):

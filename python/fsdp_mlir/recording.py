@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fsdp_mlir.draws import Draws
-from fsdp_mlir.eager import eval_mode
 from fsdp_mlir.errors import SourceMap, located, source_of
 from fsdp_mlir.graph import Trace
 from fsdp_mlir.model_view import FakeState, ModelView
@@ -82,7 +81,7 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
 
         evaluator = _recorder(view, fake, modules, sources)
         evaluator.share_constants(recorder)
-        with fake.mode, eval_mode(view.model), view.step.holding(fake.slots):
+        with fake.mode, view.step.evaluating(), view.step.holding(fake.slots):
             evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
         evaluator.states.check_places()
         if evaluation_loss is None:

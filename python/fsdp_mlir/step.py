@@ -21,7 +21,13 @@ from fsdp_mlir import archive, proof, weights
 from fsdp_mlir.init import Factory, capture_init
 from fsdp_mlir.model_view import ModelView
 from fsdp_mlir.policy import Units, read_policy
-from fsdp_mlir.training_step import Loss, TrainingStep, example_inputs, split_constants
+from fsdp_mlir.training_step import (
+    Loss,
+    OutputsOfModes,
+    TrainingStep,
+    example_inputs,
+    split_constants,
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ def capture(
     path: str | Path = "model.pt",
     save_weights: bool = True,
     check: bool | None = None,
+    outputs: OutputsOfModes | None = None,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -114,6 +121,9 @@ def capture(
     have equal bits (eager_check.py). By default this is done where the model
     and the inputs have data, of at most proof.CHECKED_BYTES.
 
+    `outputs`, for callers that execute the step in this process: what `loss` gives beside the
+    scalar (outputs.py). Without it a loss that gives more is an error.
+
     Raises CaptureError, and then writes nothing. The model is as it was in any case.
     """
     start = time.perf_counter()
@@ -121,7 +131,7 @@ def capture(
     units = Units(read_policy(Path(config) if config is not None else None), model)
     tensors, constants = split_constants(kwargs or {})
     inputs = example_inputs(model, args, tensors)
-    step = TrainingStep(model, list(inputs), len(args), loss, constants)
+    step = TrainingStep(model, list(inputs), len(args), loss, constants, outputs)
     view = ModelView.of(step, units, inputs)
     if save_weights:
         weights.warn_of_other_names(model)

@@ -13,8 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils import stateless
 
 from fsdp_mlir.errors import CaptureError, located, source_of
+from fsdp_mlir.outputs import Outputs, scalar_of
 
-Loss = Callable[..., Tensor]
+Loss = Callable[..., Any]
+
+# Of training and of evaluation.
+OutputsOfModes = tuple[Outputs, Outputs]
 
 # Where a TrainingStep holds the model; the first segment of the names of its state.
 _MODEL = "model"
@@ -25,7 +29,8 @@ class TrainingStep(nn.Module):
 
     The first `positional` inputs go to the model by position, the others by name, but for those
     that `loss` names beside the output, which go to it alone. So do `constants`, which are no
-    tensors. Without `loss` the output itself, or its `.loss`, is the loss.
+    tensors. Without `loss` the output itself, or its `.loss`, is the loss. With `outputs` the loss
+    may be a part of what `loss` gives (outputs.scalar_of), and the rest goes there.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class TrainingStep(nn.Module):
         positional: int,
         loss: Loss | None,
         constants: Mapping[str, Any] | None = None,
+        outputs: OutputsOfModes | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -42,11 +48,45 @@ class TrainingStep(nn.Module):
         self._positional = positional
         self.loss = loss
         self._constants = dict(constants or {})
+        self._outputs = outputs
+        self._evaluating = False
         self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError where it is none."""
-        return self._scalar(self.value(inputs))
+        value = self.value(inputs)
+        if self._outputs is None:
+            return self._scalar(value)
+        try:
+            loss = self._scalar(scalar_of(value))
+        except TypeError as error:
+            raise located(source_of(self.loss or self.model), str(error)) from None
+        if loss is not value:
+            self.outputs.take(
+                value, loss, lambda text: located(source_of(self.loss or self.model), text)
+            )
+        return loss
+
+    @property
+    def outputs(self) -> Outputs:
+        """Those that forward takes now."""
+        assert self._outputs is not None
+        return self._outputs[self._evaluating]
+
+    @property
+    def slots(self) -> list[Tensor]:
+        """The tensors that outputs are copied to, in both modes."""
+        return [slot for each in self._outputs or () for slot in each.slots]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model in eval mode, and outputs of evaluation."""
+        with eval_mode(self.model):
+            self._evaluating = True
+            try:
+                yield
+            finally:
+                self._evaluating = False
 
     def value(self, inputs: Sequence[Tensor]) -> Any:
         """What `loss` gives, or the model without it."""
@@ -99,6 +139,18 @@ class TrainingStep(nn.Module):
         if torch.is_grad_enabled() and not value.requires_grad:
             raise located(where, f"{what} depends on no parameter that requires grad")
         return value
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the body; then every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

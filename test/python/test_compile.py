@@ -280,26 +280,6 @@ def test_arguments_that_are_no_tensors() -> None:
         pair.assert_equal_steps()
 
 
-def test_a_loss_of_several_values() -> None:
-    """Runs as FSDP2's, and gives them all."""
-
-    def losses(output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"loss": loss_fn(output, y), "accuracy": (output.argmax(-1) == y).float().mean()}
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="runs as FSDP2 does, without a plan: .* got 'dict'"):
-        step = compiled(loss=losses)
-    for _ in range(2):
-        want = losses(model(BATCH["x"]), BATCH["y"])
-        model.calls.sub_(1)
-        got = step(BATCH)
-        assert torch.equal(got["accuracy"], want["accuracy"])
-        assert torch.equal(got["loss"], eager_step(model, optimizer, BATCH))
-        assert not got["loss"].requires_grad
-    assert_same_state(step, model)
-
-
 def test_load_state_dict() -> None:
     step = compiled()
     saved = step.full_state_dict()

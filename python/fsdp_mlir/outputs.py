@@ -1,0 +1,140 @@
+"""What a training step gives beside its loss: logits, further losses, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import (
+    TreeSpec,
+    tree_flatten,
+    tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
+)
+
+_LOSS = object()
+_PLAIN = (bool, int, float, str, NoneType)
+
+
+def scalar_of(value: Any) -> Any:
+    """The loss in what a loss function, or a model without one, gives: itself, its `.loss` or
+    entry 'loss', or the first of a sequence."""
+    if isinstance(value, Tensor):
+        return value
+    if getattr(value, "loss", None) is not None:
+        return scalar_of(value.loss)
+    if isinstance(value, Mapping) and "loss" in value:
+        return scalar_of(value["loss"])
+    if isinstance(value, (tuple, list)) and value:
+        return scalar_of(value[0])
+    raise TypeError(
+        "expected the loss: a scalar, a mapping with 'loss', or a sequence that begins with it; "
+        f"got '{type(value).__name__}'"
+    )
+
+
+class Outputs:
+    """The form of a value that holds the loss, and for each other tensor in it a `slot`: a tensor
+    from outside the step, into which the step copies it. A recording has the copies as any write
+    of a tensor that the model keeps. Without `keeps` the loss is all that is wanted."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        self.slots: list[Tensor] = []
+        self._keeps = keeps
+        self._form: TreeSpec | None = None
+        self._plain: list[Any] = []  # a number, string or None; the loss; or a slot's index
+
+    def take(self, value: Any, loss: Tensor, error: Callable[[str], Exception]) -> None:
+        """Copies the tensors of `value` to their slots. The first call makes these; later ones
+        raise `error` where the value has another form."""
+        if not self._keeps:
+            return
+        leaves, form = tree_flatten(value)
+        plain: list[Any] = []
+        tensors: list[Tensor] = []
+        for leaf in leaves:
+            if leaf is loss:
+                plain.append(_LOSS)
+            elif isinstance(leaf, Tensor):
+                plain.append(_Slot(len(tensors)))
+                tensors.append(leaf.detach())
+            elif isinstance(leaf, _PLAIN):
+                plain.append(leaf)
+            else:
+                raise error(
+                    f"an output is of type '{type(leaf).__name__}': expected tensors, numbers, "
+                    "strings and None in tuples, lists and mappings"
+                )
+        if self._form is None:
+            self._form, self._plain = form, plain
+            with _disable_current_modes():
+                self.slots = [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
+        if (form, plain) != (self._form, self._plain):
+            raise error("the outputs have another form each time")
+        for slot, tensor in zip(self.slots, tensors, strict=True):
+            if slot.shape != tensor.shape or slot.dtype != tensor.dtype:
+                raise error("an output has another shape or dtype each time")
+            slot.copy_(tensor)
+
+    def value(self, loss: Tensor) -> Any:
+        """What the last step gave, in tensors of its own, with `loss` as its loss; `loss` where
+        that is all."""
+        if self._form is None:
+            return loss
+        leaves = [
+            loss
+            if leaf is _LOSS
+            else self.slots[leaf.index].clone()
+            if isinstance(leaf, _Slot)
+            else leaf
+            for leaf in self._plain
+        ]
+        return tree_unflatten(leaves, self._form)
+
+    def record(self) -> dict[str, Any]:
+        """The same but for data, as JSON; NotImplementedError for a class that has none."""
+        return {
+            "keeps": self._keeps,
+            "form": None if self._form is None else treespec_dumps(self._form),
+            "leaves": [
+                {"loss": True}
+                if leaf is _LOSS
+                else {"slot": leaf.index}
+                if isinstance(leaf, _Slot)
+                else {"value": leaf}
+                for leaf in self._plain
+            ],
+            "slots": [[str(s.dtype).removeprefix("torch."), list(s.shape)] for s in self.slots],
+        }
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Outputs:
+        """What `record` gave."""
+        made = Outputs(keeps=record["keeps"])
+        if record["form"] is not None:
+            made._form = treespec_loads(record["form"])
+        made._plain = [
+            _LOSS if "loss" in leaf else _Slot(leaf["slot"]) if "slot" in leaf else leaf["value"]
+            for leaf in record["leaves"]
+        ]
+        made.slots = [
+            torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in record["slots"]
+        ]
+        return made
+
+
+class _Slot:
+    """A leaf that lies in a slot."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Slot) and self.index == other.index
+
+    __hash__ = None  # type: ignore[assignment]
