@@ -52,6 +52,8 @@ bool isFloatingPoint(DType dtype) {
          dtype == DType::Float16 || dtype == DType::BFloat16;
 }
 
+bool isComplex(DType dtype) { return dtypeName(dtype).starts_with("complex"); }
+
 bool isInteger(DType dtype) {
   std::string_view name = dtypeName(dtype);
   return name.starts_with("int") || name.starts_with("uint") || name == "bool";

@@ -12,8 +12,9 @@ void Verifier::visit(const ReduceScatter &reduce) {
   checkIndex(reduce.unit, plan.units, "a unit");
   checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
   checkSize(reduce.outs.size(), reduce.params.size(), "results");
-  if (reduce.reduceDtype && !isFloatingPoint(*reduce.reduceDtype))
-    fail("P20", "expected a floating-point reduce_dtype, got " +
+  if (reduce.reduceDtype && !isFloatingPoint(*reduce.reduceDtype) &&
+      !isComplex(*reduce.reduceDtype))
+    fail("P20", "expected a floating-point or complex reduce_dtype, got " +
                     quoted(dtypeName(*reduce.reduceDtype)));
   if (reduce.divisors)
     for (double divisor :
@@ -42,6 +43,12 @@ void Verifier::visit(const ReduceScatter &reduce) {
     checkSpec(reduce.ins[i], want, "P5",
               "the gradient of " + quoted(param.name));
     DType reduced = reduce.reduceDtype.value_or(want.dtype);
+    for (DType other : {reduced, param.spec.dtype})
+      if (other != want.dtype && (isComplex(other) || isComplex(want.dtype)))
+        fail("P20", "expected the complex gradient of " + quoted(param.name) +
+                        " to keep its dtype, got " +
+                        quoted(dtypeName(want.dtype)) + " and " +
+                        quoted(dtypeName(other)));
     defineShard(reduce.outs[i], reduce.params[i],
                 partial.contains(reduce.outs[i]) ? reduced : param.spec.dtype);
     passSum(reduce.ins[i], reduce.outs[i], reduce.lastMicrobatch);

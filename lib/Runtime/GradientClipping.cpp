@@ -41,8 +41,11 @@ at::Tensor normsOf(const std::vector<at::Tensor> &shards, double normType) {
       filled = at::_foreach_norm(filled, normType);
     auto next = filled.begin();
     for (const at::Tensor &shard : group)
-      own.push_back(shard.numel() > 0 ? *next++
-                                      : at::zeros({}, shard.options()));
+      own.push_back(
+          shard.numel() > 0
+              ? *next++
+              : at::zeros({}, shard.options().dtype(
+                                  c10::toRealValueType(shard.scalar_type()))));
     norms.push_back(at::stack(own).to(shards[0].device()));
   }
   return norms.size() == 1 ? norms[0] : at::cat(norms);

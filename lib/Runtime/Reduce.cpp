@@ -1,7 +1,11 @@
 //===- Reduce.cpp - sums of gradients in a given dtype --------------------===//
 #include "fsdp/Runtime/Reduce.h"
 
+#include "fsdp/Runtime/Comm.h"
+
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -117,6 +121,25 @@ void reduceRounding(const GradReduction &reduction, void *out,
   });
 }
 
+/// A quotient of complex numbers has its own rounding: PyTorch's kernels.
+void reduceComplex(const GradReduction &reduction, void *out,
+                   const std::vector<const std::byte *> &in, int64_t count) {
+  at::ScalarType dtype = scalarType(reduction.reduce);
+  auto term = [&](size_t rank) {
+    at::Tensor own =
+        at::from_blob(const_cast<std::byte *>(in[rank]), {count}, dtype);
+    if (reduction.predivide != 1)
+      own = own.div(reduction.predivide);
+    return reduction.premultiply == 1 ? own : own.mul(reduction.premultiply);
+  };
+  at::Tensor sum = at::from_blob(out, {count}, dtype);
+  sum.copy_(term(0));
+  for (size_t r = 1; r < in.size(); ++r)
+    sum.add_(term(r));
+  if (reduction.postdivide != 1)
+    sum.div_(reduction.postdivide);
+}
+
 } // namespace
 
 GradReduction makeGradReduction(const plan::Plan &plan,
@@ -146,6 +169,8 @@ GradReduction makeGradReduction(const plan::Plan &plan,
 
 void reduceInOrder(const GradReduction &reduction, void *out,
                    const std::vector<const std::byte *> &in, int64_t count) {
+  if (plan::isComplex(reduction.in))
+    return reduceComplex(reduction, out, in, count);
   bool plain = !reduction.casts() && reduction.predivide == 1 &&
                reduction.premultiply == 1 && in.size() > 1;
   if (plain && reduction.in == DType::Float32)

@@ -18,6 +18,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
@@ -259,20 +260,27 @@ void ShardedOptimizer::stepAdam(Group &group,
       param.mul_(1 - lr * o.weightDecay);
     else if (o.weightDecay != 0)
       grad = grad.add(param, o.weightDecay);
-    group.expAvgs[i].lerp_(grad, 1 - o.beta1);
-    group.expAvgSqs[i].mul_(o.beta2).addcmul_(grad, grad, 1 - o.beta2);
+    // torch.optim's Adam takes a complex number for two real ones.
+    auto asReal = [](const at::Tensor &tensor) {
+      return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+    };
+    grad = asReal(grad);
+    at::Tensor average = asReal(group.expAvgs[i]);
+    at::Tensor square = asReal(group.expAvgSqs[i]);
+    average.lerp_(grad, 1 - o.beta1);
+    square.mul_(o.beta2).addcmul_(grad, grad, 1 - o.beta2);
     auto step = double(group.steps[i].item<float>());
     double correction1 = 1 - std::pow(o.beta1, step);
     double correction2 = 1 - std::pow(o.beta2, step);
     // Python's `x ** 0.5` is pow, not sqrt.
     double correction2Root = std::pow(correction2, 0.5);
-    at::Tensor square = group.expAvgSqs[i];
     if (o.amsgrad) {
-      square = group.maxExpAvgSqs[i];
-      at::maximum_out(square, square, group.expAvgSqs[i]);
+      at::Tensor largest = asReal(group.maxExpAvgSqs[i]);
+      at::maximum_out(largest, largest, square);
+      square = largest;
     }
     at::Tensor denominator = square.sqrt().div(correction2Root).add_(o.eps);
-    param.addcdiv_(group.expAvgs[i], denominator, -(lr / correction1));
+    asReal(param).addcdiv_(average, denominator, -(lr / correction1));
   }
 }
 

@@ -42,12 +42,14 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
   }
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
+    auto isReducible = [](plan::DType dtype) {
+      return plan::isFloatingPoint(dtype) || plan::isComplex(dtype);
+    };
     if (segment.layout().reductionOf[p] >= 0 &&
-        !(plan::isFloatingPoint(param.gradSpec().dtype) &&
-          plan::isFloatingPoint(param.spec.dtype)))
+        !(isReducible(param.gradSpec().dtype) && isReducible(param.spec.dtype)))
       throw InputError("parameter \"" + param.name +
-                       "\": expected a floating-point gradient to reduce, "
-                       "got " +
+                       "\": expected a floating-point or complex gradient to "
+                       "reduce, got " +
                        std::string(plan::dtypeName(param.gradSpec().dtype)));
     at::ScalarType dtype = scalarType(param.spec.dtype);
     ownShards.emplace_back();

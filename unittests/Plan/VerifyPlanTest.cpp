@@ -82,6 +82,8 @@ const std::vector<Mutation> kMutations = {
      [](Plan &p) { p.units[0].params.push_back(p.units[0].params[0]); }},
     {"IntegerReduceDtype", "P20",
      [](Plan &p) { first<ReduceScatter>(p).reduceDtype = DType::Int32; }},
+    {"ComplexReduceDtype", "P20",
+     [](Plan &p) { first<ReduceScatter>(p).reduceDtype = DType::Complex64; }},
     {"IntegerComputeDtype", "P20",
      [](Plan &p) { p.params[0].computeDtype = DType::Int8; }},
     {"ZeroDivisor", "P20",

@@ -72,6 +72,18 @@ TEST(Reduce, EqualsATenForEveryDtype) {
           }
 }
 
+TEST(Reduce, AddsComplexNumbers) {
+  for (DType dtype : {DType::Complex64, DType::Complex128})
+    for (int64_t ranks : {1, 2, 4}) {
+      GradReduction how{dtype, dtype, dtype, double(ranks > 2 ? 2 : 1),
+                        double(ranks > 1 ? 2 : 1)};
+      std::vector<at::Tensor> grads;
+      for (int64_t rank = 0; rank < ranks; ++rank)
+        grads.push_back(at::randn({1003}, scalarType(dtype)));
+      EXPECT_TRUE(at::equal(reduced(how, grads), expected(how, grads)));
+    }
+}
+
 TEST(Reduce, RoundsEverySum) {
   // 256 + 1 is 256 in bf16, so ones added one at a time stay at 256.
   std::vector<at::Tensor> grads(300, at::ones({3}, at::kBFloat16));

@@ -42,6 +42,8 @@ int64_t byteWidth(DType dtype);
 std::string_view dtypeName(DType dtype);
 /// float32, float64, float16 or bfloat16.
 bool isFloatingPoint(DType dtype);
+/// A complex dtype of any width.
+bool isComplex(DType dtype);
 /// An integer or bool.
 bool isInteger(DType dtype);
 /// The inverse of dtypeName; nullopt for an unknown name.

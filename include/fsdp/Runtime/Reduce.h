@@ -14,7 +14,7 @@ namespace fsdp::runtime {
 /// `predivide` and multiplied by `premultiply`, rounded to `reduce`; they are
 /// added in order and the sum is divided by `postdivide`; every result is
 /// rounded to `reduce` as PyTorch rounds. Then a cast to `out`. All three are
-/// floating-point dtypes.
+/// floating-point dtypes, or one complex dtype.
 struct GradReduction {
   plan::DType in = plan::DType::Float32;
   plan::DType reduce = plan::DType::Float32;

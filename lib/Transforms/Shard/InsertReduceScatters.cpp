@@ -23,6 +23,13 @@ static Type promote(Type a, Type b) {
   return Float32Type::get(a.getContext());
 }
 
+/// PyTorch's kernels round the quotient of a complex number by its place in
+/// FSDP2's flat tensor, unless it is exact.
+static bool isExactDivision(double divisor) {
+  int exponent;
+  return std::frexp(divisor, &exponent) == 0.5;
+}
+
 /// The dtype of the reduction, FSDP2's since PyTorch 2.15: the unit's
 /// `reduce_dtype`, else that of the parameters themselves. And FSDP2's way to
 /// average in it (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
@@ -79,6 +86,12 @@ static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
              << dtype << " is not supported yet, got: " << *factor;
     before = *factor;
   }
+  if (isa<ComplexType>(dtype) &&
+      !(isExactDivision(before) && isExactDivision(after)))
+    return reduce.emitError("the average of complex gradients over ")
+           << ranks
+           << " ranks is not supported: expected a number of ranks, and a "
+              "gradient_divide_factor, that are powers of 2";
   return setSum(before, after);
 }
 
