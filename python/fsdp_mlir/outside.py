@@ -157,6 +157,7 @@ class _Places:
         self._by_key: dict[tuple[int, str], Place] = {}
         self._seen: dict[int, Any] = {}
         self._functions: list[FunctionType] = []  # to be looked into
+        self._modules: set[tuple[int, frozenset[str]]] = set()  # and the names in them
 
     def all(self) -> list[Place]:
         while self._functions:
@@ -188,8 +189,7 @@ class _Places:
         if isinstance(value, FunctionType):
             self._add_function(value)
         elif isinstance(value, MethodType):
-            self._add_function(value.__func__)
-            self.add_object(label, value.__self__)
+            self._add_method(label, value)
         elif isinstance(value, partial):
             self.add_object(label, value.func)
             items = {f"args[{i}]": item for i, item in enumerate(value.args)}
@@ -198,6 +198,38 @@ class _Places:
                     self._add(names, name, f"{label}.{name}")
         elif not isinstance(value, (nn.Module, logging.Logger)):
             self._add_attributes(label, value)
+
+    def _add_method(self, label: str, method: MethodType) -> None:
+        """What the method, and those of its class that it names, read of their object: not what the
+        object has for others, such as the counters of a loop."""
+        owner, attributes = method.__self__, getattr(method.__self__, "__dict__", None)
+        if isinstance(owner, (type, nn.Module)) or not isinstance(attributes, dict):
+            self._add_function(method.__func__)
+            self.add_object(label, owner)
+            return
+        waiting, read, found = [method.__func__], set(), set()
+        while waiting:
+            function = waiting.pop()
+            if function in found or is_library(function):
+                continue
+            found.add(function)
+            self._add_function(function)
+            names = set(_names(function.__code__))
+            read |= names
+            for base in type(owner).__mro__:
+                for name in names & vars(base).keys():
+                    member = vars(base)[name]
+                    member = member.fget if isinstance(member, property) else member
+                    member = getattr(member, "__func__", member)
+                    if isinstance(member, FunctionType):
+                        waiting.append(member)
+                    elif not is_library(base):
+                        self._add(base, name, f"{base.__qualname__}.{name}")
+        if read & _DYNAMIC:
+            self.add_object(label, owner)
+            return
+        for name in sorted(read):
+            self._add(attributes, name, f"{label}.{name}")
 
     def _add_attributes(self, label: str, value: Any) -> None:
         attributes = getattr(value, "__dict__", None)
@@ -244,7 +276,9 @@ class _Places:
         place = Place(owner, name, label)
         value = place.value()
         if isinstance(value, ModuleType):
-            if not is_library(value):
+            key = id(value), frozenset(names)
+            if not is_library(value) and key not in self._modules:  # one may hold itself
+                self._modules.add(key)
                 for member in sorted({*names} & vars(value).keys()):
                     self._add(vars(value), member, f"{value.__name__}.{member}", names)
         elif isinstance(value, type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from types import MethodType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,9 +256,36 @@ class Weighted:
         return output * self.weight
 
 
+class Loop:
+    """Its loss reads `weight` by another method; `steps` and `history` are its own."""
+
+    def __init__(self) -> None:
+        self.weight, self.steps, self.history = 2.0, 0, []
+
+    def loss(self, output: Tensor) -> Tensor:
+        return self.weighted(output)
+
+    def weighted(self, output: Tensor) -> Tensor:
+        return output * self.weight
+
+    def train(self, step: Callable[..., Tensor]) -> Tensor:
+        self.steps += 1
+        self.history.append(step(BATCH))
+        return self.history[-1]
+
+
 CLOSED, CHANGE_CLOSED = closing_over(2.0)
 OTHER_CLOSED, CHANGE_OTHER = closing_over(2.0)
 WEIGHTED = Weighted()
+
+
+def of_modules(output: Tensor) -> Tensor:
+    return output * HOLDER.HOLDER.SETTINGS.gain
+
+
+LOOP = Loop()
+HOLDER = ModuleType("holder")
+HOLDER.HOLDER, HOLDER.SETTINGS = HOLDER, SETTINGS
 OUTSIDE: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
     "class": (None, lambda patch: patch.setattr(Block, "factor", 3.0)),
     "global": (
@@ -267,6 +294,10 @@ OUTSIDE: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "global_object": (
         scaled_loss,
+        lambda patch: patch.setattr(SETTINGS, "gain", 3.0),
+    ),
+    "module_that_holds_itself": (
+        of_modules,
         lambda patch: patch.setattr(SETTINGS, "gain", 3.0),
     ),
     "function": (
@@ -286,6 +317,7 @@ OUTSIDE: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
         Weighted(),
         lambda patch: patch.setattr(Weighted, "weight", 3.0),
     ),
+    "method": (LOOP.loss, lambda patch: patch.setattr(LOOP, "weight", 3.0)),
     "partial": (
         PARTIAL := partial(torch.mul, other=2.0),
         lambda patch: patch.setitem(PARTIAL.keywords, "other", 3.0),
@@ -300,6 +332,15 @@ def test_what_the_code_reads_from_outside(name: str, monkeypatch: pytest.MonkeyP
     pair.assert_equal_steps()
     change(monkeypatch)
     pair.assert_equal_steps()
+
+
+def test_what_a_loop_counts_needs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    pair = Twins(loss=loop.loss, fallback="error")
+    pair.assert_equal_steps()
+    monkeypatch.setattr(plans.Plans, "compile", None)
+    loop.train(pair.step)
+    loop.train(pair.step)
 
 
 @pytest.mark.parametrize("name", ["attribute", "hook"])
