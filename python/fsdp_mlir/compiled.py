@@ -13,7 +13,7 @@ The ranks are those of torchrun, or this process alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import xxhash
 from torch import Tensor, nn
 
 from fsdp_mlir import build, eager, optimizers, sharding, weights
+from fsdp_mlir.batches import Batch, Inputs, autocast, form, split, tensors
 from fsdp_mlir.eager import Clipping
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
@@ -39,7 +40,7 @@ from fsdp_mlir.plans import (
     together,
     warn_of_fallback,
 )
-from fsdp_mlir.training_step import Loss, TrainingStep, required_inputs
+from fsdp_mlir.training_step import ComputeLoss, Loss, TrainingStep
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -59,6 +60,7 @@ def compile(
     model: nn.Module,
     *,
     loss: Loss | None = None,
+    compute_loss: Callable[..., Tensor] | None = None,
     optimizer: optimizers.OptimizerSpec,
     example: Example | None = None,
     max_norm: float | None = None,
@@ -77,8 +79,9 @@ def compile(
 
     `loss(output)` gives the scalar; further parameters of it, as in `loss(output, labels)`, name
     inputs that it takes instead of the model. Without it the output or its `.loss` is the scalar.
-    `example` is one rank's batch of one microbatch: a tensor, a sequence of them, or a mapping by
-    the names of the model's arguments. Without it the first call of the step compiles.
+    `compute_loss(model, ...)`, in place of `loss`, gets the model and all inputs, and calls the
+    model itself. `example` is one rank's batch of one microbatch: a tensor, a sequence of them, or
+    a mapping by the names of the model's arguments. Without it the first call of the step compiles.
 
     `optimizer` is an optimizer on model.parameters(), or a class, or `(class, arguments)`, or the
     mapping of the config. SGD, Adam and AdamW are part of the plan, with the settings that their
@@ -108,6 +111,10 @@ def compile(
     """
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback: expected 'eager' or 'error', got {fallback!r}")
+    if compute_loss is not None:
+        if loss is not None:
+            raise ValueError("compute_loss: expected it or loss, got both")
+        loss = ComputeLoss(compute_loss)
     runtime = build.runtime()
     rendezvous = runtime.Rendezvous()
 
@@ -231,8 +238,7 @@ class Step:
         self._deadline = deadline
         self._groups = sharding.groups(model)
         self._count = int(config.get("gradient_accumulation_steps", 1) or 1)
-        self._names: list[str] | None = None  # of the inputs
-        self._positional = 0
+        self._inputs = Inputs(model, loss)
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
         self._evaluators: dict[Any, Compiled] = {}
         self._steps = 0
@@ -253,8 +259,8 @@ class Step:
         n `gradient_accumulation_steps` it has n times the samples of a microbatch: n microbatches
         in a row, whose mean loss is returned.
         """
-        batch = self._named(args, kwargs)
-        microbatches = self._split(batch, self._count)
+        batch = self._inputs.named(args, kwargs)
+        microbatches = split(batch, self._count)
         sharding.reshard(self._groups)
         params = list(self._model.parameters())
         # FSDP2 adds to gradients that eager code left.
@@ -267,7 +273,7 @@ class Step:
             # As its own step does, for the schedulers' check of the order of calls.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         compiled.bound.optimizer_state(self._steps)
-        result = compiled.session.step([self._tensors(batch) for batch in microbatches])
+        result = compiled.session.step([tensors(batch) for batch in microbatches])
         self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
         self._steps += 1
         if outside:
@@ -283,14 +289,16 @@ class Step:
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Forward and backward of one microbatch, whose loss it returns: leaves reduced gradients
         in the parameters, added to those that are there, as loss.backward() does with FSDP2."""
-        microbatches = self._split(self._named(args, kwargs), 1)
+        microbatches = split(self._inputs.named(args, kwargs), 1)
         sharding.reshard(self._groups)
         compiled = self._plan("backward", microbatches, list(self._model.parameters()))
         if compiled is None:
-            (value,) = eager.backward(self._eager, [list(microbatches[0].values())])
+            (value,) = eager.backward(
+                self._eager(microbatches[0]), [list(microbatches[0].values())]
+            )
             return self._returned(value)
         compiled.bound.optimizer_state(self._steps)
-        result = compiled.session.step([self._tensors(microbatches[0])])
+        result = compiled.session.step([tensors(microbatches[0])])
         self._take_gradients(compiled)
         return compiled.returned(result.loss)
 
@@ -310,17 +318,17 @@ class Step:
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """What the loss gives for this rank's batch in eval mode, without training. Without a loss
         function, what the model gives; with `evaluation` in compile, its loss."""
-        (batch,) = self._split(self._named(args, kwargs), 1)
+        (batch,) = split(self._inputs.named(args, kwargs), 1)
         if self._plans.trained is not None:
             self._plans.trained.settle()
         key = self._evaluation_key(batch)
         compiled = self._evaluators.get(key)
         ready = compiled is not None and self._is_current(compiled, training=False)
         if self._agreed(key, _READY if ready else _EAGER) != _READY:
-            value = eager.evaluate(self._eager, list(batch.values()))
+            value = eager.evaluate(self._eager(batch), list(batch.values()))
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
-        loss = compiled.session.evaluate(self._tensors(batch))
+        loss = compiled.session.evaluate(tensors(batch))
         return compiled.returned(loss, evaluation=True)
 
     # --- what the last step said
@@ -428,7 +436,7 @@ class Step:
         return max(other & 3 for other in words)
 
     def _compile(
-        self, key: Any, kind: str, batch: Mapping[str, Any], *, is_example: bool = False
+        self, key: Any, kind: str, batch: Batch, *, is_example: bool = False
     ) -> Compiled | None:
         request = self._request(kind, batch, is_example)
         library = self._config.get("optimizer", {}).get("library", "")
@@ -460,10 +468,11 @@ class Step:
             for option in (*_OF_LOOP, "grad_scaler", "lr_schedule"):
                 config.pop(option, None)
         values = list(batch.values())
-        named = dict(list(batch.items())[self._positional :])
+        named = dict(list(batch.items())[self._inputs.positional :])
         evaluates = self._evaluation and kind != "backward"
         keeps = self._gives_outputs and (self._count == 1 or kind == "backward")
-        return Request(values[: self._positional], named, config, evaluates, is_example, keeps)
+        positional = values[: self._inputs.positional]
+        return Request(positional, named, config, evaluates, is_example, keeps)
 
     def _compile_example(self, example: Example) -> None:
         args: tuple[Any, ...] = (example,) if isinstance(example, Tensor) else ()
@@ -472,7 +481,7 @@ class Step:
             kwargs = dict(example)
         elif not args:
             args = tuple(example)
-        batch = self._named(args, kwargs)
+        batch = self._inputs.named(args, kwargs)
         sharding.reshard(self._groups)
         if self._agreement is not None:
             params = list(self._model.parameters())
@@ -508,73 +517,25 @@ class Step:
         return (
             kind,
             len(microbatches),
-            _form(microbatches[0]),
+            form(microbatches[0]),
             tuple(module.training for module in self._model.modules()),
             tuple(param.requires_grad for param in params),
-            _autocast(),
+            autocast(),
             structure,
         )
 
     def _evaluation_key(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
-        return "evaluate", _form(batch), _autocast()
-
-    # --- batches
-
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
-            args, kwargs = ((), args[0]) if isinstance(args[0], Mapping) else (tuple(args[0]), {})
-        if self._names is None:
-            behind = required_inputs(self._loss)
-            if not kwargs and len(args) > len(behind):
-                # The last ones are the loss function's.
-                cut = len(args) - len(behind)
-                args, kwargs = args[:cut], dict(zip(behind, args[cut:], strict=True))
-            self._positional = len(args)
-            self._names = [*(f"arg{i}" for i in range(len(args))), *kwargs]
-        names = self._names
-        given = dict(zip(names, args, strict=False)) | dict(kwargs)
-        if set(given) != set(names) or len(args) + len(kwargs) != len(names):
-            expected = ", ".join(f"'{name}'" for name in names)
-            got = ", ".join([f"'{key}'" for key in kwargs] + [f"{len(args)} by position"])
-            raise TypeError(f"expected the inputs {expected}, got {got}")
-        return {name: given[name] for name in names}
-
-    def _split(self, batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-        pieces: list[dict[str, Any]] = [{} for _ in range(count)]
-        for name, value in batch.items():
-            if not isinstance(value, Tensor):
-                for piece in pieces:
-                    piece[name] = value
-                continue
-            if count > 1 and (value.dim() == 0 or value.shape[0] % count):
-                raise ValueError(
-                    f"input '{name}': expected a number of samples that {count} microbatches "
-                    f"share, got shape {list(value.shape)}"
-                )
-            parts = value.chunk(count) if count > 1 else (value,)
-            for piece, part in zip(pieces, parts, strict=True):
-                piece[name] = part
-        return pieces
-
-    @staticmethod
-    def _tensors(batch: Mapping[str, Any]) -> list[Tensor]:
-        return [
-            value.detach().cpu().contiguous()
-            for value in batch.values()
-            if isinstance(value, Tensor)
-        ]
+        return "evaluate", form(batch), autocast()
 
     # --- FSDP2's way
 
-    @property
-    def _eager(self) -> TrainingStep:
-        assert self._names is not None
-        return TrainingStep(self._model, self._names, self._positional, self._loss)
+    def _eager(self, batch: Batch) -> TrainingStep:
+        return TrainingStep(self._model, list(batch), self._inputs.positional, self._loss)
 
     def _eager_step(self, microbatches: list[dict[str, Any]]) -> Any:
         options = {key: self._config.get(key, True) for key in _OF_LOOP[1:]}
         values = eager.backward(
-            self._eager,
+            self._eager(microbatches[0]),
             [list(batch.values()) for batch in microbatches],
             reduce_each=options["reduce_each_microbatch"],
             all_reduce_each=options["all_reduce_each_microbatch"],
@@ -593,18 +554,3 @@ class Step:
     def _take_gradients(self, compiled: Compiled) -> None:
         assert self._plans.trained is not None
         self._plans.trained.add_gradients(compiled.session.take_gradients())
-
-
-def _form(batch: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(
-        (name, str(value.dtype), tuple(value.shape))
-        if isinstance(value, Tensor)
-        else (name, repr(value))
-        for name, value in batch.items()
-    )
-
-
-def _autocast() -> str:
-    if not torch.is_autocast_enabled("cpu"):
-        return ""
-    return str(torch.get_autocast_dtype("cpu"))

@@ -96,10 +96,11 @@ def capture(
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
     The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
-    dim 0 is the batch of one rank. Those of `kwargs` name the graph's inputs, those of `args` are
-    arg0, arg1, …; numbers, strings and None in `kwargs` are part of the step. `loss` maps the
-    model's output to a scalar; inputs that are named like further parameters of it go to it and
-    not to the model. Without it the output itself, or its `.loss`, is the scalar. Train or eval
+    dim 0 is the batch of one rank; a scalar is a batch of one element in the graph. Those of
+    `kwargs` name the graph's inputs, those of `args` are arg0, arg1, …; numbers, strings and None
+    in `kwargs` are part of the step. `loss` maps the model's output to a scalar; inputs that are
+    named like further parameters of it go to it and not to the model. Without it the output itself,
+    or its `.loss`, is the scalar. A ComputeLoss maps the model and the inputs to it. Train or eval
     mode is captured as it is. The graph is that of CPU tensors, and is recorded without data, so a
     model on `meta` works at any size.
 
@@ -131,7 +132,9 @@ def capture(
     units = Units(read_policy(Path(config) if config is not None else None), model)
     tensors, constants = split_constants(kwargs or {})
     inputs = example_inputs(model, args, tensors)
-    step = TrainingStep(model, list(inputs), len(args), loss, constants, outputs)
+    scalars = {name for name, value in inputs.items() if value.dim() == 0}
+    inputs |= {name: inputs[name].reshape(1) for name in scalars}
+    step = TrainingStep(model, list(inputs), len(args), loss, constants, outputs, scalars)
     view = ModelView.of(step, units, inputs)
     if save_weights:
         weights.warn_of_other_names(model)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -24,13 +25,19 @@ OutputsOfModes = tuple[Outputs, Outputs]
 _MODEL = "model"
 
 
+class ComputeLoss(partial):
+    """A loss function that calls the model itself: of the model and all inputs to the loss."""
+
+
 class TrainingStep(nn.Module):
     """Forward and loss of `model` on tensors in the order of `names`.
 
     The first `positional` inputs go to the model by position, the others by name, but for those
     that `loss` names beside the output, which go to it alone. So do `constants`, which are no
-    tensors. Without `loss` the output itself, or its `.loss`, is the loss. With `outputs` the loss
-    may be a part of what `loss` gives (outputs.scalar_of), and the rest goes there.
+    tensors. Without `loss` the output itself, or its `.loss`, is the loss. A ComputeLoss gets the
+    model and the inputs instead. With `outputs` the loss may be a part of what `loss` gives
+    (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names come with one element
+    in dim 0, which the model does not see.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class TrainingStep(nn.Module):
         loss: Loss | None,
         constants: Mapping[str, Any] | None = None,
         outputs: OutputsOfModes | None = None,
+        scalars: Iterable[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
@@ -50,6 +58,7 @@ class TrainingStep(nn.Module):
         self._constants = dict(constants or {})
         self._outputs = outputs
         self._evaluating = False
+        self._scalars = frozenset(scalars)
         self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -90,10 +99,17 @@ class TrainingStep(nn.Module):
 
     def value(self, inputs: Sequence[Tensor]) -> Any:
         """What `loss` gives, or the model without it."""
+        if self._scalars:
+            inputs = [
+                x.reshape(()) if name in self._scalars else x
+                for name, x in zip(self.names, inputs, strict=True)
+            ]
         keywords: dict[str, Any] = dict(
             zip(self.names[self._positional :], inputs[self._positional :], strict=True)
         )
         keywords |= self._constants
+        if isinstance(self.loss, ComputeLoss):
+            return self.loss(self.model, *inputs[: self._positional], **keywords)
         beside = {name: keywords.pop(name) for name in self._of_loss}
         output = self.model(*inputs[: self._positional], **keywords)
         return output if self.loss is None else self.loss(output, **beside)
@@ -182,7 +198,7 @@ def example_inputs(
     model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The graph's inputs by name, those of `args` as arg0, arg1, …; CaptureError for what is no
-    batch of data."""
+    data."""
     inputs: dict[str, Tensor] = {f"arg{i}": value for i, value in enumerate(args)}
     for name, value in kwargs.items():
         if name in inputs:
@@ -195,10 +211,8 @@ def example_inputs(
                 f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in the "
                 "model or wrap the model in one that takes tensors only",
             )
-        if value.layout != torch.strided or value.dim() == 0:
-            raise located(
-                source_of(model), f"input '{name}': expected a dense tensor with samples in dim 0"
-            )
+        if value.layout != torch.strided:
+            raise located(source_of(model), f"input '{name}': expected a dense tensor")
         if value.requires_grad:
             raise located(source_of(model), f"input '{name}' requires grad: expected data")
     return inputs
@@ -206,7 +220,7 @@ def example_inputs(
 
 def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
     """The inputs that `loss` names beside the output."""
-    if loss is None:
+    if loss is None or isinstance(loss, ComputeLoss):
         return []
     try:
         named = list(inspect.signature(loss).parameters)[1:]
@@ -217,7 +231,7 @@ def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
 
 def required_inputs(loss: Loss | None) -> list[str]:
     """The inputs beside the output that `loss` cannot do without."""
-    if loss is None:
+    if loss is None or isinstance(loss, ComputeLoss):
         return []
     try:
         named = list(inspect.signature(loss).parameters.values())[1:]

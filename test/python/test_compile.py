@@ -280,6 +280,41 @@ def test_arguments_that_are_no_tensors() -> None:
         pair.assert_equal_steps()
 
 
+def test_a_loss_that_calls_the_model() -> None:
+    def compute_loss(model: nn.Module, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        return loss_fn(model(x) + model.scale, y) * scale
+
+    model = Model()
+    step = compiled(loss=None, compute_loss=compute_loss, example=None, fallback="error")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for factor in (0.5, 2.0):
+        scale = torch.tensor(factor)
+        want = compute_loss(model, **BATCH, scale=scale)
+        want.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(step(**BATCH, scale=scale), want)
+    assert_same_state(step, model)
+
+
+def test_inputs_that_may_be_missing() -> None:
+    def scaled(output: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return nn.functional.cross_entropy(output, y, weight)
+
+    model = Model()
+    step = compiled(loss=scaled, example=None, fallback="error")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = torch.tensor([0.25, 1.0])
+    for more in ({}, {"weight": weight}, {}, {"weight": None}, {"weight": 2 * weight}):
+        want = scaled(model(BATCH["x"]), BATCH["y"], **more)
+        want.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(step({**BATCH, **more}), want)
+    with pytest.raises(TypeError, match="expected the inputs 'x', 'y', got 'x', 0"):
+        step(x=BATCH["x"])
+
+
 def test_load_state_dict() -> None:
     step = compiled()
     saved = step.full_state_dict()

@@ -164,7 +164,9 @@ def test_no_trainable_parameter(tmp_path: Path) -> None:
         capture(model, kwargs={"x": torch.randn(2, 4)}, path=tmp_path / "model.pt")
 
 
-@pytest.mark.parametrize("value", [[torch.ones(2, 4)], object(), {"x": 3}, torch.tensor(1.0)])
+@pytest.mark.parametrize(
+    "value", [[torch.ones(2, 4)], object(), {"x": 3}, torch.eye(2).to_sparse()]
+)
 def test_inputs_are_tensors(tmp_path: Path, value: object) -> None:
     with pytest.raises(CaptureError, match="input 'x': expected a"):
         capture(Model(torch.sum), kwargs={"x": value}, path=tmp_path / "model.pt")
