@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from fsdp_mlir.plans import (
     together,
     warn_of_fallback,
 )
-from fsdp_mlir.training_step import ComputeLoss, Loss, TrainingStep
+from fsdp_mlir.training_step import ComputeLoss, EachLoss, Loss, TrainingStep
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -241,6 +241,7 @@ class Step:
         self._inputs = Inputs(model, loss)
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
         self._evaluators: dict[Any, Compiled] = {}
+        self._each: dict[int, Tensor] = {}  # losses of that many microbatches
         self._steps = 0
         self._result = _Result()
         self._agreement: Any = None  # without it there are no plans
@@ -301,6 +302,32 @@ class Step:
         result = compiled.session.step([tensors(microbatches[0])])
         self._take_gradients(compiled)
         return compiled.returned(result.loss)
+
+    def accumulate(self, microbatches: Sequence[Example]) -> list[Any]:
+        """Forward and backward of microbatches whose gradients are reduced together, as FSDP2 does
+        after set_requires_gradient_sync(False) for all but the last: the loss of each. The
+        gradients are those of the sum."""
+        batches = [self._inputs.named((batch,), {}) for batch in microbatches]
+        count = len(batches)
+        if count == 1:
+            return [scalar_of(self.backward(batches[0]))]
+        sharding.reshard(self._groups)
+        alike = len({form(batch) for batch in batches}) == 1
+        params = list(self._model.parameters())
+        compiled = self._plan(
+            "accumulate", batches, params, may=alike and EachLoss.fits(count, torch.float32)
+        )
+        if compiled is None or not EachLoss.fits(count, compiled.loss_dtype):
+            inputs = [list(batch.values()) for batch in batches]
+            steps = self._eager(batches[0])
+            return [
+                scalar_of(value)
+                for value in eager.backward(steps, inputs, reduce_each=False, mean=False)
+            ]
+        compiled.bound.optimizer_state(self._steps)
+        compiled.session.step([tensors(batch) for batch in batches])
+        self._take_gradients(compiled)
+        return list(self._each[count].to(compiled.loss_dtype, copy=True))
 
     def update(self) -> None:
         """Clips the gradients of the parameters, if asked for, and makes the optimizer's step;
@@ -392,16 +419,22 @@ class Step:
     # --- plans
 
     def _plan(
-        self, kind: str, microbatches: list[dict[str, Any]], params: list[nn.Parameter]
+        self,
+        kind: str,
+        microbatches: list[dict[str, Any]],
+        params: list[nn.Parameter],
+        *,
+        may: bool = True,
     ) -> Compiled | None:
         """The plan for this call, compiled where there is none yet, with what it reads bound to
-        it; None where the call runs as FSDP2's."""
+        it; None where the call runs as FSDP2's, as without `may`."""
         if self._plans.trained is not None:
             self._plans.trained.settle()
         key = self._key(kind, microbatches, params)
         compiled = self._cache.get(key)
         if (
-            (key in self._cache and compiled is None)
+            not may
+            or (key in self._cache and compiled is None)
             or not sharding.reduces_now(self._model, self._groups)
             or self._agreement is None
         ):
@@ -412,7 +445,7 @@ class Step:
         if said == _EAGER:
             return None
         if said == _COMPILE:
-            compiled = self._compile(key, kind, microbatches[0])
+            compiled = self._compile(key, kind, microbatches)
         return compiled
 
     def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
@@ -436,9 +469,16 @@ class Step:
         return max(other & 3 for other in words)
 
     def _compile(
-        self, key: Any, kind: str, batch: Batch, *, is_example: bool = False
+        self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False
     ) -> Compiled | None:
+        batch = microbatches[0]
         request = self._request(kind, batch, is_example)
+        if kind == "accumulate":
+            count = len(microbatches)
+            each = self._each.setdefault(count, torch.zeros(count, dtype=torch.float64))
+            request = replace(request, each=each)
+            request.config["gradient_accumulation_steps"] = count
+            request.config["reduce_each_microbatch"] = False
         library = self._config.get("optimizer", {}).get("library", "")
         try:
             compiled = self._plans.compile(request, library)
@@ -464,13 +504,14 @@ class Step:
                 }
         else:
             config["optimizer"] = {"name": "external"}
-        if kind == "backward":
+        if kind in ("backward", "accumulate"):
             for option in (*_OF_LOOP, "grad_scaler", "lr_schedule"):
                 config.pop(option, None)
         values = list(batch.values())
         named = dict(list(batch.items())[self._inputs.positional :])
-        evaluates = self._evaluation and kind != "backward"
-        keeps = self._gives_outputs and (self._count == 1 or kind == "backward")
+        evaluates = self._evaluation and kind in ("update", "gradients")
+        alone = kind == "backward" or (self._count == 1 and kind != "accumulate")
+        keeps = self._gives_outputs and alone
         positional = values[: self._inputs.positional]
         return Request(positional, named, config, evaluates, is_example, keeps)
 
@@ -487,7 +528,7 @@ class Step:
             params = list(self._model.parameters())
             kind = "gradients" if self._outside(params) else "update"
             key = self._key(kind, [batch] * self._count, params)
-            self._compile(key, kind, batch, is_example=True)
+            self._compile(key, kind, [batch], is_example=True)
 
     def _without_plan(self, error: Exception) -> None:
         if self._fallback == "error" or not has_no_plan(error):

@@ -39,9 +39,11 @@ def backward(
     *,
     reduce_each: bool = True,
     all_reduce_each: bool = True,
+    mean: bool = True,
 ) -> list[Any]:
-    """Leaves gradients of the mean loss of all microbatches in the parameters; what `step` gave
-    for each. Gradients are reduced, and all-reduced, for each microbatch or with the last."""
+    """Leaves gradients of the mean loss of all microbatches, or of the sum, in the parameters; what
+    `step` gave for each. Gradients are reduced, and all-reduced, for each microbatch or with the
+    last."""
     model, count = step.model, len(microbatches)
     assert isinstance(model, FSDPModule)
     values = []
@@ -53,7 +55,7 @@ def backward(
             model.set_requires_all_reduce(last)
         value = step.value(batch)
         loss = scalar_of(value)
-        (loss / count if count > 1 else loss).backward()
+        (loss / count if mean and count > 1 else loss).backward()
         values.append(detached(value))
     return values
 

@@ -22,7 +22,7 @@ from fsdp_mlir.plan_cache import PlanCache
 from fsdp_mlir.planning import Captured, Compiler, Recipe
 from fsdp_mlir.step import uncollected
 from fsdp_mlir.trained import Bound, Trained
-from fsdp_mlir.training_step import Loss
+from fsdp_mlir.training_step import EachLoss, Loss
 from fsdp_mlir.unchanged import Unchanged
 
 # Rank 0 compiles meanwhile.
@@ -65,7 +65,7 @@ class Compiled:
 @dataclass(frozen=True)
 class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
-    config beside those of fully_shard."""
+    config beside those of fully_shard. The losses of its microbatches go to `each`."""
 
     args: Sequence[Tensor]
     kwargs: Mapping[str, Any]
@@ -73,6 +73,7 @@ class Request:
     evaluation: bool = False
     is_example: bool = False  # of a batch that eager PyTorch need not take
     keeps_outputs: bool = False  # what the loss gives beside the scalar
+    each: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Plans:
 
     def _key(self, request: Request, policy: str) -> str:
         """The same on all ranks; empty where nothing is kept."""
-        if self._cache is None:
+        if self._cache is None or request.each is not None:  # a tensor of this process
             return ""
         cache = self._cache
         args = {f"arg {index}": value for index, value in enumerate(request.args)}
@@ -211,7 +212,7 @@ class Plans:
         loaded = set(sys.modules)
         on_meta = any(tensor.is_meta for tensor in self._model.parameters())
         options = {
-            "loss": self._loss,
+            "loss": self._loss if request.each is None else EachLoss(self._loss, request.each),
             "init": self._init if on_meta else None,
             "evaluation": request.evaluation,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -29,6 +30,27 @@ class ComputeLoss(partial):
     """A loss function that calls the model itself: of the model and all inputs to the loss."""
 
 
+@dataclass(frozen=True)
+class EachLoss:
+    """A loss function that writes the losses of the last microbatches to `values`, one of float64
+    each, and begins their backward with 1 where the graph begins it with 1 / len(values)."""
+
+    loss: Loss | None
+    values: Tensor
+
+    @staticmethod
+    def fits(count: int, dtype: torch.dtype) -> bool:
+        """Whether 1 / count times count is 1 in this dtype."""
+        one = torch.ones((), dtype=dtype)
+        return bool(one / count * count == one)
+
+    def noted(self, loss: Tensor) -> Tensor:
+        with torch.no_grad():
+            values = torch.cat((self.values[1:], loss.to(self.values.dtype).reshape(1)))
+            self.values.copy_(values)
+        return loss * len(self.values)
+
+
 class TrainingStep(nn.Module):
     """Forward and loss of `model` on tensors in the order of `names`.
 
@@ -45,7 +67,7 @@ class TrainingStep(nn.Module):
         model: nn.Module,
         names: Sequence[str],
         positional: int,
-        loss: Loss | None,
+        loss: Loss | EachLoss | None,
         constants: Mapping[str, Any] | None = None,
         outputs: OutputsOfModes | None = None,
         scalars: Iterable[str] = (),
@@ -54,6 +76,8 @@ class TrainingStep(nn.Module):
         self.model = model
         self.names = list(names)
         self._positional = positional
+        self._each = loss if isinstance(loss, EachLoss) else None
+        loss = loss.loss if isinstance(loss, EachLoss) else loss
         self.loss = loss
         self._constants = dict(constants or {})
         self._outputs = outputs
@@ -63,7 +87,11 @@ class TrainingStep(nn.Module):
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError where it is none."""
-        value = self.value(inputs)
+        loss = self._taken(self.value(inputs))
+        return self._each.noted(loss) if self._each else loss
+
+    def _taken(self, value: Any) -> Tensor:
+        """The scalar of that, the rest of which the outputs take."""
         if self._outputs is None:
             return self._scalar(value)
         try:

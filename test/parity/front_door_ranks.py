@@ -108,7 +108,7 @@ def train_fsdp2(
                 model.set_requires_all_reduce(m == n - 1)
             part = {name: tensor[2 * m : 2 * m + 2] for name, tensor in batch.items()}
             loss = model(**part)
-            (loss / n if n > 1 else loss).backward()
+            (loss if "together" in case else loss / n).backward()
             total += loss.item()
         losses.append(total / n)
         if "max_norm" in case:
@@ -123,10 +123,11 @@ def train_ours(
     model: nn.Module, optimizer: torch.optim.Optimizer, case: dict[str, Any], rank: int
 ) -> tuple[fsdp_mlir.Step, list[float]]:
     options: dict[str, Any] = {}
-    if "accumulation" in case:
+    together = case.get("together", False)
+    if "accumulation" in case and not together:
         options["gradient_accumulation_steps"] = case["accumulation"]
     for key in ("reduce_each_microbatch", "all_reduce_each_microbatch"):
-        if key in case:
+        if key in case and not together:
             options[key] = case[key]
     example = {name: tensor[:2] for name, tensor in batches(case, rank)[0].items()}
     step = fsdp_mlir.compile(
@@ -140,7 +141,14 @@ def train_ours(
     losses = []
     scheduler = make_scheduler(optimizer, case)
     for batch in batches(case, rank):
-        losses.append(step(batch).item())
+        if together:
+            parts = [tensor.split(2) for tensor in batch.values()]
+            pieces = [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
+            each = step.accumulate(pieces)
+            losses.append(sum(loss.item() for loss in each) / len(each))
+            step.update()
+        else:
+            losses.append(step(batch).item())
         scheduler.step()
     return step, losses
 

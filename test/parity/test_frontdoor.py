@@ -201,6 +201,13 @@ def test_accumulation(mesh: list[int], key: str, dtype: str, tmp_path: Path) -> 
     assert_same(case | {"accumulation": 3, key: False}, 2, tmp_path)
 
 
+@pytest.mark.parametrize("count", [3, 41])
+def test_microbatches_together(count: int, tmp_path: Path) -> None:
+    """Of the sum of their losses; 1 / 41 times 41 is not 1 in float32, so these have no plan."""
+    case = CASES["ignored"] | {"accumulation": count, "reduce_each_microbatch": False}
+    assert_same(case | {"together": True}, 2, tmp_path)
+
+
 def test_smaller_groups(tmp_path: Path) -> None:
     """Groups of two of four ranks."""
     calls = [{"modules": ["layers.0"], "reshard_after_forward": 2}, {"modules": ["layers.1"]}]

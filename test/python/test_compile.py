@@ -315,6 +315,23 @@ def test_inputs_that_may_be_missing() -> None:
         step(x=BATCH["x"])
 
 
+def test_microbatches_together() -> None:
+    model = Model()
+    step = compiled(example=None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    half = {name: x[:2] for name, x in BATCH.items()}
+    for microbatches in ([BATCH] * 3, [BATCH, half], [half]):
+        want = [loss_fn(model(batch["x"]), batch["y"]) for batch in microbatches]
+        for loss in want:
+            loss.backward()
+        got = step.accumulate(microbatches)
+        assert len(got) == len(want) and all(map(torch.equal, got, want))
+        step.update()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same_state(step, model)
+
+
 def test_load_state_dict() -> None:
     step = compiled()
     saved = step.full_state_dict()
