@@ -368,7 +368,7 @@ class Recorder(TorchDispatchMode):
         The copy keeps the constant from being changed in place by the step.
         """
         with _disable_current_modes():
-            key = (tensor.dtype, tensor.shape, tensor.numpy().tobytes())
+            key = (tensor.dtype, tensor.shape, _bytes(tensor))
         constant = self._literals.get(key)
         if constant is None:
             constant = self._literals[key] = self._constant(tensor, origin)
@@ -507,3 +507,8 @@ def evaluated(forward: Callable[[], Tensor], recorder: Recorder) -> Tensor:
     """Runs forward without gradients under `recorder`; other errors become CaptureErrors."""
     with _located_errors(recorder), recorder, torch.no_grad():
         return forward()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """Of any dtype, those that NumPy does not have too."""
+    return bytes(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -315,6 +315,18 @@ def test_inputs_that_may_be_missing() -> None:
         step(x=BATCH["x"])
 
 
+def test_a_literal_of_a_dtype_that_numpy_lacks() -> None:
+    class Literal(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.tensor([0.5, 2.0], dtype=torch.bfloat16)
+
+    model = Literal()
+    step = fsdp_mlir.compile(sharded(Literal()), loss=loss_fn, optimizer=SGD, fallback="error")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert torch.equal(step(BATCH), eager_step(model, optimizer, BATCH))
+    assert_same_state(step, model)
+
+
 def test_microbatches_together() -> None:
     model = Model()
     step = compiled(example=None)
