@@ -7,7 +7,13 @@ from collections import Counter
 import pytest
 
 # Of few tests; of the others those with the most take the longest.
-LONG = ("test_cpu_capability.py", "test_gpu_plans.py", "test_strides.py", "test_zoo.py")
+LONG = (
+    "test_adapters.py",
+    "test_cpu_capability.py",
+    "test_gpu_plans.py",
+    "test_strides.py",
+    "test_zoo.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,1 @@
+"""fsdp_mlir in the loops of other libraries, which only these modules import: docs/adapters.md."""
