@@ -371,8 +371,9 @@ class Recorder(TorchDispatchMode):
             key = (tensor.dtype, tensor.shape, _bytes(tensor))
         constant = self._literals.get(key)
         if constant is None:
+            before = len(self.trace.constants)
             constant = self._literals[key] = self._constant(tensor, origin)
-            self.trace.literals.add(self.trace.constant_index[self._names[id(constant)]])
+            self.trace.literals.update(range(before, len(self.trace.constants)))
         if self._known.worth_keeping(tensor):
             result = self._known.compute(aten.clone.default, [tensor], {})
             self._known.add(result)
