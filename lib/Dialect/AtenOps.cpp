@@ -186,6 +186,10 @@ LogicalResult CallOp::verify() {
     return emitOpError("Call-3: expected a callee of the form "
                        "\"namespace::name\", got: \"")
            << getCallee() << '"';
+  if (auto schema = getSchema())
+    if (!schema->starts_with((getCallee() + "(").str()))
+      return emitOpError("Call-5: expected the schema of \"")
+             << getCallee() << "\", got: \"" << *schema << '"';
   return verifyStrides(*this);
 }
 

@@ -183,6 +183,8 @@ private:
       if (int64_t file = entry.at("file"); file >= 0)
         document.at("files").at(file).get_to(call.file);
       entry.at("line").get_to(call.line);
+      if (!call.op.starts_with("aten::"))
+        readOperator(document, call);
       for (const json &out : entry.at("outs")) {
         call.outs.push_back(out.is_null() ? plan::TensorSpec{} : readSpec(out));
         call.outStrides.push_back(out.is_null() ? plan::Strides()
@@ -191,6 +193,18 @@ private:
       calls.push_back(std::move(call));
     }
     return calls;
+  }
+
+  /// What capture.json says of an operator that LibTorch does not have.
+  void readOperator(const json &document, CapturedCall &call) {
+    std::string name =
+        call.op + (call.overload.empty() ? "" : "." + call.overload);
+    const json operators = document.value("operators", json::object());
+    if (!operators.contains(name))
+      fail("capture.json: expected the schema of operator \"" + name +
+           "\" in \"operators\"");
+    operators.at(name).at("schema").get_to(call.schema);
+    operators.at(name).at("random").get_to(call.random);
   }
 
   void readStep(const json &document) {

@@ -3,6 +3,7 @@
 #include "fsdp/Support/Nesting.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/ir/irparser.h>
 
@@ -161,67 +162,122 @@ private:
            node->kind().toQualString());
     std::string qualified =
         call.op + (call.overload.empty() ? "" : "." + call.overload);
-    auto handle =
-        c10::Dispatcher::singleton().findSchema({call.op, call.overload});
-    if (!handle)
-      fail("operator " + qualified + " is not known to this LibTorch");
-    const c10::FunctionSchema &schema = handle->schema();
+    const c10::FunctionSchema &schema = findSchema(call, qualified);
     if (node->inputs().size() != schema.arguments().size())
       fail("expected " + std::to_string(schema.arguments().size()) +
            " arguments of " + qualified + ", got " +
            std::to_string(node->inputs().size()));
-    checkResults(node, schema, call, qualified);
+    checkResults(node, schema, qualified);
     for (jit::Value *input : node->inputs())
       call.args.push_back(readArg(input));
-    call.random = handle->hasTag(at::Tag::nondeterministic_seeded) &&
-                  !hasNoDropout(schema, call);
-    readAliasing(schema, call);
-    nameDevice(schema, call);
-    defineOutputs(node, call);
+    if (call.schema.empty())
+      call.random = isRandom(schema) && !hasNoDropout(schema, call);
+    std::vector<size_t> returns = defineOutputs(node, call, qualified);
+    readAliasing(schema, returns, call);
+    if (call.schema.empty())
+      nameDevice(schema, call);
   }
 
-  static bool hasListResult(const c10::FunctionSchema &schema) {
-    return schema.returns().size() == 1 &&
-           schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
-  }
-
-  /// That schema, graph and capture.json know as many; of a list the last.
-  void checkResults(jit::Node *node, const c10::FunctionSchema &schema,
-                    const CapturedCall &call,
-                    const std::string &qualified) const {
-    auto check = [&](size_t expected, size_t got) {
-      if (expected != got)
-        fail("expected " + std::to_string(expected) + " results of " +
-             qualified + ", got " + std::to_string(got));
-    };
-    check(schema.returns().size(), node->outputs().size());
-    if (!hasListResult(schema))
-      check(schema.returns().size(), call.outs.size());
-    else if (node->output()->type()->kind() != c10::TypeKind::ListType)
-      fail("expected a list as result of " + qualified);
-  }
-
-  void defineOutputs(jit::Node *node, CapturedCall &call) {
-    if (node->outputs().size() == 1 &&
-        node->output()->type()->kind() == c10::TypeKind::ListType) {
-      // Numbered now, bound to names by the ListUnpack.
-      listResults.emplace(node->output(), &call);
-      for (size_t i = 0; i < call.outs.size(); ++i)
-        call.outValues.push_back(nextValue++);
-      return;
+  /// That of LibTorch's own operators is LibTorch's, that of others the
+  /// capture's: their libraries are not needed here.
+  const c10::FunctionSchema &findSchema(const CapturedCall &call,
+                                        const std::string &qualified) {
+    if (call.schema.empty()) {
+      auto handle =
+          c10::Dispatcher::singleton().findSchema({call.op, call.overload});
+      if (!handle)
+        fail("operator " + qualified + " is not known to this LibTorch");
+      return handle->schema();
     }
-    for (jit::Value *output : node->outputs())
-      call.outValues.push_back(define(output));
+    auto found = schemas.find(call.schema);
+    if (found == schemas.end()) {
+      if (nestingOf(call.schema) > kMaxNesting)
+        fail("the schema of operator " + qualified + " is nested deeper than " +
+             std::to_string(kMaxNesting));
+      try {
+        found =
+            schemas.emplace(call.schema, jit::parseSchema(call.schema)).first;
+      } catch (const std::exception &) {
+        fail("expected a schema of operator " + qualified + ", got \"" +
+             call.schema + "\"");
+      }
+    }
+    const c10::FunctionSchema &schema = found->second;
+    if (schema.name() != call.op || schema.overload_name() != call.overload)
+      fail("expected the schema of operator " + qualified + ", got \"" +
+           call.schema + "\"");
+    return schema;
+  }
+
+  static bool isRandom(const c10::FunctionSchema &schema) {
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow(schema.name().c_str(),
+                           schema.overload_name().c_str())
+        .hasTag(at::Tag::nondeterministic_seeded);
+  }
+
+  static bool isList(const c10::TypePtr &type) {
+    return type->kind() == c10::TypeKind::ListType;
+  }
+
+  /// That schema and graph know as many, of the same kinds.
+  void checkResults(jit::Node *node, const c10::FunctionSchema &schema,
+                    const std::string &qualified) const {
+    if (schema.returns().size() != node->outputs().size())
+      fail("expected " + std::to_string(schema.returns().size()) +
+           " results of " + qualified + ", got " +
+           std::to_string(node->outputs().size()));
+    for (size_t i = 0; i < schema.returns().size(); ++i)
+      if (isList(schema.returns()[i].type()) !=
+          isList(node->outputs()[i]->type()))
+        fail("expected " +
+             std::string(isList(schema.returns()[i].type()) ? "a list"
+                                                            : "a tensor") +
+             " as result of " + qualified);
+  }
+
+  /// Numbers the results, with those of lists in a row; gives for each the
+  /// index of its return in the schema.
+  std::vector<size_t> defineOutputs(jit::Node *node, CapturedCall &call,
+                                    const std::string &qualified) {
+    std::vector<size_t> returns;
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      jit::Value *output = node->outputs()[i];
+      size_t count = 1;
+      if (isList(output->type())) {
+        // Numbered now, bound to names by the ListUnpack.
+        count = node->outputs().size() == 1 ? call.outs.size()
+                                            : unpackedCount(output);
+        std::vector<plan::ValueId> &elements = listResults[output];
+        for (size_t k = 0; k < count; ++k)
+          elements.push_back(nextValue++);
+        call.outValues.insert(call.outValues.end(), elements.begin(),
+                              elements.end());
+      } else {
+        call.outValues.push_back(define(output));
+      }
+      returns.insert(returns.end(), count, i);
+    }
+    if (returns.size() != call.outs.size())
+      fail("expected " + std::to_string(returns.size()) + " results of " +
+           qualified + ", got " + std::to_string(call.outs.size()));
+    return returns;
+  }
+
+  static size_t unpackedCount(jit::Value *list) {
+    for (const jit::Use &use : list->uses())
+      if (use.user->kind() == c10::prim::ListUnpack)
+        return use.user->outputs().size();
+    return 0;
   }
 
   void readUnpack(jit::Node *node) {
     auto it = listResults.find(node->input());
-    if (it == listResults.end() ||
-        it->second->outValues.size() != node->outputs().size())
+    if (it == listResults.end() || it->second.size() != node->outputs().size())
       fail("prim::ListUnpack of something that is not the result of "
            "a call with as many elements");
     for (size_t i = 0; i < node->outputs().size(); ++i)
-      values.emplace(node->outputs()[i], it->second->outValues[i]);
+      values.emplace(node->outputs()[i], it->second[i]);
   }
 
   std::vector<plan::ValueId> readResults(jit::Node *node) {
@@ -268,7 +324,9 @@ private:
     return call.op == "aten::_unsafe_view";
   }
 
+  /// `returns` has the schema's return of each result.
   static void readAliasing(const c10::FunctionSchema &schema,
+                           const std::vector<size_t> &returns,
                            CapturedCall &call) {
     // The first tensor operand of each alias set that an argument names.
     std::unordered_map<std::string, int64_t> operandOfSet;
@@ -288,9 +346,8 @@ private:
       operand += count;
     }
     call.views.assign(call.outs.size(), -1);
-    bool listResult = hasListResult(schema);
     for (size_t i = 0; i < call.outs.size(); ++i) {
-      const c10::Argument &result = schema.returns()[listResult ? 0 : i];
+      const c10::Argument &result = schema.returns()[returns[i]];
       const c10::AliasInfo *info = result.alias_info();
       if (!info)
         continue;
@@ -326,7 +383,9 @@ private:
   std::unordered_map<jit::Value *, plan::ValueId> values;
   std::unordered_map<jit::Value *, plan::Arg> constants;
   std::unordered_map<jit::Value *, jit::Node *> lists;
-  std::unordered_map<jit::Value *, CapturedCall *> listResults;
+  std::unordered_map<jit::Value *, std::vector<plan::ValueId>> listResults;
+  /// By their texts.
+  std::unordered_map<std::string, c10::FunctionSchema> schemas;
   plan::ValueId nextValue = 0;
 };
 } // namespace

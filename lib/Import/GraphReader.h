@@ -1,7 +1,8 @@
 //===- GraphReader.h - TorchScript's textual IR to calls ------------------===//
 //
 // What a graph of model.pt says of its calls, with what the operators' schemas
-// add: aliasing, mutation and randomness.
+// add: aliasing, mutation and randomness. The schemas of operators that
+// LibTorch does not have stand in capture.json.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_IMPORT_GRAPHREADER_H

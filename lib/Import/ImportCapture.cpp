@@ -288,7 +288,8 @@ private:
         call.mutates.empty() ? nullptr
                              : builder.getDenseI64ArrayAttr(call.mutates),
         call.random, FlatSymbolRefAttr(), /*recompute=*/false,
-        getResultStrides(call));
+        getResultStrides(call),
+        call.schema.empty() ? nullptr : builder.getStringAttr(call.schema));
     for (auto [value, result] : llvm::zip(call.outValues, op.getResults()))
       values[value] = result;
   }

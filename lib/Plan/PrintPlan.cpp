@@ -178,6 +178,10 @@ void Printer::instruction(const Instruction &instruction, bool hasPhase) {
       }
       if (c.recompute)
         p.raw(", \"recompute\": true");
+      if (!c.schema.empty()) {
+        p.key("schema");
+        p.string(c.schema);
+      }
     }
     void operator()(const ReadBuffer &r) {
       p.open("read_buffer");

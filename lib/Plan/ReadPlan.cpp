@@ -114,6 +114,8 @@ Call decodeCall(const Cursor &c) {
     call.mutates = c.at("mutates").indices();
   if (c.has("recompute"))
     call.recompute = c.at("recompute").boolean();
+  if (c.has("schema"))
+    call.schema = c.at("schema").string();
   return call;
 }
 
@@ -160,7 +162,8 @@ Instruction decodeInstruction(const Cursor &c, bool hasPhase) {
             "buffer", "why"});
   };
   if (c.has("call")) {
-    keys({"call", "args", "outs"}, {"reduce_input_of", "mutates", "recompute"});
+    keys({"call", "args", "outs"},
+         {"reduce_input_of", "mutates", "recompute", "schema"});
     instruction.kind = decodeCall(c);
   } else if (c.has("read_buffer")) {
     keys({"read_buffer", "out"});

@@ -203,9 +203,17 @@ void Verifier::useMutated(ValueId value) {
 }
 
 void Verifier::visit(const Call &call) {
-  if (!call.op.starts_with("aten::"))
+  bool isAten = call.op.starts_with("aten::");
+  if (!isAten && call.schema.empty())
     fail("P36",
          "expected an operator of namespace \"aten\", got " + quoted(call.op));
+  std::string name =
+      call.op + (call.overload.empty() ? "" : "." + call.overload);
+  if (isAten ? !call.schema.empty() : !call.schema.starts_with(name + "("))
+    fail("P36", "expected " +
+                    (isAten ? "no schema of an operator of ATen's"
+                            : "the schema of " + quoted(name)) +
+                    ", got " + quoted(call.schema));
   bool hasText =
       std::any_of(call.args.begin(), call.args.end(), [](const Arg &arg) {
         return std::holds_alternative<std::string>(arg.value);

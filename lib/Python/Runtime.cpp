@@ -9,6 +9,7 @@
 #include "fsdp/Runtime/Agreement.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/OpenPlan.h"
+#include "fsdp/Runtime/Operators.h"
 #include "fsdp/Runtime/Rendezvous.h"
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/ShmComm.h"
@@ -30,9 +31,12 @@ namespace {
 class OpenPlan {
 public:
   /// `other`: a session of the same model, whose parameters this one trains.
+  /// `operators`: those of the process that are not ATen's, which the plan may
+  /// call.
   OpenPlan(const std::string &path, const std::string &allowedPlugin,
-           Rendezvous &rendezvous, const std::shared_ptr<OpenPlan> &other)
-      : plan(openPlan(path, allowedPlugin)), rank(rendezvous.rank()) {
+           Rendezvous &rendezvous, const std::shared_ptr<OpenPlan> &other,
+           const std::vector<std::string> &operators)
+      : plan(open(path, allowedPlugin, operators)), rank(rendezvous.rank()) {
     if (rendezvous.worldSize() != plan.worldSize)
       throw InputError(path + ": the plan is for world size " +
                        std::to_string(plan.worldSize) + ", got " +
@@ -78,6 +82,13 @@ public:
     return at::from_blob(
         tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(),
         [keep, tensor](void *) {}, tensor.options());
+  }
+
+  static plan::Plan open(const std::string &path,
+                         const std::string &allowedPlugin,
+                         const std::vector<std::string> &operators) {
+    allowOperators(operators);
+    return openPlan(path, allowedPlugin);
   }
 
   plan::Plan plan;
@@ -224,7 +235,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   py::class_<OpenPlan, std::shared_ptr<OpenPlan>>(m, "Session")
       .def(py::init<const std::string &, const std::string &, Rendezvous &,
-                    const std::shared_ptr<OpenPlan> &>(),
+                    const std::shared_ptr<OpenPlan> &,
+                    const std::vector<std::string> &>(),
            Release())
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)

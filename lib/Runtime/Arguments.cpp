@@ -101,6 +101,12 @@ c10::IValue constantList(const ArgList &items, const c10::TypePtr &element) {
   case c10::TypeKind::NumberType:
     return makeList<c10::Scalar>(
         items, [&](const Arg &item) { return asScalar(item, element); });
+  case c10::TypeKind::StringType:
+    return makeList<std::string>(items, [&](const Arg &item) {
+      if (const auto *text = std::get_if<std::string>(&item.value))
+        return *text;
+      mismatch(element, kindName(item));
+    });
   default:
     throw InputError("a list of " + element->str() + " is not supported");
   }

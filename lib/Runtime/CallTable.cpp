@@ -4,6 +4,7 @@
 #include "fsdp/Runtime/AttentionKernels.h"
 #include "fsdp/Runtime/Comm.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/KernelCheck.h"
 #include "fsdp/Runtime/Operators.h"
 
 #include <ATen/ops/empty.h>
@@ -20,6 +21,8 @@ struct CallTable::ResolvedCall {
   std::vector<ArgTemplate> args;
   /// The shapes of results depend on operands' values, as of x[mask].
   bool shapedByValues;
+  /// Of an operator that is not ATen's.
+  std::optional<KernelCheck> check;
 };
 
 std::string firstLine(const std::string &text) {
@@ -159,8 +162,8 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
   if (schema.arguments().size() != call.args.size())
     throw InputError("expected " + std::to_string(schema.arguments().size()) +
                      " arguments, got " + std::to_string(call.args.size()));
-  auto resolved = std::make_unique<ResolvedCall>(
-      ResolvedCall{handle, {}, handle.hasTag(at::Tag::dynamic_output_shape)});
+  auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{
+      handle, {}, handle.hasTag(at::Tag::dynamic_output_shape), std::nullopt});
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {
@@ -169,6 +172,8 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
       throw InputError("argument \"" + formal.name() + "\": " + error.what());
     }
   }
+  if (!call.schema.empty())
+    resolved->check.emplace(plan, call, handle);
   calls[index] = std::move(resolved);
 }
 
@@ -182,6 +187,8 @@ void CallTable::run(size_t index, const plan::Call &call,
   ran[index] = true;
   if (isFirst)
     strides.beforeCall(call);
+  if (resolved.check)
+    resolved.check->before(values);
   try {
     invoke(index);
   } catch (const c10::Error &error) {
@@ -201,6 +208,8 @@ void CallTable::run(size_t index, const plan::Call &call,
   for (c10::IValue &result : stack) {
     if (result.isTensor())
       assign(std::move(result).toTensor());
+    else if (result.isNone())
+      assign({});
     else if (result.isTensorList())
       for (const at::Tensor &tensor : result.toTensorVector())
         assign(tensor);
@@ -211,7 +220,9 @@ void CallTable::run(size_t index, const plan::Call &call,
   if (next != call.outs.size())
     throw RunError("expected " + std::to_string(call.outs.size()) +
                    " results, got " + std::to_string(next));
-  if (resolved.shapedByValues)
+  if (resolved.check)
+    resolved.check->after(values);
+  else if (resolved.shapedByValues)
     checkShapes(call, values);
   if (isFirst)
     strides.afterCall(instructions[index], call, values);
@@ -229,9 +240,11 @@ void CallTable::checkShapes(const plan::Call &call,
 
 void CallTable::invoke(size_t index) {
   // As in eager execution: some kernels of a forward keep for backward what
-  // they do not keep where no gradient is wanted.
-  c10::AutoGradMode gradients(trains && instructions[index].phase ==
-                                            plan::Phase::Forward);
+  // they do not keep where no gradient is wanted. Autograd kernels of other
+  // libraries call theirs without gradients.
+  c10::AutoGradMode gradients(
+      trains && instructions[index].phase == plan::Phase::Forward &&
+      !calls[index]->check);
   if (attention && attention->runs(index))
     attention->run(index, stack);
   else

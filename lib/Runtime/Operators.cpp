@@ -6,12 +6,33 @@
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
 
 namespace fsdp::runtime {
 
 namespace {
 
 constexpr char kNamespace[] = "aten";
+
+struct Allowed {
+  std::mutex lock;
+  std::set<std::string> names;
+};
+Allowed &allowed() {
+  static Allowed instance;
+  return instance;
+}
+
+std::string qualified(const std::string &name, const std::string &overload) {
+  return name + (overload.empty() ? "" : "." + overload);
+}
+
+bool isAllowed(const c10::FunctionSchema &schema) {
+  Allowed &all = allowed();
+  std::lock_guard guard(all.lock);
+  return all.names.contains(qualified(schema.name(), schema.overload_name()));
+}
 
 /// What a list or an optional is of.
 c10::TypePtr elementType(c10::TypePtr type) {
@@ -55,9 +76,9 @@ bool isPlain(const c10::Argument &argument) {
 } // namespace
 
 std::string reasonToRefuse(const c10::FunctionSchema &schema) {
-  if (schema.getNamespace() != kNamespace)
+  if (schema.getNamespace() != kNamespace && !isAllowed(schema))
     return std::string("expected an operator of namespace \"") + kNamespace +
-           "\"";
+           "\", or of a library that is given with --load";
   for (const auto *list : {&schema.arguments(), &schema.returns()})
     for (const c10::Argument &argument : *list)
       if (!isPlain(argument))
@@ -80,6 +101,24 @@ std::string reasonToRefuse(const c10::FunctionSchema &schema) {
   if (std::none_of(schema.returns().begin(), schema.returns().end(), isTensor))
     return "expected an operator that reads or returns a tensor";
   return "";
+}
+
+void allowOperators(const std::vector<std::string> &names) {
+  Allowed &all = allowed();
+  std::lock_guard guard(all.lock);
+  all.names.insert(names.begin(), names.end());
+}
+
+/// Of an operator that LibTorch does not bring along.
+static void checkForeign(const plan::Call &call,
+                         const c10::OperatorHandle &handle) {
+  std::string schema = c10::str(handle.schema());
+  if (schema != call.schema)
+    throw InputError("expected the schema \"" + call.schema +
+                     "\" as captured, got \"" + schema + "\"");
+  if (!handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      !handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CUDA))
+    throw InputError("the libraries that are loaded have no kernel of it");
 }
 
 /// P35 rests on what a plan says is written.
@@ -105,14 +144,19 @@ static void checkWrites(const plan::Call &call,
 }
 
 c10::OperatorHandle findOperator(const plan::Call &call) {
-  std::string name =
-      call.op + (call.overload.empty() ? "" : "." + call.overload);
+  std::string name = qualified(call.op, call.overload);
   auto handle =
       c10::Dispatcher::singleton().findSchema({call.op, call.overload});
+  if (!handle && !call.schema.empty())
+    throw InputError("no C++ kernel of operator \"" + name +
+                     "\" in the libraries that are loaded; expected --load "
+                     "with the library that registers it");
   if (!handle)
     throw InputError("no operator \"" + name + "\" in this LibTorch");
   if (std::string reason = reasonToRefuse(handle->schema()); !reason.empty())
     throw InputError("a plan may not call \"" + name + "\": " + reason);
+  if (!call.schema.empty())
+    checkForeign(call, *handle);
   checkWrites(call, handle->schema());
   return *handle;
 }

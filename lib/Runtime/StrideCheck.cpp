@@ -34,6 +34,9 @@ std::string StrideCheck::explain(const plan::Call &call) const {
 }
 
 void StrideCheck::beforeCall(const plan::Call &call) const {
+  if (!call.schema.empty())
+    if (std::string stray = explain(call); !stray.empty())
+      throw RunError("may read by strides " + stray);
   if (!readsByStrides(call) || call.args.empty())
     return;
   if (const auto *tensor = std::get_if<plan::TensorArg>(&call.args[0].value))

@@ -5,6 +5,7 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Finite.h"
 #include "fsdp/Runtime/OpenPlan.h"
+#include "fsdp/Runtime/OperatorLibraries.h"
 #include "fsdp/Runtime/Profiler.h"
 #include "fsdp/Runtime/Session.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
@@ -217,8 +218,13 @@ void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
 
 } // namespace
 
+static plan::Plan openPlan(const RunOptions &options) {
+  loadOperators(options.operatorLibraries);
+  return openPlan(options.planPath, options.allowedPlugin);
+}
+
 RunFiles::RunFiles(const RunOptions &options, bool first)
-    : plan(openPlan(options.planPath, options.allowedPlugin)) {
+    : plan(openPlan(options)) {
   if (plan.optimizer.name == "external")
     throw InputError(options.planPath +
                      ": the optimizer is \"external\", which the program that "

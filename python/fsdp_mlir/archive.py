@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from fsdp_mlir import torchscript
 from fsdp_mlir.bound_state import constant_name
@@ -16,6 +17,7 @@ from fsdp_mlir.files import save_tensors
 from fsdp_mlir.graph import Node, TensorType
 from fsdp_mlir.init import InitTrace
 from fsdp_mlir.model_view import ModelView
+from fsdp_mlir.operators import qualified
 from fsdp_mlir.recording import Recording
 from fsdp_mlir.sharding import class_name
 from fsdp_mlir.strides import placeholder
@@ -62,6 +64,13 @@ def write(
         torchscript.parsed(irs["eval.ir"], nodes)
         record["evaluation"] = {"nodes": _node_records(nodes, files)}
     record["files"] = [short_path(file) for file in files]
+    record["operators"] = {
+        qualified(func): {
+            "schema": str(func._schema),
+            "random": torch.Tag.nondeterministic_seeded in func.tags,
+        }
+        for func in _foreign(recording, init)
+    }
 
     outputs = {id(slot) for slot in view.step.slots}
     named = [(constant_name(i), tensor) for i, tensor in enumerate(constants)]
@@ -74,8 +83,22 @@ def write(
         file_hash = save_tensors(weights_path, data)
         if save_weights:
             record["weights"] = {"path": weights_path.name, "hash": file_hash}
-    torchscript.save_archive(path, graph, len(trace.nodes), irs, record)
+    runnable = graph if torchscript.is_runnable(trace.nodes) else None
+    torchscript.save_archive(path, runnable, irs, record)
     return weights_path
+
+
+def operators(recording: Recording, init: InitTrace | None) -> tuple[str, ...]:
+    """The names of the operators that are not ATen's."""
+    return tuple(dict.fromkeys(qualified(func) for func in _foreign(recording, init)))
+
+
+def _foreign(recording: Recording, init: InitTrace | None) -> Iterator[OpOverload]:
+    """Operators of which those who read the archive know nothing."""
+    for graph in (recording.trace, recording.evaluation, init):
+        for node in graph.nodes if graph else ():
+            if node.func.namespace != "aten":
+                yield node.func
 
 
 def _dtype(dtype: torch.dtype) -> str:

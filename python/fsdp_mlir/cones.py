@@ -91,6 +91,7 @@ class Cones:
     def _computable(node: Node) -> bool:
         return (
             torch.Tag.nondeterministic_seeded not in node.func.tags
+            and node.func.namespace == "aten"
             and node.func.overloadpacket not in _UNINITIALISED
             and all(
                 type_ is None or torch.Size(type_.shape).numel() <= _MAX_ELEMENTS

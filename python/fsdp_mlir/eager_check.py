@@ -21,7 +21,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_mlir.errors import CaptureError, Location, located, source_of
-from fsdp_mlir.graph import Ref, Trace, split_arguments
+from fsdp_mlir.graph import Node, Ref, Trace, split_arguments
+from fsdp_mlir.kernel_check import checked_call
 from fsdp_mlir.known import flat_tensors
 from fsdp_mlir.model_view import ModelView
 from fsdp_mlir.perturbed import untouched_generators
@@ -252,7 +253,8 @@ def replay(
 ) -> list[Tensor]:
     """Runs the calls of a trace on `values` by name, in place where they are, and returns those of
     `results`. A value is dropped after its last use. Grad mode is on in forward, as in eager
-    execution: some kernels keep nothing for backward without it."""
+    execution: some kernels keep nothing for backward without it. It is off for operators that are
+    not ATen's, as in their autograd kernels."""
     values = dict(values)
     uses: dict[str, int] = dict.fromkeys(results, len(trace.nodes))
     for index, node in reversed(list(enumerate(trace.nodes))):
@@ -266,15 +268,32 @@ def replay(
     with torch.no_grad():
         for index, node in enumerate(trace.nodes):
             args = [_resolved(value, values) for value in node.args]
-            positional, keywords = split_arguments(node.func, args)
-            with torch.set_grad_enabled(index < trace.backward_begin):
-                made = node.func(*positional, **keywords)
+            forward = index < trace.backward_begin and node.func.namespace == "aten"
+            with torch.set_grad_enabled(forward):
+                made = _called(node, args)
             if tape is not None:
                 tape.add(node.func, made, node.origin.location)
             _assign(node.outs, made, values)
             for name in ends.get(index, ()):
                 values.pop(name, None)
     return [values[name] for name in results]
+
+
+def _called(node: Node, args: list[Any]) -> Any:
+    if node.func.namespace != "aten":
+        return checked_call(node, args)
+    positional, keywords = split_arguments(node.func, args)
+    made = node.func(*positional, **keywords)
+    if torch.Tag.dynamic_output_shape in node.func.tags:
+        shapes = [tuple(tensor.shape) for tensor in flat_tensors(made)]
+        want = [type_.shape for type_ in node.types if type_ is not None]
+        if shapes != want:
+            raise located(
+                node.origin.location,
+                f"'{node.func}' gives a result of another shape, {shapes[0]}, on other data; the "
+                f"captured step is static, with {want[0]}",
+            )
+    return made
 
 
 def _resolved(value: Any, values: dict[str, Tensor]) -> Any:
@@ -305,9 +324,9 @@ class _Tape(TorchDispatchMode):
         tensors = flat_tensors(result)
         if func in IDENTITIES or not tensors:
             return
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        name = func._schema.name.removesuffix("_")
         if func is aten.lift_fresh.default:
-            name = "clone"  # as the recorder has it
+            name = "aten::clone"  # as the recorder has it
         hashes = "".join(_bits(tensor) for tensor in tensors)
         self.steps[-1].append(((name, hashes), location))
 
@@ -339,8 +358,8 @@ def _difference(
         found = eager.steps[step][index][0] if index < len(eager.steps[step]) else ("nothing", "")
         if found != (name, bits):
             location = where or location
-            other = f" where eager PyTorch calls 'aten::{found[0]}'" if found[0] != name else ""
-            call = f"; the first call that differs is 'aten::{name}'{other}"
+            other = f" where eager PyTorch calls '{found[0]}'" if found[0] != name else ""
+            call = f"; the first call that differs is '{name}'{other}"
             break
     cause = (
         ""

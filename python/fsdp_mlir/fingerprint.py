@@ -13,6 +13,7 @@ from typing import Any
 
 _NAME = re.compile(r"%[cl]\d+\b")
 _CONSTANT = re.compile(r"^ *(%c\d+) : \S+ = (?:prim::Constant(?:\[value=(.*)\])?|aten::Float)\(")
+_CALL = re.compile(r"^ +(?:(%.*?) = )?((?!prim::)[A-Za-z_]\w*::\w+\(.*)$")
 _LIST = re.compile(r"^ *(%l\d+) : \S+ = prim::ListConstruct\((.*)\)$")
 _OF_GRAPH = ("buffer '(constant)", "gradients")
 _SHOWN = 160  # characters of a line
@@ -98,6 +99,8 @@ def _states(record: dict[str, Any]) -> Iterator[Line]:
             ]
             typed = f"{state['dtype']}{state['shape']}"
             yield Line(" ".join([f"{kind[:-1]} '{state['name']}' of {typed}", *more]))
+    for name, operator in sorted(record["operators"].items()):
+        yield Line(f"operator '{name}' of schema {operator['schema']}")
     yield Line(f"gradients of the params {record['grads']}")
 
 
@@ -114,8 +117,11 @@ def _calls(record: dict[str, Any], nodes: list[Any], text: str, what: str) -> It
             values[found[1]] = found[2] or ("nan" if "aten::Float" in line else "None")
         elif found := _LIST.match(line):
             values[found[1]] = f"[{shown(found[2])}]"
-        elif " = aten::" in line:
-            results, _, call = line.partition(" = ")
+        elif " = aten::Complex(" in line:
+            name, _, call = line.strip().partition(" : complex = ")
+            values[name] = shown(call)
+        elif found := _CALL.match(line):
+            results, call = found[1] or "", found[2]
             kept = " -> " + results.strip().replace(" : Tensor", "") if results.strip() else ""
             calls.append(shown(call) + kept)
         elif " = prim::ListUnpack" in line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class Origin:
 
 @dataclass
 class Node:
-    """One ATen call. `args` has every schema argument, tensors as Ref.
+    """One call. `args` has every schema argument, tensors as Ref.
 
     `outs` is per schema return: a name, a list of names for a list of tensors. `types` is flat over
     `outs`; None where the call returned no tensor (an output that was not asked for).
@@ -66,6 +67,8 @@ class Trace:
     literals: set[int] = field(default_factory=set)  # constants that the step itself made
     relies_on_values: bool = False  # of tensors from outside, which decided what was recorded
     backward_begin: int = 0
+    # By id: functions of kernels whose calls stand in place of their operator's.
+    kernels: dict[int, FunctionType] = field(default_factory=dict)
 
 
 def split_arguments(func: OpOverload, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ import random
 import sys
 import sysconfig
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -83,13 +83,16 @@ class Place:
             assign(name, value)
 
 
-def places(model: nn.Module, loss: Any) -> list[Place]:
-    """Those that the modules of `model` and a loss function read, always in the same order."""
-    return _places(model, loss).all()
+def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> list[Place]:
+    """Those that the modules of `model`, a loss function and kernels of operators read, always in
+    the same order."""
+    return _places(model, loss, kernels).all()
 
 
-def _places(model: nn.Module, loss: Any) -> _Places:
+def _places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> _Places:
     found = _Places()
+    for kernel in kernels:
+        found.add_object(kernel.__qualname__, kernel)
     for module in model.modules():
         found.add_class(type(module), _is_no_models)
     if isinstance(loss, nn.Module):
@@ -106,10 +109,12 @@ def code(model: nn.Module, loss: Any) -> list[FunctionType]:
     return sorted(found, key=lambda each: (each.__module__ or "", each.__qualname__))
 
 
-def attributes_read(model: nn.Module, loss: Any) -> frozenset[str] | None:
+def attributes_read(
+    model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()
+) -> frozenset[str] | None:
     """The names of attributes that the code of the modules, PyTorch's layers included, and of what
     it calls may read; None where it reads some by names that are not in the code."""
-    found = _places(model, loss)
+    found = _places(model, loss, kernels)
     classes = {type(module) for module in model.modules()}
     if isinstance(loss, nn.Module):
         classes |= {type(module) for module in loss.modules()}

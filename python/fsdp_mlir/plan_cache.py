@@ -108,6 +108,10 @@ class PlanCache:
         if captured.relies_on_values:
             self._warn("the values of a buffer or a constant decide what the step is")
             return
+        if captured.operators or captured.kernels:
+            # Their kernels, and what these read, are known to the dispatcher alone.
+            self._warn("it calls operators of other libraries")
+            return
         by_tensor = {id(tensor): path for path, tensor in self._places().items()}
         slots = [id(slot) for each in captured.outputs for slot in each.slots]
         kinds: dict[str, str] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ from fsdp_mlir.training_step import OutputsOfModes
 class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what else than the
-    loss the step gives; and what it warned of. `literals`
-    and `relies_on_values` are those of its CaptureSummary."""
+    loss the step gives; and what it warned of. `literals`, `relies_on_values`, `operators` and
+    `kernels` are those of its CaptureSummary."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -36,6 +37,8 @@ class Captured:
     literals: frozenset[int] = frozenset()
     relies_on_values: bool = False
     warnings: list[str] = field(default_factory=list)
+    operators: tuple[str, ...] = ()
+    kernels: tuple[FunctionType, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,14 @@ class Recipe:
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
         own = Fingerprint.of(archive)
         captured = Captured(
-            own.digest, constants, outputs, done.literals, done.relies_on_values, warned
+            own.digest,
+            constants,
+            outputs,
+            done.literals,
+            done.relies_on_values,
+            warned,
+            done.operators,
+            done.kernels,
         )
         return captured, own
 

@@ -145,7 +145,9 @@ class Plans:
             session = self._open(Path(folders[0]), captured, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
-        made = Compiled(session, bound, captured, policy, Unchanged(self._model, self._loss))
+        made = Compiled(
+            session, bound, captured, policy, Unchanged(self._model, self._loss, captured.kernels)
+        )
         self._bind(made)
         self._made.append(made)
         return made
@@ -244,7 +246,9 @@ class Plans:
         allowed = str(folder / allowed_library) if allowed_library else ""
         plan = str(folder / "plan.json")
         try:
-            session = build.runtime().Session(plan, allowed, self._rendezvous, self._first)
+            session = build.runtime().Session(
+                plan, allowed, self._rendezvous, self._first, captured.operators
+            )
         except RuntimeError as error:
             raise NoPlan(str(error)) from error
         _, seeds = self.together(torch.initial_seed, str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -31,6 +32,11 @@ class Recording:
     entries: dict[str, str]  # as unit_entry.Entries.needed has it
     evaluation: Trace | None = None
     evaluation_loss: str = ""
+
+    def kernels(self) -> list[FunctionType]:
+        """Functions that the dispatcher alone knows, and that the step was recorded from."""
+        traces = [self.trace, *([self.evaluation] if self.evaluation else [])]
+        return list({id(k): k for trace in traces for k in trace.kernels.values()}.values())
 
 
 def record(view: ModelView, *, evaluation: bool = False) -> Recording:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class CaptureSummary:
     `checked`: the captured step was run beside eager PyTorch. `constants` are the tensors of
     others that the graph took as they were; those of `literals`, by their indices, the step made
     itself. `relies_on_values`: those of a constant or a buffer decided what the graph is.
+    `operators` are the names of those that are not ATen's, `kernels` the functions of Python whose
+    calls stand in the graph in place of an operator.
     """
 
     path: Path
@@ -53,6 +56,8 @@ class CaptureSummary:
     constants: tuple[Tensor, ...] = field(repr=False)
     literals: frozenset[int] = field(repr=False)
     relies_on_values: bool = field(repr=False)
+    operators: tuple[str, ...] = ()
+    kernels: tuple[FunctionType, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         forward, backward = self.backward_begin, self.nodes - self.backward_begin
@@ -159,4 +164,6 @@ def capture(
         relies_on_values=any(
             made.relies_on_values for made in (trace, recording.evaluation) if made is not None
         ),
+        operators=archive.operators(recording, made or None),
+        kernels=tuple(recording.kernels()),
     )

@@ -17,11 +17,13 @@ The archive's extra files:
   - modules, files: tables that nodes index; classes: that of each module;
   - params: name, aliases, shape, dtype, requires_grad, in FSDP2's order; buffers: name, shape,
     dtype, persistent; inputs: name, shape, dtype, and for integers the range [low, high);
-  - nodes: one for each ATen call of graph.ir in order, with op, overload, module, file, line (-1:
+  - nodes: one for each call of graph.ir in order, with op, overload, module, file, line (-1:
     unknown) and outs (shape and dtype of each result, null where there is none);
   - beside the shape of a buffer, an input or a result: strides, in elements, where it is not
     contiguous; those of a buffer or an input are dense but for strides of 0, which inputs lack;
     backward_begin, the first node of the backward; grads, the parameter of each gradient;
+  - operators: by name, of those in other namespaces than aten that any graph calls: schema, as
+    PyTorch prints it, and random, whether it draws from the generator;
   - units: the modules of each unit that the step was captured with, but for the root; entries: the
     modules that need an entry function if they are a unit, each with an input (unit_entry.py);
   - init: null, or nodes (those of init.ir, in the same form) and params and buffers: whose values
@@ -44,8 +46,14 @@ from fsdp_mlir.files import replacing
 from fsdp_mlir.graph import Node, Ref
 from fsdp_mlir.scalars import kinds_of
 
-# Above this many ATen calls `forward` is left out of the archive: saving it is superlinear.
+# Above this many calls `forward` is left out of the archive: saving it is superlinear.
 MAX_FORWARD_NODES = 16384
+
+
+def is_runnable(nodes: Sequence[Node]) -> bool:
+    """Whether plain LibTorch is to run the archive's `forward`."""
+    return len(nodes) <= MAX_FORWARD_NODES and all(node.func.namespace == "aten" for node in nodes)
+
 
 # c10::ScalarType, Layout and MemoryFormat, as TorchScript's integers.
 _DTYPES = {
@@ -156,7 +164,7 @@ class _Writer:
                 if value not in table:
                     raise CaptureError(f"'{value}' is not supported")
                 return self.constant("int", str(table[value]))
-        if first == "BoolType":
+        if first == "BoolType" or (first == "NumberType" and isinstance(value, bool)):
             return self.constant("bool", str(int(value)))
         if first == "FloatType" or isinstance(value, float):
             return self.number(float(value))
@@ -192,7 +200,8 @@ class _Writer:
                 self._lists += 1
                 results.append(f"{name} : Tensor[]")
                 items = ", ".join(f"%{item} : Tensor" for item in out)
-                unpacks.append(f"{items} = prim::ListUnpack({name})")
+                if items:
+                    unpacks.append(f"{items} = prim::ListUnpack({name})")
         prefix = f"{', '.join(results)} = " if results else ""
         self.lines.append(f"{prefix}{schema.name}({', '.join(args)})")
         self.lines += unpacks
@@ -219,10 +228,14 @@ def parsed(text: str, nodes: Sequence[Node]) -> torch._C.Graph:
     """Parses IR text and checks that every call resolves to the overload that was recorded."""
     graph = torch._C.parse_ir(text)
     numbers = ("aten::Float", "aten::Complex")
-    calls = [n for n in graph.nodes() if n.kind().startswith("aten::") and n.kind() not in numbers]
+    calls = [
+        n for n in graph.nodes() if not n.kind().startswith("prim::") and n.kind() not in numbers
+    ]
     if len(calls) != len(nodes):
-        raise CaptureError(f"expected {len(nodes)} ATen calls in the graph, got {len(calls)}")
+        raise CaptureError(f"expected {len(nodes)} calls in the graph, got {len(calls)}")
     for call, node in zip(calls, nodes, strict=True):
+        if node.func.namespace != "aten":
+            continue  # its overload stands in capture.json
         schema = node.func._schema
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
         got = call.schema().split("(", 1)[0]
@@ -233,16 +246,15 @@ def parsed(text: str, nodes: Sequence[Node]) -> torch._C.Graph:
 
 def save_archive(
     path: Path,
-    graph: torch._C.Graph,
-    node_count: int,
+    graph: torch._C.Graph | None,
     irs: dict[str, str],
     record: dict[str, Any],
 ) -> None:
     """Writes the archive to `path` in one step: a reader sees the old file or the whole new one.
 
-    `graph`, of `node_count` calls, becomes `forward`; `irs` are IR texts by their file names.
+    `graph`, if any, becomes `forward`; `irs` are IR texts by their file names.
     """
-    if node_count > MAX_FORWARD_NODES:
+    if graph is None:
         graph = torch._C.parse_ir("graph():\n  %n : NoneType = prim::Constant()\n  return (%n)\n")
     function = torch._C._create_function_from_graph("forward", graph)
     files = {"capture.json": json.dumps(record, separators=(",", ":")), **irs}

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from fsdp_mlir import operators
 from fsdp_mlir.asserted import demanded
 from fsdp_mlir.bound_state import BoundStates
 from fsdp_mlir.cones import Cones
@@ -145,6 +146,10 @@ class Recorder(TorchDispatchMode):
         if func is aten.lift_fresh.default:
             return self._literal(func, args[0], origin)
         values = _all_arguments(func, args, kwargs)
+        is_foreign = operators.is_foreign(func) and operators.takes_part(func)
+        if is_foreign and operators.is_composite(func):
+            with self:
+                return operators.composite(func, args, kwargs)
         if func is aten._conj.default and isinstance(values[0], complex):
             # Of a Python number, in the backward of a product with it: no overload takes that.
             func = aten.scalar_tensor.default
@@ -152,19 +157,28 @@ class Recorder(TorchDispatchMode):
         fakes = [self._faked(value, origin) for value in values]
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
+        if is_foreign:
+            operators.check(func, values, origin.location)
+            # Where its kernel is Python, what that calls stands for it.
+            if self._is_inlined(func, values, origin):
+                with self:
+                    return operators.kernel(func, values)
         draws = self.draws if self.draws and is_draw(func, values) else None
         if draws and (earlier := draws.earlier(func, values, origin.location)):
             return self._written(func, values, fakes, self._again(earlier, func, fakes, origin))
         result, known = self._run(func, values, fakes, origin)
+        if is_foreign:
+            operators.check_gradients(func, values, result, origin.location)
         if func in IDENTITIES:
             self.bind(result, self._ref(fakes[0], origin).name)
             return result
         schema = func._schema
-        if not schema.returns and not schema.is_mutable and func not in _ASSERTIONS:
+        stays = func in _ASSERTIONS or is_foreign
+        if not schema.returns and not schema.is_mutable and not stays:
             return result  # a check of what is static, such as _assert_tensor_metadata
-        if schema.returns and not flat_tensors(result):
+        if schema.returns and not flat_tensors(result) and not is_foreign:
             return result  # a property, such as prim::device
-        if func.namespace != "aten":
+        if func.namespace != "aten" and not is_foreign:
             raise located(
                 origin.location,
                 f"operator '{func}' cannot be captured: expected namespace 'aten', got "
@@ -178,6 +192,17 @@ class Recorder(TorchDispatchMode):
             drawn = [(tensor, self._names[id(tensor)]) for tensor in outcome(func, fakes, result)]
             draws.add(func, values, self.trace.nodes[-1], drawn)
         return result if known else self._written(func, values, fakes, result)
+
+    def _is_inlined(self, func: OpOverload, values: list[Any], origin: Origin) -> bool:
+        """Whether a call stands for those that its kernel, which is Python, makes."""
+        try:
+            functions = operators.body(
+                func, values, self._fake_mode, self.sources.is_model, origin.location
+            )
+        except _LIMITS as error:
+            raise located(origin.location, self._undecided(func, values)) from error
+        self.trace.kernels.update({id(each): each for each in functions or ()})
+        return functions is not None
 
     def _again(self, draw: Draw, func: OpOverload, fakes: list[Any], origin: Origin) -> Any:
         """Records a call that draws what `draw` did as copies of that; returns its result."""
@@ -220,10 +245,13 @@ class Recorder(TorchDispatchMode):
         self, func: OpOverload, values: list[Any], fakes: list[Any], origin: Origin
     ) -> tuple[Any, bool]:
         """The call's result, and whether it is a known value (and then real)."""
-        computable = self._known.can_compute(func, values)
+        is_foreign = operators.is_foreign(func)
+        computable = not is_foreign and self._known.can_compute(func, values)
         computed = False
         try:
-            if computable and _DATA_DEPENDENT.intersection(func.tags):
+            if is_foreign:
+                result = operators.fake_result(func, fakes, self._fake_mode, origin.location)
+            elif computable and _DATA_DEPENDENT.intersection(func.tags):
                 computed = True
             else:
                 args, kwargs = split_arguments(func, fakes)
@@ -234,7 +262,7 @@ class Recorder(TorchDispatchMode):
                 result = self._known.compute(func, args, kwargs)
                 self._known.add(result)
         except _LIMITS as error:
-            result = self._static_result(func, values, fakes, origin)
+            result = None if is_foreign else self._static_result(func, values, fakes, origin)
             if result is None:
                 raise located(origin.location, self._undecided(func, fakes)) from error
         except UnsupportedOperatorException as error:
@@ -281,7 +309,7 @@ class Recorder(TorchDispatchMode):
         draws = [
             draw
             for tensor in flat_tensors(fakes)
-            if (draw := self._cones.draw(self._names[id(tensor)])) is not None
+            if (draw := self._cones.draw(self._names.get(id(tensor), ""))) is not None
         ]
         why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
         if not draws:
@@ -403,8 +431,9 @@ class Recorder(TorchDispatchMode):
         self.states.note_writes(func, values, origin.location)
         self._check_relied_on(func, values, origin)
         args = [self._refs(value, origin) for value in values]
-        func, args = with_scalars(func, args, result, origin.location)
-        _fix_dtype(func, args, result)
+        if func.namespace == "aten":
+            func, args = with_scalars(func, args, result, origin.location)
+            _fix_dtype(func, args, result)
         returns = func._schema.returns
         results = [result] if len(returns) == 1 else list(result or ())
         outs: list[str | list[str]] = []

@@ -7,8 +7,9 @@ their memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -57,11 +58,13 @@ class _Change:
 
 class Unchanged:
     """A look at `model`, at `loss` where it is a module, and at what their code reads from
-    outside, as they were when it was made or last `renewed`."""
+    outside, as they were when it was made or last `renewed`. `kernels` is code of theirs too, of
+    operators."""
 
-    def __init__(self, model: nn.Module, loss: Any) -> None:
+    def __init__(self, model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> None:
         self._model = model
         self._loss = loss
+        self._kernels = kernels
         self.renew()
 
     def renew(self) -> None:
@@ -83,7 +86,8 @@ class Unchanged:
         self._forwards = list(classes.items())
         self._globals = _global_hooks()
         self._outside = [
-            (place, _shallow(place.value())) for place in places(self._model, self._loss)
+            (place, _shallow(place.value()))
+            for place in places(self._model, self._loss, self._kernels)
         ]
 
     def _named_modules(self) -> dict[str, nn.Module]:
@@ -109,7 +113,7 @@ class Unchanged:
     def holds_what_matters(self, *, training: bool) -> bool:
         """Whether nothing has changed but attributes that no code reads and, without `training`,
         train and eval modes."""
-        read = attributes_read(self._model, self._loss)
+        read = attributes_read(self._model, self._loss, self._kernels)
         for change in self._changes():
             unread = change.attribute and read is not None and change.key[1] not in read
             if not unread and (training or not change.mode):

@@ -65,3 +65,11 @@ fsdp.program @p(%x: tensor<4x2xf32>) -> tensor<4x2xf32> {
   %y = aten.call "aten::relu"(%x) {strides = [array<i64: 1>]} : (tensor<4x2xf32>) -> tensor<4x2xf32>
   fsdp.return %y : tensor<4x2xf32>
 }
+
+// -----
+
+fsdp.program @p(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @below {{Call-5: expected the schema of "mine::f.a", got: "mine::f(Tensor x) -> Tensor"}}
+  %y = aten.call "mine::f.a"(%x) {schema = "mine::f(Tensor x) -> Tensor"} : (tensor<4xf32>) -> tensor<4xf32>
+  fsdp.return %y : tensor<4xf32>
+}

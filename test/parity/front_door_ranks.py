@@ -9,6 +9,7 @@ and batches, and writes to OUT.<rank> what differs (JSON, empty if all bits are 
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import fsdp_mlir
-import parity_models
 import rank_order
 import torch
 import torch.distributed as dist
@@ -155,7 +155,8 @@ def train_ours(
 
 def differences(case: dict[str, Any], rank: int, world: int) -> list[str]:
     torch.manual_seed(0)
-    theirs = getattr(parity_models, case.get("model", "own_parameters"))()
+    module, _, name = case.get("model", "own_parameters").rpartition(":")
+    theirs = getattr(importlib.import_module(module or "parity_models"), name)()
     ours = copy.deepcopy(theirs)
     shape = case.get("mesh")
     mesh = shape and init_device_mesh(

@@ -42,6 +42,7 @@ class Model:
     seq: int
     batch: int
     kwargs: dict[str, Any] = field(default_factory=dict)
+    operators: tuple[str, ...] = ()  # libraries with operators that it calls
     pixels: int = 0  # > 0: square images of this size, and `vocab` classes, instead of text
 
     def build(self) -> torch.nn.Module:
@@ -213,6 +214,8 @@ def run_command(captured: Captured, plan: Path, case: Case) -> list[Any]:
         command += ["--eval-every", case.eval_every, "--eval-data", captured.data]
     if "library" in case.optimizer:
         command += ["--allow-plugin", case.optimizer["library"]]
+    for library in captured.model.operators:
+        command += ["--load", library]
     return [*command, "--data", captured.data]
 
 

@@ -124,6 +124,12 @@ int main(int argc, char **argv) {
   app.add_option("--allow-plugin", options.allowedPlugin,
                  "let the code of this library run, the plug-in that is the "
                  "plan's optimizer");
+  app.add_option("--load", options.operatorLibraries,
+                 "load this library, which registers operators "
+                 "(TORCH_LIBRARY), and let the plan call them; may be given "
+                 "several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--threads", options.threads, "threads per rank")
       ->capture_default_str()
       ->check(wholeNumber(1, maxThreads));

@@ -57,6 +57,19 @@ TEST(ReadPlan, KeepsRecomputedCalls) {
   EXPECT_EQ(printPlan(read), text);
 }
 
+TEST(ReadPlan, KeepsSchemas) {
+  Plan plan = samplePlan(2);
+  size_t first = find<Call>(plan);
+  auto &call = std::get<Call>(plan.instructions[first].kind);
+  call.op = "mine::f";
+  call.overload = "a";
+  call.schema = "mine::f.a(Tensor x, str name=\"a\") -> Tensor";
+  std::string text = printPlan(plan);
+  Plan read = parsePlan(text, "p.json");
+  EXPECT_EQ(std::get<Call>(read.instructions[first].kind).schema, call.schema);
+  EXPECT_EQ(printPlan(read), text);
+}
+
 TEST(ReadPlan, KeepsWhyAnInstructionStandsThere) {
   Plan plan = samplePlan(2);
   EXPECT_EQ(printPlan(plan).find("\"why\""), std::string::npos);

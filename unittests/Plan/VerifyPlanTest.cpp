@@ -58,6 +58,15 @@ const std::vector<Mutation> kMutations = {
      }},
     {"OtherNamespace", "P36",
      [](Plan &p) { first<Call>(p).op = "c10d::barrier"; }},
+    {"SchemaOfAnotherOperator", "P36",
+     [](Plan &p) {
+       first<Call>(p).op = "mine::f";
+       first<Call>(p).schema = "mine::f.a(Tensor x) -> Tensor";
+     }},
+    {"SchemaOfAnOperatorOfAten", "P36",
+     [](Plan &p) {
+       first<Call>(p).schema = first<Call>(p).op + "(Tensor x) -> Tensor";
+     }},
     {"StringWithoutTensor", "P36",
      [](Plan &p) { first<Call>(p).args = {{std::string("file")}}; }},
     {"WorldSizeTooLarge", "P1", [](Plan &p) { p.worldSize = 1048577; }},

@@ -39,7 +39,7 @@ def Aten_ComplexAttr : AttrDef<Aten_Dialect, "Complex"> {
 
 def Aten_CallOp : Op<Aten_Dialect, "call",
     [DeclareOpInterfaceMethods<MemoryEffectsOpInterface>]> {
-  let summary = "Calls one ATen operator on tensors";
+  let summary = "Calls one operator on tensors";
   let description = [{
     ```mlir
     %2 = aten.call "aten::add.Tensor"(%0, %1, 1) : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
@@ -62,6 +62,9 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
 
     A call without results asserts something: it stays where it is.
 
+    `schema` is that of an operator in another namespace than `aten`, which
+    neither the compiler nor LibTorch knows, as the model was captured with it.
+
     `recompute` marks a call of forward that is made again in backward, where
     the first call's results were not kept (`fsdp-recompute-activations`).
 
@@ -72,7 +75,8 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
     **Call-2**: `views` and `mutates` name operands that exist. **Call-3**: the
     name is `namespace::name` or `namespace::name.overload`. **Call-4**:
     `strides` has an array for each result, empty or of as many numbers as the
-    result has dimensions, none of them negative.
+    result has dimensions, none of them negative. **Call-5**: `schema` is that
+    of the callee.
   }];
   let arguments = (ins StrAttr:$callee,
                        Variadic<AnyRankedTensor>:$operands,
@@ -82,7 +86,8 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
                        UnitAttr:$random,
                        OptionalAttr<FlatSymbolRefAttr>:$reduce_input_of,
                        UnitAttr:$recompute,
-                       OptionalAttr<ArrayAttr>:$strides);
+                       OptionalAttr<ArrayAttr>:$strides,
+                       OptionalAttr<StrAttr>:$schema);
   let results = (outs Variadic<AnyRankedTensor>:$results);
   let assemblyFormat = [{
     $callee `(` custom<CallArgs>($operands, $args) `)` attr-dict `:`

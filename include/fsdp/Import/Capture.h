@@ -32,7 +32,7 @@ struct CapturedPrecision {
   bool castForwardInputs = true;
 };
 
-/// One ATen call. Values of a graph are numbered: its inputs first (for the
+/// One call. Values of a graph are numbered: its inputs first (for the
 /// step parameters, buffers, inputs; the initialisation has none), then the
 /// results of calls in order.
 struct CapturedCall {
@@ -50,6 +50,9 @@ struct CapturedCall {
   std::vector<int64_t> mutates;
   /// Draws from the random generator.
   bool random = false;
+  /// Of an operator in another namespace than aten, which this LibTorch need
+  /// not know: its schema.
+  std::string schema;
   std::string module; ///< qualified name of the module that made the call
   std::string file;   ///< source of the call in the model, or empty
   int64_t line = -1;

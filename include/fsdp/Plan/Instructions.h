@@ -68,7 +68,7 @@ std::string_view streamName(Stream stream);
 /// other streams, wait for before they begin.
 using EventId = int32_t;
 
-/// Calls one ATen operator.
+/// Calls one operator.
 struct Call {
   std::string op;            ///< "aten::add"
   std::string overload;      ///< "Tensor", or empty
@@ -82,6 +82,8 @@ struct Call {
   std::vector<ValueId> mutates = {};
   /// Made again in backward, as forward's results were not kept; for messages.
   bool recompute = false;
+  /// Of an operator in another namespace than aten: its schema, as captured.
+  std::string schema = {};
 };
 
 /// Binds a buffer to a value.

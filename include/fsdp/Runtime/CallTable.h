@@ -34,7 +34,8 @@ public:
 
   /// Runs instruction `index`, which is `call` of the list. `values` is indexed
   /// by value id. What the operator throws passes through; the first run of a
-  /// call checks strides besides (StrideCheck.h).
+  /// call checks strides besides (StrideCheck.h). A call of an operator that is
+  /// not ATen's is followed (KernelCheck.h).
   void run(size_t index, const plan::Call &call,
            std::vector<at::Tensor> &values);
   /// Defined for an instruction that is a constant.

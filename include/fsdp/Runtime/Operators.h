@@ -4,7 +4,8 @@
 // limited to operators that compute with tensors and have no way to a file, the
 // network or a process. That follows from an operator's schema:
 //
-//   - its namespace is aten: others have collectives, streams and callbacks;
+//   - its namespace is aten: others have collectives, streams and callbacks. Of
+//   those it may be an operator that whoever runs the plan has allowed;
 //   - every argument and result is a tensor, a number, a boolean, a device
 //   (that
 //     of the rank), a string, or a list or optional of them: an object of
@@ -23,15 +24,21 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
+#include <vector>
 
 namespace fsdp::runtime {
 
 /// Why a plan may not call an operator of this schema; empty if it may.
 std::string reasonToRefuse(const c10::FunctionSchema &schema);
 
+/// Lets plans call these operators too, "mine::f" or "mine::f.overload", from
+/// now on in this process. Their kernels are code that it trusts.
+void allowOperators(const std::vector<std::string> &names);
+
 /// The operator of a call. Throws InputError if this LibTorch has none of the
-/// name, if plans may not call it, or if it writes an operand that the call
-/// does not say it mutates.
+/// name, or no kernel of it, if plans may not call it, if its schema is not the
+/// one that the call was captured with, or if it writes an operand that the
+/// call does not say it mutates.
 c10::OperatorHandle findOperator(const plan::Call &call);
 
 /// Finds the operators of all calls of a plan, before any of them runs. Throws

@@ -28,8 +28,9 @@ public:
   /// Of a call to come: which of its operands has other strides than the plan
   /// says, one line; empty where none has.
   std::string explain(const plan::Call &call) const;
-  /// Throws RunError where the call reads storage by strides (as_strided) and
-  /// those of its operand, or of the operand's storage, are others.
+  /// Throws RunError where the call reads storage by strides (as_strided, or an
+  /// operator that is not ATen's) and those of its operand, or of the operand's
+  /// storage, are others.
   void beforeCall(const plan::Call &call) const;
   /// Notes the results of the instruction, which is `call`.
   void afterCall(const plan::Instruction &instruction, const plan::Call &call,

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp::runtime {
 
@@ -21,6 +22,8 @@ struct RunOptions {
   std::string planPath;
   /// The library of the plan's plug-in optimizer, which may run; empty: none.
   std::string allowedPlugin;
+  /// Libraries of operators that the plan may call.
+  std::vector<std::string> operatorLibraries;
   int64_t steps = 1;
   std::string dataPath; ///< empty: synthetic data
   uint64_t seed = 0;
@@ -48,8 +51,10 @@ struct RunOptions {
 /// Everything a run reads, and all that it writes at its end, opened and
 /// checked before any rank begins.
 struct RunFiles {
-  /// Throws InputError or plan::PlanError. One process of a run is its `first`:
-  /// it compares hashes, which reads whole files, and has what is written.
+  /// Throws InputError or plan::PlanError. Loads the libraries of operators,
+  /// which ranks that are forked have then. One process of a run is its
+  /// `first`: it compares hashes, which reads whole files, and has what is
+  /// written.
   RunFiles(const RunOptions &options, bool first);
 
   plan::Plan plan;

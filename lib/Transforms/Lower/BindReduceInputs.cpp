@@ -73,6 +73,8 @@ private:
     auto call = owner.getDefiningOp<aten::CallOp>();
     if (!call)
       return "no operator allocates it";
+    if (call.getSchema())
+      return "its operator is not ATen's, and may allocate otherwise";
     if (cast<OpResult>(owner).getResultNumber() != 0)
       return "it is not the first result of its operator";
     if (call.getReduceInputOf())

@@ -534,6 +534,7 @@ private:
     for (int64_t operand : call.getMutates().value_or(ArrayRef<int64_t>()))
       kind.mutates.push_back(use(call.getOperand(operand)));
     kind.recompute = call.getRecompute();
+    kind.schema = call.getSchema().value_or("").str();
     append(call, std::move(kind));
     return success();
   }

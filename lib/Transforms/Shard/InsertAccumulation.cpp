@@ -51,7 +51,7 @@ private:
         builder, call.getLoc(), one.getType(), "aten::div.Scalar", one, args,
         /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
         /*reduce_input_of=*/nullptr, /*recompute=*/false,
-        /*strides=*/nullptr);
+        /*strides=*/nullptr, /*schema=*/nullptr);
     one.replaceAllUsesExcept(scaled.getResult(0), scaled);
     return success();
   }

@@ -47,7 +47,7 @@ private:
           ValueRange{one.getResult(0), seed}, args, /*views=*/nullptr,
           /*mutates=*/nullptr, /*random=*/false, /*reduce_input_of=*/nullptr,
           /*recompute=*/false,
-          /*strides=*/nullptr);
+          /*strides=*/nullptr, /*schema=*/nullptr);
       one.getResult(0).replaceAllUsesExcept(cast.getResult(0), cast);
       return success();
     }
