@@ -48,13 +48,25 @@ def shaped_by_values(
         return indices and func(fakes[0], indices)
     reals = {id(tensor): found(tensor) for tensor in flat_tensors(fakes)}
     if any(real is None for real in reals.values()):
-        return None
+        return _counts(fakes) if func is aten.bincount.default else None
     args, kwargs = split_arguments(func, _replaced(fakes, reals))
     with _disable_current_modes():
         result = func(*args, **kwargs)
     if not flat_tensors(result):
         return None
     return _like(result)
+
+
+def _counts(fakes: list[Any]) -> Tensor | None:
+    """The result of bincount where no value is above `minlength`, as numbers of experts or classes
+    are not: a run refuses a result that is longer."""
+    _, weights, minlength = fakes
+    if minlength == 0:
+        return None
+    if weights is None:
+        return torch.empty(minlength, dtype=torch.int64)
+    kept = weights.dtype == torch.float32
+    return torch.empty(minlength, dtype=weights.dtype if kept else torch.float64)
 
 
 def _integers(
