@@ -20,6 +20,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
+#include <cstring>
+
 namespace py = pybind11;
 using namespace fsdp;
 using namespace fsdp::runtime;
@@ -202,6 +204,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "The runtime of fsdp-mlir: executes plans in this process.";
   using Release = py::call_guard<py::gil_scoped_release>;
 
+  m.def("move_storage", [](const at::Tensor &tensor, const at::Tensor &memory) {
+    c10::StorageImpl *own = tensor.storage().unsafeGetStorageImpl();
+    std::memcpy(memory.mutable_data_ptr(), own->data(), own->nbytes());
+    auto *keep = new c10::Storage(memory.storage());
+    own->set_data_ptr_noswap(c10::DataPtr(
+        memory.mutable_data_ptr(), keep,
+        [](void *kept) { delete static_cast<c10::Storage *>(kept); },
+        memory.device()));
+  });
   py::class_<Rendezvous>(m, "Rendezvous")
       .def(py::init([] {
              return std::make_unique<Rendezvous>(torchrunEnvironment());

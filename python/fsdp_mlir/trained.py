@@ -1,7 +1,8 @@
 """The memory that compiled steps and eager code both train: parameters, buffers, optimizer state.
 
-FSDP2's DTensors stay what they are. Their local tensors are re-pointed into the memory of the
-first session, the way FSDP2 itself re-points them after load_state_dict(assign=True); a session of
+FSDP2's DTensors stay what they are. The storages of their local tensors are moved into the memory
+of the first session, or the local tensors re-pointed there, the way FSDP2 itself re-points them
+after load_state_dict(assign=True); a session of
 another plan uses the same memory. Buffers and the optimizer's state are the model's and the
 optimizer's own tensors, which a session is given. So a change through either side is seen by the
 other.
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 
-from fsdp_mlir import sharding, weights
+from fsdp_mlir import build, sharding, weights
 from fsdp_mlir.errors import CompileError
 
 # The optimizer's names of its state that is no tensor of the parameter's shape.
@@ -109,6 +110,8 @@ class Trained:
             made = nn.Parameter(record.to_sharded_dtensor(local), requires_grad=param.requires_grad)
             # The same object for whoever holds it, such as an optimizer.
             torch.utils.swap_tensors(param, made)
+        elif _moved(param._local_tensor, flat):
+            local = param._local_tensor
         else:
             local.copy_(param._local_tensor)
         record._sharded_param_data = flat.view(-1)
@@ -119,10 +122,28 @@ class Trained:
         own = self._session.shard(index)
         if param.is_meta:
             torch.utils.swap_tensors(param, nn.Parameter(own, requires_grad=param.requires_grad))
-        else:
+        elif not _moved(param, own):
             own.copy_(param)
             param.data = own
         self._pointers[index] = own.data_ptr()
+
+
+def _moved(tensor: Tensor, memory: Tensor) -> bool:
+    """Moves the storage of a tensor to that of `memory`, where it is as large: then whatever else
+    lies there, such as an earlier state dict, goes on being the same. An array of NumPy would not
+    follow, and makes the storage one that cannot be resized."""
+    storage = tensor.untyped_storage()
+    same = (
+        tensor.numel() > 0
+        and tensor.storage_offset() == 0
+        and tensor.is_contiguous()
+        and storage.nbytes() == memory.numel() * memory.element_size()
+        and storage.resizable()
+        and tensor.device == memory.device
+    )
+    if same:
+        build.runtime().move_storage(tensor, memory)
+    return same
 
 
 class Bound:

@@ -183,6 +183,24 @@ def test_state_behind_an_eager_forward() -> None:
     assert pair.step.grad_norm and all(p.grad is None for p in pair.ours.parameters())
 
 
+@pytest.mark.parametrize("holds_array", [False, True])
+def test_a_state_dict_from_before_the_first_step(holds_array: bool) -> None:
+    """It goes on being the model's, as with FSDP2; an array of NumPy keeps what it has."""
+    pair = Twins(example=None)
+    state, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
+    before = {name: state[name] for name, _ in pair.ours.named_parameters()}
+    arrays = [x.to_local().numpy() for x in before.values()] if holds_array else []
+    values = [array.copy() for array in arrays]
+    pair.assert_equal_steps()
+    if holds_array:
+        assert all((array == value).all() for array, value in zip(arrays, values, strict=True))
+        return
+    for name, kept in before.items():
+        assert torch.equal(kept.to_local(), theirs[name].to_local()), name
+    pair.ours.load_state_dict(before, strict=False)
+    pair.assert_equal_steps()
+
+
 def test_another_dtype() -> None:
     pair = Twins()
     pair.ours.double()

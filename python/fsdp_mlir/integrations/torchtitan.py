@@ -24,7 +24,6 @@ class CompiledTraining:
 
     compile_options: Mapping[str, Any] = MappingProxyType({})
     _compiled: fsdp_mlir.Step | None = None
-    _refreshed = False
 
     def forward_backward_step(
         self: Any, *, input_dict: dict[str, Tensor], labels: Tensor, global_valid_tokens: Any
@@ -47,17 +46,7 @@ class CompiledTraining:
         loss: Tensor = self._compiled.backward(
             _inputs=inputs, _labels=labels, _tokens=tokens, **extra_inputs, **extra
         )
-        if not self._refreshed:
-            self._refresh_checkpointer()
-            self._refreshed = True
         return loss
-
-    def _refresh_checkpointer(self: Any) -> None:
-        """It keeps the model's state dict from before the first step, which moves the parameters'
-        memory."""
-        for state in self.checkpointer.states.values() if self.checkpointer.enable else ():
-            if hasattr(state, "cache_state_dict"):
-                state.cache_state_dict = state._get_state_dict()
 
     def _loss_of(
         self: Any, model: nn.Module, _inputs: Tensor, _labels: Tensor, _tokens: Tensor, **more: Any
