@@ -45,7 +45,7 @@ from fsdp_mlir.training_step import ComputeLoss, EachLoss, Loss, TrainingStep
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 # What a rank says before a call.
-_READY, _COMPILE, _EAGER = range(3)
+_READY, _COMPILE, _EAGER, _OTHER_VALUES = range(4)
 
 _OF_LOOP = (
     "gradient_accumulation_steps",
@@ -243,6 +243,7 @@ class Step:
         self._evaluators: dict[Any, Compiled] = {}
         self._each: dict[int, Tensor] = {}  # losses of that many microbatches
         self._steps = 0
+        self._has_warned = False  # of batches that a plan does not take
         self._result = _Result()
         self._agreement: Any = None  # without it there are no plans
         try:
@@ -350,7 +351,11 @@ class Step:
             self._plans.trained.settle()
         key = self._evaluation_key(batch)
         compiled = self._evaluators.get(key)
-        ready = compiled is not None and self._is_current(compiled, training=False)
+        ready = (
+            compiled is not None
+            and self._is_current(compiled, training=False)
+            and compiled.takes([batch])
+        )
         if self._agreed(key, _READY if ready else _EAGER) != _READY:
             value = eager.evaluate(self._eager(batch), list(batch.values()))
             return self._returned(value) if self._evaluation else value
@@ -441,12 +446,15 @@ class Step:
             own = _EAGER
         else:
             own = _READY if compiled and self._is_current(compiled) else _COMPILE
+            if own == _READY and compiled and not compiled.takes(microbatches):
+                own = _OTHER_VALUES
         said = self._agreed(key, own)
-        if said == _EAGER:
-            return None
         if said == _COMPILE:
             compiled = self._compile(key, kind, microbatches)
-        return compiled
+            if compiled is not None and compiled.captured.relied_on:
+                takes = compiled.takes(microbatches)
+                said = self._agreed(key, _READY if takes else _OTHER_VALUES)
+        return compiled if said in (_READY, _COMPILE) else None
 
     def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
         unchanged = compiled.unchanged
@@ -466,7 +474,16 @@ class Step:
         words = self._agreement.exchange(word | own, self._deadline)
         if any(other >> 2 != word >> 2 for other in words):
             return _EAGER
-        return max(other & 3 for other in words)
+        said = max(other & 3 for other in words)
+        if said == _OTHER_VALUES and not self._has_warned:
+            self._without_plan(
+                NoPlan(
+                    "values that decide a shape, as those of a mask, are not those of the batch "
+                    "that it was compiled for, here or on another rank"
+                )
+            )
+            self._has_warned = True
+        return said
 
     def _compile(
         self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False

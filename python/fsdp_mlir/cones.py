@@ -7,13 +7,14 @@ computed from floats or held as a buffer, the value is computed when a call's re
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_mlir.graph import Node, Ref, Trace, split_arguments
+from fsdp_mlir.graph import Node, Ref, Reliance, Trace
 
 aten = torch.ops.aten
 
@@ -46,11 +47,12 @@ class Cones:
         draws = [node for node in calls if torch.Tag.nondeterministic_seeded in node.func.tags]
         return draws[-1] if draws and not outside else None
 
-    def value(self, name: str, *, literal: bool) -> Tensor | None:
-        """The value, where it is the same in every step; with `literal`, in every run as well.
+    def value(self, name: str, *, literal: bool, by_count: bool = False) -> Tensor | None:
+        """The value, of the example; with `literal`, where it is the same in every run.
 
-        None for one that depends on parameters, inputs or draws, or is written in place. Constants
-        and buffers that it is computed from are relied on from now on.
+        None for one that depends on parameters or draws, or is written in place. Inputs, constants
+        and buffers that it is computed from are relied on from now on, `by_count` where no more
+        than the number of its elements that are not zero decides.
         """
         calls, outside = self._cone(name)
         storages = {self._storages.get(each) for each in [*outside, *_results(calls)]}
@@ -62,17 +64,13 @@ class Cones:
         ):
             return None
         self._relied_on |= {self._storages[each] for each in outside}
-        self._trace.relies_on_values |= bool(outside)
+        reliance = Reliance(tuple(sorted(outside)), tuple(calls), name, by_count)
         with _disable_current_modes():
-            values: dict[str, Any] = {each: self._sources[each].detach() for each in outside}
-            for node in calls:
-                args, kwargs = split_arguments(node.func, _filled(node.args, values))
-                result = node.func(*args, **kwargs)
-                made = [result] if len(node.outs) == 1 else list(result)
-                for out, each in zip(node.outs, made, strict=True):
-                    names = [out] if isinstance(out, str) else out
-                    values |= zip(names, [each] if isinstance(out, str) else each, strict=True)
-        return values[name]
+            value = reliance.found(self._sources)
+            if outside:
+                form = reliance.form_of(value)
+                self._trace.relied_on.append(replace(reliance, form=form))
+        return value
 
     def relies_on(self, tensor: Tensor) -> bool:
         """Whether a value that was given depends on what lies where `tensor` does."""
@@ -124,11 +122,3 @@ def _refs(value: Any) -> Iterator[Ref]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _refs(item)
-
-
-def _filled(value: Any, values: dict[str, Any]) -> Any:
-    if isinstance(value, Ref):
-        return values[value.name]
-    if isinstance(value, (list, tuple)):
-        return [_filled(item, values) for item in value]
-    return value

@@ -17,6 +17,15 @@ aten = torch.ops.aten
 
 _MASKS = (torch.bool, torch.uint8)
 
+# What of a bool tensor is not zero decides the shape of the result by its number alone.
+BY_COUNT = {
+    aten.masked_select.default,
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.nonzero.default,
+    aten.nonzero_numpy.default,
+}
+
 
 def shaped_by_values(
     func: OpOverload,

@@ -105,8 +105,8 @@ class PlanCache:
 
     def add(self, key: str, source: Path, captured: Captured, loaded: set[str]) -> None:
         """Keeps the files of `source`. `loaded`: the names of modules from before the capture."""
-        if captured.relies_on_values:
-            self._warn("the values of a buffer or a constant decide what the step is")
+        if captured.relied_on:
+            self._warn("the values of an input, a buffer or a constant decide what the step is")
             return
         if captured.operators or captured.kernels:
             # Their kernels, and what these read, are known to the dispatcher alone.

@@ -18,6 +18,7 @@ from fsdp_mlir import build
 from fsdp_mlir.bound_state import constant_name
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.fingerprint import Fingerprint, first_difference
+from fsdp_mlir.graph import Reliance
 from fsdp_mlir.outputs import Outputs
 from fsdp_mlir.plain_model import plain
 from fsdp_mlir.step import capture
@@ -28,14 +29,15 @@ from fsdp_mlir.training_step import OutputsOfModes
 class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what else than the
-    loss the step gives; and what it warned of. `literals`, `relies_on_values`, `operators` and
+    loss the step gives; and what it warned of. `literals`, `relied_on`, `sources`, `operators` and
     `kernels` are those of its CaptureSummary."""
 
     digest: str
     constants: dict[str, Tensor]
     outputs: OutputsOfModes
     literals: frozenset[int] = frozenset()
-    relies_on_values: bool = False
+    relied_on: tuple[Reliance, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = ()
@@ -79,7 +81,8 @@ class Recipe:
             constants,
             outputs,
             done.literals,
-            done.relies_on_values,
+            done.relied_on,
+            done.sources,
             warned,
             done.operators,
             done.kernels,

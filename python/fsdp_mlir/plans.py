@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor, nn
 
 from fsdp_mlir import build, optimizers, planning, sharding, weights
+from fsdp_mlir.batches import tensors
 from fsdp_mlir.errors import CaptureError, CompileError
 from fsdp_mlir.plain_model import forms, plain, whole_values
 from fsdp_mlir.plan_cache import PlanCache
@@ -56,6 +57,20 @@ class Compiled:
     def __post_init__(self) -> None:
         self.microbatches = self.session.microbatches
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
+
+    def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the values that decide shapes in the step, as those of a mask, give the same ones
+        for these microbatches."""
+        relied_on, buffers = self.captured.relied_on, {}
+        for name, buffer in self.captured.sources.items() if relied_on else ():
+            if (tensor := self.bound.buffer(buffer)) is not None:
+                buffers[name] = tensor
+        for batch in batches if relied_on else ():
+            sources = buffers | {f"i{index}": x for index, x in enumerate(tensors(batch))}
+            for each in relied_on:
+                if sources.keys() >= set(each.outside) and not each.holds(sources):
+                    return False
+        return True
 
     def returned(self, loss: float, *, evaluation: bool = False) -> Any:
         """What the last step gave, or the last evaluation."""

@@ -19,6 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fsdp_mlir import archive, proof, weights
+from fsdp_mlir.bound_state import constant_name
+from fsdp_mlir.graph import Reliance
 from fsdp_mlir.init import Factory, capture_init
 from fsdp_mlir.model_view import ModelView
 from fsdp_mlir.policy import Units, read_policy
@@ -37,7 +39,8 @@ class CaptureSummary:
 
     `checked`: the captured step was run beside eager PyTorch. `constants` are the tensors of
     others that the graph took as they were; those of `literals`, by their indices, the step made
-    itself. `relies_on_values`: those of a constant or a buffer decided what the graph is.
+    itself. `relied_on`: values of inputs, buffers and constants that decided shapes; `sources` are
+    the names of buffers and constants by those that these have in it.
     `operators` are the names of those that are not ATen's, `kernels` the functions of Python whose
     calls stand in the graph in place of an operator.
     """
@@ -55,7 +58,8 @@ class CaptureSummary:
     checked: bool
     constants: tuple[Tensor, ...] = field(repr=False)
     literals: frozenset[int] = field(repr=False)
-    relies_on_values: bool = field(repr=False)
+    relied_on: tuple[Reliance, ...] = field(repr=False)
+    sources: dict[str, str] = field(repr=False)
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = field(default=(), repr=False)
 
@@ -146,6 +150,8 @@ def capture(
     recording, checked = proof.recorded(view, evaluation=evaluation, check=check)
     trace = recording.trace
     made = init and capture_init(init, model, view.params, view.buffers, trace.constants)
+    buffers = [buffer.name for buffer in view.buffers]
+    names = [constant_name(index) for index in range(len(trace.constants))]
     weights_path = archive.write(path, view, recording, made or None, save_weights=save_weights)
     return CaptureSummary(
         path=path,
@@ -161,9 +167,12 @@ def capture(
         checked=checked,
         constants=tuple(trace.constants),
         literals=frozenset(trace.literals),
-        relies_on_values=any(
-            made.relies_on_values for made in (trace, recording.evaluation) if made is not None
+        relied_on=tuple(
+            each
+            for made in (trace, recording.evaluation)
+            for each in (made.relied_on if made is not None else ())
         ),
+        sources={f"b{i}": name for i, name in enumerate([*buffers, *names])},
         operators=archive.operators(recording, made or None),
         kernels=tuple(recording.kernels()),
     )

@@ -33,7 +33,7 @@ from fsdp_mlir.draws import Draw, Draws, is_draw, outcome
 from fsdp_mlir.errors import CaptureError, SourceMap, located, model_frame, short_path
 from fsdp_mlir.graph import Node, Origin, Ref, TensorType, Trace, split_arguments
 from fsdp_mlir.known import KnownValues, flat_tensors
-from fsdp_mlir.masks import shaped_by_values
+from fsdp_mlir.masks import BY_COUNT, shaped_by_values
 from fsdp_mlir.module_stack import ModuleStack
 from fsdp_mlir.scalars import with_scalars
 from fsdp_mlir.strides import of_kernels, placeholder
@@ -279,7 +279,9 @@ class Recorder(TorchDispatchMode):
         """The result of a call that no fake kernel gives, where it is the same in every step."""
 
         def value(tensor: Tensor, literal: bool) -> Tensor | None:
-            return self._cones.value(self._ref(tensor, origin).name, literal=literal)
+            by_count = func in BY_COUNT and tensor.dtype == torch.bool
+            name = self._ref(tensor, origin).name
+            return self._cones.value(name, literal=literal, by_count=by_count)
 
         if func is not aten._local_scalar_dense.default:
             known = [self._known.real(tensor) for tensor in flat_tensors(values)]

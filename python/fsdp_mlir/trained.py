@@ -195,6 +195,10 @@ class Bound:
             self._buffers[index] = tensor
         return True
 
+    def buffer(self, name: str) -> Tensor | None:
+        """What the session has for a buffer or constant; None for one that the plan lacks."""
+        return self._buffers.get(self._names.index(name)) if name in self._names else None
+
     def optimizer_state(self, steps: int) -> None:
         """Gives the session the optimizer's tensors, where they are others than before, and the
         number of steps so far."""

@@ -202,7 +202,7 @@ UNKEPT = {
     "values": (
         "import helper\n"
         "helper.shift = lambda x: x[:, model[0].table > 0.5].sum(1, keepdim=True) + x",
-        "the values of a buffer or a constant decide",
+        "the values of an input, a buffer or a constant decide",
     ),
     "object": (
         "model[0].kept = (each for each in range(3))",

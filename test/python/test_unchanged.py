@@ -201,6 +201,49 @@ def test_a_state_dict_from_before_the_first_step(holds_array: bool) -> None:
     pair.assert_equal_steps()
 
 
+class Masked(nn.Module):
+    """Its loss is that of some places alone, as of masked tokens; `kept` chooses among features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 6)
+        self.register_buffer("kept", torch.arange(6) > 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.linear(x)[mask][:, self.kept].square().mean()
+
+
+def test_masks_that_leave_another_number() -> None:
+    mask = torch.tensor([True, False, True, False, False])
+    batch = {"x": torch.linspace(-1, 1, 20).view(5, 4), "mask": mask}
+    pair = twins.Twins(Masked, batch, SGD, fallback="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pair.assert_equal_steps()
+        batch["mask"] = mask.flip(0)  # other places, of the same number
+        pair.assert_equal_steps()
+    batch["mask"] = ~mask
+    with pytest.warns(UserWarning, match="without a plan: values that decide a shape, as those of"):
+        pair.assert_equal_steps()
+    batch["mask"] = mask
+    pair.change(lambda model: model.kept.logical_not_())
+    pair.assert_equal_steps()
+    pair.change(lambda model: model.kept.fill_(True))
+    pair.assert_equal_steps()
+
+
+def test_values_that_are_refused() -> None:
+    batch = {"x": torch.linspace(-1, 1, 20).view(5, 4), "mask": torch.arange(5) > 2}
+    pair = twins.Twins(Masked, batch, SGD, fallback="error")
+    pair.assert_equal_steps()
+    batch["mask"] = torch.arange(5) > 1
+    with pytest.raises(plans.NoPlan, match="values that decide a shape"):
+        pair.step(batch)
+    batch["mask"] = torch.arange(5) > 2
+    pair.assert_equal_steps()
+
+
 def test_another_dtype() -> None:
     pair = Twins()
     pair.ours.double()
