@@ -82,6 +82,7 @@ class Operators(OwnParameters):
     """With a gate in each block."""
 
     def __init__(self, block: type[nn.Module] = Gate) -> None:
+        torch.manual_seed(0)
         super().__init__(vocab=256, dim=20, layers=0)
         self.layers.extend(block(20) for _ in range(2))
 

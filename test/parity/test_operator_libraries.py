@@ -29,14 +29,14 @@ Reference = Callable[..., Run]
 
 LIBRARY = str(BIN.parent / "lib" / "libexample_operators.so")
 MODEL = Model(
-    *("operator_models:Operators", "layers.*", "tokens,targets", 256, 8, 2), operators=(LIBRARY,)
+    *("operator_models:Operators", "layers.*", "tokens,targets", 256, 32, 2), operators=(LIBRARY,)
 )
 IN_PYTHON = replace(MODEL, factory="operator_models:in_python")
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_library_in_fsdp_run(captured: Capture, reference: Reference, world: int) -> None:
-    case = Case(MODEL, ADAMW_FUSED, world=world, steps=6, eval_every=3)
+    case = Case(MODEL, {**ADAMW_FUSED, "lr": 0.01}, world=world, steps=6, eval_every=3)
     compare(captured, reference, case, f"operators_{world}")
 
 
