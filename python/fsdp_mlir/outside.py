@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ _DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 Code = FunctionType | ModuleType | type
 _DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 
 
@@ -125,19 +126,8 @@ def attributes_read(
             value = getattr(value, "__func__", value)
             if isinstance(value, FunctionType) and base.__module__ != FSDPModule.__module__:
                 functions.append(value)
-    names = frozenset().union(*(_loaded(function.__code__) for function in functions))
+    names = frozenset().union(*(_read(function.__code__) for function in functions))
     return None if names & _DYNAMIC else names
-
-
-@lru_cache(maxsize=4096)
-def _loaded(code: CodeType) -> frozenset[str]:
-    own = {
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname.startswith("LOAD_") and isinstance(instruction.argval, str)
-    }
-    inner = (_loaded(each) for each in code.co_consts if isinstance(each, CodeType))
-    return frozenset(own).union(*inner)
 
 
 def _is_no_models(value: Code) -> bool:
@@ -154,6 +144,8 @@ def is_library(value: Code) -> bool:
         if getattr(module, "__name__", "") == "__main__":
             return False
         file = getattr(module, "__file__", None)
+        if file is None and module is not None and module.__spec__ is None:
+            return False  # made by code, and not imported
     return file is None or file.startswith(_LIBRARIES)
 
 
@@ -261,8 +253,10 @@ class _Places:
     def _look_into(self, function: FunctionType) -> None:
         names = set(_names(function.__code__))
         known = function.__globals__
-        for name in sorted(names & known.keys()):
+        for name in sorted(_used(function.__code__, _GLOBAL) & known.keys()):
             self._add(known, name, f"{function.__module__}.{name}", names)
+        for name in sorted(_used(function.__code__, {"IMPORT_NAME"}) & sys.modules.keys()):
+            self._add(cast(dict[str, Any], sys.modules), name, name, names)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._add(cell, name, f"{function.__qualname__}.{name}", names)
@@ -306,6 +300,28 @@ def _methods(owner: type) -> Iterator[FunctionType]:
     for base in owner.__mro__:
         if not is_library(base):
             yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
+
+
+def _read(code: CodeType) -> frozenset[str]:
+    """All names that a function's code loads."""
+    return frozenset(name for op, name in _named_operations(code) if op.startswith("LOAD_"))
+
+
+def _used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[str]:
+    """The names that these operations have in a function's code, and in that inside it. A name of
+    an attribute may be a global's, too, which the code does not read."""
+    return frozenset(name for operation, name in _named_operations(code) if operation in operations)
+
+
+@lru_cache(maxsize=4096)
+def _named_operations(code: CodeType) -> frozenset[tuple[str, str]]:
+    own = {
+        (instruction.opname, instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if isinstance(instruction.argval, str)
+    }
+    inner = (_named_operations(each) for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset(own).union(*inner)
 
 
 def _names(code: CodeType) -> Iterator[str]:

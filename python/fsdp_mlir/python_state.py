@@ -154,7 +154,12 @@ class PythonState:
 def _same_items(left: Iterable[tuple[Any, Any]], right: Iterable[tuple[Any, Any]]) -> bool:
     """Whether these are the same keys, and the same objects, in the same order."""
     pairs = itertools.zip_longest(left, right, fillvalue=(None, None))
-    return all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)
+    return all(_same_key(a[0], b[0]) and a[1] is b[1] for a, b in pairs)
+
+
+def _same_key(left: Any, right: Any) -> bool:
+    # Tensors are equal element by element; an optimizer's state has them as keys.
+    return left is right or (not isinstance(left, Tensor) and bool(left == right))
 
 
 def _has_own_attributes(value: Any) -> bool:

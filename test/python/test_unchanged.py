@@ -214,6 +214,9 @@ class Masked(nn.Module):
         return self.linear(x)[mask][:, self.kept].square().mean()
 
 
+MASKED = {"x": torch.linspace(-1, 1, 20).view(5, 4), "mask": torch.arange(5) > 2}
+
+
 def test_masks_that_leave_another_number() -> None:
     mask = torch.tensor([True, False, True, False, False])
     batch = {"x": torch.linspace(-1, 1, 20).view(5, 4), "mask": mask}
@@ -242,6 +245,17 @@ def test_values_that_are_refused() -> None:
         pair.step(batch)
     batch["mask"] = torch.arange(5) > 2
     pair.assert_equal_steps()
+
+
+def test_a_global_with_the_name_of_an_attribute() -> None:
+    """The model reads the attribute `linear`; the global `linear` of its file is another thing."""
+    pair = twins.Twins(Masked, {**MASKED}, SGD)
+    captured = pair.step._plans._made[0].captured
+    for number in range(3):
+        globals()["linear"] = torch.tensor(float(number))
+        pair.assert_equal_steps()
+    (made,) = pair.step._plans._made
+    assert made.captured is captured  # and not captured again
 
 
 def test_another_dtype() -> None:
