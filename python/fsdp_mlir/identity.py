@@ -28,7 +28,7 @@ from fsdp_mlir import outside
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.outside import CONTAINERS, GENERATORS, SCALARS
 from fsdp_mlir.python_state import PythonState
-from fsdp_mlir.unchanged import STATE_DICT_HOOKS
+from fsdp_mlir.unchanged import GLOBAL_HOOKS, STATE_DICT_HOOKS
 
 _MAX_DEPTH = 12
 _ADDRESS = " at 0x"
@@ -64,7 +64,7 @@ def identity(model: nn.Module, loss: Any, inputs: Mapping[str, Any]) -> str:
         *_settings(),
         *_environment(),
         *_model(model, loss),
-        *(f"input {name} {_told(value)}" for name, value in inputs.items()),
+        *(f"input {name} {_Teller({}).told(value)}" for name, value in inputs.items()),
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
@@ -92,6 +92,7 @@ def _files() -> Iterator[str]:
 
 def _versions() -> Iterator[str]:
     yield f"python {sys.version} torch {torch.__version__} {torch.version.git_version}"
+    yield f"class {_class(Tensor)}"
     yield f"machine {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -113,6 +114,7 @@ def _settings() -> Iterator[str]:
         ],
         "mkldnn": torch._C._get_mkldnn_enabled(),
         "nnpack": torch._C._get_nnpack_enabled(),
+        "fast path": backends.mha.get_fastpath_enabled(),
         "modes": torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack(),
     }
     for name, value in values.items():
@@ -131,10 +133,13 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     modules = dict(model.named_modules())
     if isinstance(loss, nn.Module):
         modules |= {f"(loss).{name}": module for name, module in loss.named_modules()}
-    elif loss is not None:
-        yield f"loss {_told(loss)}"
+    teller = _Teller(modules)
+    if loss is not None and not isinstance(loss, nn.Module):
+        yield f"loss {teller.told(loss, 'loss')}"
+    hooks = [*map(vars(nn.modules.module).get, GLOBAL_HOOKS)]
+    yield f"hooks of all modules {teller.told(hooks, 'a hook of all modules')}"
     tensors: dict[int, str] = {}
-    namespaces: dict[str, ModuleType] = {"torch.nn.functional": nn.functional}
+    namespaces: dict[str, ModuleType] = {"torch": torch, "torch.nn.functional": nn.functional}
     for path, module in modules.items():
         kind = type(module)
         yield f"module {path} {_class(kind)}"
@@ -145,7 +150,7 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
             for name, tensor in members.items():
                 # One that lies in two places is told by the first.
                 first = tensors.setdefault(id(tensor), f"{path}.{name}")
-                yield f"tensor {path}.{name} {first} {_told(tensor)}"
+                yield f"tensor {path}.{name} {first} {teller.told(tensor)}"
         yield f"not persistent {sorted(module._non_persistent_buffers_set)}"
 
     state = PythonState.of(model, loss)
@@ -158,14 +163,15 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
         if kind_of_leaf in ("tensor", "object"):
             found = state.held(value)
             earlier = first_at.setdefault(value, path)
-            told = _told(found, path) if earlier == path else ""
+            told = teller.told(found, path) if earlier == path else ""
             yield f"{kind_of_leaf} {path} {earlier} {told}"
         elif kind_of_leaf == "type":
             yield f"object {path} {_class(value)}"
         else:
             yield f"{kind_of_leaf} {path} {value}"
     for found in outside.code(model, loss):
-        yield f"code {_told(found)}"
+        # What it closes over is told where code reads it (outside.py).
+        yield f"code {_function(found)} {teller.told(found.__defaults__, found.__qualname__)}"
     for module in namespaces.values():
         yield from _namespace(module)
 
@@ -182,56 +188,81 @@ def _namespace(module: ModuleType) -> Iterator[str]:
             yield f"global {module.__name__}.{name} {_name(value) or value!r}"
 
 
-def _told(value: Any, path: str = "a value", depth: int = 0) -> str:
-    """A value as text; `path` is for the error."""
-    tell: Callable[[Any], str] = partial(_told, path=path, depth=depth + 1)
-    if depth > _MAX_DEPTH:
-        raise Untold(f"'{path}' is nested too deep")
-    if isinstance(value, type):
-        return _class(value)
-    if isinstance(value, SCALARS):
-        return f"{type(value).__name__} {value!r}"
-    if isinstance(value, Tensor):
-        layout = value.stride() if value.layout == torch.strided else value.layout
-        return (
-            f"{_name(type(value))} {value.dtype}{list(value.shape)} {layout} {value.device.type} "
-            f"{value.requires_grad} {value.is_leaf}"
-        )
-    if isinstance(value, np.ndarray):
-        return f"array {value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-    if isinstance(value, FunctionType):
-        if outside.is_library(value):
-            return _function(value)
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return f"{_function(value)} {tell(value.__defaults__)} {tell(cells)}"
-    if isinstance(value, MethodType):
-        owner = value.__self__
-        return f"{tell(value.__func__)} of {_name(type(owner))} {_name(owner)}"
-    if isinstance(value, partial):
-        return f"partial {tell(value.func)} {tell(value.args)} {tell(value.keywords)}"
-    if isinstance(value, (BuiltinFunctionType, ModuleType, torch._ops.OpOverload)):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__name__', '')}"
-    if isinstance(value, GENERATORS):
-        return _name(type(value))
-    if isinstance(value, logging.Logger):
-        return f"logger {value.name}"
-    if isinstance(value, weakref.ref):
-        return f"reference {_name(type(value()))}"
-    if type(value) in CONTAINERS:
+class _Teller:
+    """Tells values as text. Modules of the model, which are told one by one, are told by name."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = {id(module): name for name, module in modules.items()}
+
+    def told(self, value: Any, path: str = "a value", depth: int = 0) -> str:
+        """`path` is for the error."""
+        tell: Callable[[Any], str] = partial(self.told, path=path, depth=depth + 1)
+        if depth > _MAX_DEPTH:
+            raise Untold(f"'{path}' is nested too deep")
+        if isinstance(value, type):
+            return _class(value)
+        if isinstance(value, SCALARS):
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, Tensor):
+            return _tensor(value)
+        if isinstance(value, np.ndarray):
+            return f"array {value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        if isinstance(value, FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            return f"{_function(value)} {tell(value.__defaults__)} {tell(cells)}"
+        if isinstance(value, MethodType):
+            return f"{tell(value.__func__)} of {tell(value.__self__)}"
+        if isinstance(value, partial):
+            return f"partial {tell(value.func)} {tell(value.args)} {tell(value.keywords)}"
+        if isinstance(value, BuiltinFunctionType):
+            owner = value.__self__
+            of = "" if owner is None or isinstance(owner, ModuleType) else tell(owner)
+            return f"{value.__module__}.{value.__qualname__} {of}"
+        if isinstance(value, (ModuleType, torch._ops.OpOverload)):
+            return f"{getattr(value, '__module__', '')}.{value.__name__}"
+        if isinstance(value, GENERATORS):
+            return _name(type(value))
+        if isinstance(value, logging.Logger):
+            return f"logger {value.name}"
+        if isinstance(value, weakref.ref):
+            return f"reference {tell(value())}"
+        if isinstance(value, nn.Module):
+            if id(value) not in self._modules:
+                raise Untold(f"'{path}' is a module that the model does not hold as one")
+            return f"module {self._modules[id(value)]}"
+        return f"{_class(type(value))} {self._object(value, path, tell)}"
+
+    def _object(self, value: Any, path: str, tell: Callable[[Any], str]) -> str:
+        """What an object holds. What its class says that it is (__repr__) may leave out some."""
+        held = []
         if isinstance(value, dict):
-            items = [f"{tell(key)}: {tell(item)}" for key, item in value.items()]
-        else:
+            held += [f"{tell(key)}: {tell(item)}" for key, item in value.items()]
+        elif isinstance(value, CONTAINERS):
             items = [tell(item) for item in value]
-        ordered = sorted(items) if isinstance(value, (set, frozenset)) else items
-        return f"{type(value).__name__}({', '.join(ordered)})"
-    if isinstance(value, nn.Module):
-        raise Untold(f"'{path}' is a module that the model does not hold as one")
-    if type(value).__repr__ is not object.__repr__ and _ADDRESS not in (text := repr(value)):
-        return f"{_class(type(value))} {text}"
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        return f"{_class(type(value))} {tell(dict(attributes))}"
-    raise Untold(f"'{path}' holds a {_name(type(value))}")
+            held += sorted(items) if isinstance(value, (set, frozenset)) else items
+        slots = [name for base in type(value).__mro__ for name in _slots(base)]
+        attributes = getattr(value, "__dict__", None)
+        named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        held += [f"{name} {tell(item)}" for name, item in {**named, **(attributes or {})}.items()]
+        if attributes is None and not slots and not isinstance(value, CONTAINERS):
+            text = repr(value)  # of a type that is not written in Python
+            if _ADDRESS in text:
+                raise Untold(f"'{path}' holds a {_name(type(value))}")
+            held.append(text)
+        return f"({', '.join(held)})"
+
+
+def _tensor(value: Tensor) -> str:
+    layout = value.stride() if value.layout == torch.strided else value.layout
+    return (
+        f"{_name(type(value))} {value.dtype}{list(value.shape)} {layout} {value.device.type} "
+        f"{value.requires_grad} {value.is_leaf}"
+    )
+
+
+def _slots(base: type) -> list[str]:
+    slots = vars(base).get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [name for name in slots if name[:2] != "__"]
 
 
 def _name(value: Any) -> str:

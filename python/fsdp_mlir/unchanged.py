@@ -36,7 +36,7 @@ _HOOKS = {
     "_backward_hooks": "register_full_backward_hook",
 }
 _MEMBERS = ("_parameters", "_buffers", "_modules")
-_GLOBAL_HOOKS = (
+GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
     "_global_backward_pre_hooks",
@@ -252,4 +252,4 @@ def _is_settings(value: Any, depth: int = 2) -> bool:
 
 
 def _global_hooks() -> dict[str, dict[int, Any]]:
-    return {name: dict(getattr(nn.modules.module, name)) for name in _GLOBAL_HOOKS}
+    return {name: dict(getattr(nn.modules.module, name)) for name in GLOBAL_HOOKS}

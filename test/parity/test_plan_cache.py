@@ -162,6 +162,7 @@ OTHER = {
     "class": "Block.forward = lambda self, x: self.inner(x)",
     "library": "nn.functional.relu = torch.tanh",
     "global": "import helper; helper.AMOUNT = 0.25",
+    "class_of_torch": "torch.Tensor.__mul__ = lambda x, y: torch.mul(x, y)",
     "mode": "torch.use_deterministic_algorithms(True)",
     "frozen": "model[0].inner.bias.requires_grad_(False)",
     "training": "model.eval()",
@@ -175,6 +176,40 @@ OTHER = {
 def test_another_step_is_captured(job: Job, name: str) -> None:
     job.before(OTHER[name])
     assert job.run()[0] == 1
+
+
+# What differs lies behind something whose name, code and text are the same.
+HIDDEN = {
+    "owner_of_a_method": (
+        "class Held:\n"
+        "    def __init__(self, by): self.by = by\n"
+        "    def hook(self, module, x, y): return y * self.by\n"
+        "model[0].register_forward_hook(Held(VALUE).hook)"
+    ),
+    "object_that_shows_nothing": (
+        "class Held:\n"
+        "    __slots__ = ('by',)\n"
+        "    def __init__(self, by): self.by = by\n"
+        "    def __call__(self, module, x, y): return y * self.by\n"
+        "    def __repr__(self): return 'Held()'\n"
+        "model[0].register_forward_hook(Held(VALUE))"
+    ),
+    "behind_a_library": (
+        "scaled = lambda by: lambda module, x, y: y * by\n"
+        "model[0].register_forward_hook(torch.autocast('cpu', enabled=False)(scaled(VALUE)))"
+    ),
+    "hook_of_all_modules": (
+        "scaled = lambda by: lambda module, x, y: y * by if type(module) is Block else None\n"
+        "nn.modules.module.register_module_forward_hook(scaled(VALUE))"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_lies_deeper_is_told(job: Job, name: str) -> None:
+    for value, captures in (("2.0", 1), ("3.0", 1), ("2.0", 0)):
+        job.before(HIDDEN[name].replace("VALUE", value))
+        assert job.run()[0] == captures, value
 
 
 def test_other_code_is_captured(job: Job) -> None:
