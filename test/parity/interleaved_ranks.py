@@ -25,6 +25,7 @@ import torch.distributed as dist
 from front_door_ranks import different, local
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
@@ -166,6 +167,18 @@ class Actions:
         return []
 
 
+def whole_states_that_differ(theirs: Side, step: fsdp_mlir.Step, rank: int) -> list[str]:
+    """Between the optimizer's state of FSDP2 and full_optimizer_state_dict, which rank 0 gets."""
+    ours = step.full_optimizer_state_dict()
+    found = [] if rank == 0 or not ours else ["a whole state on another rank than 0"]
+    for name, param in theirs.model.named_parameters():
+        for key, value in theirs.optimizer.state[param].items() if theirs.optimizer.state else ():
+            want = value.full_tensor() if isinstance(value, DTensor) else value
+            if rank == 0 and different(f"{key} of {name}", ours["state"][name][key], want):
+                found.append(f"whole {key} of {name}")
+    return found
+
+
 def differences(case: dict[str, Any], rank: int) -> list[str]:
     sides = [Side(case, compiled=False), Side(case, compiled=True)]
     names = [name for name in vars(Actions) if not name.startswith("_") and name != "batch"]
@@ -198,6 +211,8 @@ def differences(case: dict[str, Any], rank: int) -> list[str]:
         if found:
             return [f"{done}: {found[:4]}"]
     assert sides[1].step is not None
+    if found := whole_states_that_differ(sides[0], sides[1].step, rank):
+        return [f"{done}: {found[:4]}"]
     return [] if any(sides[1].step._cache.values()) else ["nothing was compiled"]
 
 
