@@ -252,9 +252,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)
       .def_property_readonly("inputs", &inputs)
-      .def_property_readonly(
-          "microbatches",
-          [](const OpenPlan &self) { return self.plan.accumulationSteps; })
       .def_property_readonly("loss_dtype",
                              [](const OpenPlan &self) {
                                return std::string(plan::dtypeName(

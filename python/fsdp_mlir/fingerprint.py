@@ -75,12 +75,6 @@ class Fingerprint:
     def line(self, index: int) -> Line:
         return self.lines[index] if index < len(self.lines) else NOTHING
 
-    def difference(self, other: Fingerprint) -> int | None:
-        """The first line that is another one; None where there is none."""
-        if self.digest == other.digest:
-            return None
-        return first_difference(self.digests, other.digests)
-
 
 def first_difference(one: str, other: str) -> int:
     """The first line that is another one, of two different `digests`."""

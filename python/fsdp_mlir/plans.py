@@ -51,11 +51,9 @@ class Compiled:
     captured: Captured
     policy: str
     unchanged: Unchanged
-    microbatches: int = field(init=False)
     loss_dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
-        self.microbatches = self.session.microbatches
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
 
     def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from harness import ROOT
 from safetensors.torch import load_file
@@ -110,7 +109,6 @@ def test_titan(tmp_path: Path) -> None:
 
 
 def test_huggingface(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
     lines, saved = run_both("huggingface.py", tmp_path)
     steps = values(lines, r"rank \d: loss (\d) (\S+) \S+")
     assert [count for count, _ in sorted(steps)] == [3] * 6 + [4] * 12
