@@ -144,7 +144,7 @@ def is_library(value: Code) -> bool:
         if getattr(module, "__name__", "") == "__main__":
             return False
         file = getattr(module, "__file__", None)
-        if file is None and module is not None and module.__spec__ is None:
+        if file is None and module is not None and getattr(module, "__spec__", module) is None:
             return False  # made by code, and not imported
     return file is None or file.startswith(_LIBRARIES)
 
@@ -255,8 +255,11 @@ class _Places:
         known = function.__globals__
         for name in sorted(_used(function.__code__, _GLOBAL) & known.keys()):
             self._add(known, name, f"{function.__module__}.{name}", names)
-        for name in sorted(_used(function.__code__, {"IMPORT_NAME"}) & sys.modules.keys()):
-            self._add(cast(dict[str, Any], sys.modules), name, name, names)
+        package = known.get("__package__") or ""
+        for imported in sorted(_used(function.__code__, {"IMPORT_NAME"})):
+            for name in (imported, f"{package}.{imported}".rstrip(".")):  # or a relative one
+                if name in sys.modules:
+                    self._add(cast(dict[str, Any], sys.modules), name, name, names)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._add(cell, name, f"{function.__qualname__}.{name}", names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,7 +117,9 @@ class Compiler:
         """plan.json of the model.pt and policy.yaml that lie in `folder`, once; what fsdp-opt
         warned of, which is shown."""
         archive, policy, plan = (
-            shlex.quote(str(folder / name)) for name in ("model.pt", "policy.yaml", "plan.json")
+            # As LLVM reads arguments from a file.
+            "".join(f"\\{each}" if each in " \t\n\\'\"" else each for each in str(folder / name))
+            for name in ("model.pt", "policy.yaml", "plan.json")
         )
         arguments = f"{archive} --config {policy} --world-size {world_size} --emit plan -o {plan}"
         _, errors = self._process.communicate(arguments)

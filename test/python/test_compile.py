@@ -207,8 +207,9 @@ def test_a_model_on_meta() -> None:
 
 
 def test_files_in_a_folder(tmp_path: Path) -> None:
-    compiled(path=tmp_path / "step")
-    names = {path.name for path in (tmp_path / "step").iterdir()}
+    folder = tmp_path / 'a step\'s \\ "files"'
+    compiled(path=folder)
+    names = {path.name for path in folder.iterdir()}
     assert names == {"policy.yaml", "model.pt", "model.safetensors", "plan.json"}
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -244,6 +247,41 @@ def test_values_that_are_refused() -> None:
     with pytest.raises(plans.NoPlan, match="values that decide a shape"):
         pair.step(batch)
     batch["mask"] = torch.arange(5) > 2
+    pair.assert_equal_steps()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import a_package.settings as s", "from . import settings as s", "from .settings import s"],
+)
+def test_what_an_import_in_forward_reads(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "a_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "settings.py").write_text(
+        "import types\ngain = 2.0\ns = types.SimpleNamespace(gain=2.0)"
+    )
+    (package / "models.py").write_text(
+        "from torch import nn\n"
+        "class Scaled(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        f"        {line}\n"
+        "        return (super().forward(x) * s.gain).mean()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "a_package"]:
+        monkeypatch.delitem(sys.modules, name)
+    models, settings = (import_module(f"a_package.{name}") for name in ("models", "settings"))
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return models.Scaled(4, 2)
+
+    pair = twins.Twins(made, BATCH, SGD)
+    pair.assert_equal_steps()
+    settings.gain = settings.s.gain = 3.0
     pair.assert_equal_steps()
 
 
