@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import xxhash
 from torch import Tensor, nn
 
 from fsdp_mlir import build, eager, optimizers, sharding, weights
-from fsdp_mlir.batches import Batch, Inputs, autocast, form, split, tensors
+from fsdp_mlir.batches import Batch, Inputs, form, split, tensors
 from fsdp_mlir.eager import Clipping
 from fsdp_mlir.errors import CompileError
 from fsdp_mlir.init import Factory
@@ -35,11 +35,11 @@ from fsdp_mlir.plans import (
     Compiled,
     NoPlan,
     Plans,
-    Request,
     has_no_plan,
     together,
     warn_of_fallback,
 )
+from fsdp_mlir.requests import OF_LOOP, Requests
 from fsdp_mlir.training_step import ComputeLoss, EachLoss, Loss, TrainingStep
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -47,11 +47,6 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 # What a rank says before a call.
 _READY, _COMPILE, _EAGER, _OTHER_VALUES = range(4)
 
-_OF_LOOP = (
-    "gradient_accumulation_steps",
-    "reduce_each_microbatch",
-    "all_reduce_each_microbatch",
-)
 # Options without which a step of FSDP2 would be another one.
 _OF_PLAN = ("lr_schedule", "grad_scaler", "units")
 
@@ -237,11 +232,18 @@ class Step:
         self._fallback = fallback
         self._deadline = deadline
         self._groups = sharding.groups(model)
-        self._count = int(config.get("gradient_accumulation_steps", 1) or 1)
         self._inputs = Inputs(model, loss)
+        self._requests = Requests(
+            model,
+            optimizer,
+            clipping,
+            config,
+            self._inputs,
+            evaluation=evaluation,
+            gives_outputs=self._gives_outputs,
+        )
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
         self._evaluators: dict[Any, Compiled] = {}
-        self._each: dict[int, Tensor] = {}  # losses of that many microbatches
         self._steps = 0
         self._has_warned = False  # of batches that a plan does not take
         self._result = _Result()
@@ -262,7 +264,7 @@ class Step:
         in a row, whose mean loss is returned.
         """
         batch = self._inputs.named(args, kwargs)
-        microbatches = split(batch, self._count)
+        microbatches = split(batch, self._requests.count)
         sharding.reshard(self._groups)
         params = list(self._model.parameters())
         # FSDP2 adds to gradients that eager code left.
@@ -328,7 +330,7 @@ class Step:
         compiled.bound.optimizer_state(self._steps)
         compiled.session.step([tensors(batch) for batch in batches])
         self._take_gradients(compiled)
-        return list(self._each[count].to(compiled.loss_dtype, copy=True))
+        return list(self._requests.losses(count).to(compiled.loss_dtype, copy=True))
 
     def update(self) -> None:
         """Clips the gradients of the parameters, if asked for, and makes the optimizer's step;
@@ -349,7 +351,7 @@ class Step:
         (batch,) = split(self._inputs.named(args, kwargs), 1)
         if self._plans.trained is not None:
             self._plans.trained.settle()
-        key = self._evaluation_key(batch)
+        key = self._requests.evaluation_key(batch)
         compiled = self._evaluators.get(key)
         ready = (
             compiled is not None
@@ -435,7 +437,7 @@ class Step:
         it; None where the call runs as FSDP2's, as without `may`."""
         if self._plans.trained is not None:
             self._plans.trained.settle()
-        key = self._key(kind, microbatches, params)
+        key = self._requests.key(kind, microbatches, params)
         compiled = self._cache.get(key)
         if (
             not may
@@ -488,14 +490,7 @@ class Step:
     def _compile(
         self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False
     ) -> Compiled | None:
-        batch = microbatches[0]
-        request = self._request(kind, batch, is_example)
-        if kind == "accumulate":
-            count = len(microbatches)
-            each = self._each.setdefault(count, torch.zeros(count, dtype=torch.float64))
-            request = replace(request, each=each)
-            request.config["gradient_accumulation_steps"] = count
-            request.config["reduce_each_microbatch"] = False
+        request = self._requests.request(kind, microbatches, is_example=is_example)
         library = self._config.get("optimizer", {}).get("library", "")
         try:
             compiled = self._plans.compile(request, library)
@@ -505,32 +500,9 @@ class Step:
             return None
         self._cache[key] = compiled
         if compiled.session.evaluates:
-            self._evaluators[self._evaluation_key(batch)] = compiled
+            key = self._requests.evaluation_key(microbatches[0])
+            self._evaluators[key] = compiled
         return compiled
-
-    def _request(self, kind: str, batch: Mapping[str, Any], is_example: bool) -> Request:
-        config = dict(self._config)
-        if kind == "update":
-            if self._optimizer is not None:
-                params = weights.parameters(self._model)
-                config["optimizer"] = optimizers.config_of(self._optimizer, params)
-            if self._clipping is not None:
-                config["clip_grad_norm"] = {
-                    "max_norm": self._clipping.max_norm,
-                    "norm_type": self._clipping.norm_type,
-                }
-        else:
-            config["optimizer"] = {"name": "external"}
-        if kind in ("backward", "accumulate"):
-            for option in (*_OF_LOOP, "grad_scaler", "lr_schedule"):
-                config.pop(option, None)
-        values = list(batch.values())
-        named = dict(list(batch.items())[self._inputs.positional :])
-        evaluates = self._evaluation and kind in ("update", "gradients")
-        alone = kind == "backward" or (self._count == 1 and kind != "accumulate")
-        keeps = self._gives_outputs and alone
-        positional = values[: self._inputs.positional]
-        return Request(positional, named, config, evaluates, is_example, keeps)
 
     def _compile_example(self, example: Example) -> None:
         args: tuple[Any, ...] = (example,) if isinstance(example, Tensor) else ()
@@ -544,7 +516,7 @@ class Step:
         if self._agreement is not None:
             params = list(self._model.parameters())
             kind = "gradients" if self._outside(params) else "update"
-            key = self._key(kind, [batch] * self._count, params)
+            key = self._requests.key(kind, [batch] * self._requests.count, params)
             self._compile(key, kind, [batch], is_example=True)
 
     def _without_plan(self, error: Exception) -> None:
@@ -564,34 +536,13 @@ class Step:
             return ""
         return optimizers.why_outside(self._optimizer, params)
 
-    def _key(
-        self, kind: str, microbatches: list[dict[str, Any]], params: list[nn.Parameter]
-    ) -> tuple[Any, ...]:
-        """What another plan is for. Equal on all ranks that make the same call."""
-        structure: tuple[Any, ...] = ()
-        if kind == "update" and self._optimizer is not None:
-            positions = {id(param): index for index, param in enumerate(params)}
-            structure = optimizers.structure(self._optimizer, positions)
-        return (
-            kind,
-            len(microbatches),
-            form(microbatches[0]),
-            tuple(module.training for module in self._model.modules()),
-            tuple(param.requires_grad for param in params),
-            autocast(),
-            structure,
-        )
-
-    def _evaluation_key(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
-        return "evaluate", form(batch), autocast()
-
     # --- FSDP2's way
 
     def _eager(self, batch: Batch) -> TrainingStep:
         return TrainingStep(self._model, list(batch), self._inputs.positional, self._loss)
 
     def _eager_step(self, microbatches: list[dict[str, Any]]) -> Any:
-        options = {key: self._config.get(key, True) for key in _OF_LOOP[1:]}
+        options = {key: self._config.get(key, True) for key in OF_LOOP[1:]}
         values = eager.backward(
             self._eager(microbatches[0]),
             [list(batch.values()) for batch in microbatches],

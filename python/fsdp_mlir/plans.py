@@ -21,6 +21,7 @@ from fsdp_mlir.errors import CaptureError, CompileError
 from fsdp_mlir.plain_model import forms, plain, whole_values
 from fsdp_mlir.plan_cache import PlanCache
 from fsdp_mlir.planning import Captured, Compiler, Recipe
+from fsdp_mlir.requests import Request
 from fsdp_mlir.step import uncollected
 from fsdp_mlir.trained import Bound, Trained
 from fsdp_mlir.training_step import EachLoss, Loss
@@ -73,20 +74,6 @@ class Compiled:
     def returned(self, loss: float, *, evaluation: bool = False) -> Any:
         """What the last step gave, or the last evaluation."""
         return self.captured.outputs[evaluation].value(torch.tensor(loss, dtype=self.loss_dtype))
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
-    config beside those of fully_shard. The losses of its microbatches go to `each`."""
-
-    args: Sequence[Tensor]
-    kwargs: Mapping[str, Any]
-    config: Mapping[str, Any]
-    evaluation: bool = False
-    is_example: bool = False  # of a batch that eager PyTorch need not take
-    keeps_outputs: bool = False  # what the loss gives beside the scalar
-    each: Tensor | None = None
 
 
 @dataclass(frozen=True)
