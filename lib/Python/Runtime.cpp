@@ -7,12 +7,12 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Agreement.h"
+#include "fsdp/Runtime/Connection.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/OpenPlan.h"
 #include "fsdp/Runtime/Operators.h"
 #include "fsdp/Runtime/Rendezvous.h"
 #include "fsdp/Runtime/Session.h"
-#include "fsdp/Runtime/ShmComm.h"
 #include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <torch/csrc/utils/pybind.h>
@@ -28,34 +28,36 @@ using namespace fsdp::runtime;
 
 namespace {
 
+Backend backendOf(const std::string &comm) {
+  if (comm == "shm")
+    return Backend::Shm;
+  if (comm == "gloo")
+    return Backend::Gloo;
+  throw InputError("comm: expected \"shm\" or \"gloo\", got \"" + comm + "\"");
+}
+
 /// A session with all that it borrows. Tensors that are handed out keep the
-/// segment alive.
+/// memory of the parameters alive.
 class OpenPlan {
 public:
-  /// `other`: a session of the same model, whose parameters this one trains.
-  /// `operators`: those of the process that are not ATen's, which the plan may
-  /// call.
+  /// `comm`: as fsdp-run's --comm. `other`: a session of the same model, whose
+  /// parameters this one trains. `operators`: those of the process that are not
+  /// ATen's, which the plan may call.
   OpenPlan(const std::string &path, const std::string &allowedPlugin,
-           Rendezvous &rendezvous, const std::shared_ptr<OpenPlan> &other,
+           Rendezvous &rendezvous, const std::string &comm,
+           const std::shared_ptr<OpenPlan> &other,
            const std::vector<std::string> &operators)
       : plan(open(path, allowedPlugin, operators)), rank(rendezvous.rank()) {
     if (rendezvous.worldSize() != plan.worldSize)
       throw InputError(path + ": the plan is for world size " +
                        std::to_string(plan.worldSize) + ", got " +
                        std::to_string(rendezvous.worldSize()) + " ranks");
-    segment = shareSegment(plan, rendezvous);
-    if (other) {
-      parameters = other->parameters;
-      segment->useParametersOf(*parameters);
-    } else {
-      parameters = segment;
-    }
     installSteeredAllocator();
     c10::InferenceMode guard;
     device = makeCpuDevice();
-    comm.emplace(plan, *segment, rank, /*concurrent=*/false,
-                 other ? &*other->comm : nullptr);
-    session.emplace(plan, *comm, *device, segment->state(rank).position);
+    connection = makeConnection(backendOf(comm), plan, rendezvous, *device,
+                                other ? &*other->connection : nullptr);
+    session.emplace(plan, connection->comm(), *device, connection->position());
   }
 
   /// `run`, with a failure told to the other ranks, and theirs to this one.
@@ -63,24 +65,23 @@ public:
     try {
       c10::InferenceMode guard;
       // Also where this rank failed itself: what it has is not to be used.
-      if (segment->header().aborted.load())
+      if (connection->hasFailed())
         throw AbortedError("the session has failed");
       return run();
     } catch (const AbortedError &error) {
-      int32_t failed = segment->header().failedRank.load();
-      if (failed < 0)
+      std::string failure = connection->failure();
+      if (failure.empty())
         throw;
-      throw RunError("rank " + std::to_string(failed) + ": " +
-                     segment->state(failed).failure);
+      throw RunError(failure);
     } catch (const std::exception &error) {
-      segment->fail(rank, error.what());
+      connection->fail(error.what());
       throw RunError("rank " + std::to_string(rank) + ": " + error.what());
     }
   }
 
   /// The same memory as a tensor that autograd may meet.
   at::Tensor handOut(const at::Tensor &tensor) const {
-    auto keep = parameters;
+    auto keep = connection->memory();
     return at::from_blob(
         tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(),
         [keep, tensor](void *) {}, tensor.options());
@@ -95,11 +96,8 @@ public:
 
   plan::Plan plan;
   int64_t rank;
-  std::shared_ptr<ShmSegment> segment;
-  /// Where the parameters lie.
-  std::shared_ptr<ShmSegment> parameters;
   std::unique_ptr<Device> device;
-  std::optional<ShmComm> comm;
+  std::unique_ptr<Connection> connection;
   std::optional<Session> session;
 };
 
@@ -221,6 +219,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("rank", &Rendezvous::rank)
       .def_property_readonly("world_size", &Rendezvous::worldSize)
       .def(
+          "on_one_host", [](Rendezvous &self) { return !self.rankElsewhere(); },
+          Release())
+      .def(
           "exchange",
           [](Rendezvous &self, const std::string &text, int64_t seconds) {
             return self.exchange(text, std::chrono::seconds(seconds));
@@ -235,18 +236,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("skipped", &StepResult::skipped);
 
   py::class_<Agreement>(m, "Agreement")
-      .def(py::init<Rendezvous &>(), Release())
-      .def(
-          "exchange",
-          [](Agreement &self, uint64_t word, double seconds) {
-            return self.exchange(
-                word, std::chrono::milliseconds(int64_t(seconds * 1000)));
-          },
-          py::arg("word"), py::arg("seconds"), Release());
+      .def(py::init([](const std::string &comm, Rendezvous &rendezvous,
+                       double seconds) {
+             return makeAgreement(
+                 backendOf(comm), rendezvous,
+                 std::chrono::milliseconds(int64_t(seconds * 1000)));
+           }),
+           py::arg("comm"), py::arg("rendezvous"), py::arg("deadline"),
+           Release())
+      .def("exchange", &Agreement::exchange, py::arg("word"), Release());
 
   py::class_<OpenPlan, std::shared_ptr<OpenPlan>>(m, "Session")
       .def(py::init<const std::string &, const std::string &, Rendezvous &,
-                    const std::shared_ptr<OpenPlan> &,
+                    const std::string &, const std::shared_ptr<OpenPlan> &,
                     const std::vector<std::string> &>(),
            Release())
       .def_property_readonly("params", &params)
@@ -309,11 +311,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           Release())
       .def("shard",
            [](OpenPlan &self, int32_t param) {
-             return self.handOut(self.comm->shard(param));
+             return self.handOut(self.session->comm().shard(param));
            })
       .def("padded_shard",
            [](OpenPlan &self, int32_t param) {
-             return self.handOut(self.comm->paddedShard(param));
+             return self.handOut(self.session->comm().paddedShard(param));
            })
       .def("buffer",
            [](OpenPlan &self, int32_t buffer) {

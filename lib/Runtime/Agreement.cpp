@@ -1,9 +1,14 @@
 //===- Agreement.cpp - what ranks tell each other between steps -----------===//
 #include "fsdp/Runtime/Agreement.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/GlooTransport.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include <fcntl.h>
@@ -14,7 +19,11 @@
 
 namespace fsdp::runtime {
 
+using std::chrono::milliseconds;
+
 namespace {
+
+constexpr const char *kExpected = "; expected as many batches on every rank";
 
 bool hasEnded(int32_t pid) {
   int fd = int(syscall(SYS_pidfd_open, pid, 0));
@@ -33,18 +42,39 @@ std::string list(const std::vector<int64_t> &ranks) {
   return text;
 }
 
-} // namespace
+/// Over memory that the ranks share.
+class SharedAgreement : public Agreement {
+public:
+  SharedAgreement(Rendezvous &rendezvous, milliseconds deadline);
+  SharedAgreement(const SharedAgreement &) = delete;
+  SharedAgreement &operator=(const SharedAgreement &) = delete;
+  ~SharedAgreement() override;
 
-/// One rank's line. A word of round n is written once all have come to n - 1,
-/// so that everybody has read that of n - 2, which lay there.
-struct Agreement::Member {
-  std::atomic<int32_t> pid{0};
-  Counter rounds;
-  uint64_t words[2] = {};
+  std::vector<uint64_t> exchange(uint64_t own) override;
+
+private:
+  /// One rank's line. A word of round n is written once all have come to n - 1,
+  /// so that everybody has read that of n - 2, which lay there.
+  struct Member {
+    std::atomic<int32_t> pid{0};
+    Counter rounds;
+    uint64_t words[2] = {};
+  };
+  Member *member(int64_t rank) const {
+    return static_cast<Member *>(memory) + rank;
+  }
+
+  const int64_t ownRank;
+  const int64_t ranks;
+  const milliseconds deadline;
+  int memoryFd = -1;
+  void *memory = nullptr;
+  uint32_t rounds = 0;
 };
 
-Agreement::Agreement(Rendezvous &rendezvous)
-    : ownRank(rendezvous.rank()), ranks(rendezvous.worldSize()) {
+SharedAgreement::SharedAgreement(Rendezvous &rendezvous, milliseconds deadline)
+    : ownRank(rendezvous.rank()), ranks(rendezvous.worldSize()),
+      deadline(deadline) {
   size_t bytes = size_t(ranks) * sizeof(Member);
   auto map = [&](int fd) {
     memoryFd = fd;
@@ -75,19 +105,14 @@ Agreement::Agreement(Rendezvous &rendezvous)
   member(ownRank)->pid.store(getpid());
 }
 
-Agreement::~Agreement() {
+SharedAgreement::~SharedAgreement() {
   if (memory)
     munmap(memory, size_t(ranks) * sizeof(Member));
   if (memoryFd >= 0)
     close(memoryFd);
 }
 
-Agreement::Member *Agreement::member(int64_t rank) const {
-  return static_cast<Member *>(memory) + rank;
-}
-
-std::vector<uint64_t> Agreement::exchange(uint64_t own,
-                                          std::chrono::milliseconds deadline) {
+std::vector<uint64_t> SharedAgreement::exchange(uint64_t own) {
   uint32_t round = ++rounds;
   member(ownRank)->words[round % 2] = own;
   member(ownRank)->rounds.publish(round);
@@ -110,13 +135,57 @@ std::vector<uint64_t> Agreement::exchange(uint64_t own,
       if (!late.empty() && std::chrono::steady_clock::now() > end)
         throw RunError(list(late) + " did not come to call " +
                        std::to_string(round) + " of the step within " +
-                       std::to_string(deadline.count() / 1000) +
-                       " s; expected as many batches on every rank");
+                       std::to_string(deadline.count() / 1000) + " s" +
+                       kExpected);
     }
   std::vector<uint64_t> words;
   for (int64_t rank = 0; rank < ranks; ++rank)
     words.push_back(member(rank)->words[round % 2]);
   return words;
+}
+
+/// Over the network.
+class GlooAgreement : public Agreement {
+public:
+  GlooAgreement(Rendezvous &rendezvous, milliseconds deadline)
+      : transport(makeGlooTransport(rendezvous.connectStore(),
+                                    rendezvous.rank(), rendezvous.worldSize(),
+                                    deadline)) {
+    std::vector<int64_t> ranks(size_t(rendezvous.worldSize()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    everybody = transport->connect("agreement", ranks);
+  }
+
+  std::vector<uint64_t> exchange(uint64_t own) override {
+    int64_t ranks = everybody->size();
+    at::Tensor mine = at::scalar_tensor(int64_t(own), at::kLong).view({1});
+    at::Tensor all = at::empty({ranks}, at::kLong);
+    all[everybody->rank()].copy_(mine[0]);
+    std::vector<int64_t> begins(size_t(ranks + 1));
+    std::iota(begins.begin(), begins.end(), 0);
+    if (ranks > 1)
+      try {
+        everybody->allGather("call of the step", {{all, mine, begins}})();
+      } catch (const RunError &error) {
+        throw RunError(error.what() + std::string(kExpected));
+      }
+    const auto *words = all.const_data_ptr<int64_t>();
+    return {words, words + ranks};
+  }
+
+private:
+  /// Of its own, so that a deadline is that of calls and of nothing else.
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<Communicator> everybody;
+};
+
+} // namespace
+
+std::unique_ptr<Agreement>
+makeAgreement(Backend backend, Rendezvous &rendezvous, milliseconds deadline) {
+  if (backend == Backend::Shm)
+    return std::make_unique<SharedAgreement>(rendezvous, deadline);
+  return std::make_unique<GlooAgreement>(rendezvous, deadline);
 }
 
 } // namespace fsdp::runtime

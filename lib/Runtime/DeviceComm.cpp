@@ -10,6 +10,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/isnan.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -44,13 +45,43 @@ int64_t numRows(const plan::Param &param) {
   return param.spec.shape.empty() ? 1 : param.spec.shape[0];
 }
 
+/// As sums take them, and copies: a complex number as two real ones.
+at::Tensor real(const at::Tensor &tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+std::vector<at::Tensor> real(const std::vector<at::Tensor> &tensors) {
+  std::vector<at::Tensor> views;
+  for (const at::Tensor &tensor : tensors)
+    views.push_back(real(tensor));
+  return views;
+}
+
+/// copyOut, with `strides` in elements of the flat tensor.
+void copyFrom(const at::Tensor &flat, std::vector<int64_t> strides,
+              const std::vector<at::Tensor> &outs) {
+  if (flat.is_complex())
+    for (int64_t &stride : strides)
+      stride *= 2;
+  copyOut(real(outs), real(flat).view({-1}), strides);
+}
+
 } // namespace
 
 DeviceComm::DeviceComm(const plan::Plan &plan, Device &device,
-                       std::shared_ptr<Transport> given)
+                       std::shared_ptr<Transport> given,
+                       const DeviceComm *other)
     : plan(plan), device(device), transport(std::move(given)),
       gathered(plan.units.size()) {
-  placeShards();
+  if (other) {
+    hostShards = other->hostShards;
+    shards = other->shards;
+    paddedShards = other->paddedShards;
+    plansMade = other->plansMade;
+  } else {
+    placeShards();
+    plansMade = std::make_shared<int64_t>(0);
+  }
   ownStats = empty({kStatsFields}, plan::DType::Float64);
   allStats = empty({worldSize(), kStatsFields}, plan::DType::Float64);
   connectGroups();
@@ -64,7 +95,7 @@ void DeviceComm::placeShards() {
     if (unit == -1 || !plan.units[unit].cpuOffload)
       continue;
     offsets[p] = bytes;
-    int64_t own = plan::shardSpec(plan, int32_t(p), shardIndex()).numBytes();
+    int64_t own = plan::shardSpec(plan, int32_t(p), 0).numBytes();
     bytes +=
         (own + plan::kArenaAlign - 1) / plan::kArenaAlign * plan::kArenaAlign;
   }
@@ -73,16 +104,23 @@ void DeviceComm::placeShards() {
     std::memset(hostShards->base(), 0, size_t(bytes));
   }
   for (size_t p = 0; p < plan.params.size(); ++p) {
-    plan::TensorSpec spec = plan::shardSpec(plan, int32_t(p), shardIndex());
+    plan::TensorSpec spec = plan::shardSpec(plan, int32_t(p), 0);
     at::TensorOptions options = at::dtype(scalarType(spec.dtype));
-    shards.push_back(offsets[p] == -1
-                         ? at::zeros(spec.shape, options.device(device.where()))
+    at::Tensor padded =
+        offsets[p] == -1 ? at::zeros(spec.shape, options.device(device.where()))
                          : at::from_blob(hostShards->base() + offsets[p],
-                                         spec.shape, options));
+                                         spec.shape, options);
+    plan::TensorSpec own = plan::shardSpec(plan, int32_t(p), shardIndex());
+    shards.push_back(
+        own.shape == spec.shape ? padded : padded.narrow(0, 0, own.shape[0]));
+    paddedShards.push_back(std::move(padded));
   }
 }
 
 void DeviceComm::connectGroups() {
+  std::string prefix;
+  if (int64_t before = (*plansMade)++)
+    prefix = "plan " + std::to_string(before + 1) + " ";
   std::vector<int64_t> everybody, shardGroup, replicateGroup;
   for (int64_t r = 0; r < worldSize(); ++r) {
     everybody.push_back(r);
@@ -91,10 +129,10 @@ void DeviceComm::connectGroups() {
     if (r % plan.shards() == shardIndex())
       replicateGroup.push_back(r);
   }
-  world = transport->connect("world", everybody);
-  gathers = transport->connect("gather", shardGroup);
-  reduces = transport->connect("reduce", shardGroup);
-  replicates = transport->connect("replicate", replicateGroup);
+  world = transport->connect(prefix + "world", everybody);
+  gathers = transport->connect(prefix + "gather", shardGroup);
+  reduces = transport->connect(prefix + "reduce", shardGroup);
+  replicates = transport->connect(prefix + "replicate", replicateGroup);
   for (const plan::Instruction &instruction : plan.instructions) {
     const auto *reshard = std::get_if<plan::Reshard>(&instruction.kind);
     if (!reshard || reshard->keep == 0 || groups.contains(reshard->keep))
@@ -104,7 +142,7 @@ void DeviceComm::connectGroups() {
       if (r / reshard->keep == rank() / reshard->keep)
         neighbours.push_back(r);
     groups[reshard->keep] = transport->connect(
-        "group." + std::to_string(reshard->keep), neighbours);
+        prefix + "group." + std::to_string(reshard->keep), neighbours);
   }
 }
 
@@ -328,7 +366,7 @@ Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
               plan.values[reduce.outs[i]].dtype));
   if (chunk == 0)
     return begun;
-  copyIn(flat, whole, ranks);
+  copyIn(real(flat).view({-1}), real(whole), ranks);
   auto divisors = reduce.divisors.value_or(plan::ReduceScatter::Divisors{});
   if (divisors.predivide != 1)
     flat.div_(divisors.predivide);
@@ -337,7 +375,7 @@ Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
   if (device.where().is_cpu())
     own = at::empty_like(own);
   Wait wait = reduces->reduceScatter(
-      nameOf("reduce_scatter", reduce.unit), own, flat,
+      nameOf("reduce_scatter", reduce.unit), real(own), real(flat),
       reduce.divisors ? ReduceOp::Sum : ReduceOp::Average,
       divisors.premultiply);
   auto finish = [wait, own, flat = flat, strides, outs = begun.results,
@@ -349,7 +387,7 @@ Collective DeviceComm::reduceScatter(const plan::ReduceScatter &reduce,
       wait();
     if (postdivide != 1)
       own.div_(postdivide);
-    copyOut(outs, own, strides);
+    copyFrom(own, strides, outs);
     own.reset();
     flat.reset();
   };
@@ -392,15 +430,21 @@ Collective DeviceComm::allReduce(const plan::AllReduce &reduce,
   }
   if (chunk == 0)
     return begun;
+  if (plan.replicas == 1) {
+    double divisor = reduce.postdivide.value_or(1);
+    for (size_t i = 0; i < ins.size(); ++i)
+      begun.results[i].copy_(divisor == 1 ? ins[i] : ins[i].div(divisor));
+    return begun;
+  }
   flat.zero_(); // FSDP2's padding takes part in the sum
   int64_t begin = 0;
   for (size_t i = 0; i < ins.size(); ++i) {
     flat.narrow(0, begin, ins[i].numel()).copy_(ins[i].reshape({-1}));
     begin += strides[i];
   }
-  Wait wait = replicates->allReduce(nameOf("all_reduce", reduce.unit), flat,
-                                    reduce.postdivide ? ReduceOp::Sum
-                                                      : ReduceOp::Average);
+  Wait wait = replicates->allReduce(
+      nameOf("all_reduce", reduce.unit), real(flat),
+      reduce.postdivide ? ReduceOp::Sum : ReduceOp::Average);
   auto finish = [wait, flat = flat, strides, outs = begun.results,
                  postdivide = reduce.postdivide, done = false]() mutable {
     if (std::exchange(done, true))
@@ -410,7 +454,7 @@ Collective DeviceComm::allReduce(const plan::AllReduce &reduce,
       wait();
     if (postdivide && *postdivide != 1)
       flat.div_(*postdivide);
-    copyOut(outs, flat, strides);
+    copyFrom(flat, strides, outs);
     flat.reset();
   };
   if (wait)

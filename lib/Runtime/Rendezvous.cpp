@@ -212,28 +212,32 @@ std::vector<std::string> Rendezvous::exchange(const std::string &own,
   return texts;
 }
 
-const c10::intrusive_ptr<c10d::Store> &Rendezvous::connectStore() {
-  if (ownStore)
-    return ownStore;
+std::optional<int64_t> Rendezvous::rankElsewhere() {
+  if (hosts.empty())
+    hosts = exchange(hostIdentity());
+  for (size_t rank = 1; rank < hosts.size(); ++rank)
+    if (hosts[rank] != hosts[0])
+      return int64_t(rank);
+  return std::nullopt;
+}
+
+c10::intrusive_ptr<c10d::Store> Rendezvous::connectStore() {
   if (!store)
-    return ownStore = c10::make_intrusive<c10d::HashStore>();
+    return c10::make_intrusive<c10d::HashStore>();
   try {
-    ownStore = c10::make_intrusive<c10d::PrefixStore>(nextKey() + "store",
-                                                      store->clone());
+    return c10::make_intrusive<c10d::PrefixStore>(nextKey() + "store",
+                                                  store->clone());
   } catch (const c10::Error &error) {
     throw RunError("the ranks' store failed: " +
                    std::string(error.what_without_backtrace()));
   }
-  return ownStore;
 }
 
 void shareMemory(Rendezvous &rendezvous, const std::function<int()> &create,
                  const std::function<void(const std::string &)> &open) {
-  std::vector<std::string> hosts = rendezvous.exchange(hostIdentity());
-  for (size_t rank = 1; rank < hosts.size(); ++rank)
-    if (hosts[rank] != hosts[0])
-      throw InputError("expected all ranks on one host, got rank " +
-                       std::to_string(rank) + " on another than rank 0");
+  if (std::optional<int64_t> rank = rendezvous.rankElsewhere())
+    throw InputError("expected all ranks on one host, got rank " +
+                     std::to_string(*rank) + " on another than rank 0");
   auto agree = [&](auto make) {
     std::string own;
     try {

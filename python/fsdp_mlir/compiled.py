@@ -67,6 +67,7 @@ def compile(
     cache: str | Path | None = None,
     outputs: bool = False,
     fallback: str = "eager",
+    comm: str | None = None,
     deadline: float = 1800.0,
     **options: Any,
 ) -> Step:
@@ -93,19 +94,22 @@ def compile(
 
     With `evaluation` the loss in eval mode is compiled too, for `Step.evaluate`.
 
-    The step trains the model: its parameters' local tensors move to memory that the ranks share.
-    Parameters on `meta` are initialised by `init`, the function that builds the model, as on one
-    device at `init_seed` (default: that of rank 0's torch.manual_seed).
+    The step trains the model: its parameters' local tensors move to memory of the plan, which the
+    ranks of one host share. Parameters on `meta` are initialised by `init`, the function that
+    builds the model, as on one device at `init_seed` (default: that of rank 0's torch.manual_seed).
 
     What has no plan runs as FSDP2 does, after one warning that says why; with fallback="error" it
-    is the error. `deadline`: seconds after which a call fails whose other ranks do not come. The
-    files of the first plan lie in `path`, by default in a temporary folder until it is open. Plans
-    are kept in the folder `cache`, by default that of the variable FSDP_MLIR_CACHE if there is one,
-    and found there by a later process with the same code, model, settings and versions. A
-    collective: an error of one rank is raised on all of them.
+    is the error. `comm`: how the ranks reach each other, "shm", the memory of one host, or "gloo";
+    by default the first where all are on one host. `deadline`: seconds after which a call fails
+    whose other ranks do not come. The files of the first plan lie in `path`, by default in a
+    temporary folder until it is open. Plans are kept in the folder `cache`, by default that of the
+    variable FSDP_MLIR_CACHE if there is one, and found there by a later process with the same code,
+    model, settings and versions. A collective: an error of one rank is raised on all of them.
     """
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback: expected 'eager' or 'error', got {fallback!r}")
+    if comm not in (None, "shm", "gloo"):
+        raise ValueError(f"comm: expected 'shm' or 'gloo', got {comm!r}")
     if compute_loss is not None:
         if loss is not None:
             raise ValueError("compute_loss: expected it or loss, got both")
@@ -143,6 +147,8 @@ def compile(
         return given, config
 
     (given, config), _ = together(rendezvous, prepare, lambda _: "")
+    if comm is None:
+        comm = "shm" if rendezvous.on_one_host() else "gloo"
     clipping = None if max_norm is None else Clipping(float(max_norm), float(norm_type))
     plans = Plans(
         model,
@@ -153,6 +159,7 @@ def compile(
         path=Path(path) if path is not None else None,
         cache=_cache_folder(cache),
         rendezvous=rendezvous,
+        comm=comm,
     )
     step = Step(
         model,
@@ -230,7 +237,6 @@ class Step:
         # Without a loss function the output is the model's, which may be large.
         self._gives_outputs = outputs or loss is not None
         self._fallback = fallback
-        self._deadline = deadline
         self._groups = sharding.groups(model)
         self._inputs = Inputs(model, loss)
         self._requests = Requests(
@@ -249,7 +255,7 @@ class Step:
         self._result = _Result()
         self._agreement: Any = None  # without it there are no plans
         try:
-            self._agreement = build.runtime().Agreement(rendezvous)
+            self._agreement = build.runtime().Agreement(plans.comm, rendezvous, deadline)
         except RuntimeError as error:
             self._without_plan(NoPlan(str(error)))
 
@@ -473,7 +479,7 @@ class Step:
         if self._agreement is None:
             return _EAGER
         word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> 2 << 2
-        words = self._agreement.exchange(word | own, self._deadline)
+        words = self._agreement.exchange(word | own)
         if any(other >> 2 != word >> 2 for other in words):
             return _EAGER
         said = max(other & 3 for other in words)

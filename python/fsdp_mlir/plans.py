@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -99,7 +101,9 @@ class Plans:
         path: Path | None,
         cache: Path | None,
         rendezvous: Any,
+        comm: str,
     ) -> None:
+        self.comm = comm
         self._model = model
         self._loss = loss
         self._optimizer = optimizer
@@ -137,12 +141,8 @@ class Plans:
             if len(self._made) >= LIMIT:
                 raise NoPlan(f"there are {LIMIT} plans of the model already")
 
-            def make_plan() -> str:
-                files.make_plan()
-                return str(files.folder.resolve())
-
-            _, folders = self.together(make_plan, str, _COMPILE_SECONDS)
-            session = self._open(Path(folders[0]), captured, allowed_library)
+            folder = self._sent(files, stack)
+            session = self._open(folder, captured, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
         made = Compiled(
@@ -151,6 +151,26 @@ class Plans:
         self._bind(made)
         self._made.append(made)
         return made
+
+    def _sent(self, files: _Files, stack: ExitStack) -> Path:
+        """The folder where this rank finds rank 0's plan, until the end of `stack`."""
+        first, one_host = self._rendezvous.rank == 0, self._rendezvous.on_one_host()
+
+        def make() -> str:
+            files.make_plan()
+            if one_host:
+                return str(files.folder.resolve())
+            plan = (files.folder / "plan.json").read_bytes() if first else b""
+            return b64encode(zlib.compress(plan)).decode()
+
+        _, texts = self.together(make, str, _COMPILE_SECONDS)
+        if one_host:
+            return Path(texts[0])
+        if first:
+            return files.folder
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
+        (folder / "plan.json").write_bytes(zlib.decompress(b64decode(texts[0])))
+        return folder
 
     def _bind(self, made: Compiled) -> None:
         def bind() -> None:
@@ -247,7 +267,7 @@ class Plans:
         plan = str(folder / "plan.json")
         try:
             session = build.runtime().Session(
-                plan, allowed, self._rendezvous, self._first, captured.operators
+                plan, allowed, self._rendezvous, self.comm, self._first, captured.operators
             )
         except RuntimeError as error:
             raise NoPlan(str(error)) from error

@@ -2,10 +2,9 @@
 
 FSDP2's DTensors stay what they are. The storages of their local tensors are moved into the memory
 of the first session, or the local tensors re-pointed there, the way FSDP2 itself re-points them
-after load_state_dict(assign=True); a session of
-another plan uses the same memory. Buffers and the optimizer's state are the model's and the
-optimizer's own tensors, which a session is given. So a change through either side is seen by the
-other.
+after load_state_dict(assign=True); a session of another plan uses the same memory. Buffers and the
+optimizer's state are the model's and the optimizer's own tensors, which a session is given. So a
+change through either side is seen by the other.
 """
 
 from __future__ import annotations

@@ -136,6 +136,7 @@ def train_ours(
         example=example,
         max_norm=case.get("max_norm"),
         evaluation=True,
+        comm=case.get("comm"),
         **options,
     )
     losses = []
@@ -231,7 +232,7 @@ def main() -> None:
     case = json.loads(Path(sys.argv[1]).read_text())
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    if world > 2:
+    if world > 2 and case.get("comm") != "gloo":
         rank_order.install()
     found = differences(case, rank, world)
     Path(f"{sys.argv[2]}.{rank}").write_text(json.dumps(found))

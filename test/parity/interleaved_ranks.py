@@ -52,7 +52,11 @@ class Side:
         self.step = None
         if compiled:
             self.step = fsdp_mlir.compile(
-                self.model, optimizer=self.optimizer, max_norm=self.max_norm, evaluation=True
+                self.model,
+                optimizer=self.optimizer,
+                max_norm=self.max_norm,
+                evaluation=True,
+                comm=case["comm"],
             )
 
     def train(self, batch: dict[str, Tensor]) -> Tensor:

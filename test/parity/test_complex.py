@@ -63,7 +63,9 @@ def trained(name, dtype, compiled):
     optimizer = OPTIMIZERS[name](model.parameters())
     step = None
     if compiled:
-        step = fsdp_mlir.compile(model, optimizer=optimizer, max_norm=0.5, fallback="error")
+        step = fsdp_mlir.compile(
+            model, optimizer=optimizer, max_norm=0.5, comm=COMM, fallback="error"
+        )
     torch.manual_seed(rank)
     seen = []
     for number in range(3):
@@ -97,21 +99,25 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_spectral_layers(world: int, tmp_path: Path) -> None:
+def run(world: int, tmp_path: Path, text: str) -> tuple[list[int], list[str]]:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    statuses, errors = run_script(script, world)
+    script.write_text(text)
+    return run_script(script, world)
+
+
+@pytest.mark.parametrize(
+    ("world", "comm"), [(1, "shm"), (2, "shm"), (4, "shm"), (2, "gloo"), (4, "gloo")]
+)
+def test_spectral_layers(world: int, comm: str, tmp_path: Path) -> None:
+    statuses, errors = run(world, tmp_path, SCRIPT.replace("COMM", repr(comm)))
     assert statuses == [0] * world, errors
 
 
 def test_over_three_ranks_there_is_no_plan(tmp_path: Path) -> None:
     """PyTorch rounds the quotient of a complex number by its place in FSDP2's flat tensor."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    statuses, errors = run_script(script, 3)
+    script = SCRIPT.replace("COMM", "None")
+    statuses, errors = run(3, tmp_path, script)
     assert statuses == [1] * 3
     assert "the average of complex gradients over 3 ranks is not supported" in errors[0]
-    script.write_text(SCRIPT.replace('fallback="error"', 'fallback="eager"'))
-    statuses, errors = run_script(script, 3)
+    statuses, errors = run(3, tmp_path, script.replace('fallback="error"', 'fallback="eager"'))
     assert statuses == [0] * 3, errors

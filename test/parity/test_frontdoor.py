@@ -34,7 +34,7 @@ model = parity_models.own_parameters()
 fsdp_mlir.fully_shard(model)
 batch = {name: torch.ones(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
 sgd = (torch.optim.SGD, {"lr": 0.1})
-step = fsdp_mlir.compile(model, optimizer=sgd, example=batch, deadline=5)
+step = fsdp_mlir.compile(model, optimizer=sgd, example=batch, comm=COMM, deadline=5)
 for number in range(5):
     if number == 2 and os.environ["RANK"] == "1":
         FAIL
@@ -180,6 +180,26 @@ def test_two_ranks(name: str, tmp_path: Path) -> None:
     assert_same(CASES[name], 2, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["ignored", "clipping", "largest_dim", "mixed", "offloaded"])
+def test_over_gloo(name: str, tmp_path: Path) -> None:
+    """As ranks of several hosts."""
+    assert_same(CASES[name] | {"comm": "gloo"}, 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # Sums in Gloo's own order.
+        {"mesh": [1, 4], "accumulation": 3, "all_reduce_each_microbatch": False},
+        {"mesh": [2, 2], "methods": CASES["divided"]["methods"]},
+        {"root": {"reshard_after_forward": 2}},
+    ],
+    ids=str,
+)
+def test_four_ranks_over_gloo(case: dict[str, Any], tmp_path: Path) -> None:
+    assert_same(CASES["layers"] | case | {"comm": "gloo"}, 4, tmp_path)
+
+
 def test_one_rank(tmp_path: Path) -> None:
     assert_same(CASES["layers"] | {"max_norm": 0.1, "accumulation": 2}, 1, tmp_path)
 
@@ -233,10 +253,49 @@ def test_the_examples(world: int, tmp_path: Path) -> None:
     assert min(losses) < max(losses) - 0.5
 
 
+def test_two_hosts(tmp_path: Path) -> None:
+    """Two launchers that see no processes of each other, as on two hosts, with two ranks each."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if execute([*apart, "true"], check=False).returncode != 0:
+        pytest.skip("no right to make a PID namespace (unshare --user --pid)")
+    path = os.pathsep.join(sys.path)
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path)
+    launcher = [*apart, sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
+    launcher += ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    command = [*launcher, EXAMPLES / "train_fsdp_mlir.py", tmp_path / "ours"]
+    hosts = [
+        subprocess.Popen(
+            [*map(str, command[:-2]), f"--node-rank={rank}", *map(str, command[-2:])],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [host.communicate(timeout=200) for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], outputs
+    assert not any("runs as FSDP2 does" in errors for _, errors in outputs)
+    done = torchrun_reference(EXAMPLES / "train_fsdp2.py", 4, tmp_path / "theirs")
+    pattern = r"rank (\d): loss ([\d.]+)"
+    ours = re.findall(pattern, outputs[0][0] + outputs[1][0])
+    assert sorted(ours) == sorted(re.findall(pattern, done.stdout)) and len(ours) == 80
+    states = []
+    for name in ("ours", "theirs"):
+        dcp_to_torch_save(tmp_path / name, tmp_path / f"{name}.pt")
+        states.append(torch.load(tmp_path / f"{name}.pt"))
+    assert list(states[0]) == list(states[1]) != []
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 FAILURES = {
     "error": "raise ValueError('no more data')",
     "death": "os.kill(os.getpid(), signal.SIGKILL)",
-    "delay": "time.sleep(20)",
+    "delay": "time.sleep(9)",
     "bad_batch": "batch['targets'] += 1000",
 }
 
@@ -259,23 +318,33 @@ def run_processes(script: Path) -> tuple[list[int], list[str]]:
     return [rank.returncode for rank in ranks], errors
 
 
+@pytest.mark.parametrize("comm", ["shm", "gloo"])
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_failure_ends_every_rank(failure: str, tmp_path: Path) -> None:
+def test_a_failure_ends_every_rank(failure: str, comm: str, tmp_path: Path) -> None:
     """Rank 1 fails before its third step; rank 0, which waits for it, says so at once."""
     script = tmp_path / "script.py"
-    script.write_text(FAILING.replace("FAIL", FAILURES[failure]))
+    script.write_text(FAILING.replace("FAIL", FAILURES[failure]).replace("COMM", repr(comm)))
     statuses, errors = run_processes(script)
     assert all(statuses)
     last = [text.strip().splitlines()[-1].partition("]: ")[2] for text in errors if text]
     if failure == "bad_batch":
         assert last[0].startswith("RuntimeError: rank 1: step 3: aten::nll_loss_forward")
         assert last[0] == last[1]
-    elif failure == "delay":
-        late = "rank 1 did not come to call 3 of the step within 5 s; expected as many batches"
-        assert last[0] == f"RuntimeError: {late} on every rank"
-    else:
+        return
+    hosts = 'call of the step (collective 3 of communicator "agreement")'
+    as_many = "expected as many batches on every rank"
+    if failure == "delay":
+        late = {
+            "shm": "rank 1 did not come to call 3 of the step within 5 s",
+            "gloo": f"{hosts} has not finished after 5 s; rank 1 has not come to it",
+        }
+        assert last[0] == f"RuntimeError: {late[comm]}; {as_many}"
+    elif comm == "shm":
         assert last[0].startswith("RuntimeError: rank 1 (pid ")
         assert last[0].endswith(" ended after 2 calls of the step, this rank makes call 3")
+    else:
+        assert last[0].startswith(f"RuntimeError: {hosts}: ")
+        assert last[0].endswith(f"; rank 1 does not answer; {as_many}")
 
 
 def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ CASES = {
 ACTIONS = 14
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "comm"), [(1, "shm"), (2, "shm"), (3, "gloo")])
 @pytest.mark.parametrize("name", CASES)
-def test_random_loops(name: str, seed: int, tmp_path: Path) -> None:
-    case = {**CASES[name], "seed": seed, "actions": ACTIONS}
+def test_random_loops(name: str, seed: int, comm: str, tmp_path: Path) -> None:
+    case = {**CASES[name], "seed": seed, "actions": ACTIONS, "comm": comm}
     path = tmp_path / "case.json"
     path.write_text(json.dumps(case))
     run_ranks("interleaved_ranks", [path, tmp_path / "found"], 2)

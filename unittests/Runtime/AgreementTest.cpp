@@ -20,18 +20,22 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::UnorderedElementsAre;
 
-TEST(Agreement, EveryRankGetsTheWordsOfAll) {
+class AgreementTest : public testing::TestWithParam<Backend> {};
+
+TEST_P(AgreementTest, EveryRankGetsTheWordsOfAll) {
   uint16_t port = LocalStore(3).port();
   auto errors = forkRanks(3, [&](int64_t rank) {
     Rendezvous rendezvous({{rank, 3, "127.0.0.1", port}});
-    Agreement agreement(rendezvous);
-    for (uint64_t round = 0; round < 2000; ++round) {
-      if (round % 500 == uint64_t(rank) * 7)
+    auto agreement = makeAgreement(GetParam(), rendezvous, 60s);
+    uint64_t rounds = GetParam() == Backend::Shm ? 2000 : 200;
+    for (uint64_t round = 0; round < rounds; ++round) {
+      if (round % (rounds / 4) == uint64_t(rank) * 7)
         std::this_thread::sleep_for(2ms);
+      // All bits count.
       std::vector<uint64_t> words =
-          agreement.exchange(10 * round + uint64_t(rank), 60s);
+          agreement->exchange(~(10 * round + uint64_t(rank)));
       for (uint64_t r = 0; r < 3; ++r)
-        if (words.at(r) != 10 * round + r)
+        if (words.at(r) != ~(10 * round + r))
           throw std::runtime_error("wrong word");
     }
     rendezvous.exchange("before a rank ends");
@@ -39,16 +43,16 @@ TEST(Agreement, EveryRankGetsTheWordsOfAll) {
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
-TEST(Agreement, NamesTheRanksThatDoNotCome) {
+TEST_P(AgreementTest, NamesTheRanksThatDoNotCome) {
   uint16_t port = LocalStore(3).port();
   auto errors = forkRanks(3, [&](int64_t rank) {
     Rendezvous rendezvous({{rank, 3, "127.0.0.1", port}});
-    Agreement agreement(rendezvous);
-    agreement.exchange(0, 60s);
+    auto agreement = makeAgreement(GetParam(), rendezvous, 1s);
+    agreement->exchange(0);
     std::string message = "none";
     if (rank == 0)
       try {
-        agreement.exchange(0, 1s);
+        agreement->exchange(0);
       } catch (const std::exception &error) {
         message = error.what();
       }
@@ -56,31 +60,45 @@ TEST(Agreement, NamesTheRanksThatDoNotCome) {
     if (rank == 0)
       throw std::runtime_error(message);
   });
-  EXPECT_THAT(errors,
-              UnorderedElementsAre(
-                  HasSubstr("ranks 1, 2 did not come to call 2 of the step "
-                            "within 1 s; expected as many batches on every "
-                            "rank"),
-                  IsEmpty(), IsEmpty()));
+  std::string expected =
+      GetParam() == Backend::Shm
+          ? "ranks 1, 2 did not come to call 2 of the step within 1 s"
+          : "call of the step (collective 2 of communicator \"agreement\") has "
+            "not finished after 1 s; ranks 1, 2 have not come to it";
+  EXPECT_THAT(errors, UnorderedElementsAre(
+                          HasSubstr(expected +
+                                    "; expected as many batches on every rank"),
+                          IsEmpty(), IsEmpty()));
 }
 
-TEST(Agreement, NamesARankThatEnded) {
+TEST_P(AgreementTest, NamesARankThatEnded) {
   uint16_t port = LocalStore(2).port();
   auto errors = forkRanks(2, [&](int64_t rank) {
     Rendezvous rendezvous({{rank, 2, "127.0.0.1", port}});
-    Agreement agreement(rendezvous);
-    agreement.exchange(0, 60s);
+    auto agreement = makeAgreement(GetParam(), rendezvous, 60s);
+    agreement->exchange(0);
     if (rank == 0)
-      agreement.exchange(0, 60s);
+      agreement->exchange(0);
   });
-  EXPECT_THAT(errors[0], HasSubstr(") ended after 1 calls of the step, this "
-                                   "rank makes call 2"));
+  EXPECT_THAT(errors[0],
+              HasSubstr(GetParam() == Backend::Shm
+                            ? ") ended after 1 calls of the step, this rank "
+                              "makes call 2"
+                            : "call of the step (collective 2 of communicator "
+                              "\"agreement\"): "));
 }
 
-TEST(Agreement, OneRankAgreesWithItself) {
+TEST_P(AgreementTest, OneRankAgreesWithItself) {
   Rendezvous alone(std::nullopt);
-  EXPECT_THAT(Agreement(alone).exchange(5, 1s), ElementsAre(5));
+  auto agreement = makeAgreement(GetParam(), alone, 1s);
+  EXPECT_THAT(agreement->exchange(5), ElementsAre(5));
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, AgreementTest,
+                         testing::Values(Backend::Shm, Backend::Gloo),
+                         [](const auto &info) {
+                           return info.param == Backend::Shm ? "Shm" : "Gloo";
+                         });
 
 } // namespace
 } // namespace fsdp::test

@@ -73,6 +73,9 @@ public:
   /// parameter's storage for the whole run: the optimizer writes it between
   /// beginUpdate and publish, the initial load before the first publish.
   virtual at::Tensor shard(int32_t param) = 0;
+  /// The same with as many rows as rank 0's shard has, in one piece of memory;
+  /// what is behind the shard's own is nobody's.
+  virtual at::Tensor paddedShard(int32_t param) = 0;
   /// Makes this rank's rows of all parameters available to allGather; those of
   /// frozen ones, where they were written after the first publish, only with
   /// `frozen`.

@@ -14,7 +14,8 @@
 //
 // Communicators: "gather" and "reduce" of the ranks of a replica, "replicate"
 // of those with the same shard, "group.N" where reshards keep groups of N,
-// "world" for statistics and barriers.
+// "world" for statistics and barriers; "plan 2 gather" and so on of a further
+// plan.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_DEVICECOMM_H
@@ -32,9 +33,11 @@ namespace fsdp::runtime {
 class DeviceComm final : public Comm {
 public:
   /// Borrows plan, which has its buffers (plan::addDeviceBuffers), and device;
-  /// connects this rank to the others.
+  /// connects this rank to the others. `other`: the same rank's of another
+  /// plan, over the same transport, whose shards this one uses, too.
   DeviceComm(const plan::Plan &plan, Device &device,
-             std::shared_ptr<Transport> transport);
+             std::shared_ptr<Transport> transport,
+             const DeviceComm *other = nullptr);
 
   int64_t rank() const override { return transport->rank(); }
   int64_t worldSize() const override { return transport->worldSize(); }
@@ -42,6 +45,7 @@ public:
   int64_t ownBytes() const override { return 0; }
 
   at::Tensor shard(int32_t param) override { return shards[param]; }
+  at::Tensor paddedShard(int32_t param) override { return paddedShards[param]; }
   /// Nothing: the next gather reads the shards.
   void publish(bool) override {}
 
@@ -119,8 +123,10 @@ private:
   std::unique_ptr<Communicator> gathers, reduces, replicates, world;
   std::map<int64_t, std::unique_ptr<Communicator>> groups;
   /// Null where no unit is offloaded.
-  std::unique_ptr<DeviceMemory> hostShards;
-  std::vector<at::Tensor> shards;
+  std::shared_ptr<DeviceMemory> hostShards;
+  std::vector<at::Tensor> shards, paddedShards;
+  /// Over the same shards; those of the transport have names of their own.
+  std::shared_ptr<int64_t> plansMade;
   /// Per unit: what the last gather gave, until its reshard.
   std::vector<std::vector<at::Tensor>> gathered;
   /// RankStats of this rank, and of all.

@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/ShmSegment.h"
 
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -16,10 +17,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-namespace c10d {
-class Store;
-} // namespace c10d
 
 namespace fsdp::runtime {
 
@@ -64,11 +61,14 @@ public:
   exchange(const std::string &own,
            std::chrono::seconds timeout = std::chrono::seconds(300));
 
+  /// The first rank that is on another host than rank 0, where processes share
+  /// no memory with it. The first call is a collective.
+  std::optional<int64_t> rankElsewhere();
+
   /// For one Transport: a store of all ranks, over a connection of its own,
-  /// whose keys no other Rendezvous and no earlier attempt of the job uses. Its
-  /// first call belongs together as those of exchange do. Rank 0 may serve it
-  /// from its process.
-  const c10::intrusive_ptr<c10d::Store> &connectStore();
+  /// whose keys nobody else uses. Calls belong together as those of exchange
+  /// do. Rank 0 may serve it from its process.
+  c10::intrusive_ptr<c10d::Store> connectStore();
 
   /// To be called once all ranks have met; exchange does. Throws RunError if
   /// two processes have come for one place.
@@ -89,8 +89,9 @@ private:
   std::thread watcher;
   std::string keys;  ///< what every key of this job begins with
   std::string place; ///< "127.0.0.1:29500", for messages
-  c10::intrusive_ptr<c10d::Store> store;    ///< null for a rank alone
-  c10::intrusive_ptr<c10d::Store> ownStore; ///< that of connectStore
+  c10::intrusive_ptr<c10d::Store> store; ///< null for a rank alone
+  /// By rank, which kernel and processes it sees; empty until asked for.
+  std::vector<std::string> hosts;
 };
 
 /// Memory that all ranks map; a collective. Rank 0 calls `create`, which gives

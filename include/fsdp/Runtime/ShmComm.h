@@ -41,9 +41,7 @@ public:
   int64_t shardIndex() const override { return ownRank % plan.shards(); }
   int64_t ownBytes() const override;
   at::Tensor shard(int32_t param) override;
-  /// The same with as many rows as rank 0's shard has, in one piece of memory;
-  /// what is behind the shard's own is nobody's.
-  at::Tensor paddedShard(int32_t param);
+  at::Tensor paddedShard(int32_t param) override;
   void publish(bool frozen = false) override;
   void beginStep(int64_t step) override;
   void beginMicrobatch() override;
