@@ -13,9 +13,11 @@
 #include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
+#include "mlir/Bytecode/BytecodeWriter.h"
 #include "mlir/IR/Remarks.h"
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
+#include "mlir/Remark/RemarkStreamer.h"
 #include "mlir/Support/Timing.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "llvm/Support/CommandLine.h"
@@ -145,11 +147,12 @@ void addPasses(PassManager &pm) {
 }
 
 LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
+  auto config = MlirOptMainConfig::createFromCLOptions();
   PassManager pm(module.getContext());
+  pm.enableVerifier(config.shouldVerifyPasses());
   if (failed(applyPassManagerCLOptions(pm)))
     return failure();
   pm.enableTiming(timing);
-  auto config = MlirOptMainConfig::createFromCLOptions();
   pm.addPass(createReadModuleNames());
   if (failed(config.setupPassPipeline(pm)))
     return failure();
@@ -278,6 +281,9 @@ LogicalResult write(ModuleOp module, StringRef path) {
     auto plan = emitVerifiedPlan(module);
     if (failed(plan) || failed(printSimulatedPage(*plan, stream)))
       return failure();
+  } else if (MlirOptMainConfig::createFromCLOptions().shouldEmitBytecode()) {
+    if (failed(writeBytecodeToFile(module, stream)))
+      return failure();
   } else {
     module.print(stream);
     stream << '\n';
@@ -302,21 +308,50 @@ LogicalResult writeDifference(StringRef inputPath, StringRef outputPath) {
 }
 } // namespace
 
-/// Prints the remarks that the options of mlir-opt select.
-static void enableRemarks(MLIRContext &context) {
-  auto config = MlirOptMainConfig::createFromCLOptions();
+/// Gives the remarks that the options of mlir-opt select, as they say.
+static LogicalResult enableRemarks(MLIRContext &context,
+                                   const MlirOptMainConfig &config) {
+  if (!config.shouldEmitRemarks())
+    return success();
   remark::RemarkCategories categories{
       config.getRemarksAllFilter(), config.getRemarksPassedFilter(),
       config.getRemarksMissedFilter(), config.getRemarksAnalyseFilter(),
       config.getRemarksFailedFilter()};
-  if (config.shouldEmitRemarks())
-    (void)remark::enableOptimizationRemarks(
-        context, nullptr, std::make_unique<remark::RemarkEmittingPolicyAll>(),
-        categories, /*printAsEmitRemarks=*/true);
+  std::unique_ptr<remark::detail::RemarkEmittingPolicyBase> policy;
+  if (config.getRemarkPolicy() == RemarkPolicy::REMARK_POLICY_FINAL)
+    policy = std::make_unique<remark::RemarkEmittingPolicyFinal>();
+  else
+    policy = std::make_unique<remark::RemarkEmittingPolicyAll>();
+  if (config.getRemarkFormat() == RemarkFormat::REMARK_FORMAT_STDOUT)
+    return remark::enableOptimizationRemarks(context, nullptr,
+                                             std::move(policy), categories,
+                                             /*printAsEmitRemarks=*/true);
+  bool isYaml = config.getRemarkFormat() == RemarkFormat::REMARK_FORMAT_YAML;
+  std::string path = config.getRemarksOutputFile();
+  if (path.empty())
+    path = isYaml ? "mlir-remarks.yaml" : "mlir-remarks.bitstream";
+  return remark::enableOptimizationRemarksWithLLVMStreamer(
+      context, path,
+      isYaml ? llvm::remarks::Format::YAML : llvm::remarks::Format::Bitstream,
+      std::move(policy), categories);
 }
+
+/// Options of mlir-opt that say how to run passes on a text, one by one.
+constexpr StringRef kPassByPass[] = {"irdl-file",          "no-implicit-module",
+                                     "run-reproducer",     "split-input-file",
+                                     "verify-diagnostics", "verify-roundtrip",
+                                     "output-split-marker"};
 
 /// Refuses options on which what is written does not depend.
 static LogicalResult checkOptions() {
+  for (StringRef name : kPassByPass)
+    if (const cl::Option *option = cl::getRegisteredOptions().lookup(name);
+        option && option->getNumOccurrences())
+      return reportError("--" + name +
+                         ": expected a .mlir file and passes alone");
+  if (emitKind != Emit::MLIR &&
+      MlirOptMainConfig::createFromCLOptions().shouldEmitBytecode())
+    return reportError("--emit-bytecode: expected --emit mlir");
   auto check = [](const cl::Option &option, bool matters, StringRef expected) {
     if (matters || option.getNumOccurrences() == 0)
       return success();
@@ -336,6 +371,15 @@ static LogicalResult checkOptions() {
   constexpr StringRef names[] = {"mlir",  "plan", "stats",
                                  "trace", "html", "pareto"};
   return checkSimulationOptions(names[size_t(emitKind.getValue())]);
+}
+
+void mlir::fsdp::hideLibraryOptions() {
+  for (auto &entry : cl::getRegisteredOptions()) {
+    cl::Option &option = *entry.second;
+    if (llvm::is_contained(option.Categories, &cl::getGeneralCategory()) &&
+        option.getOptionHiddenFlag() == cl::NotHidden)
+      option.setHiddenFlag(cl::Hidden);
+  }
 }
 
 bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
@@ -359,8 +403,12 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   TimingScope timing = timingManager.getRootScope();
   // One core: threads would only add their start-up.
   MLIRContext context(registry, MLIRContext::Threading::DISABLED);
+  auto config = MlirOptMainConfig::createFromCLOptions();
+  context.allowUnregisteredDialects(config.shouldAllowUnregisteredDialects());
   context.printOpOnDiagnostic(false);
-  enableRemarks(context);
+  if (failed(enableRemarks(context, config)))
+    return reportError("--remarks-output-file: cannot be written: " +
+                       config.getRemarksOutputFile());
   llvm::SourceMgr sources;
   ReportStream errors;
   SourceMgrDiagnosticHandler diagnostics(sources, &context, errors);

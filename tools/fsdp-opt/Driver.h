@@ -8,6 +8,10 @@
 
 namespace mlir::fsdp {
 
+/// Leaves options of the libraries that are linked to --help-hidden. Before
+/// those of mlir-opt and of passes are registered.
+void hideLibraryOptions();
+
 /// True when the options ask for more than mlir-opt does: a captured model as
 /// input, a config, ranks, a level, a device, a plan to compare with, or an
 /// --emit other than IR.

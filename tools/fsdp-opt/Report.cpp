@@ -4,6 +4,7 @@
 #include "fsdp/Support/Files.h"
 #include "fsdp/Support/Message.h"
 #include "fsdp/Support/Nesting.h"
+#include "mlir/Bytecode/BytecodeReader.h"
 #include "llvm/ADT/StringRef.h"
 
 using namespace mlir;
@@ -11,7 +12,8 @@ using namespace mlir::fsdp;
 
 static FailureOr<std::unique_ptr<llvm::MemoryBuffer>>
 checkNesting(std::unique_ptr<llvm::MemoryBuffer> buffer) {
-  if (::fsdp::nestingOf(buffer->getBuffer()) > ::fsdp::kMaxNesting)
+  if (!isBytecode(*buffer) &&
+      ::fsdp::nestingOf(buffer->getBuffer()) > ::fsdp::kMaxNesting)
     return reportError(buffer->getBufferIdentifier() + ": nested deeper than " +
                        llvm::Twine(::fsdp::kMaxNesting));
   return buffer;

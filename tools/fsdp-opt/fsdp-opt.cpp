@@ -46,6 +46,7 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
 }
 
 static int run(int argc, char **argv) {
+  fsdp::hideLibraryOptions();
   fsdp::registerFSDPPasses();
   fsdp::registerPipelines();
   registerCanonicalizerPass();
