@@ -57,7 +57,7 @@ private:
     streams.emplace(to, isStep ? ops : nullptr,
                     isStep && result.accumulationSteps > 1);
     for (Operation &op : of.getBody().front())
-      if (failed(emit(&op)))
+      if (failed(emit(&op)) || isIncomplete)
         return failure();
     return success();
   }
@@ -95,7 +95,7 @@ private:
                               unit.getCpuOffload()});
     }
     for (auto param : module.getOps<ParamOp>())
-      if (failed(emitParam(param)))
+      if (failed(emitParam(param)) || isIncomplete)
         return failure();
     for (auto buffer : module.getOps<BufferOp>()) {
       bufferIndex[buffer.getSymNameAttr()] = result.buffers.size();
@@ -117,6 +117,7 @@ private:
     auto spec = getSpec(param, param.getTensorType());
     if (failed(spec))
       return failure();
+    current = param;
     int32_t index = result.params.size();
     paramIndex[param.getSymNameAttr()] = index;
     plan::Param entry;
@@ -128,7 +129,7 @@ private:
     entry.requiresGrad = !param.getFrozen();
     entry.unused = param.getUnused();
     if (!param.getIgnored()) {
-      entry.unit = unitIndex.lookup(param.getUnitAttr().getAttr());
+      entry.unit = find(unitIndex, param.getUnitAttr().getAttr());
       entry.shardDim = int32_t(param.getShardingAttr().getShardedDim());
       result.units[entry.unit].params.push_back(index);
     }
@@ -205,7 +206,24 @@ private:
     return success();
   }
 
-  plan::ValueId use(Value value) { return valueIds.lookup(value); }
+  plan::ValueId use(Value value) { return find(valueIds, value); }
+
+  /// The index of what was defined before; an error of the operation that is
+  /// being emitted otherwise, and 0.
+  template <typename KeyT>
+  int32_t find(const llvm::DenseMap<KeyT, int32_t> &table, KeyT key) {
+    auto found = table.find(key);
+    if (found != table.end())
+      return found->second;
+    if (!std::exchange(isIncomplete, true)) {
+      auto diagnostic = current->emitOpError("names what a plan does not have");
+      if constexpr (std::is_same_v<KeyT, Value>)
+        diagnostic << ", a value of type " << key.getType();
+      else
+        diagnostic << ": " << key;
+    }
+    return 0;
+  }
 
   /// Null: row-major.
   static plan::Strides getStrides(DenseI64ArrayAttr strides) {
@@ -261,12 +279,13 @@ private:
   }
 
   LogicalResult emit(Operation *op) {
+    current = op;
     return llvm::TypeSwitch<Operation *, LogicalResult>(op)
         .Case<aten::CallOp>([&](auto call) { return emitCall(call); })
         .Case<ReadOp>([&](auto read) { return emitRead(read); })
         .Case<ReadBufferOp>([&](auto read) {
           plan::ReadBuffer kind;
-          kind.buffer = bufferIndex.lookup(read.getBufferAttr().getAttr());
+          kind.buffer = find(bufferIndex, read.getBufferAttr().getAttr());
           if (failed(define(read.getResult(), kind.out)))
             return failure();
           append(op, kind);
@@ -344,7 +363,7 @@ private:
             kind.groups.assign(groups->begin(), groups->end());
           for (auto name :
                step.getParamNames().template getAsRange<FlatSymbolRefAttr>())
-            kind.params.push_back(paramIndex.lookup(name.getAttr()));
+            kind.params.push_back(find(paramIndex, name.getAttr()));
           for (Value grad : step.getGrads())
             kind.grads.push_back(use(grad));
           append(op, std::move(kind));
@@ -360,13 +379,13 @@ private:
         })
         .Case<WriteParamOp>([&](auto write) {
           append(op, plan::WriteParam{
-                         paramIndex.lookup(write.getParamAttr().getAttr()),
+                         find(paramIndex, write.getParamAttr().getAttr()),
                          use(write.getValue())});
           return success();
         })
         .Case<WriteBufferOp>([&](auto write) {
           append(op, plan::WriteBuffer{
-                         bufferIndex.lookup(write.getBufferAttr().getAttr()),
+                         find(bufferIndex, write.getBufferAttr().getAttr()),
                          use(write.getValue())});
           return success();
         })
@@ -381,7 +400,7 @@ private:
   }
 
   int32_t getUnit(FlatSymbolRefAttr name) {
-    return unitIndex.lookup(name.getAttr());
+    return find(unitIndex, name.getAttr());
   }
 
   int64_t getPostForwardSize(ReshardOp reshard) {
@@ -398,7 +417,7 @@ private:
     if (isa<ShardedType>(read.getResult().getType()))
       return success(); // the gather that uses it names the unit
     plan::ReadParam kind;
-    kind.param = paramIndex.lookup(read.getParamAttr().getAttr());
+    kind.param = find(paramIndex, read.getParamAttr().getAttr());
     if (result.params[kind.param].unit != -1)
       return read.emitOpError("reads a whole parameter: run "
                               "fsdp-insert-all-gathers first");
@@ -426,7 +445,7 @@ private:
     plan::ReduceScatter kind;
     kind.unit = getUnit(reduce.getUnitAttr());
     for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
-      kind.params.push_back(paramIndex.lookup(name.getAttr()));
+      kind.params.push_back(find(paramIndex, name.getAttr()));
     for (Value grad : reduce.getGrads())
       kind.ins.push_back(use(grad));
     if (std::optional<Type> dtype = reduce.getReduceDtype())
@@ -472,7 +491,7 @@ private:
   LogicalResult emitGrads(OpT op, ValueRange results, KindT kind) {
     for (auto name :
          op.getParamNames().template getAsRange<FlatSymbolRefAttr>())
-      kind.params.push_back(paramIndex.lookup(name.getAttr()));
+      kind.params.push_back(find(paramIndex, name.getAttr()));
     for (Value grad : op.getGrads())
       kind.ins.push_back(use(grad));
     for (Value out : results)
@@ -495,7 +514,7 @@ private:
     plan::AllReduce kind;
     kind.unit = getUnit(reduce.getUnitAttr());
     for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
-      kind.params.push_back(paramIndex.lookup(name.getAttr()));
+      kind.params.push_back(find(paramIndex, name.getAttr()));
     for (Value grad : reduce.getGrads())
       kind.ins.push_back(use(grad));
     for (Value reduced : getResultsOp(reduce)->getResults())
@@ -530,7 +549,7 @@ private:
             cast<DenseI64ArrayAttr>((*strides)[out.getResultNumber()]));
     }
     if (FlatSymbolRefAttr param = call.getReduceInputOfAttr())
-      kind.reduceInputOf = paramIndex.lookup(param.getAttr());
+      kind.reduceInputOf = find(paramIndex, param.getAttr());
     for (int64_t operand : call.getMutates().value_or(ArrayRef<int64_t>()))
       kind.mutates.push_back(use(call.getOperand(operand)));
     kind.recompute = call.getRecompute();
@@ -578,6 +597,8 @@ private:
   std::vector<plan::Instruction> *instructions = nullptr;
   plan::ValueId *loss = &result.loss;
   plan::Phase phase = plan::Phase::Forward;
+  Operation *current = nullptr;
+  bool isIncomplete = false;
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
   std::map<std::string, int32_t> moduleIndex, lineIndex;
