@@ -81,6 +81,7 @@ docs: build ## regenerate the documentation that is made from sources
 check-docs: build ## fail if generated documentation is stale
 	@echo "== documentation"
 	@$(PYTHON) scripts/docs.py --check
+	@$(PYTHON) scripts/rooms.py
 
 check-format: setup ## ruff, clang-format
 	@echo "== format"

@@ -4,7 +4,7 @@
 // (https://arxiv.org/abs/2302.06675). Options: beta1, beta2, weight_decay.
 //
 //===----------------------------------------------------------------------===//
-#include "fsdp/Runtime/OptimizerPlugin.h"
+#include "fsdp/Runtime/Optimizer/OptimizerPlugin.h"
 
 #include <stdexcept>
 

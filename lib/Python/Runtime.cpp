@@ -6,14 +6,14 @@
 // lock.
 //
 //===----------------------------------------------------------------------===//
-#include "fsdp/Runtime/Agreement.h"
-#include "fsdp/Runtime/Connection.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/OpenPlan.h"
-#include "fsdp/Runtime/Operators.h"
-#include "fsdp/Runtime/Rendezvous.h"
-#include "fsdp/Runtime/Session.h"
-#include "fsdp/Runtime/SteeredAllocator.h"
+#include "fsdp/Runtime/Execution/OpenPlan.h"
+#include "fsdp/Runtime/Execution/Session.h"
+#include "fsdp/Runtime/Launch/Agreement.h"
+#include "fsdp/Runtime/Launch/Connection.h"
+#include "fsdp/Runtime/Launch/Rendezvous.h"
+#include "fsdp/Runtime/Operators/Operators.h"
 
 #include <torch/csrc/utils/pybind.h>
 

@@ -1,6 +1,6 @@
 //===- fsdp-run.cpp - executes a plan on N ranks --------------------------===//
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/Launcher.h"
+#include "fsdp/Runtime/Launch/Launcher.h"
 #include "fsdp/Support/Message.h"
 
 #include <CLI/CLI.hpp>

@@ -2,7 +2,7 @@
 #ifndef FSDP_UNITTESTS_CUDA_CUDAFIXTURE_H
 #define FSDP_UNITTESTS_CUDA_CUDAFIXTURE_H
 
-#include "fsdp/Runtime/Device.h"
+#include "fsdp/Runtime/Devices/Device.h"
 
 namespace fsdp::test {
 

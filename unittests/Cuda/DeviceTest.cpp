@@ -1,8 +1,8 @@
 //===- DeviceTest.cpp - memory and random numbers of a GPU ----------------===//
-#include "fsdp/Runtime/Device.h"
+#include "fsdp/Runtime/Devices/Device.h"
 #include "CudaFixture.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

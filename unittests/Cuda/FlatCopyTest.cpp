@@ -1,7 +1,7 @@
 //===- FlatCopyTest.cpp - the kernels against ATen ------------------------===//
-#include "fsdp/Runtime/FlatCopy.h"
+#include "fsdp/Runtime/Collectives/FlatCopy.h"
 #include "CudaFixture.h"
-#include "fsdp/Runtime/FlatLayout.h"
+#include "fsdp/Runtime/Devices/FlatLayout.h"
 
 #include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/empty.h>

@@ -7,11 +7,11 @@
 // GPU the program says so once and ends with 77, which CTest calls skipped.
 //
 //===----------------------------------------------------------------------===//
-#include "fsdp/Runtime/NcclTransport.h"
+#include "fsdp/Runtime/Collectives/NcclTransport.h"
 #include "Support/Fixtures.h"
-#include "fsdp/Runtime/CudaModule.h"
+#include "fsdp/Runtime/Devices/CudaModule.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/LocalStore.h"
+#include "fsdp/Runtime/Launch/LocalStore.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>

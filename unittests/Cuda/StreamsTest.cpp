@@ -4,7 +4,7 @@
 // once, if nothing orders it.
 //
 //===----------------------------------------------------------------------===//
-#include "fsdp/Runtime/Streams.h"
+#include "fsdp/Runtime/Devices/Streams.h"
 #include "CudaFixture.h"
 #include "fsdp/Runtime/Error.h"
 

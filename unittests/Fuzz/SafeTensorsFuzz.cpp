@@ -1,7 +1,7 @@
 //===- SafeTensorsFuzz.cpp - the reader of weights and data ---------------===//
 #include "Fuzz.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/SafeTensors.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 //===- AgreementTest.cpp - what ranks tell each other between steps -------===//
-#include "fsdp/Runtime/Agreement.h"
+#include "fsdp/Runtime/Launch/Agreement.h"
 #include "Support/Fixtures.h"
-#include "fsdp/Runtime/LocalStore.h"
+#include "fsdp/Runtime/Launch/LocalStore.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

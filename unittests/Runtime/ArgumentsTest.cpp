@@ -1,5 +1,5 @@
 //===- ArgumentsTest.cpp - conversion to schema types ---------------------===//
-#include "fsdp/Runtime/Arguments.h"
+#include "fsdp/Runtime/Operators/Arguments.h"
 #include "fsdp/Runtime/Error.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -6,9 +6,9 @@
 // wants back. What they compute must then be the CPU's bits.
 //
 //===----------------------------------------------------------------------===//
-#include "fsdp/Runtime/AttentionKernels.h"
-#include "fsdp/Runtime/CallTable.h"
+#include "fsdp/Runtime/Operators/AttentionKernels.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>

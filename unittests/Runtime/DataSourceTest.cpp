@@ -1,5 +1,5 @@
 //===- DataSourceTest.cpp - batches and their errors ----------------------===//
-#include "fsdp/Runtime/DataSource.h"
+#include "fsdp/Runtime/Files/DataSource.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Error.h"

@@ -1,7 +1,7 @@
 //===- DeviceCommTest.cpp - compiled plans over communicators -------------===//
 #include "Support/RankThreads.h"
 #include "fsdp/Plan/Memory.h"
-#include "fsdp/Runtime/SteeredAllocator.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 //===- FilesTest.cpp - files that are there whole or not at all -----------===//
-#include "fsdp/Runtime/Files.h"
+#include "fsdp/Runtime/Files/Files.h"
 #include "Support/Fixtures.h"
 #include "fsdp/Runtime/Error.h"
 

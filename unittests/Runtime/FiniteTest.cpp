@@ -1,5 +1,5 @@
 //===- FiniteTest.cpp - whether numbers are numbers -----------------------===//
-#include "fsdp/Runtime/Finite.h"
+#include "fsdp/Runtime/Memory/Finite.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -1,7 +1,7 @@
 //===- FlatCopyTest.cpp - the flat buffer against at::_chunk_cat ----------===//
-#include "fsdp/Runtime/FlatCopy.h"
+#include "fsdp/Runtime/Collectives/FlatCopy.h"
+#include "fsdp/Runtime/Devices/FlatLayout.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/FlatLayout.h"
 
 #include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/empty.h>

@@ -1,8 +1,8 @@
 //===- FsdpRunTest.cpp - bad input, failures and torchrun -----------------===//
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
-#include "fsdp/Runtime/CallTable.h"
-#include "fsdp/Runtime/SafeTensors.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -3,7 +3,7 @@
 // The ranks are threads over one store; what dies is a process.
 //
 //===----------------------------------------------------------------------===//
-#include "fsdp/Runtime/GlooTransport.h"
+#include "fsdp/Runtime/Collectives/GlooTransport.h"
 #include "Support/Fixtures.h"
 #include "fsdp/Runtime/Error.h"
 

@@ -1,7 +1,7 @@
 //===- GradScalerTest.cpp - loss scaling over forked ranks ----------------===//
-#include "fsdp/Runtime/GradScaler.h"
+#include "fsdp/Runtime/Optimizer/GradScaler.h"
 #include "Support/Fixtures.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

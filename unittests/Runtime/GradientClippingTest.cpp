@@ -1,7 +1,7 @@
 //===- GradientClippingTest.cpp - norms over forked ranks -----------------===//
-#include "fsdp/Runtime/GradientClipping.h"
+#include "fsdp/Runtime/Optimizer/GradientClipping.h"
 #include "Support/Fixtures.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

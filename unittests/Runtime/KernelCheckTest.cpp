@@ -1,8 +1,8 @@
 //===- KernelCheckTest.cpp - kernels that do not do what is said of them --===//
-#include "fsdp/Runtime/KernelCheck.h"
-#include "fsdp/Runtime/CallTable.h"
+#include "fsdp/Runtime/Operators/KernelCheck.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/Operators.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
+#include "fsdp/Runtime/Operators/Operators.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>

@@ -1,5 +1,5 @@
 //===- LateRanksTest.cpp - who has not come to a collective ---------------===//
-#include "fsdp/Runtime/LateRanks.h"
+#include "fsdp/Runtime/Collectives/LateRanks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 //===- LayoutTest.cpp - strides of a plan in a run ------------------------===//
-#include "fsdp/Runtime/Layout.h"
+#include "fsdp/Runtime/Memory/Layout.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
-#include "fsdp/Runtime/CallTable.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>

@@ -1,8 +1,8 @@
 //===- LocalStoreTest.cpp - forked ranks that find each other -------------===//
-#include "fsdp/Runtime/LocalStore.h"
+#include "fsdp/Runtime/Launch/LocalStore.h"
 #include "Support/Fixtures.h"
+#include "fsdp/Runtime/Collectives/GlooTransport.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/GlooTransport.h"
 
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>

@@ -5,10 +5,10 @@
 //
 //===----------------------------------------------------------------------===//
 #include "Support/FakeDevice.h"
-#include "fsdp/Runtime/DeviceComm.h"
-#include "fsdp/Runtime/GradScaler.h"
-#include "fsdp/Runtime/GradientClipping.h"
-#include "fsdp/Runtime/ShardedOptimizer.h"
+#include "fsdp/Runtime/Collectives/DeviceComm.h"
+#include "fsdp/Runtime/Optimizer/GradScaler.h"
+#include "fsdp/Runtime/Optimizer/GradientClipping.h"
+#include "fsdp/Runtime/Optimizer/ShardedOptimizer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>

@@ -7,7 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "Support/RankThreads.h"
-#include "fsdp/Runtime/SteeredAllocator.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

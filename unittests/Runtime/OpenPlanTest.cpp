@@ -1,9 +1,9 @@
 //===- OpenPlanTest.cpp - which plug-in of a plan may run -----------------===//
-#include "fsdp/Runtime/OpenPlan.h"
+#include "fsdp/Runtime/Execution/OpenPlan.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/OptimizerPlugin.h"
+#include "fsdp/Runtime/Optimizer/OptimizerPlugin.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 //===- OperatorsTest.cpp - the rule over LibTorch's whole registry --------===//
-#include "fsdp/Runtime/Operators.h"
+#include "fsdp/Runtime/Operators/Operators.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Error.h"
 

@@ -1,8 +1,8 @@
 //===- OptimizerPluginTest.cpp - the example plug-in, and what is none ----===//
-#include "fsdp/Runtime/OptimizerPlugin.h"
+#include "fsdp/Runtime/Optimizer/OptimizerPlugin.h"
 #include "Support/Fixtures.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/ShardedOptimizer.h"
+#include "fsdp/Runtime/Optimizer/ShardedOptimizer.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>

@@ -1,5 +1,5 @@
 //===- PendingCollectivesTest.cpp - collectives that may have hung --------===//
-#include "fsdp/Runtime/PendingCollectives.h"
+#include "fsdp/Runtime/Collectives/PendingCollectives.h"
 
 #include <gtest/gtest.h>
 

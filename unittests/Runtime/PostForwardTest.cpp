@@ -1,7 +1,7 @@
 //===- PostForwardTest.cpp - parameters kept in groups after forward ------===//
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
 
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>

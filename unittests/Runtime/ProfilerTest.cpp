@@ -1,5 +1,5 @@
 //===- ProfilerTest.cpp - measured seconds of instructions ----------------===//
-#include "fsdp/Runtime/Profiler.h"
+#include "fsdp/Runtime/Execution/Profiler.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Plan/Profile.h"

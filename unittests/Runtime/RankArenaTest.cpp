@@ -1,5 +1,5 @@
 //===- RankArenaTest.cpp - execution in planned memory --------------------===//
-#include "fsdp/Runtime/RankArena.h"
+#include "fsdp/Runtime/Memory/RankArena.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 

@@ -1,9 +1,10 @@
 //===- ReduceTest.cpp - sums of gradients against ATen's ------------------===//
-#include "fsdp/Runtime/Reduce.h"
+#include "fsdp/Runtime/Collectives/Reduce.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
-#include "fsdp/Runtime/Comm.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/Comm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
+#include "fsdp/Runtime/Memory/Layout.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

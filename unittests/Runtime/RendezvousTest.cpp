@@ -1,8 +1,8 @@
 //===- RendezvousTest.cpp - how ranks that others started find each other -===//
-#include "fsdp/Runtime/Rendezvous.h"
+#include "fsdp/Runtime/Launch/Rendezvous.h"
 #include "Support/Fixtures.h"
-#include "fsdp/Runtime/GlooTransport.h"
-#include "fsdp/Runtime/LocalStore.h"
+#include "fsdp/Runtime/Collectives/GlooTransport.h"
+#include "fsdp/Runtime/Launch/LocalStore.h"
 
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>

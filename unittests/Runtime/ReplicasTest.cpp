@@ -1,7 +1,7 @@
 //===- ReplicasTest.cpp - collectives of HSDP's two axes ------------------===//
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
 
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 //===- SafeTensorsTest.cpp - reading, writing, corrupt files --------------===//
-#include "fsdp/Runtime/SafeTensors.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
 #include "Support/Fixtures.h"
 #include "fsdp/Runtime/Error.h"
 

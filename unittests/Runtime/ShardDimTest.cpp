@@ -1,7 +1,7 @@
 //===- ShardDimTest.cpp - shards of any dimension -------------------------===//
 #include "Support/Fixtures.h"
-#include "fsdp/Runtime/Initialise.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
+#include "fsdp/Runtime/Execution/Initialise.h"
 
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>

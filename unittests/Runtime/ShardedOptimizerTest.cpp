@@ -1,5 +1,5 @@
 //===- ShardedOptimizerTest.cpp - updates against formulas and each other -===//
-#include "fsdp/Runtime/ShardedOptimizer.h"
+#include "fsdp/Runtime/Optimizer/ShardedOptimizer.h"
 #include "fsdp/Runtime/Error.h"
 
 #include <ATen/CPUGeneratorImpl.h>

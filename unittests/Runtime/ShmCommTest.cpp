@@ -1,8 +1,9 @@
 //===- ShmCommTest.cpp - collectives on forked ranks ----------------------===//
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Memory/Layout.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

@@ -1,9 +1,9 @@
 //===- StepGraphsTest.cpp - what of a step is captured --------------------===//
-#include "fsdp/Runtime/StepGraphs.h"
+#include "fsdp/Runtime/Execution/StepGraphs.h"
 #include "Support/HostProxy.h"
 #include "Support/RankThreads.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

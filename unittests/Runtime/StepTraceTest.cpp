@@ -1,12 +1,12 @@
 //===- StepTraceTest.cpp - begin and end of a step's instructions ---------===//
-#include "fsdp/Runtime/StepTrace.h"
+#include "fsdp/Runtime/Execution/StepTrace.h"
 #include "Support/Fixtures.h"
 #include "Support/HostProxy.h"
 #include "Support/RankThreads.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Plan/Profile.h"
-#include "fsdp/Runtime/SafeTensors.h"
-#include "fsdp/Runtime/SteeredAllocator.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,8 +8,8 @@
 //
 //===----------------------------------------------------------------------===//
 #include "Support/RankThreads.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Runtime/SteeredAllocator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 //===- StreamsTest.cpp - streams of a rank, on one thread or several ------===//
-#include "fsdp/Runtime/Streams.h"
+#include "fsdp/Runtime/Devices/Streams.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Plan/Memory.h"

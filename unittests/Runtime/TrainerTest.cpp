@@ -1,5 +1,5 @@
 //===- TrainerTest.cpp - whole runs against a serial reference ------------===//
-#include "fsdp/Runtime/Trainer.h"
+#include "fsdp/Runtime/Launch/Trainer.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Error.h"

@@ -1,5 +1,5 @@
 //===- WeightFilesTest.cpp - published checkpoints ------------------------===//
-#include "fsdp/Runtime/WeightFiles.h"
+#include "fsdp/Runtime/Files/WeightFiles.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Error.h"

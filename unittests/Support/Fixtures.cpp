@@ -1,8 +1,9 @@
 //===- Fixtures.cpp - files and processes for tests -----------------------===//
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
-#include "fsdp/Runtime/Comm.h"
-#include "fsdp/Runtime/SafeTensors.h"
+#include "fsdp/Runtime/Collectives/Comm.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
+#include "fsdp/Runtime/Memory/Layout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>

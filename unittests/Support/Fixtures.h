@@ -3,7 +3,7 @@
 #define FSDP_UNITTESTS_SUPPORT_FIXTURES_H
 
 #include "fsdp/Plan/Plan.h"
-#include "fsdp/Runtime/Comm.h"
+#include "fsdp/Runtime/Collectives/Comm.h"
 
 #include <ATen/core/Tensor.h>
 

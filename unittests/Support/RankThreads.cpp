@@ -1,12 +1,12 @@
 //===- RankThreads.cpp - the ranks of a plan as threads of a test ---------===//
 #include "Support/RankThreads.h"
 #include "fsdp/Plan/DeviceBuffers.h"
-#include "fsdp/Runtime/DataSource.h"
-#include "fsdp/Runtime/DeviceComm.h"
-#include "fsdp/Runtime/GlooTransport.h"
-#include "fsdp/Runtime/Initialise.h"
-#include "fsdp/Runtime/Session.h"
-#include "fsdp/Runtime/ShmComm.h"
+#include "fsdp/Runtime/Collectives/DeviceComm.h"
+#include "fsdp/Runtime/Collectives/GlooTransport.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
+#include "fsdp/Runtime/Execution/Initialise.h"
+#include "fsdp/Runtime/Execution/Session.h"
+#include "fsdp/Runtime/Files/DataSource.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>

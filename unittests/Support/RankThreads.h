@@ -3,8 +3,8 @@
 #define FSDP_UNITTESTS_SUPPORT_RANKTHREADS_H
 
 #include "fsdp/Plan/Plan.h"
-#include "fsdp/Runtime/Device.h"
-#include "fsdp/Runtime/StepTrace.h"
+#include "fsdp/Runtime/Devices/Device.h"
+#include "fsdp/Runtime/Execution/StepTrace.h"
 
 #include <cstdint>
 #include <functional>

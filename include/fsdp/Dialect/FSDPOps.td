@@ -153,7 +153,7 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
 
     `fused` selects torch.optim's fused kernel; `foreach` and neither of them
     give the same bits on a CPU. `plugin` is an optimizer of the user's, the
-    shared library `library` (fsdp/Runtime/OptimizerPlugin.h), with `lr` and
+    shared library `library` (fsdp/Runtime/Optimizer/OptimizerPlugin.h), with `lr` and
     any further numbers as hyperparameters.
 
     **Optimizer-1**: the name is `adam`, `adamw`, `sgd` or `plugin`, each

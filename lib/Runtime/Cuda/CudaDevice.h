@@ -2,7 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_CUDADEVICE_H
 #define FSDP_RUNTIME_CUDA_CUDADEVICE_H
 
-#include "fsdp/Runtime/CudaModule.h"
+#include "fsdp/Runtime/Devices/CudaModule.h"
 
 namespace fsdp::runtime {
 

@@ -2,7 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_CUDAGRAPH_H
 #define FSDP_RUNTIME_CUDA_CUDAGRAPH_H
 
-#include "fsdp/Runtime/Device.h"
+#include "fsdp/Runtime/Devices/Device.h"
 
 namespace fsdp::runtime {
 

@@ -2,7 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_CUDASTREAMS_H
 #define FSDP_RUNTIME_CUDA_CUDASTREAMS_H
 
-#include "fsdp/Runtime/Streams.h"
+#include "fsdp/Runtime/Devices/Streams.h"
 
 namespace fsdp::runtime {
 

@@ -2,7 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_CUDATIMER_H
 #define FSDP_RUNTIME_CUDA_CUDATIMER_H
 
-#include "fsdp/Runtime/Timer.h"
+#include "fsdp/Runtime/Devices/Timer.h"
 
 #include <memory>
 

@@ -2,7 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_KERNELS_H
 #define FSDP_RUNTIME_CUDA_KERNELS_H
 
-#include "fsdp/Runtime/FlatLayout.h"
+#include "fsdp/Runtime/Devices/FlatLayout.h"
 
 #include <cuda_runtime_api.h>
 

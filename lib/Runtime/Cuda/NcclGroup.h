@@ -2,7 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_NCCLGROUP_H
 #define FSDP_RUNTIME_CUDA_NCCLGROUP_H
 
-#include "fsdp/Runtime/PendingCollectives.h"
+#include "fsdp/Runtime/Collectives/PendingCollectives.h"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>

@@ -1,9 +1,9 @@
 //===- NcclTransport.cpp - collectives over NCCL --------------------------===//
 #include "NcclTransport.h"
-#include "../SoloCommunicator.h"
+#include "../Collectives/SoloCommunicator.h"
 #include "CudaError.h"
 #include "NcclGroup.h"
-#include "fsdp/Runtime/RankBoard.h"
+#include "fsdp/Runtime/Collectives/RankBoard.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/cuda/CUDAGuard.h>

@@ -2,7 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_NCCLTRANSPORT_H
 #define FSDP_RUNTIME_CUDA_NCCLTRANSPORT_H
 
-#include "fsdp/Runtime/NcclTransport.h"
+#include "fsdp/Runtime/Collectives/NcclTransport.h"
 
 namespace fsdp::runtime {
 

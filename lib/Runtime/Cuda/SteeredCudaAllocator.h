@@ -8,7 +8,7 @@
 #ifndef FSDP_RUNTIME_CUDA_STEEREDCUDAALLOCATOR_H
 #define FSDP_RUNTIME_CUDA_STEEREDCUDAALLOCATOR_H
 
-#include "fsdp/Runtime/CudaModule.h"
+#include "fsdp/Runtime/Devices/CudaModule.h"
 
 #include <c10/cuda/CUDAStream.h>
 

@@ -1,0 +1,41 @@
+//===- Backend.h - where ranks compute and how they reach each other ------===//
+#ifndef FSDP_RUNTIME_COLLECTIVES_BACKEND_H
+#define FSDP_RUNTIME_COLLECTIVES_BACKEND_H
+
+#include "fsdp/Runtime/Collectives/Communicator.h"
+#include "fsdp/Runtime/Devices/Device.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace c10d {
+class Store;
+} // namespace c10d
+
+namespace fsdp::runtime {
+
+/// The memory of one host that the ranks share; or memory of their own, and
+/// c10d's Gloo on CPUs, NCCL on GPUs.
+enum class Backend : uint8_t { Shm, Gloo, Nccl };
+
+/// Whether `device` is a GPU: "cuda", the one with the number that the rank has
+/// on its host, or "cuda:N". The other is "cpu". Throws InputError.
+bool isGpu(const std::string &device);
+
+/// The device of a rank that is the localRank-th of its host. Throws
+/// InputError.
+std::unique_ptr<Device> makeDevice(const std::string &device,
+                                   int64_t localRank);
+
+/// Connects a rank with memory of its own, over a store of the job's ranks that
+/// is new.
+std::unique_ptr<Transport>
+makeTransport(Backend backend, const c10::intrusive_ptr<c10d::Store> &store,
+              int64_t rank, int64_t worldSize, const Device &device);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_COLLECTIVES_BACKEND_H

@@ -1,0 +1,42 @@
+//===- Timer.h - when a device gets where ---------------------------------===//
+#ifndef FSDP_RUNTIME_DEVICES_TIMER_H
+#define FSDP_RUNTIME_DEVICES_TIMER_H
+
+#include <chrono>
+#include <cstddef>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// Marks in a device's work, all on one clock. A mark takes no memory, does not
+/// wait, and may be set on any thread; each is set by one at a time.
+class Timer {
+public:
+  virtual ~Timer() = default;
+  /// Time zero: where the device is in the thread's current work.
+  virtual void start() = 0;
+  /// Sets a mark there, on a GPU in the thread's current stream.
+  virtual void mark(size_t index) = 0;
+  /// From start() to a mark, which was set and which the device has passed.
+  virtual double seconds(size_t index) const = 0;
+};
+
+/// The host's clock.
+class HostTimer final : public Timer {
+public:
+  explicit HostTimer(size_t marks) : marks(marks) {}
+  void start() override { zero = Clock::now(); }
+  void mark(size_t index) override { marks[index] = Clock::now(); }
+  double seconds(size_t index) const override {
+    return std::chrono::duration<double>(marks[index] - zero).count();
+  }
+
+private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point zero;
+  std::vector<Clock::time_point> marks;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_DEVICES_TIMER_H

@@ -1,0 +1,80 @@
+//===- SafeTensors.h - safetensors files, read by mapping -----------------===//
+//
+// The format: 8 bytes little-endian header length, a JSON header
+// {"name": {"dtype", "shape", "data_offsets": [begin, end]}}, then the data.
+// https://github.com/huggingface/safetensors#format
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_FILES_SAFETENSORS_H
+#define FSDP_RUNTIME_FILES_SAFETENSORS_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Files/Files.h"
+
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// A read-only mapping of a whole safetensors file. The header is checked
+/// when opened: every tensor lies inside the file and has the size its shape
+/// needs. Survives fork. Not copyable.
+class SafeTensors {
+public:
+  struct Entry {
+    plan::TensorSpec spec;
+    /// Row-major elements; valid as long as the SafeTensors object.
+    std::span<const std::byte> data;
+  };
+
+  /// Throws InputError that names the file.
+  explicit SafeTensors(const std::string &path);
+  SafeTensors(SafeTensors &&other) noexcept;
+  SafeTensors &operator=(SafeTensors &&) = delete;
+  ~SafeTensors();
+
+  const std::string &path() const { return filePath; }
+  const std::map<std::string, Entry> &entries() const { return table; }
+  /// Gives this process's pages of the file back; reading maps them again.
+  void dropPages() const;
+  /// "xxh3:" and the 32 hex digits of XXH3-128 over the file.
+  std::string hash() const;
+  /// Throws InputError where the file says the hash of its data (the metadata
+  /// "data_hash", which writeSafeTensors and the capture write) and they have
+  /// another: they changed since. Reads the whole file.
+  void checkHash() const;
+
+private:
+  void parse();
+
+  std::string filePath;
+  std::span<const std::byte> bytes;
+  std::span<const std::byte> data;
+  std::string dataHash; ///< that of the metadata; empty: none
+  std::map<std::string, Entry> table;
+};
+
+/// One tensor to write; `data` is borrowed until the write returns.
+struct NamedTensor {
+  std::string name;
+  plan::TensorSpec spec;
+  std::span<const std::byte> data;
+};
+
+/// Writes the file whole and commits it. Throws RunError.
+void writeSafeTensors(OutputFile &file,
+                      const std::vector<NamedTensor> &tensors);
+
+/// "xxh3:" and the 32 hex digits of XXH3-128, in canonical form.
+std::string hashBytes(std::string_view bytes);
+
+/// "float32[2, 3]", for messages.
+std::string describe(const plan::TensorSpec &spec);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_FILES_SAFETENSORS_H

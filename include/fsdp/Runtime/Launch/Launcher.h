@@ -1,0 +1,25 @@
+//===- Launcher.h - starting and ending the ranks -------------------------===//
+#ifndef FSDP_RUNTIME_LAUNCH_LAUNCHER_H
+#define FSDP_RUNTIME_LAUNCH_LAUNCHER_H
+
+#include "fsdp/Runtime/Launch/Rendezvous.h"
+#include "fsdp/Runtime/Launch/Trainer.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace fsdp::runtime {
+
+/// Forks one process per rank and waits for all of them. On the first failure
+/// the others are stopped, at the latest after 5 s, and the cause is thrown
+/// as RunError. No rank outlives this process. Call before torch has started
+/// threads. `ranks`, if given, must be the plan's world size.
+void runForked(const RunOptions &options, std::optional<int64_t> ranks);
+
+/// Runs as one of the ranks that torchrun started.
+void runUnderTorchrun(const RunOptions &options,
+                      const TorchrunEnvironment &environment);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_LAUNCH_LAUNCHER_H

@@ -1,0 +1,110 @@
+//===- Rendezvous.h - how ranks that others started find each other -------===//
+#ifndef FSDP_RUNTIME_LAUNCH_RENDEZVOUS_H
+#define FSDP_RUNTIME_LAUNCH_RENDEZVOUS_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Collectives/ShmSegment.h"
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// What torchrun says about this process.
+struct TorchrunEnvironment {
+  int64_t rank = 0;
+  int64_t worldSize = 1;
+  std::string masterAddress;
+  int masterPort = 0;
+  int64_t localRank = 0;
+};
+
+/// Reads RANK, WORLD_SIZE, LOCAL_RANK (0 where it is not set), MASTER_ADDR and
+/// MASTER_PORT; nullopt if RANK is not set. Throws InputError if some are
+/// missing or malformed.
+std::optional<TorchrunEnvironment> torchrunEnvironment();
+
+/// The ranks of one job, by torchrun's store. Without an environment: a rank
+/// alone, which needs no store.
+///
+/// Another job may be at the same port. So ranks belong together only where
+/// their `job` is the same: rank 0 leaves a hash of it in the store, and keys
+/// begin with another one, which nobody learns from the store. Each rank's
+/// place can be taken once; a second process that comes for it is refused. If
+/// it comes before the ranks have met, or not long after, all are: nobody knows
+/// who belongs to whom.
+class Rendezvous {
+public:
+  /// `job`: what the ranks of this job have in common. Throws RunError where
+  /// there is no store, or that of another job, or this rank is there already.
+  explicit Rendezvous(std::optional<TorchrunEnvironment> environment,
+                      const std::string &job = "");
+  ~Rendezvous();
+
+  int64_t rank() const { return ownRank; }
+  int64_t worldSize() const { return ranks; }
+
+  /// Every rank gives a text and gets all ranks'; returns when all have called.
+  /// Calls belong together by their order in the process, over all objects of
+  /// this class. Throws RunError after `timeout`.
+  std::vector<std::string>
+  exchange(const std::string &own,
+           std::chrono::seconds timeout = std::chrono::seconds(300));
+
+  /// The first rank that is on another host than rank 0, where processes share
+  /// no memory with it. The first call is a collective.
+  std::optional<int64_t> rankElsewhere();
+
+  /// For one Transport: a store of all ranks, over a connection of its own,
+  /// whose keys nobody else uses. Calls belong together as those of exchange
+  /// do. Rank 0 may serve it from its process.
+  c10::intrusive_ptr<c10d::Store> connectStore();
+
+  /// To be called once all ranks have met; exchange does. Throws RunError if
+  /// two processes have come for one place.
+  void confirm();
+  /// That message, if so.
+  std::optional<std::string> takenTwice();
+  /// Goes on with that on a thread of its own, for half a minute: from there it
+  /// calls `onTwice` with the message, at most once.
+  void watchPlaces(std::function<void(const std::string &)> onTwice);
+
+private:
+  void enter(const std::string &job);
+  std::string nextKey();
+
+  int64_t ownRank = 0;
+  int64_t ranks = 1;
+  std::atomic<bool> stop = false;
+  std::thread watcher;
+  std::string keys;  ///< what every key of this job begins with
+  std::string place; ///< "127.0.0.1:29500", for messages
+  c10::intrusive_ptr<c10d::Store> store; ///< null for a rank alone
+  /// By rank, which kernel and processes it sees; empty until asked for.
+  std::vector<std::string> hosts;
+};
+
+/// Memory that all ranks map; a collective. Rank 0 calls `create`, which gives
+/// the descriptor of a file, the others `open` with a path to it. An error of
+/// one rank is thrown on all; InputError if they are on more than one host.
+void shareMemory(Rendezvous &rendezvous, const std::function<int()> &create,
+                 const std::function<void(const std::string &)> &open);
+
+/// The segment of `plan` that all ranks map; a collective. An error of one rank
+/// is thrown on all; InputError if they are on more than one host.
+std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
+                                         Rendezvous &rendezvous);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_LAUNCH_RENDEZVOUS_H

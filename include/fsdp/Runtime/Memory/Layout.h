@@ -1,0 +1,37 @@
+//===- Layout.h - tensors laid out as a plan says ---------------*- C++ -*-===//
+#ifndef FSDP_RUNTIME_MEMORY_LAYOUT_H
+#define FSDP_RUNTIME_MEMORY_LAYOUT_H
+
+#include "fsdp/Plan/Plan.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace fsdp::runtime {
+
+/// The torch dtype of a plan's.
+at::ScalarType scalarType(plan::DType dtype);
+
+/// Memory of its own for a tensor of this shape, dtype and strides.
+at::Tensor emptyLaidOut(const plan::TensorSpec &spec,
+                        const plan::Strides &strides, c10::Device device);
+
+/// Whether the tensor has the strides; those of dimensions of one element, and
+/// of tensors without elements, do not count.
+bool isLaidOut(const at::Tensor &tensor, const plan::Strides &strides);
+
+/// The tensor on the device with the strides: itself where it is so already,
+/// else a copy.
+at::Tensor laidOut(const at::Tensor &tensor, const plan::Strides &strides,
+                   c10::Device device);
+
+/// Copies to a tensor that may have dimensions of stride 0: along these the
+/// elements of `from` must be the same. Throws InputError with `what` where
+/// they are not.
+void copyLaidOut(const at::Tensor &to, const at::Tensor &from,
+                 const std::string &what);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_MEMORY_LAYOUT_H

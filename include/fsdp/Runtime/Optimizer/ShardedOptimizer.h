@@ -1,0 +1,127 @@
+//===- ShardedOptimizer.h - torch.optim's updates on parameter shards -----===//
+#ifndef FSDP_RUNTIME_OPTIMIZER_SHARDEDOPTIMIZER_H
+#define FSDP_RUNTIME_OPTIMIZER_SHARDEDOPTIMIZER_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Optimizer/OptimizerPlugin.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// Adam, AdamW and SGD, bit-equal to torch.optim on the same shards: with
+/// `fused` the fused ATen kernel, otherwise the operators of
+/// torch/optim/adam.py and sgd.py, as torch.optim chooses for a parameter
+/// group: `_multi_tensor_*` where all of it lies on a GPU, else
+/// `_single_tensor_*`. On the CPU both have the same bits. Beside the state and
+/// the gradients the first has at most as many bytes in use at once as the
+/// shards of the group have, the second three times those of the largest. Or a
+/// plug-in.
+class ShardedOptimizer {
+public:
+  enum class Path : uint8_t { SingleTensor, Foreach };
+  /// torch.optim's for shards of a parameter group at these places.
+  static Path defaultPath(const std::vector<c10::Device> &places);
+
+  /// What a gradient scaler tells the kernels, float32 scalars. They divide the
+  /// gradients by `gradScale` and write them; where `foundInf` is 1, not 0,
+  /// they change neither parameters nor state, and the caller, who is not told,
+  /// sets steps() back.
+  struct Scaling {
+    std::optional<at::Tensor> gradScale, foundInf;
+  };
+
+  /// `settings` has one element for each parameter group, of one optimizer;
+  /// shard i belongs to settings[groupOf[i]], all to the first if groupOf is
+  /// empty. `shards` are updated in place; empty ones are skipped. Throws
+  /// InputError for settings torch.optim refuses, or a plug-in does. A
+  /// plug-in's library is a path relative to the working folder. `path` is
+  /// torch.optim's choice if not given.
+  ShardedOptimizer(const std::vector<plan::Optimizer> &settings,
+                   const std::vector<int32_t> &groupOf,
+                   const std::vector<at::Tensor> &shards,
+                   std::optional<Path> path = std::nullopt);
+
+  /// `grads` in the order of the shards, of the same shapes. Every group's
+  /// learning rate is multiplied by `lrFactor`, as LambdaLR does. `scaling` is
+  /// for fused optimizers.
+  void step(const std::vector<at::Tensor> &grads, double lrFactor = 1.0,
+            const Scaling &scaling = {});
+  /// Whether all of it is one.
+  bool isFused() const;
+
+  /// One element for each parameter group, as the constructor takes them.
+  const std::vector<plan::Optimizer> &currentSettings() const {
+    return settings;
+  }
+  /// From the next step on. Throws InputError, and changes nothing, for another
+  /// number of groups and where the state would be another one: `name`,
+  /// `amsgrad`, `fused`, a plug-in's library and options, and whether there is
+  /// a momentum, stay.
+  void setSettings(const std::vector<plan::Optimizer> &changed);
+
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+  /// What a shard's next update depends on, by torch.optim's names (`step`,
+  /// `exp_avg`, …), of a plug-in `state0`, …. The tensors are those that
+  /// updates change, and may be written between two; an empty shard's are of no
+  /// use to any, but have the names and shapes of others.
+  NamedTensors state(size_t shard);
+  /// Takes other tensors, of the names, shapes and dtypes that `state` has, as
+  /// those that updates change; none for an empty shard. Throws InputError for
+  /// others.
+  void bindState(size_t shard, const NamedTensors &tensors);
+  /// Updates made so far, also before the state was set.
+  int64_t steps() const { return stepsDone; }
+  void setSteps(int64_t steps) { stepsDone = steps; }
+
+private:
+  /// Parameters of one group, dtype and device, which one fused call takes
+  /// together.
+  struct Group {
+    size_t settings = 0; ///< index into the constructor's settings
+    Path path = Path::SingleTensor;
+    std::vector<size_t> members; ///< indices into the constructor's shards
+    std::vector<at::Tensor> params;
+    std::vector<at::Tensor> steps; ///< float32 scalars, Adam and AdamW only
+    std::vector<at::Tensor> expAvgs;
+    std::vector<at::Tensor> expAvgSqs;
+    std::vector<at::Tensor> maxExpAvgSqs; ///< amsgrad only
+    std::vector<at::Tensor> momenta;      ///< SGD with momentum only
+    std::unique_ptr<OptimizerPlugin> plugin;
+    std::vector<std::vector<at::Tensor>> pluginStates; ///< of each member
+  };
+
+  /// The places of a member's state in its group.
+  static std::vector<std::pair<std::string, at::Tensor *>>
+  stateOf(Group &group, size_t member);
+  /// The group of a shard and its index there; null for an empty shard.
+  std::pair<Group *, size_t> find(size_t shard);
+  std::unique_ptr<OptimizerPlugin> createPlugin(size_t settings) const;
+  void addState(Group &group, const at::Tensor &shard) const;
+  void stepAdam(Group &group, const std::vector<at::Tensor> &grads, double lr,
+                const Scaling &scaling);
+  void stepAdamForeach(Group &group, std::vector<at::Tensor> grads, double lr);
+  void stepSGD(Group &group, const std::vector<at::Tensor> &grads, double lr,
+               const Scaling &scaling);
+  void stepSGDForeach(Group &group, std::vector<at::Tensor> grads, double lr);
+  void stepPlugin(Group &group, const std::vector<at::Tensor> &grads,
+                  double lr);
+
+  std::vector<plan::Optimizer> settings;
+  /// Outlives the groups' plug-ins.
+  std::optional<OptimizerLibrary> library;
+  std::vector<at::Tensor> shards;
+  std::vector<int32_t> groupOf; ///< of the constructor
+  std::vector<Group> groups;
+  int64_t stepsDone = 0;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_OPTIMIZER_SHARDEDOPTIMIZER_H

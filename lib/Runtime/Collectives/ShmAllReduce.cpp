@@ -1,0 +1,44 @@
+//===- ShmAllReduce.cpp - all-reduce of small vectors ---------------------===//
+//
+// Replicas hold the same shards, so each combines the vectors of its own ranks.
+// Every rank writes its vector, waits for all others', and combines them in
+// rank order. Two places a rank suffice: who has everybody's k-th vector knows
+// that everybody has read the vectors before it.
+//
+//===----------------------------------------------------------------------===//
+#include "fsdp/Runtime/Collectives/ShmComm.h"
+#include "fsdp/Runtime/Error.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/maximum.h>
+
+#include <cstring>
+
+namespace fsdp::runtime {
+
+void ShmComm::allReduce(const at::Tensor &vector, Reduction reduction) {
+  if (plan.shards() == 1)
+    return;
+  if (!vector.is_contiguous() || vector.nbytes() > segment.layout().vectorBytes)
+    throw RunError("expected a contiguous vector of at most " +
+                   std::to_string(segment.layout().vectorBytes) +
+                   " bytes to all-reduce, got " +
+                   std::to_string(vector.nbytes()));
+  uint32_t slot = allReduces++ % 2;
+  std::memcpy(segment.vector(ownRank, slot), vector.const_data_ptr(),
+              vector.nbytes());
+  own().vectorsReady.publish(allReduces);
+  waitAll(shardGroup, &RankState::vectorsReady, allReduces, {"all_reduce"});
+  for (int64_t r : shardGroup) {
+    at::Tensor term = at::from_blob(segment.vector(r, slot), vector.sizes(),
+                                    vector.scalar_type());
+    if (r == shardGroup.front())
+      vector.copy_(term);
+    else if (reduction == Reduction::Sum)
+      vector.add_(term);
+    else
+      vector.copy_(at::maximum(vector, term));
+  }
+}
+
+} // namespace fsdp::runtime

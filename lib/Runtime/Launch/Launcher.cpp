@@ -1,0 +1,277 @@
+//===- Launcher.cpp - forked ranks ----------------------------------------===//
+#include "fsdp/Runtime/Launch/Launcher.h"
+#include "fsdp/Runtime/Collectives/DeviceComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Launch/LocalStore.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <thread>
+#include <vector>
+
+#include <sys/prctl.h>
+#include <sys/sysinfo.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+constexpr auto kGrace = std::chrono::seconds(5);
+constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM};
+
+sigset_t handledSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int signal : kHandled)
+    sigaddset(&set, signal);
+  return set;
+}
+
+/// The body of a forked rank; does not return.
+/// What the ranks of one host share: always a segment, in which the launcher
+/// sees them, and a store where they have memory of their own.
+class Ties {
+public:
+  Ties(const RunFiles &files, const RunOptions &options)
+      : plan(files.plan), options(options), shared(files.plan) {
+    if (options.backend != Backend::Shm)
+      store.emplace(plan.worldSize);
+  }
+
+  ShmSegment &segment() { return shared; }
+
+  /// In the process of the rank.
+  RankLink link(int64_t rank) {
+    RankLink link{rank, rank, shared.state(rank).position, {}, {}};
+    link.connect = [this, rank](Device &device) {
+      return connect(device, rank);
+    };
+    link.fail = [this, rank](const std::string &message) {
+      shared.fail(rank, message);
+      if (transport)
+        transport->fail(message);
+    };
+    return link;
+  }
+  void leave() {
+    if (transport)
+      store->leave();
+  }
+
+private:
+  std::unique_ptr<Comm> connect(Device &device, int64_t rank) {
+    if (!store)
+      return std::make_unique<ShmComm>(plan, shared, rank,
+                                       options.maxStreamDelay.has_value());
+    transport = makeTransport(options.backend, store->connect(rank), rank,
+                              plan.worldSize, device);
+    return std::make_unique<DeviceComm>(plan, device, transport);
+  }
+
+  const plan::Plan &plan;
+  const RunOptions &options;
+  ShmSegment shared;
+  std::optional<LocalStore> store;
+  /// Of this process.
+  std::shared_ptr<Transport> transport;
+};
+
+[[noreturn]] void rankMain(const RunFiles &files, const RunOptions &options,
+                           Ties &ties, int64_t rank, pid_t parent,
+                           const sigset_t &oldMask) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent)
+    _exit(kExitRunFailure);
+  // A terminal sends ^C to the whole group; the parent ends the ranks.
+  std::signal(SIGINT, SIG_IGN);
+  sigprocmask(SIG_SETMASK, &oldMask, nullptr);
+  int status = 0;
+  try {
+    runRank(files, options, ties.link(rank));
+  } catch (const AbortedError &) {
+    status = kExitRunFailure;
+  } catch (const InputError &error) {
+    ties.segment().fail(rank, error.what());
+    status = kExitBadInput;
+  } catch (const std::exception &error) {
+    ties.segment().fail(rank, error.what());
+    status = kExitRunFailure;
+  }
+  ties.leave();
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+class Ranks {
+public:
+  Ranks(const RunFiles &files, Ties &ties)
+      : plan(files.plan), ties(ties), segment(ties.segment()) {}
+  Ranks(const Ranks &) = delete;
+  Ranks &operator=(const Ranks &) = delete;
+  /// Never leaves a process behind, whatever is thrown.
+  ~Ranks() {
+    killAll();
+    for (pid_t pid : pids)
+      if (pid > 0)
+        waitpid(pid, nullptr, 0);
+  }
+
+  void start(const RunFiles &files, const RunOptions &options,
+             const sigset_t &oldMask) {
+    pid_t parent = getpid();
+    std::fflush(nullptr);
+    for (int64_t rank = 0; rank < plan.worldSize; ++rank) {
+      pid_t pid = fork();
+      if (pid == 0)
+        rankMain(files, options, ties, rank, parent, oldMask);
+      if (pid < 0)
+        throw RunError("cannot start rank " + std::to_string(rank) + ": " +
+                       std::strerror(errno));
+      pids.push_back(pid);
+    }
+  }
+
+  /// Waits for the ranks; throws the cause if any failed.
+  void join() {
+    sigset_t signals = handledSignals();
+    while (alive() > 0) {
+      reap();
+      if (alive() == 0)
+        break;
+      if (failed && std::chrono::steady_clock::now() - failedAt > kGrace)
+        killAll();
+      timespec slice{0, 200'000'000};
+      int signal = sigtimedwait(&signals, nullptr, &slice);
+      if (signal == SIGINT || signal == SIGTERM) {
+        killAll();
+        throw RunError(std::string("stopped by ") + sigabbrev_np(signal));
+      }
+    }
+    if (failed)
+      report();
+  }
+
+private:
+  int64_t alive() const {
+    return std::count_if(pids.begin(), pids.end(),
+                         [](pid_t pid) { return pid > 0; });
+  }
+
+  void killAll() {
+    killed = true;
+    for (pid_t pid : pids)
+      if (pid > 0)
+        kill(pid, SIGKILL);
+  }
+
+  void reap() {
+    for (size_t rank = 0; rank < pids.size(); ++rank) {
+      int status = 0;
+      if (pids[rank] <= 0 || waitpid(pids[rank], &status, WNOHANG) <= 0)
+        continue;
+      pids[rank] = 0;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        continue;
+      if (!std::exchange(failed, true))
+        failedAt = std::chrono::steady_clock::now();
+      if (WIFEXITED(status))
+        worstStatus = std::max(worstStatus, WEXITSTATUS(status));
+      if (WIFSIGNALED(status) && !killed && signalCause.empty())
+        signalCause = describeDeath(rank, WTERMSIG(status));
+      segment.abort();
+    }
+  }
+
+  std::string describeDeath(size_t rank, int signal) const {
+    std::string text = "rank " + std::to_string(rank) +
+                       " was killed by signal " + std::to_string(signal) +
+                       " (" + strsignal(signal) + ")";
+    return text + describePosition(plan, segment.state(int64_t(rank)).position);
+  }
+
+  [[noreturn]] void report() const {
+    // A death by signal is the cause of what the others then complain of.
+    if (!signalCause.empty())
+      throw RunError(signalCause);
+    int32_t rank = segment.header().failedRank.load();
+    std::string cause = rank < 0 ? "a rank ended with exit status " +
+                                       std::to_string(worstStatus)
+                                 : "rank " + std::to_string(rank) + ": " +
+                                       segment.state(rank).failure;
+    if (worstStatus == kExitBadInput)
+      throw InputError(cause);
+    throw RunError(cause);
+  }
+
+  const plan::Plan &plan;
+  Ties &ties;
+  ShmSegment &segment;
+  std::vector<pid_t> pids;
+  bool failed = false;
+  bool killed = false;
+  int worstStatus = 0;
+  std::chrono::steady_clock::time_point failedAt;
+  std::string signalCause;
+};
+
+} // namespace
+
+namespace {
+
+/// More than anybody needs, and fewer than bring a machine down.
+constexpr int64_t kRanksPerCore = 64;
+
+/// Throws InputError for a plan whose ranks this machine cannot hold: more than
+/// kRanksPerCore for each core that this process may use, or arenas that are
+/// larger together than memory and swap.
+void checkMachine(const plan::Plan &plan, const std::string &path) {
+  auto fail = [&](const std::string &message) {
+    throw InputError(path + ": cannot start " + std::to_string(plan.worldSize) +
+                     " ranks on this machine: " + message);
+  };
+  int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  if (plan.worldSize > kRanksPerCore * cores)
+    fail("expected at most " + std::to_string(kRanksPerCore) +
+         " for each of its " + std::to_string(cores) + " cores");
+  struct sysinfo info{};
+  if (!plan.arena || sysinfo(&info) != 0)
+    return;
+  auto memory = (__int128(info.totalram) + info.totalswap) * info.mem_unit;
+  if (__int128(plan.arena->bytes) * plan.worldSize > memory)
+    fail("expected arenas within its " + std::to_string(int64_t(memory)) +
+         " bytes of memory, got " + std::to_string(plan.arena->bytes) +
+         " bytes for each");
+}
+
+} // namespace
+
+void runForked(const RunOptions &options, std::optional<int64_t> ranks) {
+  RunFiles files(options, /*first=*/true);
+  if (ranks && *ranks != files.plan.worldSize)
+    throw InputError(options.planPath + ": the plan is for world size " +
+                     std::to_string(files.plan.worldSize) + ", got --nproc " +
+                     std::to_string(*ranks));
+  checkMachine(files.plan, options.planPath);
+  Ties ties(files, options);
+
+  sigset_t signals = handledSignals();
+  sigset_t oldMask;
+  sigprocmask(SIG_BLOCK, &signals, &oldMask);
+  {
+    Ranks running(files, ties);
+    running.start(files, options, oldMask);
+    running.join();
+  }
+  sigprocmask(SIG_SETMASK, &oldMask, nullptr);
+}
+
+} // namespace fsdp::runtime

@@ -1,0 +1,284 @@
+//===- Rendezvous.cpp - how ranks find each other -------------------------===//
+#include "fsdp/Runtime/Launch/Rendezvous.h"
+#include "fsdp/Runtime/Collectives/RankBoard.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <unistd.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+std::string variable(const char *name) {
+  const char *value = std::getenv(name);
+  if (!value)
+    throw InputError(std::string("RANK is set but ") + name +
+                     " is not; start with torchrun, or use --nproc");
+  return value;
+}
+
+int64_t number(const char *name) {
+  std::string text = variable(name);
+  int64_t value = 0;
+  auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    throw InputError(std::string(name) + ": expected a number, got \"" + text +
+                     "\"");
+  return value;
+}
+
+std::string variableOr(const char *name, const char *otherwise) {
+  const char *value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+/// Names this kernel and what processes it shows to this one. torchrun's own
+/// groups of ranks ("nodes") may all be on one host.
+std::string hostIdentity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code none;
+  return boot + " " +
+         std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+}
+
+/// No other process has it, on whatever host and at whatever time.
+std::string processIdentity() {
+  std::string stat;
+  std::getline(std::ifstream("/proc/self/stat"), stat);
+  // The 22nd field is when it began; the second may have blanks.
+  std::istringstream fields(stat.substr(stat.rfind(')') + 1));
+  std::string began;
+  for (int field = 3; field <= 22; ++field)
+    fields >> began;
+  return hostIdentity() + " " + std::to_string(getpid()) + " " + began;
+}
+
+/// An error of a rank, as it travels among texts that are none.
+constexpr char kErrorMark = '!';
+
+/// How long after the ranks have met another's rank may yet show itself.
+constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kPause = std::chrono::milliseconds(100);
+
+} // namespace
+
+std::optional<TorchrunEnvironment> torchrunEnvironment() {
+  if (!std::getenv("RANK"))
+    return std::nullopt;
+  TorchrunEnvironment environment;
+  environment.rank = number("RANK");
+  environment.worldSize = number("WORLD_SIZE");
+  if (std::getenv("LOCAL_RANK"))
+    environment.localRank = number("LOCAL_RANK");
+  environment.masterAddress = variable("MASTER_ADDR");
+  environment.masterPort = int(number("MASTER_PORT"));
+  return environment;
+}
+
+Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment,
+                       const std::string &job) {
+  if (!environment)
+    return;
+  ignoreBrokenPipes();
+  ownRank = environment->rank;
+  ranks = environment->worldSize;
+  c10d::TCPStoreOptions options;
+  options.port = uint16_t(environment->masterPort);
+  const char *shared = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  bool agentServes = shared && std::strcmp(shared, "True") == 0;
+  options.isServer = ownRank == 0 && !agentServes;
+  options.waitWorkers = false;
+  // torch.distributed may serve the same port in this process.
+  options.multiTenant = true;
+  options.timeout = std::chrono::seconds(300);
+  place = environment->masterAddress + ":" +
+          std::to_string(environment->masterPort);
+  try {
+    store = c10::make_intrusive<c10d::TCPStore>(environment->masterAddress,
+                                                options);
+    enter(job);
+  } catch (const c10::Error &error) {
+    std::string text = firstLine(error.what_without_backtrace());
+    if (options.isServer && text.find("EADDRINUSE") != std::string::npos)
+      throw RunError("cannot serve the ranks' store at " + place +
+                     ": another program, or another job, has the port");
+    throw RunError("no store of the ranks at " + place + ": " + text);
+  }
+}
+
+void Rendezvous::enter(const std::string &job) {
+  std::string attempt =
+      "fsdp-run/" + variableOr("TORCHELASTIC_RESTART_COUNT", "0") + "/";
+  std::string secret =
+      hashBytes(variableOr("TORCHELASTIC_RUN_ID", "") + "\n" + job);
+  std::string shown = hashBytes("shown " + secret);
+  std::string found = ownRank == 0
+                          ? store->compareSet(attempt + "job", "", shown)
+                          : store->get_to_str(attempt + "job");
+  if (found != shown)
+    throw RunError("another job is at " + place +
+                   ": its plan, options or run id are not those of this rank");
+  keys = attempt + secret + "/";
+  std::string own = processIdentity();
+  if (store->compareSet(keys + "rank " + std::to_string(ownRank), "", own) ==
+      own)
+    return;
+  store->set(keys + "twice", std::to_string(ownRank));
+  confirm();
+}
+
+std::optional<std::string> Rendezvous::takenTwice() {
+  if (!store || !store->check({keys + "twice"}))
+    return std::nullopt;
+  return "two processes are rank " + store->get_to_str(keys + "twice") +
+         " at " + place + ": do two jobs use one port?";
+}
+
+void Rendezvous::confirm() {
+  if (std::optional<std::string> twice = takenTwice())
+    throw RunError(*twice);
+}
+
+void Rendezvous::watchPlaces(std::function<void(const std::string &)> onTwice) {
+  if (!store)
+    return;
+  watcher = std::thread([this, onTwice = std::move(onTwice)] {
+    auto end = std::chrono::steady_clock::now() + kPatience;
+    try {
+      for (; !stop && std::chrono::steady_clock::now() < end;
+           std::this_thread::sleep_for(kPause))
+        confirm();
+      if (stop)
+        confirm();
+    } catch (const RunError &error) {
+      onTwice(error.what());
+    } catch (const std::exception &) {
+      // Whoever serves the store has ended; the ranks see that themselves.
+    }
+  });
+}
+
+std::string Rendezvous::nextKey() {
+  // Over all objects of a process, which has them in the same order as others.
+  static int64_t exchanges = 0;
+  return keys + std::to_string(exchanges++) + "/";
+}
+
+Rendezvous::~Rendezvous() {
+  stop = true;
+  if (watcher.joinable())
+    watcher.join();
+}
+
+std::vector<std::string> Rendezvous::exchange(const std::string &own,
+                                              std::chrono::seconds timeout) {
+  if (!store)
+    return {own};
+  std::string key = nextKey();
+  std::vector<std::string> texts;
+  try {
+    store->setTimeout(timeout);
+    store->set(key + std::to_string(ownRank), own);
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      texts.push_back(store->get_to_str(key + std::to_string(rank)));
+    // Rank 0 may serve the store: it stays until everybody has asked for all
+    // that it wants, and may end the moment the last one has said so.
+    std::optional<std::string> twice = takenTwice();
+    if (store->add(key + "read", 1) == ranks)
+      store->set(key + "done", "1");
+    if (ownRank == 0)
+      store->wait({key + "done"}, timeout);
+    if (twice)
+      throw RunError(*twice);
+  } catch (const c10::Error &error) {
+    throw RunError("the ranks did not find each other: " +
+                   std::string(error.what_without_backtrace()));
+  }
+  return texts;
+}
+
+std::optional<int64_t> Rendezvous::rankElsewhere() {
+  if (hosts.empty())
+    hosts = exchange(hostIdentity());
+  for (size_t rank = 1; rank < hosts.size(); ++rank)
+    if (hosts[rank] != hosts[0])
+      return int64_t(rank);
+  return std::nullopt;
+}
+
+c10::intrusive_ptr<c10d::Store> Rendezvous::connectStore() {
+  if (!store)
+    return c10::make_intrusive<c10d::HashStore>();
+  try {
+    return c10::make_intrusive<c10d::PrefixStore>(nextKey() + "store",
+                                                  store->clone());
+  } catch (const c10::Error &error) {
+    throw RunError("the ranks' store failed: " +
+                   std::string(error.what_without_backtrace()));
+  }
+}
+
+void shareMemory(Rendezvous &rendezvous, const std::function<int()> &create,
+                 const std::function<void(const std::string &)> &open) {
+  if (std::optional<int64_t> rank = rendezvous.rankElsewhere())
+    throw InputError("expected all ranks on one host, got rank " +
+                     std::to_string(*rank) + " on another than rank 0");
+  auto agree = [&](auto make) {
+    std::string own;
+    try {
+      own = make();
+    } catch (const std::exception &error) {
+      own = kErrorMark + std::string(error.what());
+    }
+    std::vector<std::string> texts = rendezvous.exchange(own);
+    for (size_t rank = 0; rank < texts.size(); ++rank)
+      if (texts[rank].starts_with(kErrorMark))
+        throw RunError("rank " + std::to_string(rank) + ": " +
+                       texts[rank].substr(1));
+    return texts[0];
+  };
+  std::string path = agree([&]() -> std::string {
+    if (rendezvous.rank() != 0)
+      return "";
+    return "/proc/" + std::to_string(getpid()) + "/fd/" +
+           std::to_string(create());
+  });
+  // The others reach the memory through rank 0's process: it waits for them.
+  agree([&]() -> std::string {
+    if (rendezvous.rank() != 0)
+      open(path);
+    return "";
+  });
+}
+
+std::unique_ptr<ShmSegment> shareSegment(const plan::Plan &plan,
+                                         Rendezvous &rendezvous) {
+  std::unique_ptr<ShmSegment> segment;
+  shareMemory(
+      rendezvous,
+      [&] {
+        segment = std::make_unique<ShmSegment>(plan);
+        return segment->fd();
+      },
+      [&](const std::string &path) {
+        segment = std::make_unique<ShmSegment>(plan, path);
+      });
+  return segment;
+}
+
+} // namespace fsdp::runtime

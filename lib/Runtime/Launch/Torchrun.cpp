@@ -1,0 +1,122 @@
+//===- Torchrun.cpp - ranks that torchrun started -------------------------===//
+#include "fsdp/Runtime/Collectives/DeviceComm.h"
+#include "fsdp/Runtime/Collectives/ShmComm.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Launch/AgentWatch.h"
+#include "fsdp/Runtime/Launch/Launcher.h"
+
+#include <cstdio>
+
+#include <unistd.h>
+
+namespace fsdp::runtime {
+
+namespace {
+
+/// Lets the watch follow a rank for as long as its position is there.
+class Following {
+public:
+  Following(AgentWatch &watch, const plan::Plan &plan, const Position &position)
+      : watch(watch) {
+    watch.follow(&plan, &position);
+  }
+  Following(const Following &) = delete;
+  Following &operator=(const Following &) = delete;
+  ~Following() { watch.follow(nullptr, nullptr); }
+
+private:
+  AgentWatch &watch;
+};
+
+/// Ends the process where another job's ranks may be among those of this one:
+/// what they compute together is nobody's.
+void watchPlaces(Rendezvous &rendezvous) {
+  rendezvous.watchPlaces([rank = rendezvous.rank()](const std::string &text) {
+    std::fprintf(stderr, "fsdp-run: error: rank %lld: %s\n",
+                 static_cast<long long>(rank), text.c_str());
+    _exit(kExitRunFailure);
+  });
+}
+
+/// What all ranks of a job have in common, and the ranks of another have not:
+/// the plan, and the options that say which collectives there are.
+std::string jobOf(plan::Plan plan, const RunOptions &options) {
+  plan.optimizer.library.clear(); // of this host
+  for (plan::Optimizer &group : plan.paramGroups)
+    group.library.clear();
+  std::string text = hashBytes(plan::printPlan(plan));
+  for (int64_t number :
+       {int64_t(options.backend), options.steps, options.evalEvery,
+        options.evalBatches, int64_t(!options.outWeightsPath.empty()),
+        int64_t(!options.profilePath.empty()),
+        int64_t(!options.tracePath.empty())})
+    text += " " + std::to_string(number);
+  return text;
+}
+
+void runOnOneHost(const RunFiles &files, const RunOptions &options,
+                  Rendezvous &rendezvous, AgentWatch &watch) {
+  int64_t rank = rendezvous.rank();
+  std::unique_ptr<ShmSegment> segment = shareSegment(files.plan, rendezvous);
+  watchPlaces(rendezvous);
+  Following following(watch, files.plan, segment->state(rank).position);
+  RankLink link{rank, rank, segment->state(rank).position, {}, {}};
+  link.connect = [&](Device &) {
+    return std::make_unique<ShmComm>(files.plan, *segment, rank,
+                                     options.maxStreamDelay.has_value());
+  };
+  link.fail = [&](const std::string &message) { segment->fail(rank, message); };
+  runRank(files, options, link);
+}
+
+void runOnHosts(const RunFiles &files, const RunOptions &options,
+                const TorchrunEnvironment &environment, Rendezvous &rendezvous,
+                AgentWatch &watch) {
+  Position position;
+  Following following(watch, files.plan, position);
+  std::shared_ptr<Transport> transport;
+  RankLink link{environment.rank, environment.localRank, position, {}, {}};
+  link.connect = [&](Device &device) {
+    transport = makeTransport(options.backend, rendezvous.connectStore(),
+                              environment.rank, environment.worldSize, device);
+    auto comm = std::make_unique<DeviceComm>(files.plan, device, transport);
+    rendezvous.confirm();
+    watchPlaces(rendezvous);
+    return comm;
+  };
+  link.fail = [&](const std::string &message) {
+    if (transport)
+      transport->fail(message);
+  };
+  runRank(files, options, link);
+}
+
+} // namespace
+
+void runUnderTorchrun(const RunOptions &options,
+                      const TorchrunEnvironment &environment) {
+  int64_t rank = environment.rank;
+  AgentWatch watch(rank);
+  RunFiles files(options, /*first=*/rank == 0);
+  if (environment.worldSize != files.plan.worldSize)
+    throw InputError(
+        options.planPath + ": the plan is for world size " +
+        std::to_string(files.plan.worldSize) +
+        ", got WORLD_SIZE=" + std::to_string(environment.worldSize));
+  std::string prefix = "rank " + std::to_string(rank) + ": ";
+  try {
+    Rendezvous rendezvous(environment, jobOf(files.plan, options));
+    if (options.backend == Backend::Shm)
+      runOnOneHost(files, options, rendezvous, watch);
+    else
+      runOnHosts(files, options, environment, rendezvous, watch);
+  } catch (const AbortedError &) {
+    throw;
+  } catch (const InputError &error) {
+    throw InputError(prefix + error.what());
+  } catch (const std::exception &error) {
+    throw RunError(prefix + error.what());
+  }
+}
+
+} // namespace fsdp::runtime
