@@ -5,8 +5,8 @@
 // where values lie is in VerifyArena.cpp.
 //
 //===----------------------------------------------------------------------===//
-#ifndef FSDP_LIB_PLAN_VERIFIER_H
-#define FSDP_LIB_PLAN_VERIFIER_H
+#ifndef FSDP_LIB_PLAN_VERIFY_VERIFIER_H
+#define FSDP_LIB_PLAN_VERIFY_VERIFIER_H
 
 #include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Plan/Memory.h"
@@ -219,4 +219,4 @@ private:
 
 } // namespace fsdp::plan
 
-#endif // FSDP_LIB_PLAN_VERIFIER_H
+#endif // FSDP_LIB_PLAN_VERIFY_VERIFIER_H

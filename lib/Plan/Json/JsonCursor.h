@@ -1,6 +1,6 @@
 //===- JsonCursor.h - strict reading of JSON, with paths in errors --------===//
-#ifndef FSDP_LIB_PLAN_JSONCURSOR_H
-#define FSDP_LIB_PLAN_JSONCURSOR_H
+#ifndef FSDP_LIB_PLAN_JSON_JSONCURSOR_H
+#define FSDP_LIB_PLAN_JSON_JSONCURSOR_H
 
 #include "fsdp/Plan/ParseJson.h"
 #include "fsdp/Plan/Plan.h"
@@ -156,4 +156,4 @@ private:
 
 } // namespace fsdp::plan
 
-#endif // FSDP_LIB_PLAN_JSONCURSOR_H
+#endif // FSDP_LIB_PLAN_JSON_JSONCURSOR_H

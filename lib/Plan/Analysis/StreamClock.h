@@ -1,6 +1,6 @@
 //===- StreamClock.h - how far streams have certainly come ----------------===//
-#ifndef FSDP_LIB_PLAN_STREAMCLOCK_H
-#define FSDP_LIB_PLAN_STREAMCLOCK_H
+#ifndef FSDP_LIB_PLAN_ANALYSIS_STREAMCLOCK_H
+#define FSDP_LIB_PLAN_ANALYSIS_STREAMCLOCK_H
 
 #include "fsdp/Plan/Plan.h"
 
@@ -20,4 +20,4 @@ inline void join(Clock &clock, const Clock &other) {
 
 } // namespace fsdp::plan
 
-#endif // FSDP_LIB_PLAN_STREAMCLOCK_H
+#endif // FSDP_LIB_PLAN_ANALYSIS_STREAMCLOCK_H

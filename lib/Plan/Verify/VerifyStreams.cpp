@@ -5,7 +5,7 @@
 // are few, so a clock is small, and every question of order is one comparison.
 //
 //===----------------------------------------------------------------------===//
-#include "StreamClock.h"
+#include "../Analysis/StreamClock.h"
 #include "Verifier.h"
 #include "fsdp/Plan/Operands.h"
 
