@@ -40,16 +40,20 @@ Backend backendOf(const std::string &comm) {
 /// memory of the parameters alive.
 class OpenPlan {
 public:
-  /// `comm`: as fsdp-run's --comm. `other`: a session of the same model, whose
-  /// parameters this one trains. `operators`: those of the process that are not
-  /// ATen's, which the plan may call.
+  /// Of this rank alone. `operators`: those of the process that are not ATen's,
+  /// which the plan may call.
   OpenPlan(const std::string &path, const std::string &allowedPlugin,
-           Rendezvous &rendezvous, const std::string &comm,
-           const std::shared_ptr<OpenPlan> &other,
            const std::vector<std::string> &operators)
-      : plan(open(path, allowedPlugin, operators)), rank(rendezvous.rank()) {
+      : plan(open(path, allowedPlugin, operators)) {}
+
+  /// With the other ranks: a collective, before all others. `comm`: as
+  /// fsdp-run's --comm. `other`: a session of the same model, whose parameters
+  /// this one trains.
+  void connect(Rendezvous &rendezvous, const std::string &comm,
+               const std::shared_ptr<OpenPlan> &other) {
+    rank = rendezvous.rank();
     if (rendezvous.worldSize() != plan.worldSize)
-      throw InputError(path + ": the plan is for world size " +
+      throw InputError("the plan is for world size " +
                        std::to_string(plan.worldSize) + ", got " +
                        std::to_string(rendezvous.worldSize()) + " ranks");
     installSteeredAllocator();
@@ -95,7 +99,7 @@ public:
   }
 
   plan::Plan plan;
-  int64_t rank;
+  int64_t rank = 0;
   std::unique_ptr<Device> device;
   std::unique_ptr<Connection> connection;
   std::optional<Session> session;
@@ -247,10 +251,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("exchange", &Agreement::exchange, py::arg("word"), Release());
 
   py::class_<OpenPlan, std::shared_ptr<OpenPlan>>(m, "Session")
-      .def(py::init<const std::string &, const std::string &, Rendezvous &,
-                    const std::string &, const std::shared_ptr<OpenPlan> &,
+      .def(py::init<const std::string &, const std::string &,
                     const std::vector<std::string> &>(),
            Release())
+      .def("connect", &OpenPlan::connect, Release())
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)
       .def_property_readonly("inputs", &inputs)

@@ -251,6 +251,7 @@ class Step:
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
         self._evaluators: dict[Any, Compiled] = {}
         self._steps = 0
+        self._failure = ""  # of a call of the ranks
         self._has_warned = False  # of batches that a plan does not take
         self._result = _Result()
         self._agreement: Any = None  # without it there are no plans
@@ -283,7 +284,7 @@ class Step:
             # As its own step does, for the schedulers' check of the order of calls.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         compiled.bound.optimizer_state(self._steps)
-        result = compiled.session.step([tensors(batch) for batch in microbatches])
+        result = self._run(compiled.session.step, [tensors(batch) for batch in microbatches])
         self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
         self._steps += 1
         if outside:
@@ -308,7 +309,7 @@ class Step:
             )
             return self._returned(value)
         compiled.bound.optimizer_state(self._steps)
-        result = compiled.session.step([tensors(microbatches[0])])
+        result = self._run(compiled.session.step, [tensors(microbatches[0])])
         self._take_gradients(compiled)
         return compiled.returned(result.loss)
 
@@ -334,7 +335,7 @@ class Step:
                 for value in eager.backward(steps, inputs, reduce_each=False, mean=False)
             ]
         compiled.bound.optimizer_state(self._steps)
-        compiled.session.step([tensors(batch) for batch in batches])
+        self._run(compiled.session.step, [tensors(batch) for batch in batches])
         self._take_gradients(compiled)
         return list(self._requests.losses(count).to(compiled.loss_dtype, copy=True))
 
@@ -368,7 +369,7 @@ class Step:
             value = eager.evaluate(self._eager(batch), list(batch.values()))
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
-        loss = compiled.session.evaluate(tensors(batch))
+        loss = self._run(compiled.session.evaluate, tensors(batch))
         return compiled.returned(loss, evaluation=True)
 
     # --- what the last step said
@@ -479,7 +480,7 @@ class Step:
         if self._agreement is None:
             return _EAGER
         word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> 2 << 2
-        words = self._agreement.exchange(word | own)
+        words = self._run(self._agreement.exchange, word | own)
         if any(other >> 2 != word >> 2 for other in words):
             return _EAGER
         said = max(other & 3 for other in words)
@@ -492,6 +493,17 @@ class Step:
             )
             self._has_warned = True
         return said
+
+    def _run(self, call: Callable[[Any], Any], argument: Any) -> Any:
+        """A call that all ranks make. After one that failed there is no other: the ranks may be
+        anywhere in it."""
+        if self._failure:
+            raise RuntimeError(f"the step cannot be used any more: {self._failure}")
+        try:
+            return call(argument)
+        except RuntimeError as error:
+            self._failure = str(error)
+            raise
 
     def _compile(
         self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False

@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -26,11 +27,14 @@ from torch import Tensor, nn
 
 from fsdp_mlir import outside
 from fsdp_mlir.errors import CompileError
-from fsdp_mlir.outside import CONTAINERS, GENERATORS, SCALARS
+from fsdp_mlir.outside import CONTAINERS, GENERATORS, GLOBAL_HOOKS, SCALARS
 from fsdp_mlir.python_state import PythonState
-from fsdp_mlir.unchanged import GLOBAL_HOOKS, STATE_DICT_HOOKS
+from fsdp_mlir.unchanged import STATE_DICT_HOOKS
 
 _MAX_DEPTH = 12
+# What is told takes less time than a capture.
+_MAX_ITEMS = 10_000
+_MAX_BYTES = 1 << 24
 _ADDRESS = " at 0x"
 
 # What launchers and shells set for each process, run or job.
@@ -58,6 +62,7 @@ class Untold(CompileError):
 
 def identity(model: nn.Module, loss: Any, inputs: Mapping[str, Any]) -> str:
     """A digest of all that; Untold names what cannot be told."""
+    _class.cache_clear()  # classes may be patched, code is what it is
     lines = [
         *_versions(),
         *_files(),
@@ -171,7 +176,8 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
             yield f"{kind_of_leaf} {path} {value}"
     for found in outside.code(model, loss):
         # What it closes over is told where code reads it (outside.py).
-        yield f"code {_function(found)} {teller.told(found.__defaults__, found.__qualname__)}"
+        defaults = [found.__defaults__, found.__kwdefaults__]
+        yield f"code {_function(found)} {teller.told(defaults, found.__qualname__)}"
     for module in namespaces.values():
         yield from _namespace(module)
 
@@ -201,15 +207,22 @@ class _Teller:
             raise Untold(f"'{path}' is nested too deep")
         if isinstance(value, type):
             return _class(value)
-        if isinstance(value, SCALARS):
+        if type(value) in SCALARS:
             return f"{type(value).__name__} {value!r}"
+        if isinstance(value, SCALARS):
+            base = next(kind for kind in type(value).__mro__ if kind in SCALARS)
+            text = base.__repr__(value)
+            return f"{_class(type(value))} {text} {tell(getattr(value, '__dict__', None))}"
         if isinstance(value, Tensor):
             return _tensor(value)
         if isinstance(value, np.ndarray):
+            if value.nbytes > _MAX_BYTES:
+                raise Untold(f"'{path}' holds an array of {value.nbytes} bytes")
             return f"array {value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
         if isinstance(value, FunctionType):
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            return f"{_function(value)} {tell(value.__defaults__)} {tell(cells)}"
+            defaults = [value.__defaults__, value.__kwdefaults__]
+            return f"{_function(value)} {tell(defaults)} {tell(cells)}"
         if isinstance(value, MethodType):
             return f"{tell(value.__func__)} of {tell(value.__self__)}"
         if isinstance(value, partial):
@@ -235,6 +248,10 @@ class _Teller:
     def _object(self, value: Any, path: str, tell: Callable[[Any], str]) -> str:
         """What an object holds. What its class says that it is (__repr__) may leave out some."""
         held = []
+        if isinstance(value, (dict, *CONTAINERS)) and len(value) > _MAX_ITEMS:
+            raise Untold(f"'{path}' holds {len(value)} items")
+        if isinstance(value, deque):
+            held.append(f"at most {value.maxlen}")
         if isinstance(value, dict):
             held += [f"{tell(key)}: {tell(item)}" for key, item in value.items()]
         elif isinstance(value, CONTAINERS):
@@ -261,8 +278,14 @@ def _tensor(value: Tensor) -> str:
 
 
 def _slots(base: type) -> list[str]:
+    """As getattr takes them."""
     slots = vars(base).get("__slots__", ())
-    return [slots] if isinstance(slots, str) else [name for name in slots if name[:2] != "__"]
+    names = {*([slots] if isinstance(slots, str) else slots)} - {"__dict__", "__weakref__"}
+    private = f"_{base.__name__.lstrip('_')}"
+    return [
+        f"{private}{name}" if name[:2] == "__" and name[-2:] != "__" else name
+        for name in sorted(names)
+    ]
 
 
 def _name(value: Any) -> str:

@@ -38,6 +38,19 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 Code = FunctionType | ModuleType | type
 _DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
+# Of modules, by what registers them; of all modules.
+HOOKS = {
+    "_forward_pre_hooks": "register_forward_pre_hook",
+    "_forward_hooks": "register_forward_hook",
+    "_backward_pre_hooks": "register_full_backward_pre_hook",
+    "_backward_hooks": "register_full_backward_hook",
+}
+GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 
 
@@ -94,13 +107,20 @@ def _places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -
     found = _Places()
     for kernel in kernels:
         found.add_object(kernel.__qualname__, kernel)
-    for module in model.modules():
-        found.add_class(type(module), _is_no_models)
+    modules = list(model.modules())
     if isinstance(loss, nn.Module):
-        for module in loss.modules():
-            found.add_class(type(module), _is_no_models)
+        modules += loss.modules()
     elif loss is not None:
         found.add_object("(loss)", loss)
+    for module in modules:
+        found.add_class(type(module), _is_no_models)
+        for name, held in vars(module).items():
+            if callable(held) and not isinstance(held, (type, nn.Module, Tensor)):
+                found.add_object(f"{type(module).__qualname__}.{name}", held)
+    for hooks in [*map(vars, modules), vars(nn.modules.module)]:
+        for name in sorted({*HOOKS, *GLOBAL_HOOKS} & hooks.keys()):
+            for hook in hooks[name].values():
+                found.add_object(f"a hook of {name}", hook)
     return found
 
 
@@ -255,9 +275,11 @@ class _Places:
         known = function.__globals__
         for name in sorted(_used(function.__code__, _GLOBAL) & known.keys()):
             self._add(known, name, f"{function.__module__}.{name}", names)
-        package = known.get("__package__") or ""
+        packages = (known.get("__package__") or "").split(".")
+        above = [".".join(packages[:count]) for count in range(len(packages) + 1)]
         for imported in sorted(_used(function.__code__, {"IMPORT_NAME"})):
-            for name in (imported, f"{package}.{imported}".rstrip(".")):  # or a relative one
+            for package in above:  # of relative imports
+                name = f"{package}.{imported}".strip(".")
                 if name in sys.modules:
                     self._add(cast(dict[str, Any], sys.modules), name, name, names)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

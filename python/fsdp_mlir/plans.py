@@ -6,8 +6,8 @@ import sys
 import warnings
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +32,8 @@ from fsdp_mlir.unchanged import Unchanged
 # Rank 0 compiles meanwhile.
 _COMPILE_SECONDS = 3600
 _EXCHANGE_SECONDS = 300
+# Characters that the ranks' store takes at a time, with room.
+_PIECE = 1 << 22
 
 # Plans of one model, as torch.compile's limit of recompilations.
 LIMIT = 8
@@ -158,18 +160,24 @@ class Plans:
 
         def make() -> str:
             files.make_plan()
-            if one_host:
-                return str(files.folder.resolve())
-            plan = (files.folder / "plan.json").read_bytes() if first else b""
-            return b64encode(zlib.compress(plan)).decode()
+            if one_host or not first:
+                return ""
+            return b64encode(zlib.compress((files.folder / "plan.json").read_bytes())).decode()
 
-        _, texts = self.together(make, str, _COMPILE_SECONDS)
+        def said(plan: str) -> str:
+            return str(files.folder.resolve()) if one_host else str(len(plan))
+
+        plan, texts = self.together(make, said, _COMPILE_SECONDS)
         if one_host:
             return Path(texts[0])
+        pieces = [
+            self._rendezvous.exchange(plan[begin : begin + _PIECE], _EXCHANGE_SECONDS)[0]
+            for begin in range(0, int(texts[0]), _PIECE)
+        ]
         if first:
             return files.folder
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
-        (folder / "plan.json").write_bytes(zlib.decompress(b64decode(texts[0])))
+        (folder / "plan.json").write_bytes(zlib.decompress(b64decode("".join(pieces))))
         return folder
 
     def _bind(self, made: Compiled) -> None:
@@ -265,25 +273,32 @@ class Plans:
         # Whoever writes a library into the script wants it to run.
         allowed = str(folder / allowed_library) if allowed_library else ""
         plan = str(folder / "plan.json")
-        try:
-            session = build.runtime().Session(
-                plan, allowed, self._rendezvous, self.comm, self._first, captured.operators
-            )
-        except RuntimeError as error:
-            raise NoPlan(str(error)) from error
+
+        def opened() -> Any:
+            with _as_no_plan():
+                return build.runtime().Session(plan, allowed, captured.operators)
+
+        session, _ = self.together(opened, lambda _: "")
+
+        def connect() -> None:
+            with _as_no_plan():
+                session.connect(self._rendezvous, self.comm, self._first)
+
+        self.together(connect, lambda _: "")
         _, seeds = self.together(torch.initial_seed, str)
         seed = int(seeds[0]) if self._init_seed is None else self._init_seed
 
-        def fill() -> str:
-            if self._first is None:
-                self._fill(session, captured, seed)
+        def fill() -> Trained | None:
+            trained = None if self.trained else self._fill(session, seed)
             session.start()
-            return ""
+            return trained
 
-        self.together(fill, str)
+        trained, _ = self.together(fill, lambda _: "")
+        if trained is not None:
+            self.trained, self._first = trained, session
         return session
 
-    def _fill(self, session: Any, captured: Captured, seed: int) -> None:
+    def _fill(self, session: Any, seed: int) -> Trained:
         """Every rank's rows of the parameters; what is on 'meta' is initialised."""
         buffers = {state.name: state.tensor for state in weights.buffers(self._model)}
         on_meta = any(tensor.is_meta for tensor in (*self._model.parameters(), *buffers.values()))
@@ -296,7 +311,7 @@ class Plans:
             if entry["name"] in buffers and buffers[entry["name"]].is_meta:
                 _set_buffer(self._model, buffers[entry["name"]], session.buffer(index))
         sharding.initialise(self._model)
-        self.trained, self._first = trained, session
+        return trained
 
     def together(
         self,
@@ -329,6 +344,15 @@ def together(
             kind = CompileError if other.startswith("?") else OptionError
             raise kind(f"rank {rank}: {other[1:]}")
     return made, [other[1:] for other in texts]
+
+
+@contextmanager
+def _as_no_plan() -> Iterator[None]:
+    """Of the runtime, which has not begun to train."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise NoPlan(str(error)) from error
 
 
 def has_no_plan(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir import hooks
 from fsdp_mlir.errors import prefixed, source_of
-from fsdp_mlir.outside import ABSENT, attributes_read, places
+from fsdp_mlir.outside import ABSENT, GLOBAL_HOOKS, HOOKS, attributes_read, places
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
 _MOST_ITEMS = 64  # of a list or the like that is compared by its items
@@ -29,19 +29,7 @@ STATE_DICT_HOOKS = {
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 }
-_HOOKS = {
-    "_forward_pre_hooks": "register_forward_pre_hook",
-    "_forward_hooks": "register_forward_hook",
-    "_backward_pre_hooks": "register_full_backward_pre_hook",
-    "_backward_hooks": "register_full_backward_hook",
-}
 _MEMBERS = ("_parameters", "_buffers", "_modules")
-GLOBAL_HOOKS = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
 
 
 @dataclass(frozen=True)
@@ -184,8 +172,8 @@ def _attribute(
         was = "train" if before[key] else "eval"
         text = f"{_module(place)} is in {mode} mode, the step was compiled with it in {was} mode"
         yield _Change((owner, key), text, mode=True)
-    elif key in _HOOKS:
-        yield from _changed_hooks(_HOOKS[key], _module(place), owner, now[key], before[key])
+    elif key in HOOKS:
+        yield from _changed_hooks(HOOKS[key], _module(place), owner, now[key], before[key])
     else:
         got, was = (_shown(values.get(key, ABSENT)) for values in (now, before))
         name = _dotted(place, key)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from fsdp_mlir import CaptureError, CompileError
 from fsdp_mlir.models.llama import llama_debug
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 from twins import Twins
@@ -226,12 +227,21 @@ def test_units_by_themselves(tmp_path: Path) -> None:
         fsdp_mlir.compile(sharded(model), units="auto", **options)
 
 
-def test_state_outlives_the_step() -> None:
-    step = compiled()
+@pytest.mark.parametrize("offloads", [False, True])
+@pytest.mark.parametrize("comm", ["shm", "gloo"])
+def test_state_outlives_the_step(comm: str, offloads: bool) -> None:
+    model = Model()
+    offload = CPUOffloadPolicy(pin_memory=False) if offloads else OffloadPolicy()
+    fsdp_mlir.fully_shard(model, offload_policy=offload)
+    step = fsdp_mlir.compile(model, loss=loss_fn, optimizer=SGD, comm=comm, fallback="error")
+    step(BATCH)
     state = step.state_dict()
     copies = {name: tensor.clone() for name, tensor in state.items()}
     del step
-    assert all(torch.equal(state[name], tensor) for name, tensor in copies.items())
+    gc.collect()
+    trained = model.state_dict()
+    for name, tensor in copies.items():
+        assert torch.equal(state[name], tensor) and torch.equal(trained[name], tensor)
 
 
 def test_deleting_a_step_frees_its_memory() -> None:
@@ -429,6 +439,7 @@ def test_microbatches_share_the_samples() -> None:
         ({"no_such_option": 1}, CompileError, 'unknown key "no_such_option"'),
         ({"example": {"x": [3]}}, CaptureError, "'x': expected a tensor"),
         ({"fallback": "none"}, ValueError, "expected 'eager' or 'error', got 'none'"),
+        ({"comm": "nccl"}, ValueError, "comm: expected 'shm' or 'gloo', got 'nccl'"),
     ],
 )
 def test_bad_arguments(options: Any, kind: type[Exception], message: str) -> None:
@@ -463,5 +474,8 @@ def test_an_operator_that_fails() -> None:
     step = compiled()
     with pytest.raises(RuntimeError, match="rank 0: step 1: aten::nll_loss_forward"):
         step(BATCH["x"], torch.tensor([0, 1, 7]))
-    with pytest.raises(RuntimeError, match="rank 0: step 1: aten::nll_loss_forward"):
+    over = "cannot be used any more: rank 0: step 1: aten::nll_loss_forward"
+    with pytest.raises(RuntimeError, match=over):
         step(BATCH)
+    with pytest.raises(RuntimeError, match=over):
+        step({name: tensor[:2] for name, tensor in BATCH.items()})  # which has no plan yet

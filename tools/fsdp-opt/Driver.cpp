@@ -337,10 +337,18 @@ static LogicalResult enableRemarks(MLIRContext &context,
 }
 
 /// Options of mlir-opt that say how to run passes on a text, one by one.
-constexpr StringRef kPassByPass[] = {"irdl-file",          "no-implicit-module",
-                                     "run-reproducer",     "split-input-file",
-                                     "verify-diagnostics", "verify-roundtrip",
-                                     "output-split-marker"};
+constexpr StringRef kPassByPass[] = {"elide-resource-data-from-bytecode",
+                                     "emit-bytecode-version",
+                                     "irdl-file",
+                                     "mlir-diagnostic-verbosity-level",
+                                     "mlir-disable-diagnostic-notes",
+                                     "mlir-generate-reproducer",
+                                     "no-implicit-module",
+                                     "output-split-marker",
+                                     "run-reproducer",
+                                     "split-input-file",
+                                     "verify-diagnostics",
+                                     "verify-roundtrip"};
 
 /// Refuses options on which what is written does not depend.
 static LogicalResult checkOptions() {
@@ -419,6 +427,9 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   if (!module || failed(applyPolicy(*module)) ||
       failed(runPasses(*module, timing)))
     return failure();
+  // Those that are given at the end.
+  if (remark::detail::RemarkEngine *remarks = context.getRemarkEngine())
+    remarks->getRemarkEmittingPolicy()->finalize();
   TimingScope writing = timing.nest("Write");
   return write(*module, outputFilename);
 }

@@ -9,6 +9,7 @@
 
 #include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
+#include "mlir/Bytecode/BytecodeReader.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "mlir/Transforms/Passes.h"
@@ -30,7 +31,7 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
     return failure();
   // Text with the names of modules gives text with them.
   auto withNames = config;
-  if ((*buffer)->getBuffer().contains("fsdp.module = "))
+  if (isBytecode(**buffer) || (*buffer)->getBuffer().contains("fsdp.module = "))
     withNames.setPassPipelineSetupFn([&](PassManager &pm) -> LogicalResult {
       pm.addPass(fsdp::createReadModuleNames());
       if (failed(config.setupPassPipeline(pm)))

@@ -109,8 +109,9 @@ void DeviceComm::placeShards() {
     at::TensorOptions options = at::dtype(scalarType(spec.dtype));
     at::Tensor padded =
         offsets[p] == -1 ? at::zeros(spec.shape, options.device(device.where()))
-                         : at::from_blob(hostShards->base() + offsets[p],
-                                         spec.shape, options);
+                         : at::from_blob(
+                               hostShards->base() + offsets[p], spec.shape,
+                               [keep = hostShards](void *) {}, options);
     plan::TensorSpec own = plan::shardSpec(plan, int32_t(p), shardIndex());
     shards.push_back(
         own.shape == spec.shape ? padded : padded.narrow(0, 0, own.shape[0]));

@@ -328,6 +328,9 @@ public:
       return makeSoloCommunicator();
     // Groups without a common rank may have the same name.
     std::string key = name + "/" + std::to_string(ranks.front());
+    // All of them, and not only those that would wait.
+    if (std::string failure = board->failure(); !failure.empty())
+      throw AbortedError("communicator \"" + name + "\": " + failure);
     board->meet(key, name, ranks, timeout);
     auto progress = std::make_shared<Progress>();
     {

@@ -153,7 +153,14 @@ public:
                                     deadline)) {
     std::vector<int64_t> ranks(size_t(rendezvous.worldSize()));
     std::iota(ranks.begin(), ranks.end(), 0);
-    everybody = transport->connect("agreement", ranks);
+    try {
+      everybody = transport->connect("agreement", ranks);
+    } catch (const AbortedError &) {
+      throw;
+    } catch (const std::exception &error) {
+      transport->fail(error.what());
+      throw;
+    }
   }
 
   std::vector<uint64_t> exchange(uint64_t own) override {

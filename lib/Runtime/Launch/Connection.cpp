@@ -3,6 +3,7 @@
 #include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Runtime/Collectives/DeviceComm.h"
 #include "fsdp/Runtime/Collectives/ShmComm.h"
+#include "fsdp/Runtime/Error.h"
 
 #include <atomic>
 #include <optional>
@@ -57,10 +58,19 @@ public:
       : rank(rendezvous.rank()),
         transport(other ? other->transport
                         : makeTransport(backend, rendezvous.connectStore(),
-                                        rank, rendezvous.worldSize(), device)),
-        ownComm(plan, device, transport, other ? &other->ownComm : nullptr) {}
+                                        rank, rendezvous.worldSize(), device)) {
+    try {
+      ownComm.emplace(plan, device, transport,
+                      other ? &*other->ownComm : nullptr);
+    } catch (const AbortedError &) {
+      throw;
+    } catch (const std::exception &error) {
+      transport->fail(error.what());
+      throw;
+    }
+  }
 
-  Comm &comm() override { return ownComm; }
+  Comm &comm() override { return *ownComm; }
   Position &position() override { return ownPosition; }
 
   void fail(const std::string &message) override {
@@ -78,7 +88,7 @@ public:
 private:
   int64_t rank;
   std::shared_ptr<Transport> transport;
-  DeviceComm ownComm;
+  std::optional<DeviceComm> ownComm;
   Position ownPosition;
   std::atomic<bool> failed = false;
 };
