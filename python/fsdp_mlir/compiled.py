@@ -256,7 +256,11 @@ class Step:
         self._result = _Result()
         self._agreement: Any = None  # without it there are no plans
         try:
-            self._agreement = build.runtime().Agreement(plans.comm, rendezvous, deadline)
+            self._agreement, _ = together(
+                rendezvous,
+                lambda: build.runtime().Agreement(plans.comm, rendezvous, deadline),
+                lambda _: "",
+            )
         except RuntimeError as error:
             self._without_plan(NoPlan(str(error)))
 
