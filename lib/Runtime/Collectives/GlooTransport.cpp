@@ -330,7 +330,7 @@ public:
     std::string key = name + "/" + std::to_string(ranks.front());
     // All of them, and not only those that would wait.
     if (std::string failure = board->failure(); !failure.empty())
-      throw AbortedError("communicator \"" + name + "\": " + failure);
+      throw AbortedError(failure);
     board->meet(key, name, ranks, timeout);
     auto progress = std::make_shared<Progress>();
     {
