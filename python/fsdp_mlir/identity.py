@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
 
 from fsdp_mlir import outside
 from fsdp_mlir.errors import CompileError
@@ -231,8 +233,12 @@ class _Teller:
             owner = value.__self__
             of = "" if owner is None or isinstance(owner, ModuleType) else tell(owner)
             return f"{value.__module__}.{value.__qualname__} {of}"
-        if isinstance(value, (ModuleType, torch._ops.OpOverload)):
-            return f"{getattr(value, '__module__', '')}.{value.__name__}"
+        if isinstance(value, ModuleType):
+            return f"module {value.__name__}"
+        if isinstance(value, CustomOpDef):  # what it does is told of steps that call it: plan_cache
+            return f"operator {value._qualname}"
+        if isinstance(value, (OpOverload, OpOverloadPacket)):
+            return f"operator {value}"
         if isinstance(value, GENERATORS):
             return _name(type(value))
         if isinstance(value, logging.Logger):
