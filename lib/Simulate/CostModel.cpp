@@ -221,8 +221,15 @@ private:
     }
     return kernel(bytes);
   }
-  /// What binds values or waits.
-  template <typename Kind> Cost cost(size_t, const Kind &) const { return {}; }
+  /// What reads values moves their bytes; what binds values or waits is free.
+  template <typename KindT> Cost cost(size_t index, const KindT &) const {
+    const Instruction &instruction = plan.instructions[index];
+    std::vector<ValueId> operands = getOperands(instruction);
+    if (operands.empty())
+      return {};
+    return kernel(valueBytes(plan, operands) +
+                  valueBytes(plan, getResults(instruction)));
+  }
 
   /// FSDP2's copies run on the compute stream: out of the gathered buffer
   /// before its first use, and of the gradients before they are reduced. A

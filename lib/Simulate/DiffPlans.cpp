@@ -2,6 +2,7 @@
 #include "fsdp/Simulate/DiffPlans.h"
 
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Plan/ParseJson.h"
 #include "fsdp/Simulate/Collectives.h"
 #include "fsdp/Simulate/CostModel.h"
 #include "fsdp/Simulate/Format.h"
@@ -24,13 +25,6 @@ namespace fsdp::simulate {
 using namespace plan;
 
 namespace {
-
-const char *kindName(Stream kind) {
-  constexpr const char *names[kNumStreams] = {"compute",        "all_gather",
-                                              "reduce_scatter", "all_reduce",
-                                              "copy_to_device", "copy_to_host"};
-  return names[size_t(kind)];
-}
 
 struct Entry {
   std::string text;
@@ -129,7 +123,7 @@ private:
     for (const CollectiveUse &use : uses)
       names.push_back(
           (use.unit < 0 ? "no unit" : plan.units[size_t(use.unit)].name) +
-          ", " + kindName(use.kind) + " " +
+          ", " + std::string(streamName(use.kind)) + " " +
           std::to_string(++numbers[{use.unit, use.kind}]));
     return names;
   }
@@ -158,7 +152,7 @@ private:
     for (size_t kind = 1; kind < kNumStreams; ++kind)
       if (most[kind] > 0)
         count("schedule",
-              std::string(kindName(Stream(kind))) + " in flight at once",
+              std::string(streamName(Stream(kind))) + " in flight at once",
               most[kind]);
   }
 
@@ -193,7 +187,7 @@ private:
     }
     for (size_t kind = 1; kind < kNumStreams; ++kind)
       if (numbers[kind] != 0) {
-        std::string name = kindName(Stream(kind));
+        std::string name(streamName(Stream(kind)));
         count("traffic", name + ", a step", numbers[kind]);
         bytes("traffic", name + ", bytes a rank", moved[kind]);
       }
@@ -206,7 +200,7 @@ private:
     seconds("time", "exposed communication", timeline.exposedCommunication());
     for (size_t kind = 1; kind < kNumStreams; ++kind)
       if (timeline.busy[kind] > 0)
-        seconds("time", std::string("exposed ") + kindName(Stream(kind)),
+        seconds("time", "exposed " + std::string(streamName(Stream(kind))),
                 timeline.exposed[kind]);
     std::vector<std::string> names = collectiveNames();
     std::map<int32_t, size_t> indexOf;
@@ -320,6 +314,42 @@ std::vector<Row> differingRows(const Summary &a, const Summary &b) {
   return sorted;
 }
 
+/// Where the JSON forms of two plans differ first, with what is there:
+/// "instructions[3].group: none, 2"; empty where they do not.
+std::string firstDifference(const Json &a, const Json &b,
+                            const std::string &path) {
+  constexpr size_t kMost = 40; // characters of a value
+  auto shown = [](const Json &value) {
+    std::string text = value.dump();
+    return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+  };
+  if (a == b)
+    return "";
+  if (a.is_array() && b.is_array())
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+      if (a[i] != b[i])
+        return firstDifference(a[i], b[i],
+                               path + '[' + std::to_string(i) + ']');
+  if (a.is_object() && b.is_object())
+    for (const Json *side : {&a, &b})
+      for (const auto &[key, value] : side->items()) {
+        std::string inner = path.empty() ? key : path + '.' + key;
+        if (!a.contains(key) || !b.contains(key))
+          return inner + ": " + (a.contains(key) ? shown(value) : "none") +
+                 ", " + (b.contains(key) ? shown(value) : "none");
+        if (a[key] != b[key])
+          return firstDifference(a[key], b[key], inner);
+      }
+  return path + ": " + shown(a) + ", " + shown(b);
+}
+
+/// One without the digest, which always differs.
+Json treeOf(const std::string &text) {
+  Json tree = parseJson(text, "plan");
+  tree.erase("digest");
+  return tree;
+}
+
 } // namespace
 
 std::string printDifference(const Plan &a, const Plan &b,
@@ -331,10 +361,8 @@ std::string printDifference(const Plan &a, const Plan &b,
   std::string text;
   llvm::raw_string_ostream os(text);
   if (rows.empty()) {
-    auto [x, y] =
-        std::mismatch(textA.begin(), textA.end(), textB.begin(), textB.end());
-    os << "same schedule, memory and traffic; the plans differ from line "
-       << 1 + std::count(textA.begin(), x, '\n') << " on\n";
+    os << "same schedule, memory and traffic; the plans differ first in "
+       << firstDifference(treeOf(textA), treeOf(textB), "") << '\n';
     return text;
   }
   std::array<size_t, 4> widths = {0, 1, 1, 0};

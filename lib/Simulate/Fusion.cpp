@@ -46,7 +46,7 @@ private:
   /// kernel.
   void link(int index) {
     const Instruction &instruction = plan.instructions[index];
-    std::vector<ValueId> operands = operandsOf(instruction);
+    std::vector<ValueId> operands = getOperands(instruction);
     bool free = callAt(index) && works[index].kind == OperatorWork::Kind::Free;
     for (ValueId id : operands) {
       ValueId owner = ownerOf(plan, id);
@@ -79,7 +79,7 @@ private:
     launches[index] = !kernel.launched;
     kernel.launched = true;
     double bytes = 0;
-    for (ValueId id : operandsOf(call)) {
+    for (ValueId id : getOperands(call)) {
       ValueId owner = ownerOf(plan, id);
       if (!kernel.made.count(owner) && kernel.read.insert(owner).second)
         bytes += double(touchedBytes(plan, id));

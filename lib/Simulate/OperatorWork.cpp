@@ -268,7 +268,7 @@ double sparseBytes(std::string_view name, const Plan &plan, const Call &call,
     return value ? double(value->numBytes()) : 0.0;
   };
   double others = 0;
-  std::vector<ValueId> operands = operandsOf(call);
+  std::vector<ValueId> operands = getOperands(call);
   for (size_t i = 1; i < operands.size(); ++i)
     others += double(touchedBytes(plan, operands[i]));
   if (name == "embedding" || name == "index" || name == "gather" ||
@@ -283,42 +283,11 @@ double sparseBytes(std::string_view name, const Plan &plan, const Call &call,
   return -1;
 }
 
-void appendOperands(const Arg &arg, std::vector<ValueId> &result) {
-  if (const auto *tensor = std::get_if<TensorArg>(&arg.value))
-    result.push_back(tensor->value);
-  else if (const auto *list = std::get_if<ArgList>(&arg.value))
-    for (const Arg &element : *list)
-      appendOperands(element, result);
-}
-
 } // namespace
 
 int64_t touchedBytes(const Plan &plan, ValueId id) {
   return std::min(plan.values[id].numBytes(),
                   plan.values[ownerOf(plan, id)].numBytes());
-}
-
-std::vector<ValueId> operandsOf(const Call &call) {
-  std::vector<ValueId> result;
-  for (const Arg &arg : call.args)
-    appendOperands(arg, result);
-  return result;
-}
-
-std::vector<ValueId> operandsOf(const Instruction &instruction) {
-  return std::visit(
-      [](const auto &kind) -> std::vector<ValueId> {
-        using Kind = std::decay_t<decltype(kind)>;
-        if constexpr (std::is_same_v<Kind, Call>)
-          return operandsOf(kind);
-        else if constexpr (requires { kind.ins; })
-          return kind.ins;
-        else if constexpr (requires { kind.grads; })
-          return kind.grads;
-        else
-          return {};
-      },
-      instruction.kind);
 }
 
 OperatorWork workOf(const Plan &plan, const Call &call) {
@@ -335,7 +304,7 @@ OperatorWork workOf(const Plan &plan, const Call &call) {
     return work;
   }
 
-  std::vector<ValueId> touched = operandsOf(call);
+  std::vector<ValueId> touched = getOperands(call);
   if (inPlace && !touched.empty() && isOneOf(name, kOverwrites))
     touched.erase(touched.begin());
   std::sort(touched.begin(), touched.end());

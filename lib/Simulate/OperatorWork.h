@@ -2,6 +2,7 @@
 #ifndef FSDP_LIB_SIMULATE_OPERATORWORK_H
 #define FSDP_LIB_SIMULATE_OPERATORWORK_H
 
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Plan/Plan.h"
 
 #include <string_view>
@@ -40,12 +41,6 @@ inline plan::ValueId ownerOf(const plan::Plan &plan, plan::ValueId id) {
 /// Bytes of a value, and not more than its storage has: a broadcast view is
 /// larger than what is read.
 int64_t touchedBytes(const plan::Plan &plan, plan::ValueId id);
-
-/// Tensor operands in order, those in lists one after the other.
-std::vector<plan::ValueId> operandsOf(const plan::Call &call);
-
-/// The values an instruction reads.
-std::vector<plan::ValueId> operandsOf(const plan::Instruction &instruction);
 
 } // namespace fsdp::simulate
 

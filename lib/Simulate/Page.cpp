@@ -123,24 +123,6 @@ private:
     });
   }
 
-  /// The operator, or the collective with its unit.
-  std::string title(const Instruction &instruction) const {
-    if (const auto *call = std::get_if<Call>(&instruction.kind))
-      return call->op;
-    if (std::holds_alternative<Wait>(instruction.kind))
-      return "wait";
-    std::string what = signature(plan, instruction);
-    std::string name = what.substr(0, what.find(' '));
-    return std::visit(
-        [&](const auto &kind) {
-          if constexpr (requires { kind.unit; })
-            return name + ' ' + plan.units[size_t(kind.unit)].name;
-          else
-            return name;
-        },
-        instruction.kind);
-  }
-
   std::string moduleOf(const Instruction &instruction) const {
     return instruction.module < 0 ? ""
                                   : plan.modules[size_t(instruction.module)];
@@ -152,8 +134,8 @@ private:
       for (const Instruction &instruction : plan.instructions) {
         const auto *call = std::get_if<Call>(&instruction.kind);
         row(int64_t(instruction.stream), int64_t(instruction.phase),
-            int64_t(call && call->recompute), strings(title(instruction)),
-            strings(moduleOf(instruction)),
+            int64_t(call && call->recompute),
+            strings(titleOf(plan, instruction)), strings(moduleOf(instruction)),
             strings(signature(plan, instruction)), strings(instruction.why));
       }
     });
@@ -238,7 +220,7 @@ private:
               storage.definition < 0
                   ? nullptr
                   : &plan.instructions[size_t(storage.definition)];
-          json.value(strings(maker ? title(*maker) : "input"));
+          json.value(strings(maker ? titleOf(plan, *maker) : "input"));
           json.value(strings(maker ? moduleOf(*maker) : ""));
           json.value(strings(shapeOf(storage.value)));
           for (const Life &life : storage.lives)

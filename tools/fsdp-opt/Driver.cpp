@@ -5,6 +5,7 @@
 #include "Simulation.h"
 #include "Stats.h"
 #include "fsdp/Import/Import.h"
+#include "fsdp/Plan/InstructionTable.h"
 #include "fsdp/Plan/Limits.h"
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Transforms/EmitPlan.h"
@@ -76,6 +77,11 @@ cl::opt<std::string> diffPath(
 cl::opt<int64_t> worldSize("world-size",
                            cl::desc("Number of ranks to compile for"),
                            cl::init(1), cl::cat(category));
+
+cl::opt<bool> showsInstructions(
+    "show-instructions",
+    cl::desc("Print the instructions that a plan consists of, in Markdown"),
+    cl::cat(category));
 
 bool isCapture(StringRef path) {
   return llvm::sys::path::extension(path) == ".pt";
@@ -388,6 +394,12 @@ void mlir::fsdp::hideLibraryOptions() {
         option.getOptionHiddenFlag() == cl::NotHidden)
       option.setHiddenFlag(cl::Hidden);
   }
+}
+
+bool mlir::fsdp::showInstructions(llvm::raw_ostream &os) {
+  if (showsInstructions)
+    os << ::fsdp::plan::printInstructionTable();
+  return showsInstructions;
 }
 
 bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {

@@ -5,12 +5,16 @@
 #include "mlir/IR/DialectRegistry.h"
 #include "mlir/Support/LogicalResult.h"
 #include "llvm/ADT/StringRef.h"
+#include "llvm/Support/raw_ostream.h"
 
 namespace mlir::fsdp {
 
 /// Leaves options of the libraries that are linked to --help-hidden. Before
 /// those of mlir-opt and of passes are registered.
 void hideLibraryOptions();
+
+/// Prints the instructions that a plan consists of, if the options ask for it.
+bool showInstructions(llvm::raw_ostream &os);
 
 /// True when the options ask for more than mlir-opt does: a captured model as
 /// input, a config, ranks, a level, a device, a plan to compare with, or an

@@ -58,6 +58,8 @@ static int run(int argc, char **argv) {
   registry.insert<fsdp::FSDPDialect, aten::AtenDialect>();
   auto [input, output] = registerAndParseCLIOptions(
       argc, argv, "fsdp-opt: compiler of fully sharded training\n", registry);
+  if (fsdp::showInstructions(llvm::outs()))
+    return 0;
   try {
     return asMainReturnCode(
         fsdp::isDriverInvocation(input)

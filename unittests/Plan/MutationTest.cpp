@@ -233,7 +233,7 @@ private:
       }
     }
     Mutant mutant = whole();
-    Instruction use{Call{"aten::detach", "", {{TensorArg{value}}}, {-1}},
+    Instruction use{Call{{"aten::detach", ""}, {{TensorArg{value}}}, {-1}},
                     plan.instructions[freed].phase};
     list(mutant).insert(list(mutant).begin() + long(freed) + 1, use);
     expectCaught("used after the free", mutant.plan, at(freed));
@@ -350,7 +350,7 @@ private:
           std::erase(other.frees, offload->ins[0]);
         mutant.instructions.insert(
             mutant.instructions.begin() + long(i) + 1,
-            {Call{"aten::detach", "", {{TensorArg{offload->ins[0]}}}, {-1}},
+            {Call{{"aten::detach", ""}, {{TensorArg{offload->ins[0]}}}, {-1}},
              plan.instructions[i].phase});
         expectCaught("uses on the device while on the host", mutant, at(i));
       }

@@ -181,8 +181,7 @@ const std::vector<Mutation> kMutations = {
        p.values.push_back({{}, DType::Float32});
        p.instructions.insert(
            p.instructions.begin() + long(find<ReduceScatter>(p)) + 1,
-           {Call{"aten::mean",
-                 "",
+           {Call{{"aten::mean", ""},
                  {{TensorArg{first<ReduceScatter>(p).outs[0]}}, {NoneArg{}}},
                  {ValueId(p.values.size()) - 1}},
             Phase::Backward,
@@ -488,7 +487,7 @@ const std::vector<Mutation> kEvaluationMutations = {
      [](Plan &p) {
        auto &gather = firstOfEvaluation<AllGather>(p);
        p.evaluation.push_back(
-           {Call{"aten::alias", "", {{TensorArg{gather.outs[0]}}}, {-1}},
+           {Call{{"aten::alias", ""}, {{TensorArg{gather.outs[0]}}}, {-1}},
             Phase::Forward,
             -1,
             {}});

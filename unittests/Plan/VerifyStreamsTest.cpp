@@ -78,7 +78,7 @@ const std::vector<Mutation> kMutations = {
      [](Plan &p) {
        size_t wait = waitFor(p, at<ReduceScatter>(p));
        ValueId grad = first<ReduceScatter>(p).ins[0];
-       Instruction call{Call{"aten::zeros", "", {}, {}}, Phase::Backward};
+       Instruction call{Call{{"aten::zeros", ""}, {}, {}}, Phase::Backward};
        call.frees = {grad};
        p.instructions.insert(p.instructions.begin() + long(wait), call);
      }},
@@ -100,7 +100,8 @@ const std::vector<Mutation> kMutations = {
        p.values[size_t(value)].offset = p.values[size_t(gathered)].offset = 64;
        at<Reshard>(p).records = 900;
        at<AllGather>(p, 2).waits = {900};
-       Instruction call{Call{"aten::zeros", "", {}, {value}}, Phase::Backward};
+       Instruction call{Call{{"aten::zeros", ""}, {}, {value}},
+                        Phase::Backward};
        call.frees = {value};
        p.instructions.insert(
            p.instructions.begin() + long(find<AllGather>(p, 2)), call);

@@ -449,7 +449,7 @@ TEST(Attention, NamesWhatItCannotRun) {
 
 TEST(Attention, OtherInstructionsAreNotItsOwn) {
   plan::Plan plan = Sample().plan();
-  plan.instructions.push_back({plan::Call{"aten::mm", "", {}, {}}});
+  plan.instructions.push_back({plan::Call{{"aten::mm", ""}, {}, {}}});
   AttentionKernels kernels(plan);
   addAll(kernels, plan);
   EXPECT_TRUE(kernels.runs(0));

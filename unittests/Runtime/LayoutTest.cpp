@@ -68,7 +68,7 @@ struct Strided {
                    Value({6}, DType::Float32)};
     plan.values[1].strides = std::move(of);
     plan.instructions.push_back(
-        {Call{"aten::t", "", {{TensorArg{0}}}, {1}}, Phase::Forward, 0, {}});
+        {Call{{"aten::t", ""}, {{TensorArg{0}}}, {1}}, Phase::Forward, 0, {}});
     plan.instructions[0].line = 0;
     plan.instructions.push_back({std::move(use), Phase::Forward, 0, {}});
     values.resize(3);

@@ -46,7 +46,7 @@ plan::Plan collectivePlan(int64_t worldSize, plan::DType dtype) {
     plan.units.push_back(unit);
   }
   plan.instructions.push_back(
-      {plan::Call{"aten::mm", "", {}, {}, 0}, plan::Phase::Backward, -1, {}});
+      {plan::Call{{"aten::mm", ""}, {}, {}, 0}, plan::Phase::Backward, -1, {}});
   auto addValue = [&](plan::TensorSpec spec) {
     plan.values.push_back(std::move(spec));
     return plan::ValueId(plan.values.size() - 1);

@@ -103,9 +103,9 @@ TEST(DiffPlans, ShowsWhatHidesAGather) {
   Plan exposed = streamedPlan();
   Plan hidden = exposed;
   // A call more between the first gather's wait and its use.
-  hidden.instructions.insert(hidden.instructions.begin() +
-                                 long(find<Wait>(hidden)) + 1,
-                             {Call{"aten::zeros", "", {}, {}}, Phase::Forward});
+  hidden.instructions.insert(
+      hidden.instructions.begin() + long(find<Wait>(hidden)) + 1,
+      {Call{{"aten::zeros", ""}, {}, {}}, Phase::Forward});
   std::string text = printDifference(exposed, hidden, nullptr);
   EXPECT_THAT(text,
               testing::HasSubstr("(root), all_gather 1: calls from launch "

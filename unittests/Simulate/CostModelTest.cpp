@@ -41,7 +41,7 @@ struct Calls {
   }
   Call &add(std::string op, ArgList args, std::vector<ValueId> outs) {
     plan.instructions.push_back(
-        {Call{std::move(op), "", std::move(args), std::move(outs)}});
+        {Call{{std::move(op), ""}, std::move(args), std::move(outs)}});
     return std::get<Call>(plan.instructions.back().kind);
   }
   double seconds(const DeviceModel &on, size_t index = 0) const {

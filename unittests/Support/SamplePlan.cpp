@@ -49,8 +49,7 @@ public:
       ValueId storage = plan.values[in].storage;
       plan.values[out].storage = storage == -1 ? in : storage;
     }
-    plan.instructions.push_back({Call{std::move(op),
-                                      std::move(overload),
+    plan.instructions.push_back({Call{{std::move(op), std::move(overload)},
                                       std::move(args),
                                       {out},
                                       reduceInputOf},
@@ -181,13 +180,11 @@ void addInit(Plan &plan) {
     for (int64_t extent : spec.shape)
       shape.push_back(i(extent));
     ValueId empty = value(spec), drawn = value(spec);
-    add(Call{"aten::empty",
-             "memory_format",
+    add(Call{{"aten::empty", "memory_format"},
              {{shape}, i(6), none, {DeviceArg{}}, none, none},
              {empty}},
         {});
-    add(Call{"aten::normal_",
-             "",
+    add(Call{{"aten::normal_", ""},
              {t(empty), f(0), f(1), none},
              {drawn},
              -1,
@@ -202,7 +199,7 @@ void addInit(Plan &plan) {
                            sizeof(numbers)),
                constant},
       {});
-  add(Call{"aten::mul", "Scalar", {t(constant), f(2)}, {twice}}, {constant});
+  add(Call{{"aten::mul", "Scalar"}, {t(constant), f(2)}, {twice}}, {constant});
   add(WriteBuffer{0, twice}, {twice});
   plan.weights = {};
 }

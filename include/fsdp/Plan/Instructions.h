@@ -1,11 +1,13 @@
 //===- Instructions.h - what the programs of a plan consist of ------------===//
 //
-// One struct for each kind of instruction, and what all kinds have.
+// One struct for each kind of instruction, and what all kinds have. How to add
+// one: docs/adding-an-instruction.md.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_PLAN_INSTRUCTIONS_H
 #define FSDP_PLAN_INSTRUCTIONS_H
 
+#include "fsdp/Plan/Fields.h"
 #include "fsdp/Plan/Tensors.h"
 
 #include <complex>
@@ -45,6 +47,7 @@ struct Arg {
 };
 
 enum class Phase : uint8_t { Forward, Backward, Optimizer };
+inline constexpr size_t kNumPhases = 3;
 /// "forward" and so on.
 std::string_view phaseName(Phase phase);
 
@@ -68,10 +71,19 @@ std::string_view streamName(Stream stream);
 /// other streams, wait for before they begin.
 using EventId = int32_t;
 
-/// Calls one operator.
-struct Call {
-  std::string op;            ///< "aten::add"
-  std::string overload;      ///< "Tensor", or empty
+/// "aten::add" and "Tensor", or an empty overload.
+struct OperatorName {
+  std::string op;
+  std::string overload;
+};
+
+// Each kind of instruction has a `verb`, its first key in the JSON form, its
+// `fields()` (Fields.h), and a `meaning`, which is its row in
+// docs/plan-format.md. `ownStream` is the stream that it runs on where it runs
+// beside computation. Lists of values that stand beside a list of `params` are
+// parallel to it.
+
+struct Call : OperatorName {
   ArgList args;              ///< one per schema argument
   std::vector<ValueId> outs; ///< -1: result not used
   /// >= 0: the storage that result 0 allocates is the reduce-scatter input of
@@ -84,28 +96,66 @@ struct Call {
   bool recompute = false;
   /// Of an operator in another namespace than aten: its schema, as captured.
   std::string schema = {};
+
+  static constexpr const char *verb = "call";
+  static constexpr const char *meaning =
+      "calls the operator `namespace::name` or `namespace::name.overload`; one "
+      "argument per schema argument; `outs` are its results, those of a "
+      "`Tensor[]` in a row, -1 where not used; `mutates` are operands that it "
+      "writes in place, `schema` that of an operator in another namespace than "
+      "`aten`, as captured";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, asBase<OperatorName>),
+                      field("args", &Call::args, Role::Operand),
+                      field("outs", &Call::outs, Role::Result),
+                      optionalField("reduce_input_of", &Call::reduceInputOf),
+                      optionalField("mutates", &Call::mutates, Role::Mutated),
+                      optionalField("recompute", &Call::recompute),
+                      optionalField("schema", &Call::schema));
+  }
 };
 
-/// Binds a buffer to a value.
 struct ReadBuffer {
   int32_t buffer = -1;
   ValueId out = -1;
+
+  static constexpr const char *verb = "read_buffer";
+  static constexpr const char *meaning =
+      "binds a buffer to a value; calls may mutate it";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &ReadBuffer::buffer, Role::Buffer),
+                      field("out", &ReadBuffer::out, Role::Result));
+  }
 };
 
-/// Binds an ignored parameter to a value.
 struct ReadParam {
   int32_t param = -1;
   ValueId out = -1;
+
+  static constexpr const char *verb = "read_param";
+  static constexpr const char *meaning =
+      "binds an ignored parameter to a value";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &ReadParam::param, Role::Param),
+                      field("out", &ReadParam::out, Role::Result));
+  }
 };
 
-/// A dense literal; `data` holds numElements values, little-endian bytes.
 struct Constant {
-  std::string data;
+  std::string data; ///< numElements values, little-endian bytes
   ValueId out = -1;
+
+  static constexpr const char *verb = "constant";
+  static constexpr const char *meaning =
+      "a dense literal: the hex digits of its little-endian bytes";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &Constant::data, Role::Hex),
+                      field("out", &Constant::out, Role::Result));
+  }
 };
 
-/// Gathers every parameter of a unit; outs[i] is the full tensor of
-/// units[unit].params[i], valid until the matching Reshard.
+/// outs[i] is the full tensor of units[unit].params[i], valid until the
+/// matching Reshard.
 struct AllGather {
   int32_t unit = -1;
   std::vector<ValueId> outs;
@@ -117,60 +167,98 @@ struct AllGather {
   /// The buffer of the CopyToDevice or Reshard that it gathers from; -1 where
   /// it gathers from the shards, or there is no such buffer.
   ValueId source = -1;
+
+  static constexpr const char *verb = "all_gather";
+  static constexpr Stream ownStream = Stream::AllGather;
+  static constexpr const char *meaning =
+      "gathers the unit's parameters, in the unit's order; -1 where not used. "
+      "With `group: k` from what groups of k neighbours keep; with "
+      "`first_microbatch: true` only in the first microbatch of a step: in "
+      "later ones the parameters are those that the unit's last `all_gather` "
+      "gathered. `source` is the `buffer` with this rank's part";
+  static constexpr auto fields() {
+    return std::tuple(
+        field(verb, &AllGather::unit, Role::Unit),
+        field("outs", &AllGather::outs, Role::Result),
+        optionalField("group", &AllGather::group).within(1, 1 << 20),
+        optionalField("first_microbatch", &AllGather::firstMicrobatch),
+        optionalField("source", &AllGather::source, Role::Operand));
+  }
 };
 
-/// Ends the life of a unit's gathered parameters.
 struct Reshard {
   int32_t unit = -1;
-  /// > 0: the ranks of each group of this many neighbours in a replica keep the
-  /// parameters between them; the i-th keeps what the i-th equal share of the
-  /// replica's ranks own.
+  /// > 0: the ranks of each group of this many neighbours keep the parameters.
   int64_t keep = 0;
-  /// In the last microbatch of a step only.
   bool lastMicrobatch = false;
+
+  static constexpr const char *verb = "reshard";
+  static constexpr const char *meaning =
+      "ends the life of the unit's gathered parameters, with "
+      "`last_microbatch: true` only in the last microbatch of a step. With "
+      "`keep: k` the ranks of each group of k neighbours in a replica keep "
+      "them between them: the i-th keeps what the i-th equal share of the "
+      "replica's ranks own";
+  static constexpr auto fields() {
+    return std::tuple(
+        field(verb, &Reshard::unit, Role::Unit),
+        optionalField("keep", &Reshard::keep).within(1, 1 << 20),
+        optionalField("last_microbatch", &Reshard::lastMicrobatch));
+  }
 };
 
-/// Reduces gradients over the ranks of a replica and keeps this rank's rows.
 /// ins[i] is the full gradient of params[i] in its gradDtype, or the sum of an
 /// Accumulate; outs[i] is the shard in the parameter's own dtype, or where it
-/// goes to an AllReduce, in reduceDtype. Each gradient
-/// is cast to reduceDtype, divided by predivide, and multiplied by premultiply,
-/// which is rounded to it too (NCCL's PREMUL_SUM); then a sum in ascending
-/// rank order and a division by postdivide, every result rounded to
-/// reduceDtype. An average (FSDP2 over Gloo) is a sum without predivide,
-/// divided by Plan::shards().
+/// goes to an AllReduce, in reduceDtype. Each gradient is cast to reduceDtype,
+/// divided by predivide, and multiplied by premultiply, which is rounded to it
+/// too (NCCL's PREMUL_SUM); then a sum in ascending rank order and a division
+/// by postdivide, every result rounded to reduceDtype. An average (FSDP2 over
+/// Gloo) is a sum without predivide, divided by Plan::shards().
 struct ReduceScatter {
   int32_t unit = -1;
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
-  /// Runs in the last microbatch of a step only.
   bool lastMicrobatch = false;
   /// nullopt: that of the gradients.
   std::optional<DType> reduceDtype = std::nullopt;
-  /// nullopt: an average.
   struct Divisors {
     double predivide = 1;
     double postdivide = 1;
     double premultiply = 1;
     bool operator==(const Divisors &) const = default;
+
+    static constexpr auto fields() {
+      return std::tuple(field("predivide", &Divisors::predivide),
+                        field("postdivide", &Divisors::postdivide),
+                        optionalField("premultiply", &Divisors::premultiply));
+    }
   };
+  /// nullopt: an average.
   std::optional<Divisors> divisors = std::nullopt;
+
+  static constexpr const char *verb = "reduce_scatter";
+  static constexpr Stream ownStream = Stream::ReduceScatter;
+  static constexpr const char *meaning =
+      "averages the full gradients `ins` of `params` of the unit over the "
+      "ranks of a replica and keeps this rank's rows: sum in ascending rank "
+      "order, then division by their number; with `last_microbatch: true` only "
+      "in the last microbatch of a step. The other keys are for mixed "
+      "precision, below";
+  static constexpr auto fields() {
+    return std::tuple(
+        field(verb, &ReduceScatter::unit, Role::Unit),
+        field("params", &ReduceScatter::params, Role::Param),
+        field("ins", &ReduceScatter::ins, Role::Operand),
+        field("outs", &ReduceScatter::outs, Role::Result),
+        optionalField("last_microbatch", &ReduceScatter::lastMicrobatch),
+        optionalField("reduce_dtype", &ReduceScatter::reduceDtype),
+        optionalField("", &ReduceScatter::divisors));
+  }
 };
 
-/// Adds ins[i], the whole gradient of params[i] or its shard, to the sum over
-/// the step's microbatches; outs[i] is that sum up to this microbatch, and its
-/// dtype the one in which it is added.
-struct Accumulate {
-  std::vector<int32_t> params;
-  std::vector<ValueId> ins;
-  std::vector<ValueId> outs;
-};
-
-/// Reduces gradient shards over the replicas: ins[i] and outs[i] are shards of
-/// the gradient of params[i], ins[i] as ReduceScatter leaves it. Sum in
-/// ascending order of replicas in the dtype of ins[i], then a division by their
-/// number, or by postdivide, and a cast to the parameter's own dtype.
+/// ins[i] and outs[i] are shards of the gradient of params[i], ins[i] as
+/// ReduceScatter leaves it, outs[i] in the parameter's own dtype.
 struct AllReduce {
   int32_t unit = -1;
   std::vector<int32_t> params;
@@ -178,101 +266,238 @@ struct AllReduce {
   std::vector<ValueId> outs;
   /// nullopt: an average.
   std::optional<double> postdivide = std::nullopt;
-  /// Runs in the last microbatch of a step only.
   bool lastMicrobatch = false;
+
+  static constexpr const char *verb = "all_reduce";
+  static constexpr Stream ownStream = Stream::AllReduce;
+  static constexpr const char *meaning =
+      "reduces the gradient shards `ins` of `params` of the unit over the "
+      "replicas: sum in ascending order of replicas, in the dtype of the "
+      "shards, then division by their number, or by `postdivide`; with "
+      "`last_microbatch: true` only in the last microbatch of a step";
+  static constexpr auto fields() {
+    return std::tuple(
+        field(verb, &AllReduce::unit, Role::Unit),
+        field("params", &AllReduce::params, Role::Param),
+        field("ins", &AllReduce::ins, Role::Operand),
+        field("outs", &AllReduce::outs, Role::Result),
+        optionalField("postdivide", &AllReduce::postdivide),
+        optionalField("last_microbatch", &AllReduce::lastMicrobatch));
+  }
 };
 
-/// Copies this rank's shards of an offloaded unit to the device, for the
-/// all-gather that follows; they end with its Reshard.
 struct CopyToDevice {
   int32_t unit = -1;
+
+  static constexpr const char *verb = "copy_to_device";
+  static constexpr Stream ownStream = Stream::CopyToDevice;
+  static constexpr const char *meaning =
+      "copies this rank's shards of an offloaded unit to the device, cast to "
+      "the dtype in which it is gathered, for the unit's next `all_gather`; "
+      "they end with its `reshard`";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &CopyToDevice::unit, Role::Unit));
+  }
 };
 
-/// Copies gradient shards of an offloaded unit to the host: ins[i] and outs[i]
-/// are shards of the gradient of params[i].
 struct CopyToHost {
   int32_t unit = -1;
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
-  /// Runs in the last microbatch of a step only.
   bool lastMicrobatch = false;
+
+  static constexpr const char *verb = "copy_to_host";
+  static constexpr Stream ownStream = Stream::CopyToHost;
+  static constexpr const char *meaning =
+      "copies the gradient shards `ins` of `params` of an offloaded unit to "
+      "the host; with `last_microbatch: true` only in the last microbatch of a "
+      "step";
+  static constexpr auto fields() {
+    return std::tuple(
+        field(verb, &CopyToHost::unit, Role::Unit),
+        field("params", &CopyToHost::params, Role::Param),
+        field("ins", &CopyToHost::ins, Role::Operand),
+        field("outs", &CopyToHost::outs, Role::Result),
+        optionalField("last_microbatch", &CopyToHost::lastMicrobatch));
+  }
 };
 
-/// Copies a storage to the host: ins[0] owns it, the others are views of it.
-/// The device's copy is not used any more. `out` is the host's, of ins[0]'s
-/// shape and dtype.
 struct OffloadActivation {
   std::vector<ValueId> ins;
   ValueId out = -1;
+
+  static constexpr const char *verb = "offload_activation";
+  static constexpr Stream ownStream = Stream::CopyToHost;
+  static constexpr const char *meaning =
+      "copies a storage to the host, once: the values that it lists, the first "
+      "of which owns it, the others are views. The device's ends. `out` is the "
+      "host's, of the first one's shape and dtype, and its `offset` a byte of "
+      "`host_arena`";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &OffloadActivation::ins, Role::Operand),
+                      field("out", &OffloadActivation::out, Role::Result));
+  }
 };
 
-/// Copies a storage back to the device: outs[i] is as ins[i] was of the
-/// OffloadActivation that made `host`; outs[0] owns the storage, the others are
-/// views of it.
 struct ReloadActivation {
   ValueId host = -1;
   std::vector<ValueId> outs;
+
+  static constexpr const char *verb = "reload_activation";
+  static constexpr Stream ownStream = Stream::CopyToDevice;
+  static constexpr const char *meaning =
+      "copies what it names from the host back to the device: `outs` are the "
+      "values that its `offload_activation` took, with their strides, of one "
+      "new storage";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &ReloadActivation::host, Role::Operand),
+                      field("outs", &ReloadActivation::outs, Role::Result));
+  }
 };
 
-/// Binds the step's loss scale, a float32 scalar, to a value.
+struct Accumulate {
+  std::vector<int32_t> params;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+
+  static constexpr const char *verb = "accumulate";
+  static constexpr const char *meaning =
+      "adds `ins`, the parameters' whole gradients or their shards, to the "
+      "sums over the step's microbatches; `outs` are the sums up to this one, "
+      "added in their dtype";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &Accumulate::params, Role::Param),
+                      field("ins", &Accumulate::ins, Role::Operand),
+                      field("outs", &Accumulate::outs, Role::Result));
+  }
+};
+
 struct LossScale {
   ValueId out = -1;
+
+  static constexpr const char *verb = "loss_scale";
+  static constexpr const char *meaning =
+      "binds the step's loss scale, a float32 scalar, to the value that it "
+      "names";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &LossScale::out, Role::Result));
+  }
 };
 
-/// torch.amp.GradScaler.unscale_ of the gradient shards ins[i] of params[i]:
-/// outs[i] is ins[i] divided by the loss scale. An element that is not finite,
-/// on any rank, makes the step's OptimizerStep change nothing. Consumes ins.
+/// torch.amp.GradScaler.unscale_; consumes ins.
 struct Unscale {
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
-  /// outs are as ins; the optimizer's fused kernels divide.
   bool deferred = false;
+
+  static constexpr const char *verb = "unscale";
+  static constexpr const char *meaning =
+      "`GradScaler.unscale_`: the parameters' gradient shards `ins` divided by "
+      "the loss scale; with `deferred: true` `outs` are as `ins`, and the "
+      "optimizer's fused kernels divide. Where an element is not finite on any "
+      "rank, the step's `optimizer_step` changes nothing";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &Unscale::params, Role::Param),
+                      field("ins", &Unscale::ins, Role::Operand),
+                      field("outs", &Unscale::outs, Role::Result),
+                      optionalField("deferred", &Unscale::deferred));
+  }
 };
 
-/// torch.nn.utils.clip_grad_norm_ over the gradient shards ins[i] of params[i],
-/// which are in the order of model.parameters(). Consumes ins.
+/// torch.nn.utils.clip_grad_norm_; consumes ins.
 struct ClipGradNorm {
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
   double maxNorm = 1.0;
   double normType = 2.0; ///< 1, 2 or infinity
+
+  static constexpr const char *verb = "clip_grad_norm";
+  static constexpr const char *meaning =
+      "`clip_grad_norm_` over the parameters' gradient shards, which are in "
+      "the order of `model.parameters()`; `norm_type` is 1.0, 2.0 or infinity";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &ClipGradNorm::params, Role::Param),
+                      field("ins", &ClipGradNorm::ins, Role::Operand),
+                      field("outs", &ClipGradNorm::outs, Role::Result),
+                      field("max_norm", &ClipGradNorm::maxNorm),
+                      field("norm_type", &ClipGradNorm::normType));
+  }
 };
 
-/// Updates the shards of params[i] with grads[i]. groups[i] is 0 for
-/// Plan::optimizer, n for Plan::paramGroups[n - 1]; empty: all are 0. An
-/// ignored parameter is updated whole, with this rank's own gradient.
+/// groups[i] is 0 for Plan::optimizer, n for Plan::paramGroups[n - 1]; empty:
+/// all are 0.
 struct OptimizerStep {
   std::vector<int32_t> params;
   std::vector<ValueId> grads;
   std::vector<int32_t> groups;
+
+  static constexpr const char *verb = "optimizer_step";
+  static constexpr const char *meaning =
+      "updates the parameters' shards with the gradient shards, ignored "
+      "parameters whole with this rank's own gradients; `groups` has each "
+      "parameter's group, 0 being `optimizer`";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &OptimizerStep::params, Role::Param),
+                      field("grads", &OptimizerStep::grads, Role::Operand),
+                      optionalField("groups", &OptimizerStep::groups));
+  }
 };
 
-/// Initialises a parameter with a whole value, of which each rank keeps its
-/// rows.
+/// Of the compute stream. It has no field of its own: what stands under its
+/// verb are its Instruction::waits.
+struct Wait {
+  static constexpr const char *verb = "wait";
+  static constexpr const char *meaning =
+      "lets no later instruction of the compute stream begin before the events "
+      "that it lists are complete";
+  static constexpr auto fields() { return std::tuple(); }
+};
+
 struct WriteParam {
   int32_t param = -1;
   ValueId value = -1;
+
+  static constexpr const char *verb = "write_param";
+  static constexpr const char *meaning =
+      "in `init`: initialises a parameter; each rank keeps its rows of the "
+      "whole value";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &WriteParam::param, Role::Param),
+                      field("value", &WriteParam::value, Role::Operand));
+  }
 };
 
-/// Initialises a buffer.
 struct WriteBuffer {
   int32_t buffer = -1;
   ValueId value = -1;
+
+  static constexpr const char *verb = "write_buffer";
+  static constexpr const char *meaning = "in `init`: initialises a buffer";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &WriteBuffer::buffer, Role::Buffer),
+                      field("value", &WriteBuffer::value, Role::Operand));
+  }
 };
 
-/// Of the compute stream: lets no later instruction of it begin before its
-/// Instruction::waits are complete.
-struct Wait {};
+/// All of them, in the order of docs/plan-format.md.
+using Kind = std::variant<Call, ReadBuffer, ReadParam, Constant, AllGather,
+                          Reshard, ReduceScatter, AllReduce, CopyToDevice,
+                          CopyToHost, OffloadActivation, ReloadActivation,
+                          Accumulate, LossScale, Unscale, ClipGradNorm,
+                          OptimizerStep, Wait, WriteParam, WriteBuffer>;
+
+/// Calls `fn` with a default one of each kind, in that order.
+template <typename FnT> void forEachKind(FnT &&fn) {
+  [&]<typename... KindTs>(std::type_identity<std::variant<KindTs...>>) {
+    (fn(KindTs()), ...);
+  }(std::type_identity<Kind>());
+}
 
 struct Instruction {
-  std::variant<Call, ReadBuffer, Constant, AllGather, Reshard, ReduceScatter,
-               Accumulate, ClipGradNorm, OptimizerStep, WriteParam, WriteBuffer,
-               ReadParam, AllReduce, CopyToDevice, CopyToHost, LossScale,
-               Unscale, Wait, OffloadActivation, ReloadActivation>
-      kind;
+  Kind kind;
   /// Of the step; without meaning in Plan::init and evaluation.
   Phase phase = Phase::Forward;
   /// Index into Plan::modules: the module this came from, for messages.
@@ -293,6 +518,19 @@ struct Instruction {
   /// Index into Plan::lines: the line of the model that made the call, for
   /// messages.
   int32_t line = -1;
+
+  /// What stands after the kind's own fields and the phase.
+  static constexpr auto fields() {
+    return std::tuple(
+        optionalField("module", &Instruction::module),
+        optionalField("line", &Instruction::line),
+        optionalField("stream", &Instruction::stream),
+        optionalField("waits", &Instruction::waits),
+        optionalField("records", &Instruction::records),
+        optionalField("buffer", &Instruction::buffer, Role::Result),
+        optionalField("frees", &Instruction::frees),
+        optionalField("why", &Instruction::why, Role::Text));
+  }
 };
 
 } // namespace fsdp::plan

@@ -11,8 +11,18 @@ namespace fsdp::plan {
 /// Values that the instruction reads, in the order in which it names them; one
 /// may be named twice.
 std::vector<ValueId> getOperands(const Instruction &instruction);
+std::vector<ValueId> getOperands(const Call &call);
+/// Operands that it writes in place.
+std::vector<ValueId> getMutated(const Instruction &instruction);
 /// Values that it defines, its buffer among them.
 std::vector<ValueId> getResults(const Instruction &instruction);
+
+/// Its first key in the JSON form, "all_gather" and so on.
+std::string_view verbOf(const Instruction &instruction);
+
+/// The operator of a call; else the verb and the unit, as
+/// "all_gather layers.0".
+std::string titleOf(const Plan &plan, const Instruction &instruction);
 
 /// The stream that collectives and copies of its kind run on when they run
 /// beside computation; Stream::Compute for what runs there alone.

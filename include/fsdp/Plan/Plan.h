@@ -16,6 +16,7 @@
 #define FSDP_PLAN_PLAN_H
 
 #include "fsdp/Plan/Instructions.h"
+#include "fsdp/Plan/Limits.h"
 #include "fsdp/Plan/Tensors.h"
 
 #include <cstdint>
@@ -47,6 +48,13 @@ struct Value : TensorSpec {
   int64_t offset = -1;
   /// Of a call's result: those that its operator is expected to give.
   Strides strides = {};
+
+  static constexpr auto fields() {
+    return std::tuple(field("", asBase<TensorSpec>),
+                      optionalField("storage", &Value::storage),
+                      optionalField("offset", &Value::offset).atLeast(0),
+                      optionalField("strides", &Value::strides).atLeast(0));
+  }
 };
 
 /// One rank's rows of a tensor that is sharded as `torch.chunk` does (its part
@@ -88,6 +96,17 @@ struct Param {
   TensorSpec gradSpec() const {
     return {spec.shape, gradDtype.value_or(computeSpec().dtype)};
   }
+
+  static constexpr auto fields() {
+    return std::tuple(field("name", &Param::name),
+                      field("aliases", &Param::aliases),
+                      field("", &Param::spec), field("unit", &Param::unit),
+                      field("requires_grad", &Param::requiresGrad),
+                      optionalField("compute_dtype", &Param::computeDtype),
+                      optionalField("grad_dtype", &Param::gradDtype),
+                      optionalField("shard_dim", &Param::shardDim),
+                      optionalField("unused", &Param::unused));
+  }
 };
 
 /// A buffer (replicated on every rank; may be mutated by the program).
@@ -99,6 +118,12 @@ struct Buffer {
   bool persistent = true;
   /// Dense; a dimension of stride 0 has the same elements at every index.
   Strides strides = {};
+
+  static constexpr auto fields() {
+    return std::tuple(field("name", &Buffer::name), field("", &Buffer::spec),
+                      field("persistent", &Buffer::persistent),
+                      optionalField("strides", &Buffer::strides).atLeast(0));
+  }
 };
 
 /// A tensor that each step takes from the data set, dim 0 being the samples.
@@ -112,6 +137,13 @@ struct Input {
   int64_t high = 2;
   /// Dense, none of them 0: how a rank lays its batch out.
   Strides strides = {};
+
+  static constexpr auto fields() {
+    return std::tuple(field("name", &Input::name), field("", &Input::spec),
+                      field("value", &Input::value), field("low", &Input::low),
+                      field("high", &Input::high),
+                      optionalField("strides", &Input::strides).atLeast(0));
+  }
 };
 
 /// One FSDP unit: the parameters gathered and reduced together, in FSDP2's
@@ -122,6 +154,13 @@ struct Unit {
   bool reshardAfterForward = true;
   /// Shards, their gradients and the optimizer's state lie on the host.
   bool cpuOffload = false;
+
+  static constexpr auto fields() {
+    return std::tuple(
+        field("name", &Unit::name), field("params", &Unit::params),
+        field("reshard_after_forward", &Unit::reshardAfterForward),
+        field("cpu_offload", &Unit::cpuOffload));
+  }
 };
 
 /// torch.optim's names and defaults; `fused` selects the fused ATen kernel,
@@ -147,6 +186,22 @@ struct Optimizer {
   std::map<std::string, double> options;
 
   bool operator==(const Optimizer &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(
+        field("name", &Optimizer::name), field("lr", &Optimizer::lr),
+        field("beta1", &Optimizer::beta1), field("beta2", &Optimizer::beta2),
+        field("eps", &Optimizer::eps),
+        field("weight_decay", &Optimizer::weightDecay),
+        field("momentum", &Optimizer::momentum),
+        field("dampening", &Optimizer::dampening),
+        field("nesterov", &Optimizer::nesterov),
+        field("amsgrad", &Optimizer::amsgrad),
+        field("maximize", &Optimizer::maximize),
+        field("fused", &Optimizer::fused),
+        field("library", &Optimizer::library),
+        field("options", &Optimizer::options));
+  }
 };
 
 /// Factor on the learning rate at each step, as torchtitan's schedule under a
@@ -161,6 +216,14 @@ struct LRSchedule {
   /// end of the warm-up; then, with p the fraction of the decay that is done,
   /// min + (1 - min) d(p) with d = 0.5 (1 + cos(pi p)), 1 - p or 1.
   double factor(int64_t step) const;
+
+  static constexpr auto fields() {
+    return std::tuple(
+        field("warmup_steps", &LRSchedule::warmupSteps).atLeast(0),
+        field("decay", &LRSchedule::decay),
+        field("total_steps", &LRSchedule::totalSteps).atLeast(1),
+        field("min_lr_ratio", &LRSchedule::minLRRatio));
+  }
 };
 
 /// torch.amp.GradScaler's settings.
@@ -169,6 +232,14 @@ struct GradScaler {
   double growthFactor = 2;
   double backoffFactor = 0.5;
   int64_t growthInterval = 2000;
+
+  static constexpr auto fields() {
+    return std::tuple(
+        field("init_scale", &GradScaler::initScale),
+        field("growth_factor", &GradScaler::growthFactor),
+        field("backoff_factor", &GradScaler::backoffFactor),
+        field("growth_interval", &GradScaler::growthInterval).atLeast(1));
+  }
 };
 
 /// Where initial weights come from, relative to the plan file; path is empty
@@ -178,6 +249,11 @@ struct Weights {
   /// "xxh3:" and 32 hex digits of XXH3-128 (canonical big-endian form) over
   /// the file, or empty.
   std::string hash;
+
+  static constexpr auto fields() {
+    return std::tuple(field("path", &Weights::path),
+                      field("hash", &Weights::hash));
+  }
 };
 
 /// The memory that the plan lays out: every Value::offset is in [0, bytes).
@@ -185,6 +261,12 @@ struct Arena {
   int64_t bytes = 0;
   /// Most bytes of it alive at once: no layout takes less.
   int64_t lowerBound = 0;
+  bool operator==(const Arena &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(field("bytes", &Arena::bytes).atLeast(0),
+                      field("lower_bound", &Arena::lowerBound).atLeast(0));
+  }
 };
 
 struct Plan {
@@ -236,6 +318,30 @@ struct Plan {
   }
   /// Ranks that a parameter is sharded over.
   int64_t shards() const { return worldSize / replicas; }
+
+  /// All but the version, which comes first, and the digest, which comes last.
+  static constexpr auto fields() {
+    return std::tuple(
+        field("producer", &Plan::producer), field("model", &Plan::model),
+        field("world_size", &Plan::worldSize).within(1, kMaxWorldSize),
+        field("replicas", &Plan::replicas).within(1, kMaxWorldSize),
+        field("weights", &Plan::weights), field("optimizer", &Plan::optimizer),
+        field("param_groups", &Plan::paramGroups),
+        field("lr_schedule", &Plan::lrSchedule),
+        field("grad_scaler", &Plan::gradScaler),
+        field("accumulation_steps", &Plan::accumulationSteps)
+            .within(1, kMaxAccumulationSteps),
+        field("modules", &Plan::modules), optionalField("lines", &Plan::lines),
+        field("values", &Plan::values), field("arena", &Plan::arena),
+        optionalField("host_arena", &Plan::hostArena),
+        optionalField("memory_budget", &Plan::memoryBudget).atLeast(1),
+        field("params", &Plan::params), field("buffers", &Plan::buffers),
+        field("inputs", &Plan::inputs), field("units", &Plan::units),
+        field("init", &Plan::init), field("evaluation", &Plan::evaluation),
+        field("evaluation_loss", &Plan::evaluationLoss),
+        field("instructions", &Plan::instructions, Role::Steps),
+        field("loss", &Plan::loss));
+  }
 };
 
 /// The part of a parameter, and of its gradient, that the `index`-th rank of a

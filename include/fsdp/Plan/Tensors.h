@@ -7,6 +7,8 @@
 #ifndef FSDP_PLAN_TENSORS_H
 #define FSDP_PLAN_TENSORS_H
 
+#include "fsdp/Plan/Fields.h"
+
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -57,6 +59,11 @@ struct TensorSpec {
   int64_t numElements() const;
   int64_t numBytes() const { return numElements() * byteWidth(dtype); }
   bool operator==(const TensorSpec &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(field("shape", &TensorSpec::shape).atLeast(0),
+                      field("dtype", &TensorSpec::dtype));
+  }
 };
 
 /// How many elements lie between neighbours along each dimension; empty where

@@ -142,7 +142,14 @@ private:
         memory.storages[storage].definition = -1;
     }
     for (const Instruction &instruction : instructions) {
-      std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+      std::visit(
+          [&](const auto &kind) {
+            if constexpr (requires { visit(kind); })
+              visit(kind);
+            else
+              defineResults(instruction);
+          },
+          instruction.kind);
       define(instruction.buffer, bufferUse(instruction));
       for (ValueId value : instruction.frees)
         free(value);
@@ -164,6 +171,13 @@ private:
           storage.definition < forwardEnd &&
           storage.lives.back().last >= forwardEnd)
         storage.use = MemoryUse::Activation;
+  }
+
+  /// Of a kind that nothing more is known of.
+  void defineResults(const Instruction &instruction) {
+    for (ValueId out : getResults(instruction))
+      if (out != instruction.buffer)
+        define(out, MemoryUse::Temporary);
   }
 
   void visit(const Call &call) {
@@ -230,7 +244,6 @@ private:
             stays ? std::max(position, microbatchEnd - 1) : position;
       }
   }
-  void visit(const CopyToDevice &) {}
 
   std::optional<MemoryUse> bufferUse(const Instruction &instruction) const {
     if (!onDevice)
@@ -295,10 +308,6 @@ private:
   void visit(const ClipGradNorm &clip) {
     defineGrads(clip.ins, clip.outs, MemoryUse::GradientShard);
   }
-  void visit(const OptimizerStep &) {}
-  void visit(const WriteParam &) {}
-  void visit(const WriteBuffer &) {}
-  void visit(const Wait &) {}
 
   const Plan &plan;
   const bool onDevice;

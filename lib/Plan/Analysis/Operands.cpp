@@ -5,91 +5,93 @@ namespace fsdp::plan {
 
 namespace {
 
-void appendTensors(const ArgList &args, std::vector<ValueId> &to) {
+void appendValue(ValueId value, std::vector<ValueId> &to) {
+  if (value != -1)
+    to.push_back(value);
+}
+void appendValues(ValueId value, std::vector<ValueId> &to) {
+  appendValue(value, to);
+}
+void appendValues(const std::vector<ValueId> &values,
+                  std::vector<ValueId> &to) {
+  for (ValueId value : values)
+    appendValue(value, to);
+}
+void appendValues(const ArgList &args, std::vector<ValueId> &to) {
   for (const Arg &arg : args)
     if (const auto *tensor = std::get_if<TensorArg>(&arg.value))
       to.push_back(tensor->value);
     else if (const auto *list = std::get_if<ArgList>(&arg.value))
-      appendTensors(*list, to);
+      appendValues(*list, to);
 }
 
-struct OperandVisitor {
-  std::vector<ValueId> operator()(const Call &call) const {
-    std::vector<ValueId> values;
-    appendTensors(call.args, values);
-    return values;
-  }
-  std::vector<ValueId> operator()(const AllGather &gather) const {
-    return gather.source == -1 ? std::vector<ValueId>()
-                               : std::vector<ValueId>{gather.source};
-  }
-  std::vector<ValueId> operator()(const OptimizerStep &step) const {
-    return step.grads;
-  }
-  std::vector<ValueId> operator()(const ReloadActivation &reload) const {
-    return {reload.host};
-  }
-  std::vector<ValueId> operator()(const WriteParam &write) const {
-    return {write.value};
-  }
-  std::vector<ValueId> operator()(const WriteBuffer &write) const {
-    return {write.value};
-  }
-  template <typename KindT>
-  std::vector<ValueId> operator()(const KindT &kind) const {
-    if constexpr (requires { kind.ins; })
-      return kind.ins;
-    else
-      return {};
-  }
-};
+/// Those of the fields of a role.
+template <typename StructT>
+void appendRole(const StructT &of, Role role, std::vector<ValueId> &to) {
+  forEachField<StructT>([&](const auto &field) {
+    if constexpr (requires { appendValues(field.in(of), to); })
+      if (field.role == role)
+        appendValues(field.in(of), to);
+  });
+}
 
-struct StreamVisitor {
-  Stream operator()(const AllGather &) const { return Stream::AllGather; }
-  Stream operator()(const ReduceScatter &) const {
-    return Stream::ReduceScatter;
-  }
-  Stream operator()(const AllReduce &) const { return Stream::AllReduce; }
-  Stream operator()(const CopyToDevice &) const { return Stream::CopyToDevice; }
-  Stream operator()(const CopyToHost &) const { return Stream::CopyToHost; }
-  Stream operator()(const OffloadActivation &) const {
-    return Stream::CopyToHost;
-  }
-  Stream operator()(const ReloadActivation &) const {
-    return Stream::CopyToDevice;
-  }
-  template <typename KindT> Stream operator()(const KindT &) const {
-    return Stream::Compute;
-  }
-};
-
-struct ResultVisitor {
-  template <typename KindT>
-  std::vector<ValueId> operator()(const KindT &kind) const {
-    if constexpr (requires { kind.outs; })
-      return kind.outs;
-    else if constexpr (requires { kind.out; })
-      return {kind.out};
-    else
-      return {};
-  }
-};
+std::vector<ValueId> valuesOf(const Instruction &instruction, Role role) {
+  std::vector<ValueId> values;
+  std::visit([&](const auto &kind) { appendRole(kind, role, values); },
+             instruction.kind);
+  appendRole(instruction, role, values);
+  return values;
+}
 
 } // namespace
 
 std::vector<ValueId> getOperands(const Instruction &instruction) {
-  return std::visit(OperandVisitor{}, instruction.kind);
+  return valuesOf(instruction, Role::Operand);
+}
+
+std::vector<ValueId> getOperands(const Call &call) {
+  std::vector<ValueId> values;
+  appendRole(call, Role::Operand, values);
+  return values;
+}
+
+std::vector<ValueId> getMutated(const Instruction &instruction) {
+  return valuesOf(instruction, Role::Mutated);
 }
 
 std::vector<ValueId> getResults(const Instruction &instruction) {
-  std::vector<ValueId> results = std::visit(ResultVisitor{}, instruction.kind);
-  results.push_back(instruction.buffer);
-  std::erase(results, -1);
-  return results;
+  return valuesOf(instruction, Role::Result);
+}
+
+std::string_view verbOf(const Instruction &instruction) {
+  return std::visit(
+      [](const auto &kind) -> std::string_view { return kind.verb; },
+      instruction.kind);
+}
+
+std::string titleOf(const Plan &plan, const Instruction &instruction) {
+  return std::visit(
+      [&]<typename KindT>(const KindT &kind) -> std::string {
+        if constexpr (std::is_same_v<KindT, Call>)
+          return kind.op;
+        else if constexpr (requires { kind.unit; })
+          return std::string(kind.verb) + ' ' +
+                 plan.units[size_t(kind.unit)].name;
+        else
+          return kind.verb;
+      },
+      instruction.kind);
 }
 
 Stream ownStream(const Instruction &instruction) {
-  return std::visit(StreamVisitor{}, instruction.kind);
+  return std::visit(
+      []<typename KindT>(const KindT &) {
+        if constexpr (requires { KindT::ownStream; })
+          return KindT::ownStream;
+        else
+          return Stream::Compute;
+      },
+      instruction.kind);
 }
 
 std::vector<bool> computesOnHost(const Plan &plan) {

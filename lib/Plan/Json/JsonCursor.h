@@ -22,31 +22,38 @@ public:
     throw PlanError(origin + ": " + (at.empty() ? "" : at + ": ") + message);
   }
 
-  /// Checks that this is an object with all of `required` and nothing beyond
-  /// `required`, `optional` and `common`.
-  void keys(std::initializer_list<const char *> required,
-            std::initializer_list<const char *> optional = {},
-            std::initializer_list<const char *> common = {}) const {
+  /// A key of an object, which must be there or may be.
+  struct Key {
+    std::string name;
+    bool isRequired = true;
+  };
+  /// Checks that this is an object with all required of `names`, and nothing
+  /// beyond them.
+  void keys(const std::vector<Key> &names) const {
     if (!node.is_object())
       expected("an object");
     size_t known = 0;
-    for (const char *name : required) {
-      if (!node.contains(name))
-        error("missing key \"" + std::string(name) + "\"");
-      ++known;
+    for (const Key &key : names) {
+      bool isThere = node.contains(key.name);
+      if (!isThere && key.isRequired)
+        error("missing key \"" + key.name + "\"");
+      known += isThere;
     }
-    for (auto names : {optional, common})
-      for (const char *name : names)
-        known += node.contains(name);
     if (known == node.size())
       return;
-    for (const auto &item : node.items()) {
-      auto matches = [&](const char *name) { return item.key() == name; };
-      if (std::none_of(required.begin(), required.end(), matches) &&
-          std::none_of(optional.begin(), optional.end(), matches) &&
-          std::none_of(common.begin(), common.end(), matches))
+    for (const auto &item : node.items())
+      if (std::none_of(names.begin(), names.end(),
+                       [&](const Key &key) { return item.key() == key.name; }))
         error("unknown key \"" + item.key() + "\"");
-    }
+  }
+  void keys(std::initializer_list<const char *> required,
+            std::initializer_list<const char *> optional = {}) const {
+    std::vector<Key> names;
+    for (const char *name : required)
+      names.push_back({name});
+    for (const char *name : optional)
+      names.push_back({name, /*isRequired=*/false});
+    keys(names);
   }
   bool isObject() const { return node.is_object(); }
   bool has(const char *name) const { return node.contains(name); }

@@ -1,6 +1,7 @@
 //===- Profile.cpp - measured seconds of a plan's instructions ------------===//
 #include "fsdp/Plan/Profile.h"
 #include "JsonCursor.h"
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Support/Files.h"
 
 #include <algorithm>
@@ -32,16 +33,20 @@ struct Signature {
   const Plan &plan;
   const Instruction &instruction;
 
-  std::string unit(const char *name, int32_t unit) const {
+  template <typename KindT> std::string unit(const KindT &kind) const {
     int64_t bytes = 0;
-    for (int32_t param : plan.units[unit].params)
+    for (int32_t param : plan.units[kind.unit].params)
       bytes += plan.params[param].computeSpec().numBytes();
-    return std::string(name) + ' ' + std::to_string(bytes) + " bytes";
+    return std::string(kind.verb) + ' ' + std::to_string(bytes) + " bytes";
   }
   static std::string over(int64_t ranks) {
     return " over " + std::to_string(ranks) + " ranks";
   }
-  std::string values(const char *name, const std::vector<ValueId> &ids) const {
+  std::string operands() const {
+    return values(verbOf(instruction), getOperands(instruction));
+  }
+  std::string values(std::string_view name,
+                     const std::vector<ValueId> &ids) const {
     int64_t bytes = 0;
     for (ValueId id : ids)
       bytes += plan.values[id].numBytes();
@@ -69,49 +74,31 @@ struct Signature {
         text += " for " + signature(plan, other);
     return text;
   }
-  /// What binds values.
-  template <typename Kind> std::string operator()(const Kind &) const {
-    return "none";
-  }
   std::string operator()(const AllGather &gather) const {
-    return unit("all_gather", gather.unit) +
-           over(gather.group ? gather.group : plan.shards());
+    return unit(gather) + over(gather.group ? gather.group : plan.shards());
   }
   std::string operator()(const Reshard &reshard) const {
-    std::string text = unit("reshard", reshard.unit);
-    return reshard.keep
-               ? text + " keeping in groups of " + std::to_string(reshard.keep)
-               : text;
+    return unit(reshard) + (reshard.keep ? " keeping in groups of " +
+                                               std::to_string(reshard.keep)
+                                         : "");
   }
-  std::string operator()(const ReduceScatter &reduce) const {
-    return values("reduce_scatter", reduce.ins) + over(plan.shards());
+  std::string operator()(const ReduceScatter &) const {
+    return operands() + over(plan.shards());
   }
-  std::string operator()(const AllReduce &reduce) const {
-    return values("all_reduce", reduce.ins) + over(plan.replicas);
-  }
-  std::string operator()(const Accumulate &sum) const {
-    return values("accumulate", sum.ins);
-  }
-  std::string operator()(const CopyToDevice &copy) const {
-    return unit("copy_to_device", copy.unit);
-  }
-  std::string operator()(const CopyToHost &copy) const {
-    return values("copy_to_host", copy.ins);
+  std::string operator()(const AllReduce &) const {
+    return operands() + over(plan.replicas);
   }
   std::string operator()(const OffloadActivation &offload) const {
-    return values("offload_activation", {offload.ins.front()});
+    return values(offload.verb, {offload.ins.front()});
   }
-  std::string operator()(const ReloadActivation &reload) const {
-    return values("reload_activation", {reload.host});
-  }
-  std::string operator()(const Unscale &unscale) const {
-    return values("unscale", unscale.ins);
-  }
-  std::string operator()(const ClipGradNorm &clip) const {
-    return values("clip_grad_norm", clip.ins);
-  }
-  std::string operator()(const OptimizerStep &step) const {
-    return values("optimizer_step", step.grads);
+  /// What takes no operands and is of no unit binds values.
+  template <typename KindT> std::string operator()(const KindT &kind) const {
+    if (!getOperands(instruction).empty())
+      return operands();
+    if constexpr (requires { kind.unit; })
+      return unit(kind);
+    else
+      return "none";
   }
 };
 

@@ -34,31 +34,10 @@ std::string digits(double value) {
   return text;
 }
 
-/// Of what has no signature: it takes hardly any time.
-std::string_view bindingName(const Instruction &instruction) {
-  if (std::holds_alternative<Constant>(instruction.kind))
-    return "constant";
-  if (std::holds_alternative<ReadBuffer>(instruction.kind))
-    return "read_buffer";
-  return std::holds_alternative<ReadParam>(instruction.kind) ? "read_param"
-                                                             : "loss_scale";
-}
-
-/// The operator, or the collective with its unit.
 std::string title(const Plan &plan, const Instruction &instruction) {
-  if (const auto *call = std::get_if<Call>(&instruction.kind))
-    return call->recompute ? call->op + " (recomputed)" : call->op;
-  std::string what = signature(plan, instruction);
-  std::string name = what == "none" ? std::string(bindingName(instruction))
-                                    : what.substr(0, what.find(' '));
-  return std::visit(
-      [&](const auto &kind) {
-        if constexpr (requires { kind.unit; })
-          return name + ' ' + plan.units[size_t(kind.unit)].name;
-        else
-          return name;
-      },
-      instruction.kind);
+  const auto *call = std::get_if<Call>(&instruction.kind);
+  return titleOf(plan, instruction) +
+         (call && call->recompute ? " (recomputed)" : "");
 }
 
 } // namespace

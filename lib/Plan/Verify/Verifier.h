@@ -10,6 +10,7 @@
 
 #include "fsdp/Plan/DeviceBuffers.h"
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Plan/Operands.h"
 #include "fsdp/Plan/Plan.h"
 
 #include <cstdint>
@@ -109,8 +110,10 @@ private:
   /// P38 of strides of any kind.
   void checkStrides(const Strides &strides, const TensorSpec &spec,
                     const std::string &what) const;
-  /// Of an instruction: module and line.
-  void verifyOrigin(const Instruction &instruction) const;
+  /// P1 of an instruction's own numbers: its indices are in range, and lists
+  /// parallel to that of its parameters are as long.
+  void verifyFields(const Instruction &instruction) const;
+  void verifyInstruction(const Instruction &instruction, ValueId loss = -1);
   void verifyTables();
   void verifyOptimizer();
   void verifyHyperparameters(const Optimizer &of) const;
@@ -129,6 +132,7 @@ private:
   /// An operand that a call writes.
   void useMutated(ValueId value);
 
+  // What each kind asks of its operands and results, besides.
   void visit(const Call &call);
   void visit(const ReadBuffer &read);
   void visit(const Constant &constant);
@@ -149,7 +153,13 @@ private:
   void visit(const ReadParam &read);
   void visit(const WriteParam &write);
   void visit(const WriteBuffer &write);
-  void visit(const Wait &) {}
+  template <typename KindT> void visit(const KindT &) {
+    for (ValueId value : getOperands(*current))
+      useOperand(value);
+    for (ValueId value : getResults(*current))
+      if (value != current->buffer)
+        define(value);
+  }
   /// P34.
   void verifyBuffer(const Instruction &instruction);
   void verifySource(const AllGather &gather);

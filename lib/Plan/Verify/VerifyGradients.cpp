@@ -9,9 +9,6 @@
 namespace fsdp::plan {
 
 void Verifier::visit(const ReduceScatter &reduce) {
-  checkIndex(reduce.unit, plan.units, "a unit");
-  checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
-  checkSize(reduce.outs.size(), reduce.params.size(), "results");
   if (reduce.reduceDtype && !isFloatingPoint(*reduce.reduceDtype) &&
       !isComplex(*reduce.reduceDtype))
     fail("P20", "expected a floating-point or complex reduce_dtype, got " +
@@ -22,7 +19,6 @@ void Verifier::visit(const ReduceScatter &reduce) {
           reduce.divisors->premultiply})
       verifyDivisor(divisor);
   for (size_t i = 0; i < reduce.params.size(); ++i) {
-    checkIndex(reduce.params[i], plan.params, "a parameter");
     const Param &param = plan.params[reduce.params[i]];
     if (param.unit != reduce.unit)
       fail("P9", "parameter " + quoted(param.name) + " is not of unit " +
@@ -103,11 +99,8 @@ void Verifier::passSum(ValueId in, ValueId out, bool lastMicrobatch) {
 }
 
 void Verifier::visit(const Accumulate &accumulate) {
-  checkSize(accumulate.ins.size(), accumulate.params.size(), "gradients");
-  checkSize(accumulate.outs.size(), accumulate.params.size(), "results");
   for (size_t i = 0; i < accumulate.params.size(); ++i) {
     int32_t param = accumulate.params[i];
-    checkIndex(param, plan.params, "a parameter");
     checkIndex(accumulate.ins[i], plan.values, "a value");
     if (!accumulated.insert(param).second)
       fail("P14", "the gradient of " + quoted(plan.params[param].name) +
@@ -149,25 +142,20 @@ void Verifier::accumulateWhole(ValueId in, ValueId out, const Param &param) {
 void Verifier::visit(const LossScale &scale) {
   define(scale.out);
   checkSpec(scale.out, {{}, DType::Float32}, "P22", "the loss scale");
-  if (!plan.gradScaler ||
-      plan.instructions[position].phase != Phase::Backward ||
+  if (!plan.gradScaler || current->phase != Phase::Backward ||
       std::exchange(sawLossScale, true))
     fail("P22", "expected one loss_scale, in phase \"backward\" of a plan "
                 "with grad_scaler");
 }
 
 void Verifier::visit(const Unscale &unscale) {
-  checkSize(unscale.ins.size(), unscale.params.size(), "gradients");
-  checkSize(unscale.outs.size(), unscale.params.size(), "results");
-  if (!plan.gradScaler ||
-      plan.instructions[position].phase != Phase::Optimizer || sawClipping ||
+  if (!plan.gradScaler || current->phase != Phase::Optimizer || sawClipping ||
       std::exchange(sawUnscale, true))
     fail("P22", "expected one unscale, in phase \"optimizer\" of a plan with "
                 "grad_scaler, before clip_grad_norm");
   if (unscale.deferred && !plan.optimizer.fused)
     fail("P22", "expected a fused optimizer with a deferred unscale");
   for (size_t i = 0; i < unscale.params.size(); ++i) {
-    checkIndex(unscale.params[i], plan.params, "a parameter");
     const Param &param = plan.params[unscale.params[i]];
     if (param.spec.dtype == DType::Float16)
       fail("P22", "expected no gradient in float16, got that of " +
@@ -194,19 +182,15 @@ void Verifier::verifyGradScaler() const {
 }
 
 void Verifier::visit(const ClipGradNorm &clip) {
-  checkSize(clip.ins.size(), clip.params.size(), "gradients");
-  checkSize(clip.outs.size(), clip.params.size(), "results");
   if (!(clip.maxNorm > 0) || !std::isfinite(clip.maxNorm))
     fail("P15",
          "expected a positive max_norm, got " + std::to_string(clip.maxNorm));
   if (clip.normType != 1 && clip.normType != 2 && clip.normType != INFINITY)
     fail("P15", "expected a norm_type of 1, 2 or inf, got " +
                     std::to_string(clip.normType));
-  if (plan.instructions[position].phase != Phase::Optimizer ||
-      std::exchange(sawClipping, true))
+  if (current->phase != Phase::Optimizer || std::exchange(sawClipping, true))
     fail("P15", "expected one clip_grad_norm, in phase \"optimizer\"");
   for (size_t i = 0; i < clip.params.size(); ++i) {
-    checkIndex(clip.params[i], plan.params, "a parameter");
     useHostShard(clip.ins[i], clip.params[i], "P15");
     defineShard(clip.outs[i], clip.params[i]);
     states[clip.outs[i]].onHost = true;
@@ -215,13 +199,9 @@ void Verifier::visit(const ClipGradNorm &clip) {
 }
 
 void Verifier::visit(const AllReduce &reduce) {
-  checkIndex(reduce.unit, plan.units, "a unit");
-  checkSize(reduce.ins.size(), reduce.params.size(), "gradients");
-  checkSize(reduce.outs.size(), reduce.params.size(), "results");
   if (reduce.postdivide)
     verifyDivisor(*reduce.postdivide);
   for (size_t i = 0; i < reduce.params.size(); ++i) {
-    checkIndex(reduce.params[i], plan.params, "a parameter");
     const std::string &name = plan.params[reduce.params[i]].name;
     useShard(reduce.ins[i], reduce.params[i], "P16");
     if (plan.params[reduce.params[i]].unit != reduce.unit)
@@ -239,7 +219,6 @@ void Verifier::visit(const AllReduce &reduce) {
 }
 
 void Verifier::visit(const OptimizerStep &step) {
-  checkSize(step.grads.size(), step.params.size(), "gradients");
   if (!step.groups.empty())
     checkSize(step.groups.size(), step.params.size(), "groups");
   for (int32_t group : step.groups)
@@ -247,7 +226,10 @@ void Verifier::visit(const OptimizerStep &step) {
       fail("P1", "expected a parameter group up to " +
                      std::to_string(plan.paramGroups.size()) + ", got " +
                      std::to_string(group));
-  optimizerBegun = true;
+  if (std::exchange(optimizerBegun, true))
+    fail("P8", "expected one optimizer_step, got a second");
+  if (current->phase != Phase::Optimizer)
+    fail("P11", "expected optimizer_step in phase \"optimizer\"");
   if (plan.gradScaler && !sawLossScale)
     fail("P22", "expected a loss_scale in a plan with grad_scaler, got none");
   for (size_t u = 0; u < plan.units.size(); ++u)
@@ -256,7 +238,6 @@ void Verifier::visit(const OptimizerStep &step) {
                      " is still gathered "
                      "where the optimizer writes parameters");
   for (size_t i = 0; i < step.params.size(); ++i) {
-    checkIndex(step.params[i], plan.params, "a parameter");
     const Param &param = plan.params[step.params[i]];
     const std::string &name = param.name;
     if (stepped[step.params[i]])

@@ -248,14 +248,12 @@ void Verifier::visit(const Call &call) {
 }
 
 void Verifier::visit(const ReadBuffer &read) {
-  checkIndex(read.buffer, plan.buffers, "a buffer");
   define(read.out);
   checkSpec(read.out, plan.buffers[read.buffer].spec, "P5",
             "buffer " + quoted(plan.buffers[read.buffer].name));
 }
 
 void Verifier::visit(const ReadParam &read) {
-  checkIndex(read.param, plan.params, "a parameter");
   const Param &param = plan.params[read.param];
   if (param.unit != -1)
     fail("P7", "parameter " + quoted(param.name) + " of unit " +
@@ -277,7 +275,6 @@ void Verifier::visit(const Constant &constant) {
 }
 
 void Verifier::visit(const AllGather &gather) {
-  checkIndex(gather.unit, plan.units, "a unit");
   const Unit &unit = plan.units[gather.unit];
   if (liveGather[gather.unit] != -1)
     fail("P6", "unit " + quoted(unit.name) + " is gathered already");
@@ -314,7 +311,6 @@ void Verifier::visit(const AllGather &gather) {
 }
 
 void Verifier::visit(const Reshard &reshard) {
-  checkIndex(reshard.unit, plan.units, "a unit");
   if (liveGather[reshard.unit] == -1)
     fail("P6", "unit " + quoted(plan.units[reshard.unit].name) +
                    " is resharded but not gathered");
@@ -359,7 +355,6 @@ void Verifier::verifyMicrobatches() const {
 }
 
 void Verifier::visit(const WriteParam &write) {
-  checkIndex(write.param, plan.params, "a parameter");
   const Param &param = plan.params[write.param];
   use(write.value);
   checkSpec(write.value, param.spec, "P13",
@@ -370,7 +365,6 @@ void Verifier::visit(const WriteParam &write) {
 }
 
 void Verifier::visit(const WriteBuffer &write) {
-  checkIndex(write.buffer, plan.buffers, "a buffer");
   const Buffer &buffer = plan.buffers[write.buffer];
   use(write.value);
   checkSpec(write.value, buffer.spec, "P13",
@@ -393,18 +387,57 @@ void Verifier::verifyFrees(const Instruction &instruction, ValueId loss) {
   }
 }
 
-void Verifier::verifyOrigin(const Instruction &instruction) const {
+void Verifier::verifyFields(const Instruction &instruction) const {
+  auto checkEach = [&](const auto &indices, const auto &table,
+                       const char *what) {
+    if constexpr (std::is_same_v<decltype(indices), const int32_t &>)
+      checkIndex(indices, table, what);
+    else
+      for (int32_t index : indices)
+        checkIndex(index, table, what);
+  };
+  std::visit(
+      [&]<typename KindT>(const KindT &kind) {
+        forEachField<KindT>([&](const auto &field) {
+          const auto &member = field.in(kind);
+          using Member = std::remove_cvref_t<decltype(member)>;
+          if constexpr (std::is_same_v<Member, int32_t> ||
+                        std::is_same_v<Member, std::vector<int32_t>>) {
+            if (field.role == Role::Unit)
+              checkEach(member, plan.units, "a unit");
+            else if (field.role == Role::Param)
+              checkEach(member, plan.params, "a parameter");
+            else if (field.role == Role::Buffer)
+              checkEach(member, plan.buffers, "a buffer");
+          }
+        });
+        if constexpr (requires { kind.params.size(); })
+          forEachField<KindT>([&](const auto &field) {
+            if constexpr (requires { field.in(kind).size(); })
+              if (field.role == Role::Operand || field.role == Role::Result)
+                checkSize(field.in(kind).size(), kind.params.size(), field.key);
+          });
+      },
+      instruction.kind);
   if (instruction.module != -1)
     checkIndex(instruction.module, plan.modules, "a module");
   if (instruction.line != -1)
     checkIndex(instruction.line, plan.lines, "a line");
 }
 
+void Verifier::verifyInstruction(const Instruction &instruction, ValueId loss) {
+  current = &instruction;
+  verifyFields(instruction);
+  std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
+  verifyBuffer(instruction);
+  verifyFrees(instruction, loss);
+  current = nullptr;
+}
+
 void Verifier::verifyInit() {
   for (size_t i = 0; i < plan.init.size(); ++i) {
     const Instruction &instruction = plan.init[i];
     where = "init[" + std::to_string(i) + "]: ";
-    verifyOrigin(instruction);
     const auto *call = std::get_if<Call>(&instruction.kind);
     bool allowed = (call && call->reduceInputOf == -1) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
@@ -412,13 +445,9 @@ void Verifier::verifyInit() {
     if (!allowed)
       fail("P13", "expected a call, constant, write_param or write_buffer in "
                   "the initialisation");
-    current = &instruction;
-    std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
-    verifyBuffer(instruction);
-    verifyFrees(instruction);
+    verifyInstruction(instruction);
   }
   where.clear();
-  current = nullptr;
   if (plan.init.empty())
     return;
   for (size_t p = 0; p < plan.params.size(); ++p)
@@ -446,7 +475,6 @@ void Verifier::verifyEvaluation() {
     const Instruction &instruction = plan.evaluation[i];
     position = int64_t(i);
     where = "evaluation[" + std::to_string(i) + "]: ";
-    verifyOrigin(instruction);
     const auto *call = std::get_if<Call>(&instruction.kind);
     bool allowed = (call && call->reduceInputOf == -1) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
@@ -462,10 +490,7 @@ void Verifier::verifyEvaluation() {
       fail("P17",
            "expected a call, constant, read, all_gather, reshard or wait in "
            "the evaluation, for the whole axis and every microbatch");
-    current = &instruction;
-    std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
-    verifyBuffer(instruction);
-    verifyFrees(instruction, plan.evaluationLoss);
+    verifyInstruction(instruction, plan.evaluationLoss);
   }
   where = "evaluation: ";
   for (size_t u = 0; u < plan.units.size(); ++u)
@@ -478,7 +503,6 @@ void Verifier::verifyEvaluation() {
     ops.clear();
   for (ValueState &state : states)
     state.freed = state.defined;
-  current = nullptr;
   // The step begins with new values for its inputs.
   for (const Input &input : plan.inputs)
     states[input.value] = {};
@@ -501,7 +525,6 @@ void Verifier::verify() {
   for (const Input &input : plan.inputs)
     define(input.value);
   Phase phase = Phase::Forward;
-  bool sawOptimizer = false;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction &instruction = plan.instructions[i];
     position = int64_t(i);
@@ -509,20 +532,10 @@ void Verifier::verify() {
     if (instruction.phase < phase)
       fail("P11", "a phase begins again after a later one");
     phase = instruction.phase;
-    verifyOrigin(instruction);
     if (isWrite(instruction))
       fail("P13", "expected writes of parameters and buffers in the "
                   "initialisation only");
-    current = &instruction;
-    std::visit([&](const auto &kind) { visit(kind); }, instruction.kind);
-    verifyBuffer(instruction);
-    if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
-      if (std::exchange(sawOptimizer, true))
-        fail("P8", "expected one optimizer_step, got a second");
-      if (phase != Phase::Optimizer)
-        fail("P11", "expected optimizer_step in phase \"optimizer\"");
-    }
-    verifyFrees(instruction, plan.loss);
+    verifyInstruction(instruction, plan.loss);
   }
   where.clear();
   verifyMicrobatches();

@@ -57,9 +57,8 @@ private:
       begin(instruction);
       for (ValueId value : getOperands(instruction))
         read(value);
-      if (const auto *call = std::get_if<Call>(&instruction.kind))
-        for (ValueId value : call->mutates)
-          write(value, "written in place");
+      for (ValueId value : getMutated(instruction))
+        write(value, "written in place");
       visitUnit(instruction);
       for (ValueId value : getResults(instruction))
         define(value);

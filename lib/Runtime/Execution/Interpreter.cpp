@@ -230,9 +230,8 @@ void Interpreter::annotateOperands(const plan::Instruction &instruction) const {
   if constexpr (kThreadSanitizer) {
     for (plan::ValueId value : plan::getOperands(instruction))
       annotateRead(values[value]);
-    if (const auto *call = std::get_if<plan::Call>(&instruction.kind))
-      for (plan::ValueId value : call->mutates)
-        annotateWrite(values[value]);
+    for (plan::ValueId value : plan::getMutated(instruction))
+      annotateWrite(values[value]);
   }
 }
 

@@ -1,6 +1,8 @@
 //===- RankArena.cpp - the memory in which a rank executes ----------------===//
 #include "fsdp/Runtime/Memory/RankArena.h"
 
+#include "fsdp/Plan/Operands.h"
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -60,38 +62,26 @@ int64_t alignedBytes(size_t bytes) {
 
 void deleteLive(void *block) { releaseLive(block); }
 
-/// The results of an instruction for this rank: value and parameter, -1 where
+/// The results of an instruction on the device: value and parameter, -1 where
 /// it is no parameter's.
-struct Results {
+std::vector<std::pair<plan::ValueId, int32_t>>
+deviceResults(const plan::Instruction &instruction) {
   std::vector<std::pair<plan::ValueId, int32_t>> list;
-
-  void add(const std::vector<plan::ValueId> &outs,
-           const std::vector<int32_t> &params) {
-    for (size_t i = 0; i < outs.size(); ++i)
-      list.emplace_back(outs[i], params[i]);
-  }
-  void operator()(const plan::Call &call) {
-    for (plan::ValueId out : call.outs)
-      if (out != -1)
-        list.emplace_back(out, -1);
-  }
-  void operator()(const plan::AllGather &gather) {
-    for (plan::ValueId out : gather.outs)
-      if (out != -1)
-        list.emplace_back(out, -1);
-  }
-  void operator()(const plan::ReloadActivation &reload) {
-    for (plan::ValueId out : reload.outs)
-      list.emplace_back(out, -1);
-  }
-  void operator()(const plan::ReduceScatter &i) { add(i.outs, i.params); }
-  void operator()(const plan::AllReduce &i) { add(i.outs, i.params); }
-  void operator()(const plan::Accumulate &i) { add(i.outs, i.params); }
-  void operator()(const plan::Unscale &i) { add(i.outs, i.params); }
-  void operator()(const plan::ClipGradNorm &i) { add(i.outs, i.params); }
-  void operator()(const plan::CopyToHost &i) { add(i.outs, i.params); }
-  void operator()(const auto &) {}
-};
+  if (std::holds_alternative<plan::OffloadActivation>(instruction.kind))
+    return list;
+  std::visit(
+      [&](const auto &kind) {
+        if constexpr (requires { kind.outs[0] == kind.params[0]; })
+          for (size_t i = 0; i < kind.outs.size(); ++i)
+            list.emplace_back(kind.outs[i], kind.params[i]);
+      },
+      instruction.kind);
+  bool areGradients = !list.empty();
+  for (plan::ValueId value : plan::getResults(instruction))
+    if (!areGradients || value == instruction.buffer)
+      list.emplace_back(value, -1);
+  return list;
+}
 
 } // namespace
 
@@ -138,13 +128,8 @@ void RankArena::expectValues(const plan::Plan &plan, int64_t shardIndex) {
       sites[site].values.push_back({value, size_t(own.numBytes())});
   };
   for (Site site = 0; site + 2 < sites.size(); ++site) {
-    Results results;
-    const plan::Instruction &instruction =
-        plan::instructionAt(plan, int64_t(site));
-    std::visit(results, instruction.kind);
-    if (instruction.buffer != -1)
-      results.list.emplace_back(instruction.buffer, -1);
-    for (auto [value, param] : results.list)
+    for (auto [value, param] :
+         deviceResults(plan::instructionAt(plan, int64_t(site))))
       expect(site, value, param);
   }
   for (Site site : {stepInputs(), evaluationInputs()})

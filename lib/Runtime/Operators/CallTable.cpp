@@ -31,63 +31,21 @@ std::string firstLine(const std::string &text) {
 
 std::string describeInstruction(const plan::Plan &plan,
                                 const plan::Instruction &instruction) {
-  struct Visitor {
-    const plan::Plan &plan;
-    std::string unit(const char *name, int32_t index) {
-      return std::string(name) + " of unit \"" + plan.units[index].name + "\"";
-    }
-    std::string operator()(const plan::Call &call) {
-      return call.op + (call.recompute ? ", recomputed," : "");
-    }
-    std::string operator()(const plan::ReadBuffer &read) {
-      return "read_buffer \"" + plan.buffers[read.buffer].name + "\"";
-    }
-    std::string operator()(const plan::Constant &) { return "constant"; }
-    std::string operator()(const plan::AllGather &gather) {
-      return unit("all_gather", gather.unit);
-    }
-    std::string operator()(const plan::Reshard &reshard) {
-      return unit("reshard", reshard.unit);
-    }
-    std::string operator()(const plan::ReduceScatter &reduce) {
-      return unit("reduce_scatter", reduce.unit);
-    }
-    std::string operator()(const plan::Wait &) { return "wait"; }
-    std::string operator()(const plan::Accumulate &) { return "accumulate"; }
-    std::string operator()(const plan::LossScale &) { return "loss_scale"; }
-    std::string operator()(const plan::Unscale &) { return "unscale"; }
-    std::string operator()(const plan::ClipGradNorm &) {
-      return "clip_grad_norm";
-    }
-    std::string operator()(const plan::OptimizerStep &) {
-      return "optimizer_step";
-    }
-    std::string operator()(const plan::ReadParam &read) {
-      return "read_param \"" + plan.params[read.param].name + "\"";
-    }
-    std::string operator()(const plan::AllReduce &reduce) {
-      return unit("all_reduce", reduce.unit);
-    }
-    std::string operator()(const plan::CopyToDevice &copy) {
-      return unit("copy_to_device", copy.unit);
-    }
-    std::string operator()(const plan::CopyToHost &copy) {
-      return unit("copy_to_host", copy.unit);
-    }
-    std::string operator()(const plan::OffloadActivation &) {
-      return "offload_activation";
-    }
-    std::string operator()(const plan::ReloadActivation &) {
-      return "reload_activation";
-    }
-    std::string operator()(const plan::WriteParam &write) {
-      return "write_param \"" + plan.params[write.param].name + "\"";
-    }
-    std::string operator()(const plan::WriteBuffer &write) {
-      return "write_buffer \"" + plan.buffers[write.buffer].name + "\"";
-    }
-  };
-  std::string text = std::visit(Visitor{plan}, instruction.kind);
+  std::string text = std::visit(
+      [&]<typename KindT>(const KindT &kind) -> std::string {
+        std::string verb = kind.verb;
+        if constexpr (std::is_same_v<KindT, plan::Call>)
+          return kind.op + (kind.recompute ? ", recomputed," : "");
+        else if constexpr (requires { kind.unit; })
+          return verb + " of unit \"" + plan.units[kind.unit].name + "\"";
+        else if constexpr (requires { kind.param; })
+          return verb + " \"" + plan.params[kind.param].name + "\"";
+        else if constexpr (requires { kind.buffer; })
+          return verb + " \"" + plan.buffers[kind.buffer].name + "\"";
+        else
+          return verb;
+      },
+      instruction.kind);
   if (instruction.module < 0 ||
       !std::holds_alternative<plan::Call>(instruction.kind))
     return text;
