@@ -22,14 +22,17 @@ function(fsdp_precompile_mlir name)
       <mlir/Interfaces/FunctionInterfaces.h>
       <mlir/Pass/Pass.h>)
   else()
+    # The header was compiled for a shared library.
+    set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${name} PRIVATE -fPIC)
     target_precompile_headers(${name} REUSE_FROM FSDPDialect)
   endif()
 endfunction()
 
-# A static library of the compiler; links the packaged libMLIR and libLLVM.
-function(fsdp_add_compiler_library name)
+# A library of the compiler; links the packaged libMLIR and libLLVM.
+function(fsdp_add_compiler_library name type)
   cmake_parse_arguments(ARG "" "" "DEPENDS;LINK_LIBS" ${ARGN})
-  add_library(${name} STATIC ${ARG_UNPARSED_ARGUMENTS})
+  add_library(${name} ${type} ${ARG_UNPARSED_ARGUMENTS})
   add_dependencies(${name} FSDPTableGen)
   if(ARG_DEPENDS)
     add_dependencies(${name} ${ARG_DEPENDS})

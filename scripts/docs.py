@@ -1,7 +1,7 @@
 """Generates the parts of docs/ that follow from sources, and checks the rest of it.
 
-    python scripts/docs.py           writes docs/dialect.md, docs/passes.md, the table of instructions
-                                     in docs/plan-format.md, the excerpts in
+    python scripts/docs.py           writes docs/dialect.md, docs/passes.md, the instructions in
+                                     docs/plan-format.md, the excerpts in
                                      docs/adding-an-instruction.md, and in docs/spec.md the table of
                                      invariants and the output of its examples
     python scripts/docs.py --check   writes nothing; fails with a diff where one of them is stale,

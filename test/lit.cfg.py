@@ -17,3 +17,4 @@ config.environment["PYTHONPATH"] = os.path.join(os.path.dirname(config.test_sour
 # Variables do not leak from one CHECK-LABEL to the next.
 config.environment["FILECHECK_OPTS"] = "-enable-var-scope"
 config.substitutions.append(("%python", config.fsdp_python))
+config.substitutions.append(("%build", config.fsdp_build_dir))

@@ -67,8 +67,8 @@ std::optional<DType> parseDType(std::string_view name) {
 }
 
 std::string_view phaseName(Phase phase) {
-  constexpr std::array<std::string_view, kNumPhases> names = {"forward", "backward",
-                                                     "optimizer"};
+  constexpr std::array<std::string_view, kNumPhases> names = {
+      "forward", "backward", "optimizer"};
   return names[size_t(phase)];
 }
 

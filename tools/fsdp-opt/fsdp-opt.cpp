@@ -11,6 +11,8 @@
 #include "fsdp/Transforms/Passes.h"
 #include "mlir/Bytecode/BytecodeReader.h"
 #include "mlir/Pass/PassManager.h"
+#include "mlir/Tools/Plugins/DialectPlugin.h"
+#include "mlir/Tools/Plugins/PassPlugin.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "mlir/Transforms/Passes.h"
 
@@ -46,7 +48,27 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
   return fsdp::writeOutput(output, text);
 }
 
+/// MLIR says that it ignores a plug-in that it cannot load, and goes on.
+static LogicalResult verifyPlugins(ArrayRef<char *> arguments) {
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    StringRef argument = StringRef(arguments[i]).ltrim('-');
+    bool isPass = argument.consume_front("load-pass-plugin");
+    if (!isPass && !argument.consume_front("load-dialect-plugin"))
+      continue;
+    if (!argument.consume_front("=") && i + 1 < arguments.size())
+      argument = arguments[++i];
+    llvm::Error error = isPass
+                            ? PassPlugin::load(argument.str()).takeError()
+                            : DialectPlugin::load(argument.str()).takeError();
+    if (error)
+      return fsdp::reportError(llvm::toString(std::move(error)));
+  }
+  return success();
+}
+
 static int run(int argc, char **argv) {
+  if (failed(verifyPlugins({argv, size_t(argc)})))
+    return 1;
   fsdp::hideLibraryOptions();
   fsdp::registerFSDPPasses();
   fsdp::registerPipelines();

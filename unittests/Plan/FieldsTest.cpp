@@ -22,8 +22,7 @@ template <typename StructT, size_t... kIndices>
 constexpr bool takes(std::index_sequence<kIndices...>) {
   return requires { StructT{Anything{kIndices}...}; };
 }
-template <typename StructT, size_t kCount = 0>
-constexpr size_t countMembers() {
+template <typename StructT, size_t kCount = 0> constexpr size_t countMembers() {
   if constexpr (takes<StructT>(std::make_index_sequence<kCount + 1>()))
     return countMembers<StructT, kCount + 1>();
   else
