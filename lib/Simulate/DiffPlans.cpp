@@ -314,32 +314,45 @@ std::vector<Row> differingRows(const Summary &a, const Summary &b) {
   return sorted;
 }
 
+/// The value in JSON, cut after some characters; "none" for null.
+std::string shown(const Json *value) {
+  constexpr size_t kMost = 40;
+  if (!value)
+    return "none";
+  std::string text = value->dump();
+  size_t end = kMost;
+  if (text.size() <= end)
+    return text;
+  while ((text[end] & 0xC0) == 0x80) // within a character
+    --end;
+  return text.substr(0, end) + "...";
+}
+
 /// Where the JSON forms of two plans differ first, with what is there:
 /// "instructions[3].group: none, 2"; empty where they do not.
-std::string firstDifference(const Json &a, const Json &b,
+std::string firstDifference(const Json *a, const Json *b,
                             const std::string &path) {
-  constexpr size_t kMost = 40; // characters of a value
-  auto shown = [](const Json &value) {
-    std::string text = value.dump();
-    return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
-  };
-  if (a == b)
+  if (a && b && *a == *b)
     return "";
-  if (a.is_array() && b.is_array())
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
-      if (a[i] != b[i])
-        return firstDifference(a[i], b[i],
+  if (a && b && a->is_array() && b->is_array()) {
+    for (size_t i = 0; i < std::max(a->size(), b->size()); ++i) {
+      const Json *left = i < a->size() ? &(*a)[i] : nullptr;
+      const Json *right = i < b->size() ? &(*b)[i] : nullptr;
+      if (!left || !right || *left != *right)
+        return firstDifference(left, right,
                                path + '[' + std::to_string(i) + ']');
-  if (a.is_object() && b.is_object())
-    for (const Json *side : {&a, &b})
+    }
+  } else if (a && b && a->is_object() && b->is_object()) {
+    for (const Json *side : {a, b})
       for (const auto &[key, value] : side->items()) {
-        std::string inner = path.empty() ? key : path + '.' + key;
-        if (!a.contains(key) || !b.contains(key))
-          return inner + ": " + (a.contains(key) ? shown(value) : "none") +
-                 ", " + (b.contains(key) ? shown(value) : "none");
-        if (a[key] != b[key])
-          return firstDifference(a[key], b[key], inner);
+        auto left = a->find(key), right = b->find(key);
+        const Json *inA = left == a->end() ? nullptr : &*left;
+        const Json *inB = right == b->end() ? nullptr : &*right;
+        if (!inA || !inB || *inA != *inB)
+          return firstDifference(inA, inB,
+                                 path.empty() ? key : path + '.' + key);
       }
+  }
   return path + ": " + shown(a) + ", " + shown(b);
 }
 
@@ -361,8 +374,10 @@ std::string printDifference(const Plan &a, const Plan &b,
   std::string text;
   llvm::raw_string_ostream os(text);
   if (rows.empty()) {
+    Json treeA = treeOf(textA), treeB = treeOf(textB);
+    std::string first = firstDifference(&treeA, &treeB, "");
     os << "same schedule, memory and traffic; the plans differ first in "
-       << firstDifference(treeOf(textA), treeOf(textB), "") << '\n';
+       << (first.empty() ? "the sign of a zero" : first) << '\n';
     return text;
   }
   std::array<size_t, 4> widths = {0, 1, 1, 0};

@@ -15,6 +15,8 @@
 #include "mlir/Tools/Plugins/PassPlugin.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "mlir/Transforms/Passes.h"
+#include "llvm/Support/CommandLine.h"
+#include "llvm/Support/StringSaver.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -49,14 +51,24 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
 }
 
 /// MLIR says that it ignores a plug-in that it cannot load, and goes on.
-static LogicalResult verifyPlugins(ArrayRef<char *> arguments) {
+static LogicalResult verifyPlugins(int argc, char **argv) {
+  llvm::BumpPtrAllocator allocator;
+  llvm::StringSaver saver(allocator);
+  SmallVector<const char *> arguments(argv, argv + argc);
+  llvm::cl::ExpandResponseFiles(saver, llvm::cl::TokenizeGNUCommandLine,
+                                arguments);
   for (size_t i = 1; i < arguments.size(); ++i) {
-    StringRef argument = StringRef(arguments[i]).ltrim('-');
+    StringRef argument = arguments[i];
+    if (!argument.consume_front("-"))
+      continue;
+    argument.consume_front("-");
     bool isPass = argument.consume_front("load-pass-plugin");
     if (!isPass && !argument.consume_front("load-dialect-plugin"))
       continue;
-    if (!argument.consume_front("=") && i + 1 < arguments.size())
+    if (argument.empty() && i + 1 < arguments.size())
       argument = arguments[++i];
+    else if (!argument.consume_front("="))
+      continue;
     llvm::Error error = isPass
                             ? PassPlugin::load(argument.str()).takeError()
                             : DialectPlugin::load(argument.str()).takeError();
@@ -67,7 +79,7 @@ static LogicalResult verifyPlugins(ArrayRef<char *> arguments) {
 }
 
 static int run(int argc, char **argv) {
-  if (failed(verifyPlugins({argv, size_t(argc)})))
+  if (failed(verifyPlugins(argc, argv)))
     return 1;
   fsdp::hideLibraryOptions();
   fsdp::registerFSDPPasses();

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace fsdp::test {
 
@@ -54,6 +58,51 @@ TEST(Fields, AreAllMembers) {
             countMembers<ReduceScatter::Divisors>());
   // The version is read before all others.
   EXPECT_EQ(countFields<Plan>() + 1, countMembers<Plan>());
+}
+
+/// The keys of a struct's fields, of inlined ones theirs.
+template <typename StructT> void appendKeys(std::vector<std::string> &keys) {
+  forEachField<StructT>([&](const auto &field) {
+    using Member =
+        std::remove_cvref_t<decltype(field.in(std::declval<StructT &>()))>;
+    if constexpr (HasFields<Member>)
+      if (field.isInlined())
+        return appendKeys<Member>(keys);
+    if constexpr (std::is_same_v<Member,
+                                 std::optional<ReduceScatter::Divisors>>)
+      if (field.isInlined())
+        return appendKeys<ReduceScatter::Divisors>(keys);
+    keys.push_back(field.key);
+  });
+}
+
+/// So that none is read twice, or hides one that nobody knows.
+TEST(Fields, HaveKeysOfTheirOwn) {
+  forEachKind([]<typename KindT>(const KindT &kind) {
+    std::vector<std::string> keys = {"phase"};
+    appendKeys<KindT>(keys);
+    appendKeys<Instruction>(keys);
+    std::set<std::string> different(keys.begin(), keys.end());
+    EXPECT_EQ(different.size(), keys.size()) << kind.verb;
+  });
+  for (auto append : {appendKeys<Plan>, appendKeys<Param>, appendKeys<Value>,
+                      appendKeys<Buffer>, appendKeys<Input>, appendKeys<Unit>,
+                      appendKeys<Optimizer>}) {
+    std::vector<std::string> keys;
+    append(keys);
+    std::set<std::string> different(keys.begin(), keys.end());
+    EXPECT_EQ(different.size(), keys.size()) << keys.front();
+  }
+}
+
+/// One that is listed twice would count for one that is not.
+TEST(Fields, NameDifferentMembers) {
+  forEachKind([]<typename KindT>(const KindT &kind) {
+    std::set<const void *> members;
+    forEachField<KindT>(
+        [&](const auto &field) { members.insert(&field.in(kind)); });
+    EXPECT_EQ(members.size(), countFields<KindT>()) << kind.verb;
+  });
 }
 
 } // namespace

@@ -359,6 +359,34 @@ TEST(ReadPlan, NamesThePathOfADefect) {
   EXPECT_EQ(errorOf("[]"), "p.json: expected an object, got array");
 }
 
+TEST(ReadPlan, TakesNullOnlyWhereItStandsForNone) {
+  std::string text = printPlan(samplePlan(2));
+  EXPECT_THAT(text, HasSubstr("\"lr_schedule\": null"));
+  for (const char *key : {"host_arena", "memory_budget"})
+    EXPECT_THAT(errorOf(with(text, "\"units\": ",
+                             '"' + std::string(key) + "\": null, \"units\": ")),
+                HasSubstr("got null"))
+        << key;
+  EXPECT_THAT(
+      errorOf(with(text, ", \"requires_grad\"",
+                   ", \"compute_dtype\": null, \"requires_grad\"")),
+      HasSubstr("params[0].compute_dtype: expected a string, got null"));
+  EXPECT_THAT(errorOf(with(text, "{\"reduce_scatter\"",
+                           "{\"reduce_dtype\": null, \"reduce_scatter\"")),
+              HasSubstr(".reduce_dtype: expected a string, got null"));
+}
+
+TEST(ReadPlan, TakesNoMoreKeysOfAWait) {
+  Plan plan = samplePlan(2);
+  plan.instructions.insert(plan.instructions.begin(),
+                           {Wait{}, Phase::Forward, -1, {}});
+  std::string text = printPlan(plan);
+  for (const char *key : {"why", "line", "stream", "waits", "buffer"})
+    EXPECT_THAT(errorOf(with(text, "{\"wait\": ",
+                             "{\"" + std::string(key) + "\": 0, \"wait\": ")),
+                HasSubstr("unknown key \"" + std::string(key) + "\""));
+}
+
 TEST(ReadPlan, TellsTheInitialisationFromTheStep) {
   Plan plan = samplePlan(2);
   addInit(plan);

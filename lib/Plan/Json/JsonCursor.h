@@ -24,7 +24,7 @@ public:
 
   /// A key of an object, which must be there or may be.
   struct Key {
-    std::string name;
+    std::string_view name;
     bool isRequired = true;
   };
   /// Checks that this is an object with all required of `names`, and nothing
@@ -36,7 +36,7 @@ public:
     for (const Key &key : names) {
       bool isThere = node.contains(key.name);
       if (!isThere && key.isRequired)
-        error("missing key \"" + key.name + "\"");
+        error("missing key \"" + std::string(key.name) + "\"");
       known += isThere;
     }
     if (known == node.size())

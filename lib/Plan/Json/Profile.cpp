@@ -93,7 +93,10 @@ struct Signature {
   }
   /// What takes no operands and is of no unit binds values.
   template <typename KindT> std::string operator()(const KindT &kind) const {
-    if (!getOperands(instruction).empty())
+    bool takes = false;
+    forEachField<KindT>(
+        [&](const auto &field) { takes |= field.role == Role::Operand; });
+    if (takes)
       return operands();
     if constexpr (requires { kind.unit; })
       return unit(kind);

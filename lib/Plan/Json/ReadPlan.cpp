@@ -16,6 +16,7 @@ namespace {
 struct Contents {
   Role role = Role::Plain;
   int64_t least = 0, most = 0; ///< of integers
+  bool mayBeNull = false;      ///< what may be none, and is not left out
 };
 
 Arg decodeArg(const Cursor &c) {
@@ -122,10 +123,9 @@ void read(const Cursor &c, std::map<std::string, double> &value, Contents) {
 void read(const Cursor &c, Instruction &value, Contents contents);
 template <HasFields StructT>
 void read(const Cursor &c, StructT &value, Contents);
-/// Null stands for none.
 template <typename T>
 void read(const Cursor &c, std::optional<T> &value, Contents contents) {
-  if (!c.json().is_null())
+  if (!contents.mayBeNull || !c.json().is_null())
     read(c, value.emplace(), contents);
 }
 template <typename T>
@@ -190,7 +190,8 @@ template <HasFields StructT> void readFields(const Cursor &c, StructT &value) {
         return;
       }
     if (!FieldT::isOptional || c.has(field.key))
-      read(c.at(field.key), member, {field.role, field.least, field.most});
+      read(c.at(field.key), member,
+           {field.role, field.least, field.most, !FieldT::isOptional});
   });
   if constexpr (std::is_same_v<StructT, TensorSpec>)
     verifyBytes(c, value);
@@ -207,26 +208,33 @@ void read(const Cursor &c, StructT &value, Contents) {
   readFields(c, value);
 }
 
+/// The keys of an instruction: its kind's, the phase, and those of all kinds.
+template <typename KindT> std::vector<Cursor::Key> keysOfKind(bool hasPhase) {
+  std::vector<Cursor::Key> keys, common;
+  appendKeys<KindT>(keys);
+  if (hasPhase)
+    keys.push_back({"phase"});
+  appendKeys<Instruction>(common);
+  if constexpr (std::is_same_v<KindT, Wait>) {
+    // It computes nothing, and its events stand under its verb.
+    keys.push_back({KindT::verb});
+    std::erase_if(common, [](const Cursor::Key &key) {
+      return key.name != "module" && key.name != "frees" &&
+             key.name != "records";
+    });
+  }
+  keys.insert(keys.end(), common.begin(), common.end());
+  return keys;
+}
+
 template <typename KindT>
 void readKind(const Cursor &c, Instruction &instruction, bool hasPhase) {
-  // What stands under its verb is not named again.
-  constexpr bool isWait = std::is_same_v<KindT, Wait>;
-  static const auto keysOf = [](bool hasPhase) {
-    std::vector<Cursor::Key> keys;
-    appendKeys<KindT>(keys);
-    if (hasPhase)
-      keys.push_back({"phase"});
-    appendKeys<Instruction>(keys);
-    for (Cursor::Key &key : keys)
-      if (isWait && key.name == "waits")
-        key = {KindT::verb};
-    return keys;
-  };
-  static const std::vector<Cursor::Key> keys[] = {keysOf(false), keysOf(true)};
+  static const std::vector<Cursor::Key> keys[] = {keysOfKind<KindT>(false),
+                                                  keysOfKind<KindT>(true)};
   c.keys(keys[hasPhase]);
   readFields(c, instruction.kind.emplace<KindT>());
   readFields(c, instruction);
-  if constexpr (isWait)
+  if constexpr (std::is_same_v<KindT, Wait>)
     read(c.at(KindT::verb), instruction.waits, {});
 }
 

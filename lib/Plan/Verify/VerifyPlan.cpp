@@ -415,7 +415,8 @@ void Verifier::verifyFields(const Instruction &instruction) const {
           forEachField<KindT>([&](const auto &field) {
             if constexpr (requires { field.in(kind).size(); })
               if (field.role == Role::Operand || field.role == Role::Result)
-                checkSize(field.in(kind).size(), kind.params.size(), field.key);
+                checkSize(field.in(kind).size(), kind.params.size(),
+                          field.role == Role::Result ? "results" : "gradients");
           });
       },
       instruction.kind);
