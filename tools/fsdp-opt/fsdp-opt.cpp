@@ -51,12 +51,7 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
 }
 
 /// MLIR says that it ignores a plug-in that it cannot load, and goes on.
-static LogicalResult verifyPlugins(int argc, char **argv) {
-  llvm::BumpPtrAllocator allocator;
-  llvm::StringSaver saver(allocator);
-  SmallVector<const char *> arguments(argv, argv + argc);
-  llvm::cl::ExpandResponseFiles(saver, llvm::cl::TokenizeGNUCommandLine,
-                                arguments);
+static LogicalResult verifyPlugins(ArrayRef<const char *> arguments) {
   for (size_t i = 1; i < arguments.size(); ++i) {
     StringRef argument = arguments[i];
     if (!argument.consume_front("-"))
@@ -78,9 +73,17 @@ static LogicalResult verifyPlugins(int argc, char **argv) {
   return success();
 }
 
-static int run(int argc, char **argv) {
-  if (failed(verifyPlugins(argc, argv)))
+static int run(int count, char **given) {
+  // Once, as a response file may be a pipe.
+  llvm::BumpPtrAllocator allocator;
+  llvm::StringSaver saver(allocator);
+  SmallVector<const char *> arguments(given, given + count);
+  llvm::cl::ExpandResponseFiles(saver, llvm::cl::TokenizeGNUCommandLine,
+                                arguments);
+  if (failed(verifyPlugins(arguments)))
     return 1;
+  auto argc = int(arguments.size());
+  auto argv = const_cast<char **>(arguments.data());
   fsdp::hideLibraryOptions();
   fsdp::registerFSDPPasses();
   fsdp::registerPipelines();
