@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,20 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
-    try:
-        records = train(args, case, dist.get_rank())
-        gathered: list[Any] = [None] * case.world
-        dist.all_gather_object(gathered, records)
-    finally:
-        dist.destroy_process_group()
+    records = train(args, case, dist.get_rank())
+    gathered: list[Any] = [None] * case.world
+    dist.all_gather_object(gathered, records)
     if args.metrics and int(os.environ["RANK"]) == 0:
         with args.metrics.open("w") as file:
             for step in zip(*gathered, strict=True):
                 losses = [float(f"{record['loss']:.9g}") for record in step]
                 file.write(json.dumps({**step[0], "rank_losses": losses}) + "\n")
+    if args.device == "cpu":
+        # Gloo's threads now and then abort at the end.
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
