@@ -16,17 +16,17 @@ include "mlir/Pass/PassBase.td"
 def DetectUnits : Pass<"fsdp-detect-units", "::mlir::ModuleOp"> {
   let summary = "Find the model's blocks: modules that are repeated";
   let description = [{
-    Where the module has an `fsdp.auto_units`, replaces it by one
-    `fsdp.unit_pattern` for each block. Modules whose names are equal up to the
-    numbers in them are a family: `layers.0` and `layers.1`, `layer1.0` and
-    `layer2.1`. It is repeated if two of them call the same operators in
-    forward in the same order, up to some that one of them calls in between (a
-    downsampling branch); layers, which have no modules in them, do not count.
-    The members of repeated families are the blocks, outermost first; but a
-    module all of whose children are alike blocks is a row of them, and they
-    are the units.
+    If the module has an `fsdp.auto_units`, the pass replaces it by one
+    `fsdp.unit_pattern` for each block. Modules whose names are equal except for
+    the numbers in them form a family: `layers.0` and `layers.1`, `layer1.0` and
+    `layer2.1`. A family is repeated if two of its modules call the same
+    operators in forward in the same order, except for some that only one of them
+    calls in between (a downsampling branch). Layers, which contain no modules,
+    do not count. The blocks are the outermost members of repeated families. But
+    if all children of such a module are members of repeated families and alike in
+    this sense, the module is a row of blocks, and its children are the units.
 
-    A remark says what was chosen, a warning that nothing was.
+    A remark says what was chosen; a warning says that nothing was.
 
     Before: captured level. After: there is no `fsdp.auto_units`.
   }];
@@ -37,28 +37,28 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
   let description = [{
     Replaces every `fsdp.unit_pattern` by one `fsdp.unit` for each module that
     it matches, and gives every parameter the unit of its innermost matching
-    module; what no pattern claims belongs to the root unit, `(root)`. Where
-    two patterns match one module the first wins. A list of patterns makes one
-    unit, named after its modules: `norm+output`.
+    module. Parameters that no pattern claims belong to the root unit, `(root)`.
+    If two patterns match one module, the first wins. A list of patterns makes
+    one unit, named after its modules: `norm+output`.
 
-    A tied parameter whose names fall into different units is an error for
-    FSDP2, which asks to group them. Here the units become one, with a warning:
-    the root unit if it is among them.
+    If the names of a tied parameter fall into different units, FSDP2 reports an
+    error and asks to group them. Here the units become one, with a warning; this
+    is the root unit if it is among them.
 
     Parameters that an `fsdp.ignore` matches get no unit and are marked
     `ignored`.
 
-    `reshard_after_forward` defaults to true, for the root unit to false. A
+    `reshard_after_forward` defaults to true, and to false for the root unit. A
     `post_forward_size` of 1 becomes `reshard_after_forward = false`, with
-    FSDP2's warning; one of all ranks `true`.
+    FSDP2's warning; a size of all ranks becomes `true`.
     The pattern `""` is the root unit's.
 
-    Mixed precision must be what the step was captured with, as
-    `fsdp.captured_precision` of the module says: the casts of activations and
-    gradients are in the program. So are the sums of the gradients of units'
-    inputs, which are added inside a unit first: a module in `fsdp.entries`, for
-    which that makes a difference, must be in a unit of
-    `fsdp.captured_units` if it is in one here, and the other way round.
+    Mixed precision must match the captured step, as `fsdp.captured_precision`
+    of the module says, because the casts of activations and gradients are in the
+    program. So are the sums of the gradients of units' inputs, which are first
+    added inside a unit. If that makes a difference for a module, it is listed in
+    `fsdp.entries`; it must then be in a unit of `fsdp.captured_units` if and
+    only if it is in a unit here.
 
     Before: captured level. After: every `fsdp.param` names a unit.
   }];
@@ -67,50 +67,56 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
 def ChooseMemory : Pass<"fsdp-choose-memory", "::mlir::ModuleOp"> {
   let summary = "Choose what is kept, so that the step is fast and fits";
   let description = [{
-    Without a `memory_budget` of the schedule, changes nothing. Else the module
-    is compiled to a plan, its memory laid out, and compared with the budget.
-    With `memory = "policy"` a step that does not fit is an error, which names
-    what holds the memory at the peak and the choice that fits with the least
-    loss of time.
+    Without a `memory_budget` of the schedule, the pass changes nothing.
+    Otherwise it compiles the module to a plan, lays out its memory, and compares
+    the peak with the budget. With `memory = "policy"` a step that does not fit is
+    an error, which names what holds the memory at the peak and the choice that
+    fits with the least loss of time.
 
-    With `memory = "auto"` choices for the model's blocks, the units with
-    parameters of the same types that are most, are compiled and simulated on
-    the schedule's device: parameters resharded after forward as the policy
-    says, to the ranks of a host, or not at all; activations kept, or recomputed
-    in so many blocks, all or all but those of matrix products and attention, in
-    the first blocks, the last ones, or evenly spread; and one reduce-scatter in
-    flight, where the schedule does not say how many. Time and memory are linear
-    in the number of blocks that recompute, so a few of them are enough. The
-    fastest that fits is taken; a remark names it, and how far it is from a time
-    that no choice beats: the step's longest stream without what is recomputed
-    and gathered again.
-    Prefetching then fills the budget (fsdp-prefetch-all-gathers). Where the
-    policy has checkpoint patterns, recomputation is not varied.
+    With `memory = "auto"` the pass compiles choices for the model's blocks and
+    simulates them on the schedule's device. The blocks are the largest set of
+    units that have parameters of the same types. The choices are:
+
+    - parameters are resharded after forward as the policy says, resharded to the
+      ranks of a host (a post-forward mesh), or not resharded;
+    - activations are kept, or recomputed in some of the blocks (the first, the
+      last, or evenly spread ones), either all or all except those of matrix
+      products and attention;
+    - one reduce-scatter is in flight, if the schedule does not say how many.
+
+    Time and memory are linear in the number of blocks that recompute, so a few
+    choices are enough. The pass takes the fastest choice that fits. A remark
+    names it, and its distance from a lower bound on the time: the step's longest
+    stream without what is recomputed and gathered again.
+    Prefetching then fills the budget (fsdp-prefetch-all-gathers). If the policy
+    has checkpoint patterns, recomputation is not varied.
 
     Before and after: captured level, every parameter has a unit.
   }];
 }
 
 def BucketUnits : Pass<"fsdp-bucket-units", "::mlir::ModuleOp"> {
-  let summary = "Gather and reduce other groups of parameters than the units";
+  let summary = "Gather and reduce groups of parameters other than the units";
   let description = [{
-    With the schedule's `bucket = "unit"` changes nothing. With `parameter` each
-    parameter becomes a unit by itself. With `saturation` neighbours, in the
-    order of the module, are one unit until its gather is so large that the
-    latency of the link is a tenth of its time on the schedule's device, at least
-    10 and at most 500 MB: units are joined, and large ones cut.
+    With the schedule's `bucket = "unit"`, the pass changes nothing. With
+    `parameter`, each parameter becomes a unit by itself. With `saturation`,
+    neighbours in the order of the module form one unit until its all-gather is
+    so large that the latency of the link is a tenth of its time on the
+    schedule's device, at least 10 and at most 500 MB: small units are joined,
+    and large ones cut.
 
-    With `optimal` these three are candidates, and partitions of the parameters
-    into neighbours that no other beats in both exposed communication and peak
-    memory, by the model of `OptimalBuckets.h`. Each candidate is compiled and
-    simulated, and the fastest that fits into `memory_budget` is taken; where
-    several take the same time, that with the lowest peak, then FSDP2's units.
-    Remarks list the candidates, and the gap between the step and the longest of
-    compute alone and each stream's transfers.
+    With `optimal` the candidates are these three, and partitions of the
+    parameters into runs of neighbours that no other partition beats in both
+    exposed communication and peak memory, by the model of `OptimalBuckets.h`.
+    Each candidate is compiled and simulated, and the fastest that fits into
+    `memory_budget` is taken; of several with the same time, the one with the
+    lowest peak, then FSDP2's units. Remarks list the candidates, and the gap
+    between the step and the longest of compute alone and each stream's
+    transfers.
 
     Only units of the same policy are joined. A unit with parameters of several
-    dtypes, which are reduced in their common one, stays as it is. The bits are
-    those of the units: every element is reduced in the same order.
+    dtypes, which are reduced in their common dtype, is not changed. The bits are
+    those of the original units: every element is reduced in the same order.
 
     Before and after: captured level, every parameter has a unit.
   }];
@@ -118,29 +124,29 @@ def BucketUnits : Pass<"fsdp-bucket-units", "::mlir::ModuleOp"> {
 
 def RecomputeActivations
     : Pass<"fsdp-recompute-activations", "::mlir::ModuleOp"> {
-  let summary = "Compute the activations of checkpointed modules again in backward";
+  let summary = "Recompute the activations of checkpointed modules in backward";
   let description = [{
-    Takes every `fsdp.checkpoint_pattern`. What a matching module computes in
-    forward and its backward uses is computed again there: the calls it takes,
+    Takes every `fsdp.checkpoint_pattern`. If backward uses what a matching module
+    computes in forward, it is recomputed there: the calls that this takes,
     marked `recompute`, are cloned before the first such use, from the values
-    that the module got from outside. Parameters they read are those of the
-    gather in backward. The numbers are those of forward, bit for bit.
+    that the module got from outside. Recomputed calls read the parameters of the
+    all-gather in backward. The numbers are those of forward, bit for bit.
 
-    Kept, as they would be without the policy, are
+    These results are kept, as without the policy:
 
     - results of the operators in `save`;
-    - what an op outside the module's backward uses after forward (the next
-      module's input, say): its memory is held anyway;
+    - results that an op outside the module's backward uses after forward (the
+      next module's input, for example), because their memory is held anyway;
     - results of random operators: a dropout's mask is not drawn again;
     - results of a call that writes what the module does not own (BatchNorm's
       running statistics), or reads what is written later.
 
-    A chain of writes in place is recomputed whole or kept whole. CSE merges
-    nothing of it with forward: a call that allocates is not merged.
+    A chain of in-place writes is recomputed whole or kept whole. CSE does not
+    merge it with forward, because it does not merge a call that allocates.
 
-    A remark (`fsdp-recompute`) says of each module how many calls are made
-    again and how many bytes are not kept; a missed one, what is kept all the
-    same, and why.
+    A remark (`fsdp-recompute`) says for each module how many calls are
+    recomputed and how many bytes are not kept; a missed remark says what is kept
+    all the same, and why.
 
     Before: captured level. After: no `fsdp.checkpoint_pattern`.
   }];
@@ -156,9 +162,10 @@ def OffloadActivations
     first use in backward, with `fsdp.reload_activation`. All views of it that
     backward uses come back with it, of one storage.
 
-    Not copied are storages of fewer than `min_bytes`, and those that are held
-    on the device anyway: the loss, parameters and their views, gradients,
-    buffers, inputs. What is recomputed is not kept, so it is not copied.
+    The pass does not copy storages of fewer than `min_bytes`, nor storages that
+    are held on the device anyway: the loss, parameters and their views,
+    gradients, buffers, inputs. Recomputed activations are not kept, so they are
+    not copied.
 
     ```mlir
     %s = aten.call "aten::exp"(%x) : (tensor<512xf32>) -> tensor<512xf32> loc("layer")
@@ -178,7 +185,7 @@ def OffloadActivations
 
     Remarks of category `fsdp-offload` say for each pattern how much is copied.
 
-    Before: captured level, activations that are recomputed are. After: no
+    Before: captured level, after recomputation. After: no
     `fsdp.offload_pattern`; Program-12 holds.
   }];
 }
@@ -187,9 +194,9 @@ def PlaceParams : Pass<"fsdp-place-params", "::mlir::ModuleOp"> {
   let summary = "Shard every parameter over the mesh";
   let description = [{
     Gives each `fsdp.param` the sharding `[{"shard"}, {}, …]` over the module's
-    mesh: ceil(n / ranks) rows a rank, as FSDP2 and `torch.chunk` do. What an
-    `fsdp.shard_placement` matches is sharded on its dimension instead. The
-    program still reads whole parameters.
+    mesh: ceil(n / ranks) rows per rank, as in FSDP2 and `torch.chunk`. A
+    parameter that an `fsdp.shard_placement` matches is sharded on that dimension
+    instead. The program still reads whole parameters.
 
     Before: every parameter has a unit; one `fsdp.mesh` with an axis `shard`.
     After: every parameter has a sharding.
@@ -212,45 +219,47 @@ def InsertReshards : Pass<"fsdp-insert-reshards", "::mlir::ModuleOp"> {
   let description = [{
     A unit with `reshard_after_forward = true` is resharded after its last use
     in forward and gathered again before its first use in backward. Views of a
-    gathered parameter that backward uses are rebuilt from the second gather.
-    Every gather ends in an `fsdp.reshard` after its last use.
+    gathered parameter that backward uses are rebuilt from the second all-gather.
+    Every all-gather ends in an `fsdp.reshard` after its last use.
 
-    A unit whose parameters backward does not use (an embedding, say) is not
-    gathered again.
+    A unit whose parameters backward does not use (an embedding, for example) is
+    not gathered again.
 
     A unit with `post_forward_size = k` is resharded to 1/k of its parameters
     after forward, and gathered again from the parts that k neighbours kept.
 
-    A remark (`fsdp-reshard`) says of each unit what became of it after forward;
-    a missed one, that nothing is computed until it is gathered again.
+    A remark (`fsdp-reshard`) says for each unit what happens to it after
+    forward; a missed remark, that nothing is computed until it is gathered again.
 
-    Before: one gather a unit. After: Program-3 holds.
+    Before: one all-gather per unit. After: Program-3 holds.
   }];
 }
 
 def DeferReshards : Pass<"fsdp-defer-reshards", "::mlir::ModuleOp"> {
   let summary = "Keep what backward gathered for the next microbatch";
   let description = [{
-    Without an `fsdp.accumulation` of more than one step and with
-    `reshard_after_backward = false`, changes nothing. Else the last reshard of
-    a unit that is gathered in backward moves to the end of backward and is
-    marked `last_microbatch`, the unit's first gather `first_microbatch`.
+    Without an `fsdp.accumulation` of more than one step, or with
+    `reshard_after_backward = true`, the pass changes nothing. Otherwise the last
+    reshard of a unit that is gathered in backward moves to the end of backward
+    and is marked `last_microbatch`, and the unit's first all-gather is marked
+    `first_microbatch`.
 
-    Before: every gather has its reshard. After: Program-9 holds.
+    Before: every all-gather has its reshard. After: Program-9 holds.
   }];
 }
 
 def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp"> {
-  let summary = "Reduce each unit's gradients when the last of them is there";
+  let summary = "Reduce each unit's gradients when the last of them is available";
   let description = [{
     Replaces the `fsdp.write_grad` ops of a unit's whole gradients by one
     `fsdp.reduce_scatter` after the last of them, in unit order, and writes the
     shards. Parameters without a gradient take no part, as in FSDP2.
 
-    The reduction is in the unit's `reduce_dtype`, without one in the dtype of
-    the parameters (as FSDP2's since PyTorch 2.15). It is an average in fp32 and bf16; in other dtypes a sum, divided in
-    part before and in part after, by FSDP2's rule. The unit's `gradient_division`
-    gives the divisor, and may make it a sum divided after.
+    The reduction is in the unit's `reduce_dtype`, or if there is none in the
+    dtype of the parameters (as in FSDP2 since PyTorch 2.15). It is an average in
+    fp32 and bf16. In other dtypes it is a sum, divided in part before and in part
+    after, by FSDP2's rule. The unit's `gradient_division` gives the divisor, and
+    may make it a sum that is divided afterwards.
 
     Before: gradients are whole. After: gradients are shards.
   }];
@@ -259,12 +268,12 @@ def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp
 def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
   let summary = "Reduce gradient shards over the replicas of HSDP";
   let description = [{
-    Where the mesh has an axis `replicate` of more than one rank, puts one
-    `fsdp.all_reduce` over it behind each `fsdp.reduce_scatter` and writes its
-    results in the shards' place. Where the unit's `gradient_division` has a
-    factor, the reduce-scatter has divided already. An axis of one rank
-    counts where the all-reduces are left to the last microbatch: shards are
-    added in the dtype of the reduction then.
+    If the mesh has an axis `replicate` of more than one rank, the pass puts one
+    `fsdp.all_reduce` over this axis after each `fsdp.reduce_scatter` and writes
+    its results in place of the shards. If the unit's `gradient_division` has a
+    factor, the reduce-scatter has already divided. The pass also applies to an
+    axis of one rank if the all-reduces are left to the last microbatch, because
+    shards are then added in the dtype of the reduction.
 
     Before: gradients are reduce-scattered. After: the gradients written are
     averages over all ranks.
@@ -274,13 +283,12 @@ def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
 def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp"> {
   let summary = "Copy shards of offloaded units to the device and gradients back";
   let description = [{
-    The shards of a unit with `cpu_offload` lie on the host. Puts one
-    `fsdp.copy_to_device` before each gather of such a unit, in the evaluation
-    too, and at the end of backward one `fsdp.copy_to_host` of the unit's
-    gradients' shards, which are written in their place. So accumulation,
-    clipping and the optimizer work on the host, as FSDP2's `CPUOffloadPolicy`
-    has it. Run it after `fsdp-insert-reduce-scatters` and
-    `fsdp-insert-all-reduces`.
+    The shards of a unit with `cpu_offload` lie on the host. The pass puts one
+    `fsdp.copy_to_device` before each all-gather of such a unit, in the evaluation
+    too, and at the end of backward one `fsdp.copy_to_host` of the unit's gradient
+    shards, whose results are written in their place. So accumulation, clipping
+    and the optimizer work on the host, as with FSDP2's `CPUOffloadPolicy`. Run it
+    after `fsdp-insert-reduce-scatters` and `fsdp-insert-all-reduces`.
 
     Before:
 
@@ -306,47 +314,53 @@ def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp">
 def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
   let summary = "Add the gradients of a step's microbatches";
   let description = [{
-    Without an `fsdp.accumulation` of more than one step, changes nothing. Else
-    backward begins with 1 / `steps` in place of 1, and with
-    `reduce_each_microbatch` one `fsdp.accumulate` of all gradients' shards
-    ends it; without, an `fsdp.accumulate` of its whole gradients precedes
-    each `fsdp.reduce_scatter`, and all collectives of gradients run in the last
-    microbatch only. With `all_reduce_each_microbatch = false` the results of all
-    `fsdp.reduce_scatter` are added at the end of backward, and each
-    `fsdp.all_reduce` takes the sums, in the last microbatch only. Whole
-    gradients of ignored parameters are added where backward ends.
+    Without an `fsdp.accumulation` of more than one step, the pass changes
+    nothing. Otherwise backward begins with 1 / `steps` in place of 1, and the
+    gradients are added in one of three ways:
 
-    Whole gradients are added in the dtype of their reduction. Where that is not
-    the dtype of the gradients, a warning names the parameters that are used
-    more than once: FSDP2 adds the gradients of the uses in the first microbatch
-    in the dtype of the reduction too, the program in that of the gradients.
+    - With `reduce_each_microbatch`, one `fsdp.accumulate` of all gradient shards
+      ends backward.
+    - Without it, an `fsdp.accumulate` of its whole gradients precedes each
+      `fsdp.reduce_scatter`, and all collectives of gradients run in the last
+      microbatch only.
+    - With `all_reduce_each_microbatch = false`, the results of all
+      `fsdp.reduce_scatter` are added at the end of backward, and each
+      `fsdp.all_reduce` takes the sums, in the last microbatch only.
 
-    Before: gradients are shards, written; those of ignored parameters whole.
-    After: as before.
+    Whole gradients of ignored parameters are added at the end of backward.
+
+    Whole gradients are added in the dtype of their reduction. If that is not the
+    dtype of the gradients, a warning names the parameters that are used more than
+    once: in the first microbatch, FSDP2 adds the gradients of the uses in the
+    dtype of the reduction too, but the program adds them in the dtype of the
+    gradients.
+
+    Before: gradients are shards, written; those of ignored parameters are whole.
+    After: the same.
   }];
 }
 
 def InsertLossScaling : Pass<"fsdp-insert-loss-scaling", "::mlir::ModuleOp"> {
   let summary = "Scale the loss and unscale its gradients";
   let description = [{
-    Without an `fsdp.grad_scaler`, changes nothing. Else backward begins with
-    `fsdp.loss_scale` in place of 1, and the optimizer phase with one
-    `fsdp.unscale` of all gradients' shards: `deferred` where the optimizer is
-    fused and nothing is clipped.
+    Without an `fsdp.grad_scaler`, the pass changes nothing. Otherwise backward
+    begins with `fsdp.loss_scale` in place of 1, and the optimizer phase begins
+    with one `fsdp.unscale` of all gradient shards. It is `deferred` if the
+    optimizer is fused and nothing is clipped.
 
-    Before: gradients are shards, written. After: the unscaled ones are written.
+    Before: gradients are shards, written. After: the unscaled shards are written.
   }];
 }
 
 def InsertClipping : Pass<"fsdp-insert-clipping", "::mlir::ModuleOp"> {
   let summary = "Clip the gradients before the update";
   let description = [{
-    Without an `fsdp.gradient_clipping`, changes nothing. Else begins the
-    optimizer phase with one `fsdp.clip_grad_norm` of all gradients' shards, in
-    the order of `model.parameters()`: a module's own parameters before those
+    Without an `fsdp.gradient_clipping`, the pass changes nothing. Otherwise the
+    optimizer phase begins with one `fsdp.clip_grad_norm` of all gradient shards,
+    in the order of `model.parameters()`: a module's own parameters before those
     of its children.
 
-    Before: gradients are shards, written. After: the clipped ones are written.
+    Before: gradients are shards, written. After: the clipped shards are written.
   }];
 }
 
@@ -354,10 +368,10 @@ def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
   let summary = "Update the shards at the end of the step";
   let description = [{
     Replaces the `fsdp.write_grad` ops of shards, and of ignored parameters, by
-    one `fsdp.optimizer_step` in the optimizer phase, in the order of the parameters in the module. Where
-    the module has any `fsdp.param_group`, each parameter gets the first whose
-    pattern matches its name or one of its aliases; a group that gets no
-    parameter is an error.
+    one `fsdp.optimizer_step` in the optimizer phase, in the order of the
+    parameters in the module. If the module has any `fsdp.param_group`, each
+    parameter gets the first group whose pattern matches its name or one of its
+    aliases; a group that gets no parameter is an error.
 
     Before: gradients are shards; the module has an `fsdp.optimizer`. After:
     the program is a complete training step.
@@ -373,35 +387,37 @@ def SplitCollectives : Pass<"fsdp-split-collectives", "::mlir::ModuleOp"> {
   let description = [{
     Gives each `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.all_reduce` of
     every program, and each copy of gradients to the host or of an activation, a
-    future as its result, and an `fsdp.wait` for it at once.
+    future as its result, followed at once by an `fsdp.wait`.
 
     Before: sharded level. After: scheduled level.
   }];
 }
 
 def PrefetchAllGathers : Pass<"fsdp-prefetch-all-gathers", "::mlir::ModuleOp"> {
-  let summary = "Launch gathers before their parameters are needed";
+  let summary = "Launch all-gathers before their parameters are needed";
   let description = [{
     Moves each `fsdp.all_gather` of the training step, with what it reads, ahead
     of the computation that hides it, by the costs of the schedule's `device`.
-    The order of gathers stays.
+    The order of all-gathers does not change.
 
-    `latest_safe`: from the last gather to the first, the latest launch is its
-    duration, and a quarter of that in reserve, before its first use and the
-    next gather's launch. From the first to the last, a gather is launched at the
-    first instruction at or after that time from which on it fits into
-    `memory_budget`, with the gathers launched before; not before the link is
-    nearly free, and what computation had to wait so far moves all that follows.
-    On plain numbers this is
-    [LatestSafeLaunch.h](../lib/Transforms/Schedule/LatestSafeLaunch.h), which
-    a test compares with all launches in this order.
-    `fsdp2`: when the gather before it has come, within a phase.
-    `none`: changes nothing.
+    - `latest_safe`: as late as possible (ALAP). From the last all-gather to the
+      first, the latest launch is the all-gather's duration, plus a quarter of
+      that in reserve, before its first use and before the next all-gather's
+      launch. From the first to the last, an all-gather is launched at the first
+      instruction at or after that time from which on it fits into
+      `memory_budget`, together with the all-gathers launched before, but not
+      before the link is nearly free. Time that computation has had to wait so far
+      delays everything that follows. On plain numbers this is
+      [LatestSafeLaunch.h](../lib/Transforms/Schedule/LatestSafeLaunch.h), which
+      a test compares with all launches in this order.
+    - `fsdp2`: an all-gather is launched when the one before it is complete,
+      within a phase.
+    - `none`: the pass changes nothing.
 
-    A gather never passes the reshard of its unit. A remark (`fsdp-prefetch`)
-    says where each went, and what limited it; a missed one, that computation
-    waits for it. A last one says how far the step, simulated, is above the
-    least time of its instructions.
+    An all-gather never passes the reshard of its unit. A remark (`fsdp-prefetch`)
+    says where each was launched, and what limited it; a missed remark, that
+    computation waits for it. A last remark says how far the simulated step is
+    above the lower bound for its instructions.
 
     Before and after: scheduled level.
   }];
@@ -410,16 +426,16 @@ def PrefetchAllGathers : Pass<"fsdp-prefetch-all-gathers", "::mlir::ModuleOp"> {
 def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
   let summary = "Let computation go on while gradients are reduced";
   let description = [{
-    Moves the wait for each `fsdp.reduce_scatter` to its first use, or before
-    the reduction with which more than the schedule's
-    `reduce_scatters_in_flight` would be under way, if that comes first: so many
-    units' gradients are held. An `fsdp.all_reduce` of the results goes along;
-    it is waited for where its own results are used. A remark (`fsdp-reduce`)
-    says where each wait went; a missed one, that it had to come early.
+    Moves the wait for each `fsdp.reduce_scatter` to its first use, or before the
+    reduction with which more than the schedule's `reduce_scatters_in_flight`
+    would be in flight, if that comes first. So the gradients of at most that many
+    units are held. An `fsdp.all_reduce` of the results moves along; it is awaited
+    where its own results are used. A remark (`fsdp-reduce`) says where each wait
+    is; a missed remark, that it had to come early.
 
-    An `fsdp.copy_to_host` moves to behind the waits for what it copies. It is
-    waited for where its results are used, or before as many others have begun:
-    so many units' reduced gradients are held.
+    An `fsdp.copy_to_host` moves after the waits for what it copies. It is awaited
+    where its results are used, or before the same number of others have begun. So
+    the reduced gradients of at most that many units are held.
 
     Before and after: scheduled level.
   }];
@@ -429,21 +445,22 @@ def OverlapActivationCopies
     : Pass<"fsdp-overlap-activation-copies", "::mlir::ModuleOp"> {
   let summary = "Let computation go on while activations are copied";
   let description = [{
-    By the costs of the schedule's `device`, whose host link carries one copy in
-    each direction at a time:
+    The pass uses the costs of the schedule's `device`, whose host link carries
+    one copy in each direction at a time:
 
     - The wait for an `fsdp.offload_activation` moves to where the copy has
-      ended, so that its storage ends there and not before; sooner where the
-      storage would not fit into `memory_budget` any longer.
-    - An `fsdp.reload_activation` is launched as late as still hides it, its
-      duration and a quarter of that in reserve before its first use and before
-      the next one's launch, and after the wait for its copy out; later where it
-      would not fit into `memory_budget` yet.
-    - An activation that would have to come back before it is gone stays on the
-      device, where it fits: its copies are erased.
+      ended, so that its storage ends there and not before. It moves earlier if
+      the storage would no longer fit into `memory_budget`.
+    - An `fsdp.reload_activation` is launched ALAP: its duration, plus a quarter
+      of that in reserve, before its first use and before the next one's launch,
+      and after the wait for its copy out. It is launched later if it would not
+      yet fit into `memory_budget`.
+    - If an activation would have to come back before its copy out has ended, it
+      stays on the device, if it fits: its copies are erased.
 
-    With `prefetch: none` it changes nothing. Remarks of category `fsdp-offload`
-    say for each activation how much of its copies is hidden, or that it stays.
+    With `prefetch: none` the pass changes nothing. Remarks of category
+    `fsdp-offload` say for each activation how much of its copies is hidden, or
+    that it stays.
 
     Before and after: scheduled level.
   }];
@@ -457,12 +474,12 @@ def BindReduceInputs : Pass<"fsdp-bind-reduce-inputs", "::mlir::ModuleOp"> {
   let summary = "Let operators write gradients where the reduction reads them";
   let description = [{
     Follows each operand of an `fsdp.reduce_scatter` through views to the
-    operator that allocates it. Where that is result 0 of an `aten.call`, of
-    the gradient's size, and nothing uses the storage after the reduction, the
-    call is marked `reduce_input_of`: the runtime then lets it allocate in the
-    collective's input buffer and no copy-in is needed. A remark
-    (`fsdp-in-place`) counts them; a missed one says of each other gradient what
-    stands against it.
+    operator that allocates it. If that is result 0 of an `aten.call`, has the
+    gradient's size, and nothing uses the storage after the reduction, the call
+    is marked `reduce_input_of`: the runtime then lets it allocate in the
+    collective's input buffer, and no copy-in is needed. A remark
+    (`fsdp-in-place`) counts these gradients; a missed remark says for each other
+    gradient what prevents it.
   }];
 }
 
@@ -470,7 +487,7 @@ def InsertFrees : Pass<"fsdp-insert-frees", "::mlir::ModuleOp"> {
   let summary = "End the life of every value after its last use";
   let description = [{
     Inserts `fsdp.free` after the last use of each tensor and shard. Gathered
-    parameters end with their `fsdp.reshard` instead. Storage shared by views
+    parameters end with their `fsdp.reshard` instead. Storage that views share
     lives until the last of them is freed.
   }];
 }
