@@ -7,9 +7,9 @@ fsdp.mesh @world <["shard"=2]>
 fsdp.unit @a
 fsdp.unit @b
 fsdp.unit @c
-fsdp.param @a.w : tensor<4xf32> unit @a sharding <@world, [{"shard"}]> {unused}
-fsdp.param @b.w : tensor<4xf32> unit @b sharding <@world, [{"shard"}]> {unused}
-fsdp.param @c.w : tensor<4xf32> unit @c sharding <@world, [{"shard"}]> {unused}
+fsdp.param @a.w : tensor<4xf32> unit @a sharding <@world, [{"shard"}]>
+fsdp.param @b.w : tensor<4xf32> unit @b sharding <@world, [{"shard"}]>
+fsdp.param @c.w : tensor<4xf32> unit @c sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %a = fsdp.read @a.w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
@@ -21,6 +21,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %c = fsdp.read @c.w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %cw = fsdp.all_gather @c %c : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  fsdp.no_gradient [@a.w, @b.w, @c.w]
   fsdp.return %loss : tensor<f32>
 }
 

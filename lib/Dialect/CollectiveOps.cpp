@@ -154,6 +154,42 @@ static LogicalResult verifyReduction(ReduceScatterOp reduce, UnitOp unit) {
   return success();
 }
 
+/// The parameter's sharded type partial along `axes`: in `reduced` where there
+/// are any, else in the parameter's own dtype.
+static ShardedType getPartialType(ParamOp param, ArrayRef<Attribute> axes,
+                                  Type reduced) {
+  ShardedType own = param.getShardedType();
+  if (axes.empty())
+    return own;
+  return own.clone(own.getSharding().clonePartial(axes)).clone(reduced);
+}
+
+/// Checks ReduceScatter-3.
+static LogicalResult verifyReduced(SymbolTableCollection &symbols,
+                                   ReduceScatterOp reduce, ParamOp param,
+                                   Type reduced, Type result) {
+  ShardingAttr sharding = param.getShardingAttr();
+  if (!sharding)
+    return reduce.emitOpError("ReduceScatter-3: expected @")
+           << param.getSymName() << " to have a sharding, it has none";
+  auto mesh = lookup<MeshOp>(symbols, reduce, sharding.getMesh(), "Param-2");
+  if (!mesh)
+    return failure();
+  auto sharded = dyn_cast<ShardedType>(result);
+  SmallVector<Attribute> axes;
+  for (MeshAxisAttr axis : mesh.getMesh().getAxes()) {
+    StringRef name = axis.getName();
+    bool isPartial = sharded && sharded.getSharding().isPartialAlong(name);
+    if (!sharding.isShardedOver(name) && (axis.getSize() > 1 || isPartial))
+      axes.push_back(StringAttr::get(reduce.getContext(), name));
+  }
+  ShardedType expected = getPartialType(param, axes, reduced);
+  if (result == expected)
+    return success();
+  return reduce.emitOpError("ReduceScatter-3: expected ")
+         << expected << " for @" << param.getSymName() << ", got: " << result;
+}
+
 LogicalResult
 ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
   auto unit = lookup<UnitOp>(symbols, *this, getUnitAttr(), "ReduceScatter-1");
@@ -187,12 +223,9 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
     if (grad.getType() != type)
       return emitOpError("ReduceScatter-2: expected ")
              << type << " for " << name << ", got: " << grad.getType();
-    Type own = param.getTensorType().getElementType();
-    Type reduced = getReduceDtype().value_or(type.getElementType());
-    auto sharded = dyn_cast<ShardedType>(shard);
-    Type dtype = sharded ? sharded.getTensor().getElementType() : own;
-    if (failed(verifyShardType(symbols, *this, name, shard, "ReduceScatter-3",
-                               dtype == reduced ? reduced : own)))
+    if (failed(verifyReduced(symbols, *this, param,
+                             getReduceDtype().value_or(type.getElementType()),
+                             shard)))
       return failure();
   }
   return success();
@@ -225,22 +258,30 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
                          "got ")
              << name << " too late";
     previous = param;
-    if (failed(verifyShardType(symbols, *this, name, grad.getType(),
-                               "AllReduce-2",
-                               getReduceDtype().value_or(Type()))) ||
-        failed(verifyShardType(symbols, *this, name, reduced, "AllReduce-2")))
-      return failure();
-    ShardingAttr sharding = param.getShardingAttr();
+    auto partial = cast<ShardedType>(grad.getType());
+    ShardingAttr sharding = partial.getSharding();
+    if (!isPartialShardOf(partial, param) ||
+        !sharding.isPartialAlong(getAxis()) ||
+        (getReduceDtype() &&
+         partial.getTensor().getElementType() != *getReduceDtype()))
+      return emitOpError("AllReduce-2: expected a part of ")
+             << name << " that is partial along " << getAxisAttr()
+             << ", in the dtype of the reduction, got: " << partial;
+    SmallVector<Attribute> left;
+    for (Attribute axis : sharding.getPartial())
+      if (axis != getAxisAttr())
+        left.push_back(axis);
+    ShardedType expected =
+        getPartialType(param, left, partial.getTensor().getElementType());
+    if (reduced != expected)
+      return emitOpError("AllReduce-2: expected ")
+             << expected << " for " << name << ", got: " << reduced;
     auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");
     if (!mesh)
       return failure();
-    bool cut = llvm::any_of(sharding.getDims(), [&](Attribute axes) {
-      return llvm::is_contained(cast<ArrayAttr>(axes), getAxisAttr());
-    });
-    if (cut || !mesh.getMesh().getAxisSize(getAxis()))
+    if (!mesh.getMesh().getAxisSize(getAxis()))
       return emitOpError("AllReduce-3: expected an axis of ")
-             << mesh.getMesh() << " that the sharding of " << name
-             << " does not name, got: " << getAxisAttr();
+             << mesh.getMesh() << ", got: " << getAxisAttr();
   }
   return success();
 }

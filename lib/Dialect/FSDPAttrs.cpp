@@ -117,14 +117,24 @@ std::optional<int64_t> MeshAttr::getAxisSize(StringRef name) const {
 //===----------------------------------------------------------------------===//
 
 LogicalResult ShardingAttr::verify(function_ref<InFlightDiagnostic()> emitError,
-                                   FlatSymbolRefAttr mesh, ArrayAttr dims) {
+                                   FlatSymbolRefAttr mesh, ArrayAttr dims,
+                                   ArrayAttr partial) {
+  SmallVector<Attribute> axes;
+  for (Attribute dim : dims)
+    llvm::append_range(axes, cast<ArrayAttr>(dim));
+  if (partial) {
+    if (partial.empty() || !llvm::all_of(partial, llvm::IsaPred<StringAttr>))
+      return emitError() << "Sharding-1: expected names of axes that it is "
+                            "partial along, got: "
+                         << partial;
+    llvm::append_range(axes, partial);
+  }
   llvm::StringSet<> used;
-  for (Attribute axes : dims)
-    for (Attribute axis : cast<ArrayAttr>(axes))
-      if (StringRef name = getAxisName(axis); !used.insert(name).second)
-        return emitError() << "Sharding-1: expected each axis at most once, "
-                              "got \""
-                           << name << "\" twice";
+  for (Attribute axis : axes)
+    if (StringRef name = getAxisName(axis); !used.insert(name).second)
+      return emitError() << "Sharding-1: expected each axis at most once, "
+                            "got \""
+                         << name << "\" twice";
   return success();
 }
 
@@ -142,7 +152,26 @@ ShardingAttr ShardingAttr::getSubAxis(int64_t size) const {
       parts.push_back(MeshAxisAttr::get(getContext(), getAxisName(axis), size));
     dims.push_back(ArrayAttr::get(getContext(), parts));
   }
-  return get(getContext(), getMesh(), ArrayAttr::get(getContext(), dims));
+  return get(getContext(), getMesh(), ArrayAttr::get(getContext(), dims),
+             getPartial());
+}
+
+bool ShardingAttr::isShardedOver(StringRef name) const {
+  return llvm::any_of(getDims(), [&](Attribute axes) {
+    return llvm::any_of(cast<ArrayAttr>(axes), [&](Attribute axis) {
+      return getAxisName(axis) == name;
+    });
+  });
+}
+
+bool ShardingAttr::isPartialAlong(StringRef name) const {
+  return getPartial() &&
+         llvm::is_contained(getPartial().getAsValueRange<StringAttr>(), name);
+}
+
+ShardingAttr ShardingAttr::clonePartial(ArrayRef<Attribute> axes) const {
+  return get(getContext(), getMesh(), getDims(),
+             axes.empty() ? ArrayAttr() : ArrayAttr::get(getContext(), axes));
 }
 
 int64_t ShardingAttr::getShardedDim() const {

@@ -90,24 +90,6 @@ Value mlir::fsdp::getStorageOwner(Value value) {
   return value;
 }
 
-/// Checks that `type` is the parameter's type in the program, as `getWhole`
-/// gives it, or its sharded type.
-static LogicalResult verifyParamType(SymbolTableCollection &symbols,
-                                     Operation *user, FlatSymbolRefAttr name,
-                                     Type type, StringRef label,
-                                     RankedTensorType (ParamOp::*getWhole)()) {
-  auto param = lookup<ParamOp>(symbols, user, name, label);
-  if (!param)
-    return failure();
-  RankedTensorType whole = (param.*getWhole)();
-  if (type == whole || type == param.getShardedType())
-    return success();
-  InFlightDiagnostic diag = user->emitOpError(label) << ": expected " << whole;
-  if (Type sharded = param.getShardedType())
-    diag << " or " << sharded;
-  return diag << " for " << name << ", got: " << type;
-}
-
 /// Checks that `type` is the type of the parameter or buffer.
 template <typename OpT>
 static LogicalResult verifyDeclaredType(SymbolTableCollection &symbols,
@@ -125,7 +107,7 @@ static LogicalResult verifyDeclaredType(SymbolTableCollection &symbols,
 LogicalResult mlir::fsdp::verifyShardType(SymbolTableCollection &symbols,
                                           Operation *user,
                                           FlatSymbolRefAttr name, Type type,
-                                          StringRef label, Type dtype) {
+                                          StringRef label) {
   auto param = lookup<ParamOp>(symbols, user, name, label);
   if (!param)
     return failure();
@@ -133,12 +115,18 @@ LogicalResult mlir::fsdp::verifyShardType(SymbolTableCollection &symbols,
   if (!expected)
     return user->emitOpError(label)
            << ": expected " << name << " to have a sharding, it has none";
-  if (dtype)
-    expected = expected.clone(dtype);
   if (type != expected)
     return user->emitOpError(label)
            << ": expected " << expected << " for " << name << ", got: " << type;
   return success();
+}
+
+bool mlir::fsdp::isPartialShardOf(Type type, ParamOp param) {
+  auto sharded = dyn_cast<ShardedType>(type);
+  return sharded && sharded.isPartial() && param.getSharding() &&
+         sharded.clone(param.getTensorType().getElementType())
+                 .clone(sharded.getSharding().clonePartial({})) ==
+             param.getShardedType();
 }
 
 //===----------------------------------------------------------------------===//
@@ -222,8 +210,11 @@ LogicalResult UnitOp::verify() {
 
 LogicalResult ParamOp::verify() {
   RankedTensorType type = getTensorType();
-  if (getFrozen() && getUnused())
-    return emitOpError("Param-6: expected frozen or unused, got both");
+  if (ShardingAttr sharding = getShardingAttr();
+      sharding && sharding.getPartial())
+    return emitOpError("Param-6: expected a sharding that is partial along no "
+                       "axis, got: ")
+           << sharding;
   if (getIgnored()) {
     if (getUnitAttr() || getShardingAttr())
       return emitOpError("Param-4: expected no unit and no sharding of an "
@@ -330,8 +321,17 @@ LogicalResult ReturnOp::verify() {
 //===----------------------------------------------------------------------===//
 
 LogicalResult ReadOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyParamType(symbols, *this, getParamAttr(), getResult().getType(),
-                         "Read-1", &ParamOp::getComputeType);
+  auto param = lookup<ParamOp>(symbols, *this, getParamAttr(), "Read-1");
+  if (!param)
+    return failure();
+  Type type = getResult().getType();
+  if (type == param.getComputeType() || type == param.getShardedType())
+    return success();
+  InFlightDiagnostic diag = emitOpError("Read-1: expected ")
+                            << param.getComputeType();
+  if (Type sharded = param.getShardedType())
+    diag << " or " << sharded;
+  return diag << " for " << getParamAttr() << ", got: " << type;
 }
 
 LogicalResult ReadBufferOp::verifySymbolUses(SymbolTableCollection &symbols) {
@@ -349,9 +349,54 @@ LogicalResult WriteBufferOp::verifySymbolUses(SymbolTableCollection &symbols) {
                                       getValue().getType(), "WriteBuffer-1");
 }
 
-LogicalResult WriteGradOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyParamType(symbols, *this, getParamAttr(), getGrad().getType(),
-                         "WriteGrad-1", &ParamOp::getGradType);
+LogicalResult GradientsOp::verify() {
+  if (getParamNames().size() != getGrads().size())
+    return emitOpError("Gradients-1: expected ")
+           << getParamNames().size()
+           << " gradients, got: " << getGrads().size();
+  if (!isa_and_nonnull<ReturnOp>((*this)->getNextNode()))
+    return emitOpError("Gradients-2: expected fsdp.return to follow");
+  return success();
+}
+
+LogicalResult GradientsOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  Operation *previous = nullptr;
+  for (auto [nameAttr, grad] : llvm::zip(getParamNames(), getGrads())) {
+    auto name = cast<FlatSymbolRefAttr>(nameAttr);
+    auto param = lookup<ParamOp>(symbols, *this, name, "Gradients-1");
+    if (!param)
+      return failure();
+    if (previous && !previous->isBeforeInBlock(param))
+      return emitOpError("Gradients-1: expected each parameter once, in the "
+                         "order of the module, got ")
+             << name << " too late";
+    previous = param;
+    UnitOp unit;
+    if (FlatSymbolRefAttr unitName = param.getUnitAttr())
+      unit = symbols.lookupNearestSymbolFrom<UnitOp>(*this, unitName);
+    Type type = grad.getType();
+    if (type != param.getGradType() && type != param.getShardedType() &&
+        type != getAccumulatedType(param, unit) &&
+        !isPartialShardOf(type, param))
+      return emitOpError("Gradients-1: expected ")
+             << param.getGradType() << " or its part of the mesh for " << name
+             << ", got: " << type;
+  }
+  return success();
+}
+
+LogicalResult NoGradientOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  llvm::DenseSet<StringAttr> seen;
+  for (auto name : getParamNames().getAsRange<FlatSymbolRefAttr>()) {
+    auto param = lookup<ParamOp>(symbols, *this, name, "NoGradient-1");
+    if (!param)
+      return failure();
+    if (param.getFrozen() || !seen.insert(name.getAttr()).second)
+      return emitOpError("NoGradient-1: expected ")
+             << name
+             << (param.getFrozen() ? " not to be frozen" : " to be named once");
+  }
+  return success();
 }
 
 LogicalResult

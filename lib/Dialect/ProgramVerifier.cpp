@@ -36,6 +36,9 @@ public:
       return failure();
     if (program.getEvaluation() && failed(verifyEvaluation()))
       return failure();
+    for (auto op : program.getOps<NoGradientOp>())
+      for (auto name : op.getParamNames().getAsRange<FlatSymbolRefAttr>())
+        withoutGradient.insert(name.getAttr());
     for (Operation &op : program.getBody().front())
       if (failed(visit(&op)))
         return failure();
@@ -81,8 +84,8 @@ private:
   }
 
   LogicalResult visitInEvaluation(Operation *op) {
-    if (isa<PhaseOp, ReduceScatterOp, AllReduceOp, WriteGradOp, OptimizerStepOp,
-            OffloadActivationOp>(op))
+    if (isa<PhaseOp, ReduceScatterOp, AllReduceOp, GradientsOp, NoGradientOp,
+            OptimizerStepOp, OffloadActivationOp>(op))
       return op->emitOpError("Program-8: expected no such op in an evaluation");
     auto gather = dyn_cast<AllGatherOp>(op);
     auto reshard = dyn_cast<ReshardOp>(op);
@@ -98,18 +101,15 @@ private:
     if (isInit || program.getEvaluation() ||
         (currentPhase.value_or(Phase::Forward) == Phase::Forward))
       return success();
-    llvm::DenseSet<StringAttr> has;
-    for (auto step : program.getOps<OptimizerStepOp>())
-      for (auto name : step.getParamNames().getAsRange<FlatSymbolRefAttr>())
-        has.insert(name.getAttr());
-    if (program.getOps<OptimizerStepOp>().empty())
-      has.insert_range(llvm::make_first_range(reduced));
-    has.insert_range(llvm::make_first_range(written));
+    bool isUntaken = program.getOps<GradientsOp>().empty() &&
+                     program.getOps<OptimizerStepOp>().empty();
+    const auto &has = isUntaken ? reduced : taken;
     for (auto [name, param] : params)
-      if (!param.getFrozen() && !param.getUnused() && !has.contains(name))
+      if (!param.getFrozen() && !withoutGradient.contains(name) &&
+          !has.contains(name))
         return (program.emitOpError("Program-14: expected a gradient of @")
                 << name.getValue()
-                << ", which is neither frozen nor unused, found none")
+                << ", which is not frozen, or an fsdp.no_gradient, found none")
                    .attachNote(param.getLoc())
                << "declared here";
     return success();
@@ -159,19 +159,16 @@ private:
       return visitGather(gather);
     if (auto reshard = dyn_cast<ReshardOp>(op))
       return visitReshard(reshard);
-    if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
-      for (Attribute name : reduce.getParamNames())
-        if (failed(visitGrad(op, cast<FlatSymbolRefAttr>(name), reduced,
-                             "reduced")))
-          return failure();
-    } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
-      for (Attribute name : reduce.getParamNames())
-        if (failed(visitGrad(op, cast<FlatSymbolRefAttr>(name), allReduced,
-                             "all-reduced")))
-          return failure();
-    } else if (auto write = dyn_cast<WriteGradOp>(op)) {
-      return visitGrad(op, write.getParamAttr(), written, "written");
-    } else if (auto free = dyn_cast<FreeOp>(op)) {
+    if (auto reduce = dyn_cast<ReduceScatterOp>(op))
+      return visitGrads(op, reduce.getParamNames(), reduced, "reduced");
+    if (auto reduce = dyn_cast<AllReduceOp>(op))
+      return visitGrads(op, reduce.getParamNames(),
+                        allReduced[reduce.getAxis()], "all-reduced");
+    if (auto gradients = dyn_cast<GradientsOp>(op))
+      return visitGrads(op, gradients.getParamNames(), taken, "used");
+    if (auto step = dyn_cast<OptimizerStepOp>(op))
+      return visitGrads(op, step.getParamNames(), taken, "used");
+    if (auto free = dyn_cast<FreeOp>(op)) {
       for (Value value : free.getValues())
         freed.try_emplace(value, op);
     } else if (auto offload = dyn_cast<OffloadActivationOp>(op)) {
@@ -298,6 +295,15 @@ private:
     return success();
   }
 
+  LogicalResult visitGrads(Operation *op, ArrayAttr names,
+                           llvm::DenseMap<StringAttr, Operation *> &seen,
+                           StringRef done) {
+    for (auto name : names.getAsRange<FlatSymbolRefAttr>())
+      if (failed(visitGrad(op, name, seen, done)))
+        return failure();
+    return success();
+  }
+
   LogicalResult visitGrad(Operation *op, FlatSymbolRefAttr name,
                           llvm::DenseMap<StringAttr, Operation *> &seen,
                           StringRef done) {
@@ -307,11 +313,13 @@ private:
               << name << " to be " << done << " at most once")
                  .attachNote(it->second->getLoc())
              << done << " here";
-    if (ParamOp param = params.lookup(name.getAttr());
-        param && (param.getFrozen() || param.getUnused()))
+    ParamOp param = params.lookup(name.getAttr());
+    if (param && param.getFrozen())
       return op->emitOpError("Program-6: expected no gradient for ")
-             << name << ", which is "
-             << (param.getFrozen() ? "frozen" : "unused");
+             << name << ", which is frozen";
+    if (withoutGradient.contains(name.getAttr()))
+      return op->emitOpError("Program-6: expected no gradient for ")
+             << name << ", of which an fsdp.no_gradient says that it has none";
     return success();
   }
 
@@ -336,8 +344,10 @@ private:
   /// Per unit: its gathers and reshards, in order.
   llvm::MapVector<StringAttr, SmallVector<Operation *>> lives;
   llvm::DenseMap<Operation *, Operation *> resharded;
-  llvm::DenseMap<StringAttr, Operation *> reduced, allReduced, written,
-      initialised;
+  /// By parameter; `taken` by the gradients' op or by the update.
+  llvm::DenseMap<StringAttr, Operation *> reduced, taken, initialised;
+  llvm::StringMap<llvm::DenseMap<StringAttr, Operation *>> allReduced; ///< axis
+  llvm::DenseSet<StringAttr> withoutGradient;
   llvm::DenseMap<Value, Operation *> freed;
   /// By the value that owns the storage.
   llvm::DenseMap<Value, Operation *> offloaded;

@@ -17,11 +17,14 @@ OpT lookup(SymbolTableCollection &symbols, Operation *user,
   return op;
 }
 
-/// Checks that `type` is the parameter's sharded type, in its own dtype or in
-/// `dtype` if that is given.
+/// Checks that `type` is the parameter's sharded type, partial along no axis.
 LogicalResult verifyShardType(SymbolTableCollection &symbols, Operation *user,
                               FlatSymbolRefAttr name, Type type,
-                              StringRef label, Type dtype = {});
+                              StringRef label);
+
+/// Whether `type` is the parameter's sharded type, partial along some axes, in
+/// any dtype.
+bool isPartialShardOf(Type type, ParamOp param);
 
 } // namespace mlir::fsdp
 

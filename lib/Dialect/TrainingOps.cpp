@@ -1,5 +1,5 @@
 //===- TrainingOps.cpp - verifiers of what happens to gradients -----------===//
-#include "fsdp/Dialect/FSDP.h"
+#include "SymbolChecks.h"
 #include "fsdp/Plan/Limits.h"
 
 #include "llvm/ADT/STLExtras.h"
@@ -225,14 +225,6 @@ RankedTensorType mlir::fsdp::getAccumulatedType(ParamOp param, UnitOp unit) {
                                            : type;
 }
 
-/// Whether `type` is the parameter's sharded type, in any dtype.
-static bool isShardOf(Type type, ParamOp param) {
-  auto sharded = dyn_cast<ShardedType>(type);
-  return sharded && param.getShardedType() &&
-         sharded.clone(param.getTensorType().getElementType()) ==
-             param.getShardedType();
-}
-
 /// Checks the type of an accumulated gradient against its parameter.
 static LogicalResult verifyAccumulated(SymbolTableCollection &symbols,
                                        Operation *op, FlatSymbolRefAttr name,
@@ -248,11 +240,8 @@ static LogicalResult verifyAccumulated(SymbolTableCollection &symbols,
     return op->emitOpError("Accumulate-1: expected a sum of ")
            << expected << " for " << name << ", got: " << sum;
   }
-  bool fits = isa<ShardedType>(type) &&
-                      isa_and_nonnull<ReduceScatterOp>(getProducer(grad))
-                  ? isShardOf(type, param)
-                  : type == Type(param.getShardedType());
-  if (fits && sum == type)
+  if (sum == type &&
+      (type == param.getShardedType() || isPartialShardOf(type, param)))
     return success();
   return op->emitOpError("Accumulate-1: expected ")
          << param.getGradType() << " or its sharded type for " << name

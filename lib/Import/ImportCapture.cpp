@@ -100,9 +100,6 @@ private:
 
   void importDeclarations() {
     llvm::DenseMap<size_t, TypeAttr> gradDtypes = getGradDtypes();
-    llvm::DenseSet<size_t> used;
-    for (auto [param, value] : capture.grads)
-      used.insert(param);
     for (auto [index, param] : llvm::enumerate(capture.params)) {
       ArrayAttr aliases;
       if (!param.aliases.empty()) {
@@ -113,7 +110,6 @@ private:
       ParamOp::create(builder, getLoc(param.name, "", -1), param.name,
                       getType(param.spec), FlatSymbolRefAttr(), ShardingAttr(),
                       aliases, !param.requiresGrad,
-                      /*unused=*/param.requiresGrad && !used.contains(index),
                       /*ignored=*/false,
                       param.computeDtype == param.spec.dtype
                           ? TypeAttr()
@@ -150,22 +146,38 @@ private:
         /*evaluation=*/false, builder.getArrayAttr(inputAttrs), nullptr);
     addInputs(program);
 
-    llvm::DenseMap<plan::ValueId, SmallVector<int32_t>> gradOf;
-    for (auto [param, value] : capture.grads)
-      gradOf[value].push_back(param);
-
     importReads(capture.calls);
     PhaseOp::create(builder, builder.getUnknownLoc(), Phase::Forward);
     for (auto [index, call] : llvm::enumerate(capture.calls)) {
       if (index == capture.backwardBegin)
         PhaseOp::create(builder, builder.getUnknownLoc(), Phase::Backward);
       importCall(call);
-      for (plan::ValueId out : call.outValues)
-        for (int32_t param : gradOf.lookup(out))
-          WriteGradOp::create(builder, getLoc(call.module, "", -1),
-                              capture.params[param].name, values[out]);
     }
+    importGradients();
     ReturnOp::create(builder, builder.getUnknownLoc(), values[capture.loss]);
+  }
+
+  void importGradients() {
+    llvm::DenseMap<size_t, plan::ValueId> gradOf;
+    for (auto [param, value] : capture.grads)
+      gradOf[param] = value;
+    SmallVector<Attribute> names, without;
+    SmallVector<Value> grads;
+    for (auto [index, param] : llvm::enumerate(capture.params)) {
+      auto name = FlatSymbolRefAttr::get(builder.getContext(), param.name);
+      auto grad = gradOf.find(index);
+      if (grad != gradOf.end()) {
+        names.push_back(name);
+        grads.push_back(values[grad->second]);
+      } else if (param.requiresGrad) {
+        without.push_back(name);
+      }
+    }
+    if (!without.empty())
+      NoGradientOp::create(builder, builder.getUnknownLoc(),
+                           builder.getArrayAttr(without));
+    GradientsOp::create(builder, builder.getUnknownLoc(),
+                        builder.getArrayAttr(names), grads);
   }
 
   void importInit(const ::fsdp::CapturedInit &init) {

@@ -37,9 +37,15 @@ aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
   return nullptr;
 }
 
+Operation *mlir::fsdp::getStepEnd(ProgramOp program) {
+  for (auto gradients : program.getOps<GradientsOp>())
+    return gradients;
+  return program.getBody().front().getTerminator();
+}
+
 OpBuilder mlir::fsdp::getOptimizerPhaseBuilder(ProgramOp program,
                                                Location loc) {
-  OpBuilder builder(program.getBody().front().getTerminator());
+  OpBuilder builder(getStepEnd(program));
   if (llvm::none_of(program.getOps<PhaseOp>(), [](PhaseOp phase) {
         return phase.getPhase() == Phase::Optimizer;
       }))

@@ -114,9 +114,9 @@ fsdp.unit @v
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
   // expected-error @below {{AllReduce-1: expected 1 operands and results, got: 2 and 2}}
-  %s:2 = fsdp.all_reduce @u avg over "replicate" [@a] %r#0, %r#1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %s:2 = fsdp.all_reduce @u avg over "replicate" [@a] %r#0, %r#1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
   fsdp.return %x : tensor<f32>
 }
 
@@ -128,9 +128,9 @@ fsdp.unit @v
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
   // expected-error @below {{AllReduce-1: expected parameters in unit order, got @a too late}}
-  %s:2 = fsdp.all_reduce @u avg over "replicate" [@b, @a] %r#0, %r#1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %s:2 = fsdp.all_reduce @u avg over "replicate" [@b, @a] %r#0, %r#1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
   fsdp.return %x : tensor<f32>
 }
 
@@ -142,9 +142,9 @@ fsdp.unit @v
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
   // expected-error @below {{AllReduce-1: expected @a in unit @v}}
-  %s = fsdp.all_reduce @v avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %s = fsdp.all_reduce @v avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -156,9 +156,9 @@ fsdp.unit @v
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
   // expected-error @below {{AllReduce-2: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{}]>>'}}
-  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{}]>>
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{}]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -170,9 +170,9 @@ fsdp.unit @v
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-  // expected-error @below {{AllReduce-3: expected an axis of #fsdp.mesh<["replicate"=2, "shard"=2]> that the sharding of @a does not name, got: "shard"}}
-  %s = fsdp.all_reduce @u avg over "shard" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
+  // expected-error @below {{AllReduce-2: expected a part of @a that is partial along "shard", in the dtype of the reduction, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>'}}
+  %s = fsdp.all_reduce @u avg over "shard" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -185,7 +185,7 @@ fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-  // expected-error @below {{AllReduce-3: expected an axis of #fsdp.mesh<["shard"=2]> that the sharding of @a does not name, got: "replicate"}}
+  // expected-error @below {{AllReduce-2: expected a part of @a that is partial along "replicate", in the dtype of the reduction, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>'}}
   %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
@@ -198,11 +198,11 @@ fsdp.unit @v
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
   // expected-note @below {{all-reduced here}}
-  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   // expected-error @below {{Program-4: expected the gradient of @a to be all-reduced at most once}}
-  %t = fsdp.all_reduce @u avg over "replicate" [@a] %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %t = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -356,8 +356,35 @@ fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  // expected-error @below {{ReduceScatter-3: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>'}}
-  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
+  // expected-error @below {{ReduceScatter-3: expected '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>' for @a, got: '!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>'}}
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+// The all-reduce over the replicas is missing.
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{ReduceScatter-3: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>' for @a, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>'}}
+  %r = fsdp.reduce_scatter @u avg [@a] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase backward
+  %r = fsdp.reduce_scatter @u avg [@a] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>
+  fsdp.phase optimizer
+  // expected-error @below {{OptimizerStep-1: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>'}}
+  fsdp.optimizer_step [@a] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -367,9 +394,9 @@ fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>
   // expected-error @below {{AllReduce-2: expected '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>'}}
-  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = bf16} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = bf16} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -379,9 +406,9 @@ fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
-  // expected-error @below {{AllReduce-2: expected '!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>' for @a, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>'}}
-  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>
+  // expected-error @below {{AllReduce-2: expected a part of @a that is partial along "replicate", in the dtype of the reduction, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>'}}
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -391,8 +418,19 @@ fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
 fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
+  %r = fsdp.reduce_scatter @u avg [@a] %g {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>
   // expected-error @below {{AllReduce-4: expected divisors with sum only, got: avg}}
-  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = bf16, postdivide = 2.0} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %s = fsdp.all_reduce @u avg over "replicate" [@a] %r {reduce_dtype = bf16, postdivide = 2.0} : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["stage"]>>) -> tensor<f32> {
+  // expected-error @below {{AllReduce-3: expected an axis of #fsdp.mesh<["shard"=2]>, got: "stage"}}
+  %s = fsdp.all_reduce @u avg over "stage" [@a] %g : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["stage"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }

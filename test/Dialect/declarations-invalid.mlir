@@ -140,8 +140,10 @@ fsdp.unit_pattern "" {by_class}
 
 // -----
 
-// expected-error @below {{Param-6: expected frozen or unused, got both}}
-fsdp.param @w : tensor<4xf32> {frozen, unused}
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
+fsdp.unit @u
+// expected-error @below {{Param-6: expected a sharding that is partial along no axis, got: #fsdp.sharding<@world, [{"shard"}], partial ["replicate"]>}}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}], partial ["replicate"]>
 
 // -----
 

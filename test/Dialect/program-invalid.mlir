@@ -97,12 +97,16 @@ fsdp.program @reduced_twice(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
-fsdp.param @w : tensor<4xf32>
-fsdp.program @written_twice(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
-  // expected-note @below {{written here}}
-  fsdp.write_grad @w, %g : tensor<4xf32>
-  // expected-error @below {{Program-4: expected the gradient of @w to be written at most once}}
-  fsdp.write_grad @w, %g : tensor<4xf32>
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @used_twice(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  %a = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-note @below {{used here}}
+  fsdp.optimizer_step [@w] %a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{Program-4: expected the gradient of @w to be used at most once}}
+  fsdp.gradients [@w] %a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
 
@@ -121,7 +125,7 @@ fsdp.program @use_after_free(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.param @w : tensor<4xf32> {frozen}
 fsdp.program @frozen(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   // expected-error @below {{Program-6: expected no gradient for @w, which is frozen}}
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %x : tensor<f32>
 }
 
@@ -191,7 +195,7 @@ fsdp.program @evaluate(%x: tensor<f32>) -> tensor<f32> attributes {evaluation} {
 fsdp.param @w : tensor<4xf32>
 fsdp.program @evaluate(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> attributes {evaluation} {
   // expected-error @below {{Program-8: expected no such op in an evaluation}}
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %x : tensor<f32>
 }
 
@@ -309,12 +313,13 @@ fsdp.param @a : tensor<4xf32>
 // expected-note @below {{declared here}}
 fsdp.param @b : tensor<4xf32>
 fsdp.param @c : tensor<4xf32> {frozen}
-fsdp.param @d : tensor<4xf32> {unused}
-// expected-error @below {{Program-14: expected a gradient of @b, which is neither frozen nor unused, found none}}
+fsdp.param @d : tensor<4xf32>
+// expected-error @below {{Program-14: expected a gradient of @b, which is not frozen, or an fsdp.no_gradient, found none}}
 fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
   fsdp.phase forward
   fsdp.phase backward
-  fsdp.write_grad @a, %x : tensor<4xf32>
+  fsdp.no_gradient [@d]
+  fsdp.gradients [@a] %x : tensor<4xf32>
   fsdp.return %l : tensor<f32>
 }
 
@@ -337,10 +342,11 @@ fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
 
 // -----
 
-fsdp.param @w : tensor<4xf32> {unused}
+fsdp.param @w : tensor<4xf32>
 fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
-  // expected-error @below {{Program-6: expected no gradient for @w, which is unused}}
-  fsdp.write_grad @w, %x : tensor<4xf32>
+  fsdp.no_gradient [@w]
+  // expected-error @below {{Program-6: expected no gradient for @w, of which an fsdp.no_gradient says that it has none}}
+  fsdp.gradients [@w] %x : tensor<4xf32>
   fsdp.return %l : tensor<f32>
 }
 

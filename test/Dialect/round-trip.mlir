@@ -49,15 +49,15 @@ module attributes {fsdp.model = "Tiny"} {
   // CHECK: fsdp.unit @experts {post_forward_size = 2 : i64}
   fsdp.unit @experts {post_forward_size = 2}
   // CHECK: fsdp.param @e : tensor<4xf32> unit @experts
-  fsdp.param @e : tensor<4xf32> unit @experts sharding <@world, [{"shard"}]> {unused}
+  fsdp.param @e : tensor<4xf32> unit @experts sharding <@world, [{"shard"}]>
   // CHECK: fsdp.shard_placement "**.wo" {dim = -1 : i64}
   fsdp.shard_placement "**.wo" {dim = -1}
   // CHECK: fsdp.auto_units
   fsdp.auto_units
   // CHECK: fsdp.ignore "**.router"
   fsdp.ignore "**.router"
-  // CHECK: fsdp.param @scale : tensor<f32> {ignored, unused}
-  fsdp.param @scale : tensor<f32> {ignored, unused}
+  // CHECK: fsdp.param @scale : tensor<f32> {ignored}
+  fsdp.param @scale : tensor<f32> {ignored}
   // CHECK: fsdp.param @frozen : tensor<3xbf16> {frozen}
   fsdp.param @frozen : tensor<3xbf16> {frozen}
   // CHECK: fsdp.buffer @mask : tensor<2xi1> {non_persistent}
@@ -113,32 +113,35 @@ module attributes {fsdp.model = "Tiny"} {
     // CHECK: %[[SUM:.*]] = fsdp.accumulate [@w] %[[X]] : (tensor<4x2xf32>) -> tensor<4x2xf32>
     %sum = fsdp.accumulate [@w] %x : (tensor<4x2xf32>) -> tensor<4x2xf32>
     // CHECK: %[[D:.*]] = fsdp.reduce_scatter @"(root)" avg [@w] %[[SUM]] {last_microbatch}
-    %d = fsdp.reduce_scatter @"(root)" avg [@w] %sum {last_microbatch} : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    %d = fsdp.reduce_scatter @"(root)" avg [@w] %sum {last_microbatch} : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>
     // CHECK: fsdp.all_gather @mixed %{{.*}} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xbf16>
     %ms = fsdp.read @m : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     %m = fsdp.all_gather @mixed %ms : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xbf16>
     %mg = aten.call "aten::neg"(%m) : (tensor<4xbf16>) -> tensor<4xbf16>
     fsdp.reshard @mixed %m : tensor<4xbf16>
-    // CHECK: fsdp.reduce_scatter @mixed sum [@m] %{{.*}} {postdivide = 2.000000e+00 : f64, predivide = 4.000000e+00 : f64, reduce_dtype = f32} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-    %md = fsdp.reduce_scatter @mixed sum [@m] %mg {reduce_dtype = f32, predivide = 4.0, postdivide = 2.0} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    // CHECK: fsdp.reduce_scatter @mixed sum [@m] %{{.*}} {postdivide = 2.000000e+00 : f64, predivide = 4.000000e+00 : f64, reduce_dtype = f32} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>
+    %md = fsdp.reduce_scatter @mixed sum [@m] %mg {reduce_dtype = f32, predivide = 4.0, postdivide = 2.0} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>
     // CHECK: %[[F:.*]] = fsdp.all_gather @mixed %{{.*}} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xbf16>>
     %future = fsdp.all_gather @mixed %ms : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xbf16>>
     // CHECK-NEXT: fsdp.wait %[[F]] : !fsdp.future<tensor<4xbf16>>
     %come = fsdp.wait %future : !fsdp.future<tensor<4xbf16>>
     fsdp.reshard @mixed %come : tensor<4xbf16>
-    // CHECK: fsdp.write_grad @w, %{{.*}} : !fsdp.sharded<
-    fsdp.write_grad @m, %md : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-    fsdp.write_grad @w, %d : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[A:.*]] = fsdp.all_reduce @"(root)" avg over "replicate" [@w] %[[D]] {last_microbatch} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    %a = fsdp.all_reduce @"(root)" avg over "replicate" [@w] %d {last_microbatch} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.phase optimizer
     fsdp.phase optimizer
-    // CHECK: %[[U:.*]] = fsdp.unscale [@w] %[[D]] {deferred} : (!fsdp.sharded<
-    %unscaled = fsdp.unscale [@w] %d {deferred} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[U:.*]] = fsdp.unscale [@w] %[[A]] {deferred} : (!fsdp.sharded<
+    %unscaled = fsdp.unscale [@w] %a {deferred} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: %[[C:.*]] = fsdp.clip_grad_norm [@w] %[[U]] {max_norm = 5.000000e-01 : f64, norm_type = 2.000000e+00 : f64}
     %clipped = fsdp.clip_grad_norm [@w] %unscaled {max_norm = 0.5, norm_type = 2.0} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.optimizer_step [@w] %[[C]] {groups = array<i64: 1>} : !fsdp.sharded<
     fsdp.optimizer_step [@w] %clipped {groups = array<i64: 1>} : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.free %[[X]] : tensor<4x2xf32>
     fsdp.free %x : tensor<4x2xf32>
+    // CHECK: fsdp.no_gradient [@e, @scale]
+    fsdp.no_gradient [@e, @scale]
+    // CHECK: fsdp.gradients [@m] %{{.*}} : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>
+    fsdp.gradients [@m] %md : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>
     // CHECK: fsdp.return %{{.*}} : tensor<f32>
     fsdp.return %n : tensor<f32>
   }

@@ -38,8 +38,55 @@ fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
 
 fsdp.param @w : tensor<4xf32>
 fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
-  // expected-error @below {{WriteGrad-1: expected 'tensor<4xf32>' for @w, got: 'tensor<f32>'}}
-  fsdp.write_grad @w, %x : tensor<f32>
+  // expected-error @below {{Gradients-1: expected 'tensor<4xf32>' or its part of the mesh for @w, got: 'tensor<f32>'}}
+  fsdp.gradients [@w] %x : tensor<f32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @v : tensor<4xf32>
+fsdp.param @w : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Gradients-1: expected each parameter once, in the order of the module, got @v too late}}
+  fsdp.gradients [@w, @v] %g, %g : tensor<4xf32>, tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Gradients-1: expected 1 gradients, got: 2}}
+  fsdp.gradients [@w] %g, %g : tensor<4xf32>, tensor<4xf32>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Gradients-2: expected fsdp.return to follow}}
+  fsdp.gradients [@w] %g : tensor<4xf32>
+  fsdp.phase optimizer
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32> {frozen}
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{NoGradient-1: expected @w not to be frozen}}
+  fsdp.no_gradient [@w]
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{NoGradient-1: expected @w to be named once}}
+  fsdp.no_gradient [@w, @w]
   fsdp.return %x : tensor<f32>
 }
 

@@ -157,13 +157,13 @@ fsdp.program @train_step(%x: tensor<4xbf16>, %loss: tensor<f32>) -> tensor<f32> 
 
 // -----
 
-fsdp.mesh @world <["shard"=2]>
+fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
-  %r = fsdp.reduce_scatter @u avg [@w] %x {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>
-  // expected-error @below {{Accumulate-1: expected 'tensor<4xf32>' or its sharded type for @w, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>' to '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>'}}
-  %a = fsdp.accumulate [@w] %r : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %r = fsdp.reduce_scatter @u avg [@w] %x {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>
+  // expected-error @below {{Accumulate-1: expected 'tensor<4xf32>' or its sharded type for @w, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>' to '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>'}}
+  %a = fsdp.accumulate [@w] %r : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 

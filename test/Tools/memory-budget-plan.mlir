@@ -25,6 +25,6 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
-  fsdp.write_grad @bias, %g : tensor<4xf32>
+  fsdp.gradients [@bias] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }

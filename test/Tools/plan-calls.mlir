@@ -17,7 +17,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %f = aten.call "aten::from_file"("file", true, 4, none, none, none) : () -> tensor<4xf32>
   %loss = aten.call "aten::dot"(%f, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
-  fsdp.write_grad @a, %x : tensor<4xf32>
+  fsdp.gradients [@a] %x : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -31,6 +31,6 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %f = aten.call "c10d::barrier"(%x) : (tensor<4xf32>) -> tensor<4xf32>
   %loss = aten.call "aten::dot"(%f, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
-  fsdp.write_grad @a, %x : tensor<4xf32>
+  fsdp.gradients [@a] %x : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }

@@ -27,7 +27,7 @@ fsdp.mesh @world <["shard"=2]>
 fsdp.unit_pattern "layer"
 fsdp.optimizer "sgd" {lr = 0.1}
 fsdp.param @layer.w : tensor<4xf32>
-fsdp.param @b : tensor<4xf32> {unused}
+fsdp.param @b : tensor<4xf32>
 fsdp.program @train_step(%x: tensor<2x4xf32>) -> tensor<f32> {
   %w = fsdp.read @layer.w : tensor<4xf32>
   fsdp.phase forward
@@ -35,7 +35,8 @@ fsdp.program @train_step(%x: tensor<2x4xf32>) -> tensor<f32> {
   %l = aten.call "aten::sum"(%y, none) : (tensor<2x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::sum.dim_IntList"(%x, [0], false, none) : (tensor<2x4xf32>) -> tensor<4xf32>
-  fsdp.write_grad @layer.w, %g : tensor<4xf32>
+  fsdp.no_gradient [@b]
+  fsdp.gradients [@layer.w] %g : tensor<4xf32>
   fsdp.return %l : tensor<f32>
 }
 fsdp.program @evaluate(%x: tensor<2x4xf32>) -> tensor<f32> attributes {evaluation} {

@@ -48,16 +48,29 @@ def FSDP_ShardingAttr : FSDP_Attr<"Sharding", "sharding"> {
     tensor between them. The i-th of a group has what the i-th equal share of
     all the axis's ranks have on the whole axis (FSDP2's post-forward mesh).
 
+    `<@world, [{"shard"} ], partial ["replicate"]>`: along axis `replicate` each
+    rank holds a term, and the tensor is the sum of them (DTensor's `Partial`,
+    Shardy's `unreduced`). So a gradient is typed that is not all-reduced yet.
+
     **Sharding-1**: an axis is used at most once.
   }];
-  let parameters = (ins "FlatSymbolRefAttr":$mesh, "ArrayAttr":$dims);
-  let assemblyFormat = "`<` $mesh `,` custom<DimAxes>($dims) `>`";
+  let parameters = (ins "FlatSymbolRefAttr":$mesh, "ArrayAttr":$dims,
+                        OptionalParameter<"::mlir::ArrayAttr">:$partial);
+  let assemblyFormat = [{
+    `<` $mesh `,` custom<DimAxes>($dims) (`,` `partial` $partial^)? `>`
+  }];
   let genVerifyDecl = 1;
   let extraClassDeclaration = [{
     /// The sharded dimension, or -1 where no dimension names an axis.
     int64_t getShardedDim() const;
     /// The same over groups of `size` neighbours on the axis.
     ShardingAttr getSubAxis(int64_t size) const;
+    /// Whether a dimension is cut over the axis `name`.
+    bool isShardedOver(llvm::StringRef name) const;
+    /// Whether it is partial along the axis `name`.
+    bool isPartialAlong(llvm::StringRef name) const;
+    /// The same, partial along `axes` and no other.
+    ShardingAttr clonePartial(llvm::ArrayRef<mlir::Attribute> axes) const;
   }];
 }
 
@@ -122,6 +135,12 @@ def FSDP_ShardedType : FSDP_Type<"Sharded", "sharded"> {
     ShardedType clone(Type element) const {
       return get(getContext(), getTensor().clone(element), getSharding());
     }
+    /// The same part in the same dtype, with another sharding.
+    ShardedType clone(ShardingAttr sharding) const {
+      return get(getContext(), getTensor(), sharding);
+    }
+    /// Whether the ranks along some axis hold terms of a sum.
+    bool isPartial() const { return bool(getSharding().getPartial()); }
   }];
 }
 

@@ -16,7 +16,7 @@ def FSDP_Dialect : Dialect {
 
     | level | what is in the program |
     | --- | --- |
-    | captured | one device: `fsdp.read`, `aten.call`, `fsdp.write_grad` |
+    | captured | one device: `fsdp.read`, `aten.call`, `fsdp.gradients` |
     | sharded | placements and collectives: `fsdp.all_gather`, `fsdp.reshard`, `fsdp.reduce_scatter`, `fsdp.optimizer_step` |
     | planned | also the end of every value's life: `fsdp.free`, and where gradients are written |
 

@@ -71,10 +71,9 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
   let summary = "A parameter of the model";
   let description = [{
     Keyed by its qualified name; a tied parameter lists its other names in
-    `aliases`. `frozen` parameters get no gradient; of those that may have one,
-    `unused` says that the loss does not depend on them, so that they get none
-    either and the optimizer leaves them alone (PyTorch's `grad` is None).
-    `ignored` ones are whole on every rank, each with a value of its own.
+    `aliases`. `frozen` parameters get no gradient; nor do those that an
+    `fsdp.no_gradient` of the training step names. `ignored` ones are whole on
+    every rank, each with a value of its own.
 
     ```mlir
     fsdp.param @layers.0.wq.weight : tensor<64x64xf32> unit @layers.0 sharding <@world, [{"shard"}, {} ]>
@@ -87,7 +86,8 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     **Param-5**: `compute_dtype`, the dtype in which the program reads the
     parameter, is that of the unit's `mixed_precision`; where absent it is the
     parameter's own. `grad_dtype` is that of its gradient; where absent it is
-    `compute_dtype`. **Param-6**: a parameter is not both `frozen` and `unused`.
+    `compute_dtype`. **Param-6**: `sharding` is partial along no axis: a
+    parameter is no sum of terms.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<AnyRankedTensor>:$type,
@@ -95,7 +95,6 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
                        OptionalAttr<FSDP_ShardingAttr>:$sharding,
                        OptionalAttr<StrArrayAttr>:$aliases,
                        UnitAttr:$frozen,
-                       UnitAttr:$unused,
                        UnitAttr:$ignored,
                        OptionalAttr<TypeAttr>:$compute_dtype,
                        OptionalAttr<TypeAttr>:$grad_dtype);
@@ -216,12 +215,13 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-9**: `first_microbatch` stands on a unit's first gather and
       `last_microbatch` on its last reshard, both or neither;
     - **Program-4**: the gradient of a parameter is reduced at most once,
-      all-reduced at most once, and written at most once;
+      all-reduced at most once over an axis, and used for at most one update;
     - **Program-5**: no value is used after `fsdp.free`, or freed twice;
-    - **Program-6**: a frozen or unused parameter gets no gradient;
+    - **Program-6**: a frozen parameter gets no gradient, nor does one that an
+      `fsdp.no_gradient` names;
     - **Program-14**: where a training step has a backward, every other parameter
-      gets one: `fsdp.write_grad` or `fsdp.optimizer_step` names it, before there
-      is one of these `fsdp.reduce_scatter` may;
+      gets one: `fsdp.gradients` or `fsdp.optimizer_step` names it; in a program
+      with neither, `fsdp.reduce_scatter`;
     - **Program-7**: only the program without a result writes parameters and
       buffers, each at most once; it has no arguments, and of other ops only
       `aten.call` and `fsdp.free`;
@@ -305,16 +305,54 @@ def FSDP_ReadBufferOp : FSDP_Op<"read_buffer", [HasParent<"ProgramOp">,
   let assemblyFormat = "$buffer attr-dict `:` type($result)";
 }
 
-def FSDP_WriteGradOp : FSDP_Op<"write_grad", [HasParent<"ProgramOp">,
+def FSDP_GradientsOp : FSDP_Op<"gradients", [HasParent<"ProgramOp">,
     MemoryEffects<[MemWrite<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
-  let summary = "The gradient of a parameter: whole, or this rank's shard";
+  let summary = "The gradients of a step's parameters, the end of backward";
   let description = [{
-    **WriteGrad-1**: the type is that of the parameter in its gradient's dtype,
-    or its sharded type.
+    Takes the gradient of every parameter that has one, in the order of the
+    parameters in the module, until `fsdp-insert-optimizer` replaces it by the
+    update. The type of an operand says what is left to do:
+
+    - `tensor<…>`: a rank's own gradient of the whole parameter, a term of the
+      sum over all ranks; of an `ignored` parameter it is the gradient itself;
+    - `!fsdp.sharded<…, partial [axes]>`: this rank's part, reduced over the
+      axes that shard the parameter, but for those named;
+    - `!fsdp.sharded<…>`: this rank's part of the gradient.
+
+    ```mlir
+    fsdp.gradients [@w, @b] %g0, %g1 : tensor<4x4xf32>, tensor<4xf32>
+    ```
+
+    **Gradients-1**: as many operands as parameters, which are in the order of
+    the module; each operand has its parameter's type, in the dtype of its
+    gradient or of sums over microbatches, or its sharded type, partial along
+    axes of the mesh or not. **Gradients-2**: it stands before the program's
+    `fsdp.return`.
   }];
-  let arguments = (ins FlatSymbolRefAttr:$param, FSDP_TensorOrSharded:$grad);
-  let assemblyFormat = "$param `,` $grad attr-dict `:` type($grad)";
+  let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
+                       Variadic<FSDP_TensorOrSharded>:$grads);
+  let assemblyFormat = "$param_names $grads attr-dict (`:` type($grads)^)?";
+  let hasVerifier = 1;
+}
+
+def FSDP_NoGradientOp : FSDP_Op<"no_gradient", [HasParent<"ProgramOp">,
+    MemoryEffects<[MemWrite<FSDP_StateResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "The loss does not depend on these parameters";
+  let description = [{
+    They could have a gradient and have none (PyTorch's `grad` is None), so the
+    optimizer leaves them alone.
+
+    ```mlir
+    fsdp.no_gradient [@position_bias]
+    ```
+
+    **NoGradient-1**: each is a parameter of the module that is not `frozen`, and
+    is named once.
+  }];
+  let arguments = (ins FlatSymbolRefArrayAttr:$param_names);
+  let assemblyFormat = "$param_names attr-dict";
 }
 
 def FSDP_WriteParamOp : FSDP_Op<"write_param", [HasParent<"ProgramOp">,
@@ -425,8 +463,9 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
     as many as operands and results. **ReduceScatter-2**: each operand has its
     parameter's type, in its gradient's dtype or, with `last_microbatch`, in
     that of the sums of an `fsdp.accumulate`. **ReduceScatter-3**: each result has
-    its parameter's sharded type, in its own dtype or, for an all-reduce, in
-    that of the reduction. **ReduceScatter-4**: `reduce_dtype` is that of
+    its parameter's sharded type, partial along every axis of more than one rank
+    that does not shard it; in the dtype of the reduction where it is partial,
+    else in its own. **ReduceScatter-4**: `reduce_dtype` is that of
     the unit's `mixed_precision`, where it has one; divisors and `premultiply`
     are positive and go with `sum`.
   }];
@@ -453,7 +492,8 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
     %a0, %a1 = fsdp.all_reduce @layers.0 avg over "replicate" [@a, @b] %r0, %r1 : !fsdp.sharded<…>, !fsdp.sharded<…>
     ```
 
-    The ranks with the same index on all other axes exchange their shards.
+    The ranks with the same index on all other axes exchange their shards,
+    which are partial along the axis, and are not after it.
     `avg` is a sum in ascending order of the index on the axis, and a division
     by its size; `sum` divides by `postdivide` instead. Shards come, and are
     reduced, in `reduce_dtype`, then cast to the dtype of the parameter's. With
@@ -461,10 +501,10 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
 
     **AllReduce-1**: parameters belong to the unit, are in unit order and as
     many as operands and results. **AllReduce-2**: each operand has its
-    parameter's sharded type, in `reduce_dtype` where that is given; each result
-    its parameter's. **AllReduce-3**: the axis is one of the mesh that the
-    sharding does not name. **AllReduce-4**: a divisor is positive and goes with
-    `sum`.
+    parameter's sharded type, partial along the axis, in `reduce_dtype` where that
+    is given; each result the same but partial along the other axes alone, where
+    there is none in its parameter's dtype. **AllReduce-3**: the axis is one of
+    the mesh. **AllReduce-4**: a divisor is positive and goes with `sum`.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
                        StrAttr:$axis, FlatSymbolRefArrayAttr:$param_names,
@@ -490,7 +530,8 @@ def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
     ignored parameter is updated whole, by this rank's gradient.
 
     **OptimizerStep-1**: as many gradients as parameters, each of its
-    parameter's sharded type, of its own type if it is ignored.
+    parameter's sharded type, partial along no axis; of its own type if it is
+    ignored.
     **OptimizerStep-2**: the module has one `fsdp.optimizer`. **OptimizerStep-3**: `groups` has one group of the module
     for each parameter.
   }];

@@ -152,8 +152,8 @@ def FSDP_AccumulateOp : FSDP_Op<"accumulate", [HasParent<"ProgramOp">,
 
     **Accumulate-1**: as many operands and results as parameters. An operand has
     its parameter's gradient type, and the result the dtype in which whole
-    gradients are added; or the operand has the parameter's sharded type, of an
-    `fsdp.reduce_scatter` in any dtype, and so has the result.
+    gradients are added; or the operand has the parameter's sharded type, partial
+    and in any dtype or neither, and so has the result.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_TensorOrSharded>:$grads);
@@ -198,7 +198,7 @@ def FSDP_UnscaleOp : FSDP_Op<"unscale", [HasParent<"ProgramOp">,
     ```
 
     **Unscale-1**: as many operands and results as parameters, each of its
-    parameter's sharded type, which is not of f16.
+    parameter's sharded type, partial along no axis and not of f16.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_ShardedType>:$grads,
@@ -224,7 +224,7 @@ def FSDP_ClipGradNormOp : FSDP_Op<"clip_grad_norm", [HasParent<"ProgramOp">,
     ```
 
     **ClipGradNorm-1**: as many operands and results as parameters, each of its
-    parameter's sharded type.
+    parameter's sharded type, partial along no axis.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_ShardedType>:$grads,

@@ -251,9 +251,9 @@ def DeferReshards : Pass<"fsdp-defer-reshards", "::mlir::ModuleOp"> {
 def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp"> {
   let summary = "Reduce each unit's gradients when the last of them is available";
   let description = [{
-    Replaces the `fsdp.write_grad` ops of a unit's whole gradients by one
-    `fsdp.reduce_scatter` after the last of them, in unit order, and writes the
-    shards. Parameters without a gradient take no part, as in FSDP2.
+    Puts one `fsdp.reduce_scatter` after the last of a unit's whole gradients, in
+    unit order, and gives its results to `fsdp.gradients` in their place.
+    Parameters without a gradient take no part, as in FSDP2.
 
     The reduction is in the unit's `reduce_dtype`, or if there is none in the
     dtype of the parameters (as in FSDP2 since PyTorch 2.15). It is an average in
@@ -261,21 +261,25 @@ def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp
     after, by FSDP2's rule. The unit's `gradient_division` gives the divisor, and
     may make it a sum that is divided afterwards.
 
-    Before: gradients are whole. After: gradients are shards.
+    If the mesh has an axis `replicate` of more than one rank, the results are
+    partial along this axis, and stay in the dtype of the reduction. They are also
+    partial along an axis of one rank if the all-reduces are left to the last
+    microbatch, because FSDP2 then adds shards in the dtype of the reduction.
+
+    Before: gradients are whole. After: gradients are shards, partial along the
+    axis of HSDP's replicas.
   }];
 }
 
 def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
   let summary = "Reduce gradient shards over the replicas of HSDP";
   let description = [{
-    If the mesh has an axis `replicate` of more than one rank, the pass puts one
-    `fsdp.all_reduce` over this axis after each `fsdp.reduce_scatter` and writes
-    its results in place of the shards. If the unit's `gradient_division` has a
-    factor, the reduce-scatter has already divided. The pass also applies to an
-    axis of one rank if the all-reduces are left to the last microbatch, because
-    shards are then added in the dtype of the reduction.
+    Puts one `fsdp.all_reduce` over the axis `replicate` after each
+    `fsdp.reduce_scatter` whose results are partial along this axis, and uses its
+    results in their place. The division after a sum moves to it. If the unit's
+    `gradient_division` has a factor, the reduce-scatter has already divided.
 
-    Before: gradients are reduce-scattered. After: the gradients written are
+    Before: gradients may be partial along an axis. After: the gradients are
     averages over all ranks.
   }];
 }
@@ -286,7 +290,7 @@ def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp">
     The shards of a unit with `cpu_offload` lie on the host. The pass puts one
     `fsdp.copy_to_device` before each all-gather of such a unit, in the evaluation
     too, and at the end of backward one `fsdp.copy_to_host` of the unit's gradient
-    shards, whose results are written in their place. So accumulation, clipping
+    shards, whose results are the gradients. So accumulation, clipping
     and the optimizer work on the host, as with FSDP2's `CPUOffloadPolicy`. Run it
     after `fsdp-insert-reduce-scatters` and `fsdp-insert-all-reduces`.
 
@@ -296,7 +300,7 @@ def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp">
     fsdp.unit @u {cpu_offload}
     %w = fsdp.all_gather @u %s : (…) -> tensor<4x4xf32>
     %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4x4xf32>) -> !fsdp.sharded<…>
-    fsdp.write_grad @w, %r : !fsdp.sharded<…>
+    fsdp.gradients [@w] %r : !fsdp.sharded<…>
     ```
 
     After:
@@ -306,7 +310,7 @@ def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp">
     %w = fsdp.all_gather @u %d : (…) -> tensor<4x4xf32>
     %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4x4xf32>) -> !fsdp.sharded<…>
     %h = fsdp.copy_to_host @u [@w] %r : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
-    fsdp.write_grad @w, %h : !fsdp.sharded<…>
+    fsdp.gradients [@w] %h : !fsdp.sharded<…>
     ```
   }];
 }
@@ -335,7 +339,7 @@ def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
     dtype of the reduction too, but the program adds them in the dtype of the
     gradients.
 
-    Before: gradients are shards, written; those of ignored parameters are whole.
+    Before: gradients are shards; those of ignored parameters are whole.
     After: the same.
   }];
 }
@@ -348,7 +352,7 @@ def InsertLossScaling : Pass<"fsdp-insert-loss-scaling", "::mlir::ModuleOp"> {
     with one `fsdp.unscale` of all gradient shards. It is `deferred` if the
     optimizer is fused and nothing is clipped.
 
-    Before: gradients are shards, written. After: the unscaled shards are written.
+    Before: gradients are shards. After: gradients are the unscaled shards.
   }];
 }
 
@@ -360,16 +364,15 @@ def InsertClipping : Pass<"fsdp-insert-clipping", "::mlir::ModuleOp"> {
     in the order of `model.parameters()`: a module's own parameters before those
     of its children.
 
-    Before: gradients are shards, written. After: the clipped shards are written.
+    Before: gradients are shards. After: gradients are the clipped shards.
   }];
 }
 
 def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
   let summary = "Update the shards at the end of the step";
   let description = [{
-    Replaces the `fsdp.write_grad` ops of shards, and of ignored parameters, by
-    one `fsdp.optimizer_step` in the optimizer phase, in the order of the
-    parameters in the module. If the module has any `fsdp.param_group`, each
+    Replaces `fsdp.gradients` by one `fsdp.optimizer_step` in the optimizer phase.
+    If the module has any `fsdp.param_group`, each
     parameter gets the first group whose pattern matches its name or one of its
     aliases; a group that gets no parameter is an error.
 

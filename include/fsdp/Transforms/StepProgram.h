@@ -18,6 +18,9 @@ llvm::StringRef getModuleName(Operation *op);
 /// error on the program that gives `reason`, where it begins otherwise.
 aten::CallOp getBackwardSeed(ProgramOp program, llvm::StringRef reason);
 
+/// What ends the program: its `fsdp.gradients`, without one its `fsdp.return`.
+Operation *getStepEnd(ProgramOp program);
+
 /// A builder at the program's end, in the optimizer phase, which begins there
 /// at `loc` unless it has begun.
 OpBuilder getOptimizerPhaseBuilder(ProgramOp program, Location loc);

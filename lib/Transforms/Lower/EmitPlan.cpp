@@ -97,6 +97,9 @@ private:
     for (auto param : module.getOps<ParamOp>())
       if (failed(emitParam(param)) || isIncomplete)
         return failure();
+    for (auto op : program.getOps<NoGradientOp>())
+      for (auto name : op.getParamNames().getAsRange<FlatSymbolRefAttr>())
+        result.params[find(paramIndex, name.getAttr())].unused = true;
     for (auto buffer : module.getOps<BufferOp>()) {
       bufferIndex[buffer.getSymNameAttr()] = result.buffers.size();
       auto spec = getSpec(buffer, cast<RankedTensorType>(buffer.getType()));
@@ -127,7 +130,6 @@ private:
         entry.aliases.push_back(alias.str());
     entry.spec = *spec;
     entry.requiresGrad = !param.getFrozen();
-    entry.unused = param.getUnused();
     if (!param.getIgnored()) {
       entry.unit = find(unitIndex, param.getUnitAttr().getAttr());
       entry.shardDim = int32_t(param.getShardingAttr().getShardedDim());
@@ -373,6 +375,7 @@ private:
           phase = static_cast<plan::Phase>(marker.getPhase());
           return success();
         })
+        .Case<NoGradientOp>([](auto) { return success(); }) // a parameter's
         .Case<FreeOp>([&](auto free) {
           emitFrees(free.getValues());
           return success();

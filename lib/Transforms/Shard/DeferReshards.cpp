@@ -1,5 +1,6 @@
 //===- DeferReshards.cpp - keep parameters for the next microbatch --------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "llvm/ADT/MapVector.h"
 
@@ -23,11 +24,13 @@ struct DeferReshards : mlir::fsdp::impl::DeferReshardsBase<DeferReshards> {
     if (!program)
       return signalPassFailure();
 
-    Operation *backwardEnd = nullptr;
+    Operation *backwardEnd = nullptr, *stepEnd = getStepEnd(program);
     bool inBackward = false;
     llvm::MapVector<StringAttr, AllGatherOp> firstGathers;
     llvm::MapVector<StringAttr, ReshardOp> lastReshards; // in backward
     for (Operation &op : program.getBody().front()) {
+      if (&op == stepEnd)
+        break;
       if (auto phase = dyn_cast<PhaseOp>(op))
         inBackward = phase.getPhase() == Phase::Backward;
       if (inBackward)
@@ -39,8 +42,6 @@ struct DeferReshards : mlir::fsdp::impl::DeferReshardsBase<DeferReshards> {
     }
     if (!backwardEnd)
       return;
-    if (backwardEnd->hasTrait<OpTrait::IsTerminator>())
-      backwardEnd = backwardEnd->getPrevNode();
     for (auto [unit, reshard] : lastReshards) {
       if (reshard != backwardEnd) {
         reshard->moveAfter(backwardEnd);

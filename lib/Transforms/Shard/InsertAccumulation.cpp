@@ -1,5 +1,6 @@
 //===- InsertAccumulation.cpp - add the gradients of the microbatches -----===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepGradients.h"
 #include "fsdp/Transforms/StepProgram.h"
 
 #include "mlir/IR/TypeUtilities.h"
@@ -32,8 +33,8 @@ struct InsertAccumulation
              !program.getOps<AllReduceOp>().empty())
       accumulatePartial(program);
     else
-      return accumulateWritten(program, /*shards=*/true);
-    accumulateWritten(program, /*shards=*/false);
+      return addAtEnd(program, /*shards=*/true);
+    addAtEnd(program, /*shards=*/false);
   }
 
 private:
@@ -56,29 +57,19 @@ private:
     return success();
   }
 
-  /// Adds the gradients of ignored parameters, with `shards` all that are
-  /// written, at the end of backward, when all reductions are under way.
-  static void accumulateWritten(ProgramOp program, bool shards) {
-    SmallVector<WriteGradOp> writes;
-    SmallVector<Attribute> names;
-    SmallVector<Value> grads;
-    for (auto write : program.getOps<WriteGradOp>()) {
-      if (!shards && isa<ShardedType>(write.getGrad().getType()))
-        continue;
-      writes.push_back(write);
-      names.push_back(write.getParamAttr());
-      grads.push_back(write.getGrad());
-    }
-    if (writes.empty())
+  /// Adds the gradients of ignored parameters, with `shards` all gradients, at
+  /// the end of backward, when all reductions are under way.
+  static void addAtEnd(ProgramOp program, bool shards) {
+    StepGradients gradients(program, [&](ParamOp param, Value grad) {
+      return shards || !isShard(param, grad);
+    });
+    if (gradients.empty())
       return;
-    OpBuilder builder(program.getBody().front().getTerminator());
-    SmallVector<Type> types(ValueRange(grads).getTypes());
-    auto sums = AccumulateOp::create(builder, writes.front().getLoc(), types,
-                                     builder.getArrayAttr(names), grads);
-    for (auto [write, sum] : llvm::zip(writes, sums.getSums())) {
-      WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(), sum);
-      write.erase();
-    }
+    OpBuilder builder(getStepEnd(program));
+    auto sums = AccumulateOp::create(
+        builder, gradients.getValues().front().getLoc(), gradients.getTypes(),
+        gradients.getNames(), gradients.getValues());
+    gradients.replaceWith(sums.getSums());
   }
 
   /// FSDP2 adds the gradients of a parameter's uses in the dtype of the sum,
@@ -124,9 +115,9 @@ private:
   /// The results of the reduce-scatters are added at the end of backward; the
   /// sums are all-reduced.
   static void accumulatePartial(ProgramOp program) {
-    Operation *terminator = program.getBody().front().getTerminator();
     auto copies = program.getOps<CopyToHostOp>();
-    Operation *end = copies.empty() ? terminator : *copies.begin();
+    Operation *end =
+        copies.empty() ? getStepEnd(program) : (*copies.begin()).getOperation();
     auto reductions = llvm::to_vector(program.getOps<AllReduceOp>());
     SmallVector<Attribute> names;
     SmallVector<Value> shards;
@@ -147,9 +138,6 @@ private:
       reduce.setLastMicrobatch(true);
       reduce->moveBefore(end);
     }
-    for (auto write : llvm::to_vector(program.getOps<WriteGradOp>()))
-      if (write.getGrad().getDefiningOp<AllReduceOp>())
-        write->moveBefore(terminator);
     for (CopyToHostOp copy : copies)
       copy.setLastMicrobatch(true);
   }

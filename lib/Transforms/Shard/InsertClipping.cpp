@@ -8,9 +8,8 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepGradients.h"
 #include "fsdp/Transforms/StepProgram.h"
-
-#include "llvm/ADT/DenseMap.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_INSERTCLIPPING
@@ -56,10 +55,6 @@ struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    llvm::DenseMap<StringAttr, WriteGradOp> writes;
-    for (auto write : program.getOps<WriteGradOp>())
-      if (isa<ShardedType>(write.getGrad().getType()))
-        writes[write.getParamAttr().getAttr()] = write;
     for (auto param : module.getOps<ParamOp>())
       if (param.getIgnored() && !param.getFrozen()) {
         policy.emitOpError("expected no ignored parameter in a model whose "
@@ -67,34 +62,19 @@ struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
             << param.getSymNameAttr();
         return signalPassFailure();
       }
-    if (writes.empty()) {
-      policy.emitOpError("expected the program to write gradients' shards, "
+    SmallVector<ParamOp> order;
+    appendPreOrder(llvm::to_vector(module.getOps<ParamOp>()), 0, order);
+    StepGradients shards(program, order, isShard);
+    if (shards.empty()) {
+      policy.emitOpError("expected the program to have gradients' shards, "
                          "found none");
       return signalPassFailure();
     }
-
-    SmallVector<ParamOp> order;
-    appendPreOrder(llvm::to_vector(module.getOps<ParamOp>()), 0, order);
-    SmallVector<Attribute> names;
-    SmallVector<Value> grads;
-    SmallVector<Type> types;
-    for (ParamOp param : order)
-      if (WriteGradOp write = writes.lookup(param.getSymNameAttr())) {
-        names.push_back(write.getParamAttr());
-        grads.push_back(write.getGrad());
-        types.push_back(write.getGrad().getType());
-      }
-
     OpBuilder builder = getOptimizerPhaseBuilder(program, policy.getLoc());
     auto clip = ClipGradNormOp::create(
-        builder, policy.getLoc(), types, builder.getArrayAttr(names), grads,
-        policy.getMaxNormAttr(), policy.getNormTypeAttr());
-    for (auto [name, clipped] : llvm::zip(names, clip.getClipped())) {
-      auto param = cast<FlatSymbolRefAttr>(name);
-      WriteGradOp write = writes.lookup(param.getAttr());
-      WriteGradOp::create(builder, write.getLoc(), param, clipped);
-      write.erase();
-    }
+        builder, policy.getLoc(), shards.getTypes(), shards.getNames(),
+        shards.getValues(), policy.getMaxNormAttr(), policy.getNormTypeAttr());
+    shards.replaceWith(clip.getClipped());
     policy.erase();
   }
 };

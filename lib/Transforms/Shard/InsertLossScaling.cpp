@@ -1,5 +1,6 @@
 //===- InsertLossScaling.cpp - scale the loss, unscale its gradients ------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepGradients.h"
 #include "fsdp/Transforms/StepProgram.h"
 
 namespace mlir::fsdp {
@@ -63,30 +64,15 @@ private:
         return policy.emitOpError("expected no ignored parameter in a model "
                                   "whose gradients are scaled, got: ")
                << param.getSymNameAttr();
-    SmallVector<WriteGradOp> writes;
-    for (auto write : program.getOps<WriteGradOp>())
-      if (isa<ShardedType>(write.getGrad().getType()))
-        writes.push_back(write);
-    if (writes.empty())
-      return policy.emitOpError("expected the program to write gradients' "
+    StepGradients shards(program, isShard);
+    if (shards.empty())
+      return policy.emitOpError("expected the program to have gradients' "
                                 "shards, found none");
-    SmallVector<Attribute> names;
-    SmallVector<Value> grads;
-    SmallVector<Type> types;
-    for (WriteGradOp write : writes) {
-      names.push_back(write.getParamAttr());
-      grads.push_back(write.getGrad());
-      types.push_back(write.getGrad().getType());
-    }
     OpBuilder builder = getOptimizerPhaseBuilder(program, policy.getLoc());
-    auto unscale = UnscaleOp::create(builder, policy.getLoc(), types,
-                                     builder.getArrayAttr(names), grads,
-                                     isDeferred(module));
-    for (auto [write, unscaled] : llvm::zip(writes, unscale.getUnscaled())) {
-      WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
-                          unscaled);
-      write.erase();
-    }
+    auto unscale = UnscaleOp::create(builder, policy.getLoc(),
+                                     shards.getTypes(), shards.getNames(),
+                                     shards.getValues(), isDeferred(module));
+    shards.replaceWith(unscale.getUnscaled());
     return success();
   }
 

@@ -1,9 +1,10 @@
 //===- InsertOffloadCopies.cpp - parameters and gradients on the host -----===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepGradients.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "mlir/IR/Builders.h"
 #include "llvm/ADT/DenseSet.h"
-#include "llvm/ADT/MapVector.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_INSERTOFFLOADCOPIES
@@ -27,16 +28,10 @@ struct InsertOffloadCopies
         offloaded.insert(unit.getSymNameAttr());
     if (offloaded.empty())
       return;
-    llvm::DenseMap<StringAttr, FlatSymbolRefAttr> unitOf;
-    for (auto param : module.getOps<ParamOp>())
-      if (FlatSymbolRefAttr unit = param.getUnitAttr();
-          unit && offloaded.contains(unit.getAttr()))
-        unitOf[param.getSymNameAttr()] = unit;
-
     copyToDevice(program, offloaded);
     if (ProgramOp evaluation = getEvaluationProgram(module))
       copyToDevice(evaluation, offloaded);
-    copyToHost(program, unitOf);
+    copyToHost(module, program, offloaded);
   }
 
 private:
@@ -57,34 +52,20 @@ private:
   }
 
   /// The gradients' shards of a unit are copied together at the end of
-  /// backward, when all reductions are under way.
-  static void
-  copyToHost(ProgramOp program,
-             const llvm::DenseMap<StringAttr, FlatSymbolRefAttr> &unitOf) {
-    llvm::MapVector<StringAttr, SmallVector<WriteGradOp>> writes;
-    for (auto write : program.getOps<WriteGradOp>())
-      if (FlatSymbolRefAttr unit =
-              unitOf.lookup(write.getParamAttr().getAttr()))
-        if (isa<ShardedType>(write.getGrad().getType()))
-          writes[unit.getAttr()].push_back(write);
-    OpBuilder builder(program.getBody().front().getTerminator());
-    for (auto &[unit, grads] : writes) {
-      SmallVector<Attribute> names;
-      SmallVector<Value> shards;
-      SmallVector<Type> types;
-      for (WriteGradOp write : grads) {
-        names.push_back(write.getParamAttr());
-        shards.push_back(write.getGrad());
-        types.push_back(write.getGrad().getType());
-      }
-      auto copy = CopyToHostOp::create(builder, grads.front().getLoc(), types,
-                                       FlatSymbolRefAttr::get(unit),
-                                       builder.getArrayAttr(names), shards);
-      for (auto [write, host] : llvm::zip(grads, copy.getCopies())) {
-        WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
-                            host);
-        write.erase();
-      }
+  /// backward, when all reductions are under way, in the order of these.
+  static void copyToHost(ModuleOp module, ProgramOp program,
+                         const llvm::DenseSet<StringAttr> &offloaded) {
+    OpBuilder builder(getStepEnd(program));
+    auto units = getUnitParams(module);
+    for (auto reduce : program.getOps<ReduceScatterOp>()) {
+      StringAttr unit = reduce.getUnitAttr().getAttr();
+      StepGradients shards(program, units.lookup(unit), isShard);
+      if (!offloaded.contains(unit) || shards.empty())
+        continue;
+      auto copy = CopyToHostOp::create(
+          builder, shards.getValues().front().getLoc(), shards.getTypes(),
+          FlatSymbolRefAttr::get(unit), shards.getNames(), shards.getValues());
+      shards.replaceWith(copy.getCopies());
     }
   }
 };

@@ -3,7 +3,6 @@
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
 
-#include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/SetVector.h"
 
 namespace mlir::fsdp {
@@ -49,31 +48,17 @@ struct InsertOptimizer
       module.emitError("expected an fsdp.optimizer in the module, got none");
       return signalPassFailure();
     }
-    llvm::DenseMap<StringAttr, WriteGradOp> writes;
-    for (auto write : program.getOps<WriteGradOp>())
-      writes[write.getParamAttr().getAttr()] = write;
-
     auto groups = llvm::to_vector(module.getOps<ParamGroupOp>());
     SmallVector<SetVector<StringRef>> unused(groups.size());
     for (auto [group, patterns] : llvm::zip(groups, unused))
       patterns.insert_range(group.getPatterns().getAsValueRange<StringAttr>());
-    SmallVector<Attribute> names;
-    SmallVector<Value> grads;
-    SmallVector<int64_t> groupOf;
+    llvm::DenseMap<StringAttr, int64_t> groupOf;
     for (auto param : module.getOps<ParamOp>()) {
       size_t group = 0;
       while (group < groups.size() &&
              !isMember(groups[group], param, unused[group]))
         ++group;
-      bool grouped = group < groups.size();
-      WriteGradOp write = writes.lookup(param.getSymNameAttr());
-      if (!write ||
-          (!param.getIgnored() && !isa<ShardedType>(write.getGrad().getType())))
-        continue;
-      names.push_back(write.getParamAttr());
-      grads.push_back(write.getGrad());
-      groupOf.push_back(grouped ? group + 1 : 0);
-      write.erase();
+      groupOf[param.getSymNameAttr()] = group < groups.size() ? group + 1 : 0;
     }
     for (auto [group, patterns] : llvm::zip(groups, unused))
       if (!patterns.empty()) {
@@ -83,11 +68,21 @@ struct InsertOptimizer
         return signalPassFailure();
       }
 
+    auto gradients = program.getOps<GradientsOp>();
+    if (gradients.empty()) {
+      program.emitOpError("expected an fsdp.gradients, found none");
+      return signalPassFailure();
+    }
+    GradientsOp taken = *gradients.begin();
+    SmallVector<int64_t> order;
+    for (auto name : taken.getParamNames().getAsRange<FlatSymbolRefAttr>())
+      order.push_back(groupOf.lookup(name.getAttr()));
     Location loc = program.getBody().front().getTerminator()->getLoc();
     OpBuilder builder = getOptimizerPhaseBuilder(program, loc);
     OptimizerStepOp::create(
-        builder, loc, builder.getArrayAttr(names), grads,
-        groups.empty() ? nullptr : builder.getDenseI64ArrayAttr(groupOf));
+        builder, loc, taken.getParamNames(), taken.getGrads(),
+        groups.empty() ? nullptr : builder.getDenseI64ArrayAttr(order));
+    taken.erase();
   }
 };
 } // namespace

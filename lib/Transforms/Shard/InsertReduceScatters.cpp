@@ -1,7 +1,7 @@
 //===- InsertReduceScatters.cpp - reduce a unit's gradients together ------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepGradients.h"
 
-#include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/MapVector.h"
 
 #include <cmath>
@@ -95,6 +95,21 @@ static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
   return setSum(before, after);
 }
 
+/// The axes along which a reduce-scatter leaves the gradients partial: that of
+/// HSDP's replicas. FSDP2 adds what it does not all-reduce yet in the dtype of
+/// the reduction, over one replica too.
+static SmallVector<Attribute> getPartialAxes(ModuleOp module, MeshAttr mesh) {
+  std::optional<int64_t> replicas = mesh.getAxisSize(replicateAxisName);
+  bool addsPartial =
+      llvm::any_of(module.getOps<AccumulationOp>(), [](AccumulationOp op) {
+        return op.getSteps() > 1 && op.getReduceEachMicrobatch() &&
+               !op.getAllReduceEachMicrobatch();
+      });
+  if (replicas.value_or(0) < (addsPartial ? 1 : 2))
+    return {};
+  return {StringAttr::get(module.getContext(), replicateAxisName)};
+}
+
 namespace {
 struct InsertReduceScatters
     : mlir::fsdp::impl::InsertReduceScattersBase<InsertReduceScatters> {
@@ -104,52 +119,53 @@ struct InsertReduceScatters
     if (!program)
       return signalPassFailure();
     int64_t ranks = 1, shards = 1;
+    SmallVector<Attribute> partial;
     for (auto mesh : module.getOps<MeshOp>()) {
       ranks = mesh.getMesh().getNumRanks();
       shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
+      partial = getPartialAxes(module, mesh.getMesh());
     }
-    llvm::DenseMap<StringAttr, WriteGradOp> writes;
-    for (auto write : program.getOps<WriteGradOp>())
-      if (isa<RankedTensorType>(write.getGrad().getType()))
-        writes[write.getParamAttr().getAttr()] = write;
-
     for (auto &[unit, params] : getUnitParams(module)) {
-      SmallVector<Attribute> names;
-      SmallVector<Value> grads;
+      StepGradients gradients(program, params, [](ParamOp, Value grad) {
+        return isa<RankedTensorType>(grad.getType());
+      });
+      if (gradients.empty())
+        continue;
       SmallVector<Type> types;
-      SmallVector<WriteGradOp> replaced;
-      Operation *last = nullptr;
-      for (ParamOp param : params) {
-        WriteGradOp write = writes.lookup(param.getSymNameAttr());
-        if (!write)
-          continue;
+      for (ParamOp param : gradients.getParams()) {
         if (!param.getSharding()) {
           param.emitError("expected a sharding: run fsdp-place-params first");
           return signalPassFailure();
         }
-        names.push_back(write.getParamAttr());
-        grads.push_back(write.getGrad());
         types.push_back(param.getShardedType());
-        replaced.push_back(write);
-        if (!last || last->isBeforeInBlock(write))
-          last = write;
       }
-      if (!last)
-        continue;
-      OpBuilder builder(module.getContext());
-      builder.setInsertionPointAfter(last);
+      OpBuilder builder = gradients.getBuilder();
+      // Behind the units whose last gradient is of the same op.
+      while (isa<ReduceScatterOp>(*builder.getInsertionPoint()))
+        builder.setInsertionPointAfter(&*builder.getInsertionPoint());
       auto reduce = ReduceScatterOp::create(
-          builder, last->getLoc(), types, unit.getValue(), ReduceKind::Avg,
-          builder.getArrayAttr(names), grads, TypeAttr(), FloatAttr(),
-          FloatAttr(), FloatAttr(), /*last_microbatch=*/false);
+          builder, gradients.getLast().getLoc(), types, unit.getValue(),
+          ReduceKind::Avg, gradients.getNames(), gradients.getValues(),
+          TypeAttr(), FloatAttr(), FloatAttr(), FloatAttr(),
+          /*last_microbatch=*/false);
       if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
                               shards)))
         return signalPassFailure();
-      for (auto [write, shard] : llvm::zip(replaced, reduce.getShards())) {
-        WriteGradOp::create(builder, write.getLoc(), write.getParamAttr(),
-                            shard);
-        write.erase();
-      }
+      if (!partial.empty())
+        setPartial(reduce, partial);
+      gradients.replaceWith(reduce.getShards());
+    }
+  }
+
+private:
+  /// The cast to the parameters' dtype comes after the last reduction.
+  static void setPartial(ReduceScatterOp reduce, ArrayRef<Attribute> axes) {
+    for (auto [shard, grad] :
+         llvm::zip(reduce.getShards(), reduce.getGrads())) {
+      auto type = cast<ShardedType>(shard.getType());
+      Type dtype = cast<RankedTensorType>(grad.getType()).getElementType();
+      shard.setType(type.clone(type.getSharding().clonePartial(axes))
+                        .clone(reduce.getReduceDtype().value_or(dtype)));
     }
   }
 };

@@ -44,7 +44,7 @@ struct PlaceParams : mlir::fsdp::impl::PlaceParamsBase<PlaceParams> {
       dims[*dim] = sharded;
       param.setShardingAttr(ShardingAttr::get(
           module.getContext(), FlatSymbolRefAttr::get(mesh.getSymNameAttr()),
-          builder.getArrayAttr(dims)));
+          builder.getArrayAttr(dims), /*partial=*/nullptr));
     }
     for (ShardPlacementOp placement : placements) {
       if (!matched.contains(placement)) {

@@ -33,14 +33,12 @@ fsdp.program @train_step(%x: tensor<65536x64xf32>) -> tensor<f32> {
   fsdp.phase backward
   %p2 = aten.call "aten::t"(%m1) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32>
   %g2 = aten.call "aten::mm"(%p2, %m2) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32>
-  fsdp.write_grad @b2.w, %g2 : tensor<64x64xf32>
   %d1 = aten.call "aten::mm"(%m2, %w2) : (tensor<65536x64xf32>, tensor<64x64xf32>) -> tensor<65536x64xf32>
   %p1 = aten.call "aten::t"(%m0) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32>
   %g1 = aten.call "aten::mm"(%p1, %d1) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32>
-  fsdp.write_grad @b1.w, %g1 : tensor<64x64xf32>
   %d0 = aten.call "aten::mm"(%d1, %w1) : (tensor<65536x64xf32>, tensor<64x64xf32>) -> tensor<65536x64xf32>
   %p0 = aten.call "aten::t"(%x) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32>
   %g0 = aten.call "aten::mm"(%p0, %d0) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32>
-  fsdp.write_grad @b0.w, %g0 : tensor<64x64xf32>
+  fsdp.gradients [@b0.w, @b1.w, @b2.w] %g0, %g1, %g2 : tensor<64x64xf32>, tensor<64x64xf32>, tensor<64x64xf32>
   fsdp.return %loss : tensor<f32>
 }

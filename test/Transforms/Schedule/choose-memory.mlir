@@ -28,11 +28,10 @@ fsdp.program @train_step(%x: tensor<65536x64xf32>) -> tensor<f32> {
   %d1 = aten.call "aten::mul.Tensor"(%t1, %t1) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b1")
   %p1 = aten.call "aten::t"(%u0) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32> loc("b1")
   %g1 = aten.call "aten::mm"(%p1, %d1) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32> loc("b1")
-  fsdp.write_grad @b1.w, %g1 : tensor<64x64xf32>
   %d0 = aten.call "aten::mul.Tensor"(%d1, %t0) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b0")
   %p0 = aten.call "aten::t"(%x) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32> loc("b0")
   %g0 = aten.call "aten::mm"(%p0, %d0) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32> loc("b0")
-  fsdp.write_grad @b0.w, %g0 : tensor<64x64xf32>
+  fsdp.gradients [@b0.w, @b1.w] %g0, %g1 : tensor<64x64xf32>, tensor<64x64xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -64,11 +63,10 @@ fsdp.program @train_step(%x: tensor<65536x64xf32>) -> tensor<f32> {
   %d1 = aten.call "aten::mul.Tensor"(%t1, %t1) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b1")
   %p1 = aten.call "aten::t"(%u0) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32> loc("b1")
   %g1 = aten.call "aten::mm"(%p1, %d1) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32> loc("b1")
-  fsdp.write_grad @b1.w, %g1 : tensor<64x64xf32>
   %d0 = aten.call "aten::mul.Tensor"(%d1, %t0) : (tensor<65536x64xf32>, tensor<65536x64xf32>) -> tensor<65536x64xf32> loc("b0")
   %p0 = aten.call "aten::t"(%x) {views = array<i64: 0>} : (tensor<65536x64xf32>) -> tensor<64x65536xf32> loc("b0")
   %g0 = aten.call "aten::mm"(%p0, %d0) : (tensor<64x65536xf32>, tensor<65536x64xf32>) -> tensor<64x64xf32> loc("b0")
-  fsdp.write_grad @b0.w, %g0 : tensor<64x64xf32>
+  fsdp.gradients [@b0.w, @b1.w] %g0, %g1 : tensor<64x64xf32>, tensor<64x64xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -104,12 +102,9 @@ fsdp.program @train_step(%x0: tensor<64x1024xf32>, %t: tensor<1024x64xf32>) -> t
   %loss = aten.call "aten::sum"(%x4, none) : (tensor<64x1024xf32>) -> tensor<f32>
   fsdp.phase backward
   %g3 = aten.call "aten::mm"(%t, %x3) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b3")
-  fsdp.write_grad @b3.w, %g3 : tensor<1024x1024xf32>
   %g2 = aten.call "aten::mm"(%t, %x2) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b2")
-  fsdp.write_grad @b2.w, %g2 : tensor<1024x1024xf32>
   %g1 = aten.call "aten::mm"(%t, %x1) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b1")
-  fsdp.write_grad @b1.w, %g1 : tensor<1024x1024xf32>
   %g0 = aten.call "aten::mm"(%t, %x0) : (tensor<1024x64xf32>, tensor<64x1024xf32>) -> tensor<1024x1024xf32> loc("b0")
-  fsdp.write_grad @b0.w, %g0 : tensor<1024x1024xf32>
+  fsdp.gradients [@b0.w, @b1.w, @b2.w, @b3.w] %g0, %g1, %g2, %g3 : tensor<1024x1024xf32>, tensor<1024x1024xf32>, tensor<1024x1024xf32>, tensor<1024x1024xf32>
   fsdp.return %loss : tensor<f32>
 }

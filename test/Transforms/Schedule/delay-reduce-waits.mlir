@@ -104,19 +104,19 @@ fsdp.param @w2 : tensor<4xf32> unit @u2 sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
   fsdp.phase backward
   %g0 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
-  %f0 = fsdp.reduce_scatter @u0 avg [@w0] %g0 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  %r0 = fsdp.wait %f0 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  %h0 = fsdp.all_reduce @u0 avg over "replicate" [@w0] %r0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %f0 = fsdp.reduce_scatter @u0 avg [@w0] %g0 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>>
+  %r0 = fsdp.wait %f0 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>>
+  %h0 = fsdp.all_reduce @u0 avg over "replicate" [@w0] %r0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   %a0 = fsdp.wait %h0 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   %g1 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
-  %f1 = fsdp.reduce_scatter @u1 avg [@w1] %g1 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  %r1 = fsdp.wait %f1 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  %h1 = fsdp.all_reduce @u1 avg over "replicate" [@w1] %r1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %f1 = fsdp.reduce_scatter @u1 avg [@w1] %g1 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>>
+  %r1 = fsdp.wait %f1 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>>
+  %h1 = fsdp.all_reduce @u1 avg over "replicate" [@w1] %r1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   %a1 = fsdp.wait %h1 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   %g2 = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
-  %f2 = fsdp.reduce_scatter @u2 avg [@w2] %g2 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  %r2 = fsdp.wait %f2 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  %h2 = fsdp.all_reduce @u2 avg over "replicate" [@w2] %r2 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %f2 = fsdp.reduce_scatter @u2 avg [@w2] %g2 : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>>
+  %r2 = fsdp.wait %f2 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>>
+  %h2 = fsdp.all_reduce @u2 avg over "replicate" [@w2] %r2 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   %a2 = fsdp.wait %h2 : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   fsdp.phase optimizer
   fsdp.optimizer_step [@w0, @w1, @w2] %a0, %a1, %a2 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>

@@ -28,9 +28,9 @@ fsdp.schedule {device = "h100"}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>
@@ -55,6 +55,7 @@ fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   %w2b = fsdp.wait %f2b : !fsdp.future<tensor<1024x1024xf32>>
   %g = aten.call "aten::mm"(%h2, %w2b) : (tensor<8192x1024xf32>, tensor<1024x1024xf32>) -> tensor<8192x1024xf32>
   fsdp.reshard @u2 %w2b : tensor<1024x1024xf32>
+  fsdp.no_gradient [@w0, @w1, @w2]
   fsdp.return %loss : tensor<f32>
 }
 
@@ -77,9 +78,9 @@ fsdp.schedule {device = "h100", memory_budget = 75000000 : i64}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>
@@ -104,6 +105,7 @@ fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   %w2b = fsdp.wait %f2b : !fsdp.future<tensor<1024x1024xf32>>
   %g = aten.call "aten::mm"(%h2, %w2b) : (tensor<8192x1024xf32>, tensor<1024x1024xf32>) -> tensor<8192x1024xf32>
   fsdp.reshard @u2 %w2b : tensor<1024x1024xf32>
+  fsdp.no_gradient [@w0, @w1, @w2]
   fsdp.return %loss : tensor<f32>
 }
 
@@ -124,9 +126,9 @@ fsdp.schedule {prefetch = "fsdp2"}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>
@@ -151,6 +153,7 @@ fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   %w2b = fsdp.wait %f2b : !fsdp.future<tensor<1024x1024xf32>>
   %g = aten.call "aten::mm"(%h2, %w2b) : (tensor<8192x1024xf32>, tensor<1024x1024xf32>) -> tensor<8192x1024xf32>
   fsdp.reshard @u2 %w2b : tensor<1024x1024xf32>
+  fsdp.no_gradient [@w0, @w1, @w2]
   fsdp.return %loss : tensor<f32>
 }
 
@@ -165,9 +168,9 @@ fsdp.schedule {prefetch = "none"}
 fsdp.unit @u0
 fsdp.unit @u1
 fsdp.unit @u2
-fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]> {unused}
-fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]> {unused}
+fsdp.param @w0 : tensor<1024x1024xf32> unit @u0 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w1 : tensor<1024x1024xf32> unit @u1 sharding <@world, [{"shard"}, {}]>
+fsdp.param @w2 : tensor<1024x1024xf32> unit @u2 sharding <@world, [{"shard"}, {}]>
 fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s0 = fsdp.read @w0 : !fsdp.sharded<tensor<1024x1024xf32>, <@world, [{"shard"}, {}]>>
@@ -192,5 +195,6 @@ fsdp.program @train_step(%x: tensor<8192x1024xf32>) -> tensor<f32> {
   %w2b = fsdp.wait %f2b : !fsdp.future<tensor<1024x1024xf32>>
   %g = aten.call "aten::mm"(%h2, %w2b) : (tensor<8192x1024xf32>, tensor<1024x1024xf32>) -> tensor<8192x1024xf32>
   fsdp.reshard @u2 %w2b : tensor<1024x1024xf32>
+  fsdp.no_gradient [@w0, @w1, @w2]
   fsdp.return %loss : tensor<f32>
 }

@@ -10,7 +10,7 @@
 // CHECK-NEXT:    fsdp.reshard @u %[[W]]
 // CHECK:         %[[RF:.*]] = fsdp.reduce_scatter @u avg [@w] %{{.*}} -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
 // CHECK-NEXT:    %[[R:.*]] = fsdp.wait %[[RF]]
-// CHECK-NEXT:    fsdp.write_grad @w, %[[R]]
+// CHECK-NEXT:    fsdp.gradients [@w] %[[R]]
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
@@ -23,7 +23,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %g = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -59,7 +59,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:    %[[R:.*]] = fsdp.wait %[[RF]]
 // CHECK-NEXT:    %[[CF:.*]] = fsdp.copy_to_host @u [@w] %[[R]] {last_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
 // CHECK-NEXT:    %[[C:.*]] = fsdp.wait %[[CF]]
-// CHECK-NEXT:    fsdp.write_grad @w, %[[C]]
+// CHECK-NEXT:    fsdp.gradients [@w] %[[C]]
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {cpu_offload}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
@@ -67,6 +67,6 @@ fsdp.program @train_step(%g: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
   fsdp.phase backward
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %c = fsdp.copy_to_host @u [@w] %r {last_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %c : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %c : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }

@@ -13,15 +13,16 @@
 // CHECK-NEXT:    fsdp.phase backward
 // CHECK:         %[[W2:.*]] = fsdp.all_gather @u %{{[^ ]*}} : (
 // CHECK-NEXT:    aten.call
-// CHECK-NEXT:    fsdp.write_grad
+// CHECK-NEXT:    fsdp.no_gradient
 // CHECK-NEXT:    fsdp.reshard @u %[[W2]] {fsdp.why = "at the end of the last microbatch: the next one uses what this one gathered", last_microbatch} : tensor<4xf32>
+// CHECK-NEXT:    fsdp.gradients
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, reshard_after_backward = false, steps = 2}
 fsdp.unit @u
 fsdp.unit @v
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.param @b : tensor<4xf32> unit @v sharding <@world, [{"shard"}]> {unused}
+fsdp.param @b : tensor<4xf32> unit @v sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
@@ -37,7 +38,8 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %w2 = fsdp.all_gather @u %s2 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
   %g = aten.call "aten::mul.Tensor"(%x, %w2) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   fsdp.reshard @u %w2 : tensor<4xf32>
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.no_gradient [@b]
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -51,7 +53,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, reshard_after_backward = false, steps = 1}
 fsdp.unit @u {reshard_after_forward = false}
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {unused}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
@@ -60,5 +62,6 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %g = aten.call "aten::mul.Tensor"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   fsdp.reshard @u %w : tensor<4xf32>
+  fsdp.no_gradient [@w]
   fsdp.return %loss : tensor<f32>
 }

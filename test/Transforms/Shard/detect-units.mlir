@@ -10,16 +10,16 @@
 // CHECK:       fsdp.param
 // expected-remark @below {{chose as units: 2 modules "layers.*"}}
 fsdp.auto_units
-fsdp.param @embed.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.0.attn.q.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.0.attn.k.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.0.mlp.up.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.0.mlp.down.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.1.attn.q.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.1.attn.k.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.1.mlp.up.weight : tensor<4x4xf32> {unused}
-fsdp.param @layers.1.mlp.down.weight : tensor<4x4xf32> {unused}
-fsdp.param @output.weight : tensor<4x4xf32> {unused}
+fsdp.param @embed.weight : tensor<4x4xf32>
+fsdp.param @layers.0.attn.q.weight : tensor<4x4xf32>
+fsdp.param @layers.0.attn.k.weight : tensor<4x4xf32>
+fsdp.param @layers.0.mlp.up.weight : tensor<4x4xf32>
+fsdp.param @layers.0.mlp.down.weight : tensor<4x4xf32>
+fsdp.param @layers.1.attn.q.weight : tensor<4x4xf32>
+fsdp.param @layers.1.attn.k.weight : tensor<4x4xf32>
+fsdp.param @layers.1.mlp.up.weight : tensor<4x4xf32>
+fsdp.param @layers.1.mlp.down.weight : tensor<4x4xf32>
+fsdp.param @output.weight : tensor<4x4xf32>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %e = fsdp.read @embed.weight : tensor<4x4xf32>
   %l0q = fsdp.read @layers.0.attn.q.weight : tensor<4x4xf32>
@@ -50,6 +50,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %y = aten.call "aten::mm"(%o1, %w) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("output")
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
+  fsdp.no_gradient [@embed.weight, @layers.0.attn.q.weight, @layers.0.attn.k.weight, @layers.0.mlp.up.weight, @layers.0.mlp.down.weight, @layers.1.attn.q.weight, @layers.1.attn.k.weight, @layers.1.mlp.up.weight, @layers.1.mlp.down.weight, @output.weight]
   fsdp.return %loss : tensor<f32>
 }
 
@@ -65,17 +66,17 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK:       fsdp.param
 // expected-remark @below {{chose as units: 4 modules "layer*.*"}}
 fsdp.auto_units
-fsdp.param @conv1.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer1.0.conv1.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer1.0.conv2.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer1.1.conv1.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer1.1.conv2.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer2.0.conv1.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer2.0.conv2.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer2.0.downsample.0.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer2.1.conv1.weight : tensor<4x4xf32> {unused}
-fsdp.param @layer2.1.conv2.weight : tensor<4x4xf32> {unused}
-fsdp.param @fc.weight : tensor<4x4xf32> {unused}
+fsdp.param @conv1.weight : tensor<4x4xf32>
+fsdp.param @layer1.0.conv1.weight : tensor<4x4xf32>
+fsdp.param @layer1.0.conv2.weight : tensor<4x4xf32>
+fsdp.param @layer1.1.conv1.weight : tensor<4x4xf32>
+fsdp.param @layer1.1.conv2.weight : tensor<4x4xf32>
+fsdp.param @layer2.0.conv1.weight : tensor<4x4xf32>
+fsdp.param @layer2.0.conv2.weight : tensor<4x4xf32>
+fsdp.param @layer2.0.downsample.0.weight : tensor<4x4xf32>
+fsdp.param @layer2.1.conv1.weight : tensor<4x4xf32>
+fsdp.param @layer2.1.conv2.weight : tensor<4x4xf32>
+fsdp.param @fc.weight : tensor<4x4xf32>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %s = fsdp.read @conv1.weight : tensor<4x4xf32>
   %p0 = fsdp.read @layer1.0.conv1.weight : tensor<4x4xf32>
@@ -110,6 +111,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %y = aten.call "aten::mm"(%o21, %f) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("fc")
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
+  fsdp.no_gradient [@conv1.weight, @layer1.0.conv1.weight, @layer1.0.conv2.weight, @layer1.1.conv1.weight, @layer1.1.conv2.weight, @layer2.0.conv1.weight, @layer2.0.conv2.weight, @layer2.0.downsample.0.weight, @layer2.1.conv1.weight, @layer2.1.conv2.weight, @fc.weight]
   fsdp.return %loss : tensor<f32>
 }
 
@@ -121,10 +123,10 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK:     fsdp.program
 // expected-warning @below {{found no repeated modules: the root unit has all parameters}}
 fsdp.auto_units
-fsdp.param @net.0.a.weight : tensor<4x4xf32> {unused}
-fsdp.param @net.1.b.weight : tensor<4x4xf32> {unused}
-fsdp.param @net.2.weight : tensor<4x4xf32> {unused}
-fsdp.param @net.3.weight : tensor<4x4xf32> {unused}
+fsdp.param @net.0.a.weight : tensor<4x4xf32>
+fsdp.param @net.1.b.weight : tensor<4x4xf32>
+fsdp.param @net.2.weight : tensor<4x4xf32>
+fsdp.param @net.3.weight : tensor<4x4xf32>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %a = fsdp.read @net.0.a.weight : tensor<4x4xf32>
   %b = fsdp.read @net.1.b.weight : tensor<4x4xf32>
@@ -139,6 +141,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %y = aten.call "aten::mm"(%h4, %d) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("net.3")
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
+  fsdp.no_gradient [@net.0.a.weight, @net.1.b.weight, @net.2.weight, @net.3.weight]
   fsdp.return %loss : tensor<f32>
 }
 
@@ -152,14 +155,14 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  fsdp.unit_pattern "decoder.blocks.1"
 // expected-remark @below {{chose as units: 2 modules "encoder.blocks.*", 2 modules "decoder.blocks.*"}}
 fsdp.auto_units
-fsdp.param @encoder.blocks.0.up.weight : tensor<4x4xf32> {unused}
-fsdp.param @encoder.blocks.0.down.weight : tensor<4x4xf32> {unused}
-fsdp.param @encoder.blocks.1.up.weight : tensor<4x4xf32> {unused}
-fsdp.param @encoder.blocks.1.down.weight : tensor<4x4xf32> {unused}
-fsdp.param @decoder.blocks.0.up.weight : tensor<4x4xf32> {unused}
-fsdp.param @decoder.blocks.0.down.weight : tensor<4x4xf32> {unused}
-fsdp.param @decoder.blocks.1.up.weight : tensor<4x4xf32> {unused}
-fsdp.param @decoder.blocks.1.down.weight : tensor<4x4xf32> {unused}
+fsdp.param @encoder.blocks.0.up.weight : tensor<4x4xf32>
+fsdp.param @encoder.blocks.0.down.weight : tensor<4x4xf32>
+fsdp.param @encoder.blocks.1.up.weight : tensor<4x4xf32>
+fsdp.param @encoder.blocks.1.down.weight : tensor<4x4xf32>
+fsdp.param @decoder.blocks.0.up.weight : tensor<4x4xf32>
+fsdp.param @decoder.blocks.0.down.weight : tensor<4x4xf32>
+fsdp.param @decoder.blocks.1.up.weight : tensor<4x4xf32>
+fsdp.param @decoder.blocks.1.down.weight : tensor<4x4xf32>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %ue0 = fsdp.read @encoder.blocks.0.up.weight : tensor<4x4xf32>
   %ve0 = fsdp.read @encoder.blocks.0.down.weight : tensor<4x4xf32>
@@ -184,5 +187,6 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %od1 = aten.call "aten::mm"(%ad1, %vd1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("decoder.blocks.1.down")
   %loss = aten.call "aten::sum"(%od1, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
+  fsdp.no_gradient [@encoder.blocks.0.up.weight, @encoder.blocks.0.down.weight, @encoder.blocks.1.up.weight, @encoder.blocks.1.down.weight, @decoder.blocks.0.up.weight, @decoder.blocks.0.down.weight, @decoder.blocks.1.up.weight, @decoder.blocks.1.down.weight]
   fsdp.return %loss : tensor<f32>
 }

@@ -13,7 +13,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.gradients [@w] %g : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -31,7 +31,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.gradients [@w] %g : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -49,7 +49,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.gradients [@w] %g : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -66,7 +66,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.gradients [@w] %g : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -86,8 +86,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @w, %g : tensor<4x4xf32>
   %h = aten.call "aten::mm"(%g, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @x, %h : tensor<4x4xf32>
+  fsdp.gradients [@w, @x] %g, %h : tensor<4x4xf32>, tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }

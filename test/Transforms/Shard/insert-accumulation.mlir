@@ -8,7 +8,7 @@
 // CHECK-NEXT:    %[[G:.*]] = aten.call "aten::mul.Tensor"(%{{.*}}, %[[SEED]])
 // CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[G]] :
 // CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[R]] : (!fsdp.sharded<
-// CHECK-NEXT:    fsdp.write_grad @w, %[[SUM]]
+// CHECK-NEXT:    fsdp.gradients [@w] %[[SUM]]
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
@@ -21,7 +21,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -34,7 +34,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:    %[[G:.*]] = aten.call "aten::mul.Tensor"
 // CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
 // CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch}
-// CHECK-NEXT:    fsdp.write_grad @w, %[[R]]
+// CHECK-NEXT:    fsdp.gradients [@w] %[[R]]
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
@@ -47,7 +47,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -61,7 +61,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xbf16>) -> tensor<4xf16>
 // CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch, reduce_dtype = f16} : (tensor<4xf16>)
 // CHECK-NEXT:    %[[A:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[R]] {last_microbatch, reduce_dtype = f16}
-// CHECK-NEXT:    fsdp.write_grad @w, %[[A]]
+// CHECK-NEXT:    fsdp.gradients [@w] %[[A]]
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
@@ -73,9 +73,9 @@ fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<bf16>) -> tensor<bf16>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xbf16>, tensor<bf16>) -> tensor<4xbf16>
-  %r = fsdp.reduce_scatter @u avg [@w] %g {reduce_dtype = f16} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
-  %a = fsdp.all_reduce @u avg over "replicate" [@w] %r {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %r = fsdp.reduce_scatter @u avg [@w] %g {reduce_dtype = f16} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>
+  %a = fsdp.all_reduce @u avg over "replicate" [@w] %r {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<bf16>
 }
 
@@ -87,14 +87,12 @@ fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[RU:.*]] = fsdp.reduce_scatter @u avg [@w]
 // CHECK-NEXT:    %[[RV:.*]] = fsdp.reduce_scatter @v avg [@v.w]
-// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @v.w] %[[RU]], %[[RV]] : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @v.w] %[[RU]], %[[RV]] : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
 // CHECK-NEXT:    %[[AU:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[SUMS]]#0 {last_microbatch, reduce_dtype = f16}
 // CHECK-NEXT:    %[[AV:.*]] = fsdp.all_reduce @v avg over "replicate" [@v.w] %[[SUMS]]#1 {last_microbatch}
 // CHECK-NEXT:    %[[C:.*]] = fsdp.copy_to_host @v [@v.w] %[[AV]] {last_microbatch}
-// CHECK-DAG:     fsdp.write_grad @w, %[[AU]]
-// CHECK-DAG:     fsdp.write_grad @v.w, %[[C]]
-// CHECK-NOT:     fsdp.accumulate
-// CHECK:         fsdp.return
+// CHECK-NEXT:    fsdp.gradients [@w, @v.w] %[[AU]], %[[C]]
+// CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = true, steps = 4}
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = f16>}
@@ -107,13 +105,12 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
-  %ru = fsdp.reduce_scatter @u avg [@w] %g {reduce_dtype = f16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>
-  %au = fsdp.all_reduce @u avg over "replicate" [@w] %ru {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %au : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  %rv = fsdp.reduce_scatter @v avg [@v.w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  %av = fsdp.all_reduce @v avg over "replicate" [@v.w] %rv : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %ru = fsdp.reduce_scatter @u avg [@w] %g {reduce_dtype = f16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>
+  %au = fsdp.all_reduce @u avg over "replicate" [@w] %ru {reduce_dtype = f16} : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %rv = fsdp.reduce_scatter @v avg [@v.w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>
+  %av = fsdp.all_reduce @v avg over "replicate" [@v.w] %rv : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %c = fsdp.copy_to_host @v [@v.w] %av : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @v.w, %c : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w, @v.w] %au, %c : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -125,9 +122,8 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"
 // CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[G]] :
-// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@scale, @w] %[[G]], %[[R]] : (tensor<4xf32>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-// CHECK-NEXT:    fsdp.write_grad @scale, %[[SUMS]]#0 : tensor<4xf32>
-// CHECK-NEXT:    fsdp.write_grad @w, %[[SUMS]]#1
+// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @scale] %[[R]], %[[G]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, tensor<4xf32>)
+// CHECK-NEXT:    fsdp.gradients [@w, @scale] %[[SUMS]]#0, %[[SUMS]]#1
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
@@ -140,9 +136,8 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
-  fsdp.write_grad @scale, %g : tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w, @scale] %r, %g : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -154,9 +149,8 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"
 // CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
 // CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch}
-// CHECK-NEXT:    fsdp.write_grad @w, %[[R]]
 // CHECK-NEXT:    %[[OWN:.*]] = fsdp.accumulate [@scale] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
-// CHECK-NEXT:    fsdp.write_grad @scale, %[[OWN]]
+// CHECK-NEXT:    fsdp.gradients [@w, @scale] %[[R]], %[[OWN]]
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
@@ -169,9 +163,8 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
-  fsdp.write_grad @scale, %g : tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w, @scale] %r, %g : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -193,7 +186,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -217,7 +210,6 @@ fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xbf16>, tensor<bf16>) -> tensor<4xbf16>
   %h = aten.call "aten::add.Tensor"(%g, %g, 1) : (tensor<4xbf16>, tensor<4xbf16>) -> tensor<4xbf16>
   %r:2 = fsdp.reduce_scatter @u avg [@once, @twice] %g, %h {reduce_dtype = f32} : (tensor<4xbf16>, tensor<4xbf16>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-  fsdp.write_grad @once, %r#0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @twice, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@once, @twice] %r#0, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<bf16>
 }

@@ -1,6 +1,6 @@
 // RUN: fsdp-opt --fsdp-insert-clipping --split-input-file --verify-diagnostics %s
 
-// expected-error @below {{expected the program to write gradients' shards, found none}}
+// expected-error @below {{expected the program to have gradients' shards, found none}}
 fsdp.gradient_clipping {max_norm = 0.5, norm_type = 2.0}
 fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   fsdp.return %loss : tensor<f32>
@@ -17,6 +17,6 @@ fsdp.param @w : tensor<4xf32> sharding <@world, [{"shard"}]>
 fsdp.param @own : tensor<4xf32> {ignored}
 fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }

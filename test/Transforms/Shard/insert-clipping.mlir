@@ -6,8 +6,7 @@
 // CHECK:         %[[R:.*]]:2 = fsdp.reduce_scatter @u avg [@a.in.w, @a.scale]
 // CHECK-NEXT:    fsdp.phase optimizer
 // CHECK-NEXT:    %[[C:.*]]:2 = fsdp.clip_grad_norm [@a.scale, @a.in.w] %[[R]]#1, %[[R]]#0 {max_norm = 5.000000e-01 : f64, norm_type = 2.000000e+00 : f64}
-// CHECK-NEXT:    fsdp.write_grad @a.scale, %[[C]]#0
-// CHECK-NEXT:    fsdp.write_grad @a.in.w, %[[C]]#1
+// CHECK-NEXT:    fsdp.gradients [@a.in.w, @a.scale] %[[C]]#1, %[[C]]#0
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.gradient_clipping {max_norm = 0.5, norm_type = 2.0}
@@ -19,8 +18,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
   %r:2 = fsdp.reduce_scatter @u avg [@a.in.w, @a.scale] %x, %x : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-  fsdp.write_grad @a.scale, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @a.in.w, %r#0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@a.in.w, @a.scale] %r#0, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -41,12 +39,7 @@ fsdp.param @n.frozen : tensor<4xf32> sharding <@world, [{"shard"}]> {frozen}
 fsdp.param @z : tensor<4xf32> sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   %s = fsdp.read @z : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @m.b.w, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @m.a.deep.w, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @m.a.own, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @m.own, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @n.w, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @z, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@m.b.w, @m.a.deep.w, @m.a.own, @m.own, @n.w, @z] %s, %s, %s, %s, %s, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -60,6 +53,6 @@ fsdp.mesh @world <["shard"=2]>
 fsdp.param @z : tensor<4xf32> sharding <@world, [{"shard"}]>
 fsdp.program @unclipped(%loss: tensor<f32>) -> tensor<f32> {
   %s = fsdp.read @z : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @z, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@z] %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }

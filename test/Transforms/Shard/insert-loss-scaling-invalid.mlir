@@ -12,7 +12,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
-// expected-error @below {{expected the program to write gradients' shards, found none}}
+// expected-error @below {{expected the program to have gradients' shards, found none}}
 fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 65536.0}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
@@ -32,6 +32,6 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
-  fsdp.write_grad @own, %x : tensor<4xf32>
+  fsdp.gradients [@own] %x : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }

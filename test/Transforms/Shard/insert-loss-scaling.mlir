@@ -7,7 +7,7 @@
 // CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[G]]
 // CHECK-NEXT:    fsdp.phase optimizer
 // CHECK-NEXT:    %[[U:.*]] = fsdp.unscale [@w] %[[R]] : (!fsdp.sharded<
-// CHECK-NEXT:    fsdp.write_grad @w, %[[U]]
+// CHECK-NEXT:    fsdp.gradients [@w] %[[U]] : !fsdp.sharded<
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 65536.0}
@@ -20,7 +20,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -48,7 +48,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f16> {
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f16>) -> tensor<f16>
   %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f16>) -> tensor<4xf32>
   %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f16>
 }
 
@@ -72,6 +72,6 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %r = fsdp.reduce_scatter @u avg [@w] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }

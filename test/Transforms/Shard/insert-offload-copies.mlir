@@ -11,11 +11,9 @@
 // CHECK-NEXT:    fsdp.all_gather @v %[[B]]
 // CHECK:         fsdp.phase backward
 // CHECK:         %[[R:.*]] = fsdp.reduce_scatter @u avg [@w]
-// CHECK-NOT:     fsdp.write_grad @w, %[[R]]
 // CHECK:         %[[RB:.*]] = fsdp.reduce_scatter @v avg [@b]
-// CHECK-NEXT:    fsdp.write_grad @b, %[[RB]]
 // CHECK-NEXT:    %[[H:.*]] = fsdp.copy_to_host @u [@w] %[[R]] : (!fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
-// CHECK-NEXT:    fsdp.write_grad @w, %[[H]]
+// CHECK-NEXT:    fsdp.gradients [@w, @b] %[[H]], %[[RB]]
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {cpu_offload}
@@ -33,9 +31,8 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%z, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %r = fsdp.reduce_scatter @u avg [@w] %x : (tensor<4x4xf32>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
-  fsdp.write_grad @w, %r : !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
   %q = fsdp.reduce_scatter @v avg [@b] %y : (tensor<4x4xf32>) -> !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
-  fsdp.write_grad @b, %q : !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
+  fsdp.gradients [@w, @b] %r, %q : !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>, !fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>
   fsdp.return %loss : tensor<f32>
 }
 

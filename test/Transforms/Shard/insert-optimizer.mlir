@@ -17,8 +17,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
   %r:2 = fsdp.reduce_scatter @u avg [@w, @b] %x, %x : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-  fsdp.write_grad @b, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @w, %r#0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w, @b] %r#0, %r#1 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -41,8 +40,6 @@ fsdp.param @emb : tensor<4xf32> sharding <@world, [{"shard"}]> {aliases = ["head
 fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   %s = fsdp.read @emb : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.phase optimizer
-  fsdp.write_grad @a.w, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @a.bias, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.write_grad @emb, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@a.w, @a.bias, @emb] %s, %s, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }

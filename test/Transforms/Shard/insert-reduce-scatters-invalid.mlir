@@ -8,6 +8,6 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::relu"(%x) : (tensor<4xf32>) -> tensor<4xf32>
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }

@@ -7,8 +7,7 @@
 // CHECK:         %[[GB:.*]] = aten.call "aten::relu"
 // CHECK-NEXT:    %[[GW:.*]] = aten.call "aten::mm"
 // CHECK-NEXT:    %[[R:.*]]:2 = fsdp.reduce_scatter @u avg [@w, @b] %[[GW]], %[[GB]] : (tensor<4x4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4x4xf32>, <@world, [{"shard"}, {}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-// CHECK-NEXT:    fsdp.write_grad @w, %[[R]]#0
-// CHECK-NEXT:    fsdp.write_grad @b, %[[R]]#1
+// CHECK-NEXT:    fsdp.gradients [@w, @b] %[[R]]#0, %[[R]]#1
 // CHECK-NEXT:    fsdp.return
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
@@ -20,9 +19,8 @@ fsdp.program @train_step(%x: tensor<4x4xf32>, %y: tensor<4xf32>) -> tensor<f32> 
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %gb = aten.call "aten::relu"(%y) : (tensor<4xf32>) -> tensor<4xf32>
-  fsdp.write_grad @b, %gb : tensor<4xf32>
   %gw = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @w, %gw : tensor<4x4xf32>
+  fsdp.gradients [@w, @b] %gw, %gb : tensor<4x4xf32>, tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -43,8 +41,7 @@ fsdp.program @train_step(%x: tensor<4xf16>, %y: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %loss = aten.call "aten::sum"(%x, 6) : (tensor<4xf16>) -> tensor<f32>
   fsdp.phase backward
-  fsdp.write_grad @h, %x : tensor<4xf16>
-  fsdp.write_grad @m, %y : tensor<4xf32>
+  fsdp.gradients [@h, @m] %x, %y : tensor<4xf16>, tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -60,6 +57,6 @@ fsdp.program @train_step(%x: tensor<4xf16>) -> tensor<f32> {
   fsdp.phase forward
   %loss = aten.call "aten::sum"(%x, 6) : (tensor<4xf16>) -> tensor<f32>
   fsdp.phase backward
-  fsdp.write_grad @w, %x : tensor<4xf16>
+  fsdp.gradients [@w] %x : tensor<4xf16>
   fsdp.return %loss : tensor<f32>
 }

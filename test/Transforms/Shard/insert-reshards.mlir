@@ -29,7 +29,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mm"(%y, %t) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  fsdp.write_grad @w, %g : tensor<4x4xf32>
+  fsdp.gradients [@w] %g : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -48,7 +48,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK-NOT:     fsdp.all_gather
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {reshard_after_forward = true}
-fsdp.param @w : tensor<16xf32> unit @u sharding <@world, [{"shard"}]> {unused}
+fsdp.param @w : tensor<16xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<16xf32>, <@world, [{"shard"}]>>
@@ -59,6 +59,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %b = aten.call "aten::t"(%v) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
   %g = aten.call "aten::mm"(%y, %b) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.no_gradient [@w]
   fsdp.return %loss : tensor<f32>
 }
 
@@ -84,7 +85,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mul.Tensor"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -109,7 +110,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::ones_like"(%y, none, none, none, none, none) : (tensor<4xf32>) -> tensor<4xf32>
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -138,7 +139,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
   %g = aten.call "aten::mul.Tensor"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -152,12 +153,13 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:    fsdp.reshard @u %[[W]] {{.*}} : tensor<4xf32>{{$}}
 fsdp.mesh @world <["shard"=4]>
 fsdp.unit @u {post_forward_size = 2}
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {unused}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
   %loss = aten.call "aten::dot"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
+  fsdp.no_gradient [@w]
   fsdp.return %loss : tensor<f32>
 }

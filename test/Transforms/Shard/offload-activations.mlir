@@ -96,6 +96,6 @@ fsdp.program @held(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase backward
   %m = aten.call "aten::mm"(%v, %u) : (tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32> loc("layer")
   %n = aten.call "aten::mul.Tensor"(%g, %loss) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32> loc("layer")
-  fsdp.write_grad @w, %g : tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }

@@ -37,7 +37,7 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %ds = aten.call "aten::mul.Tensor"(%d, %e) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("")
   %df = aten.call "aten::silu_backward"(%ds, %f) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer.act")
   %dw = aten.call "aten::mm"(%x, %df) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  fsdp.write_grad @layer.w, %dw : tensor<4x4xf32>
+  fsdp.gradients [@layer.w] %dw : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 

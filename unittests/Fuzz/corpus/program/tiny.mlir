@@ -53,9 +53,7 @@ module attributes {fsdp.model = "Tiny", fsdp.module_classes = {layers = "ModuleL
     %38 = aten.call "aten::t"(%37) {views = array<i64: 0>} : (tensor<2x4xf32>) -> tensor<4x2xf32>
     %39 = aten.call "aten::sum.dim_IntList"(%33, [0], true, none) : (tensor<2x2xf32>) -> tensor<1x2xf32>
     %40 = aten.call "aten::view"(%39, [2]) {views = array<i64: 0>} : (tensor<1x2xf32>) -> tensor<2xf32>
-    fsdp.write_grad @out.bias, %40 : tensor<2xf32>
     %41 = aten.call "aten::t"(%38) {views = array<i64: 0>} : (tensor<4x2xf32>) -> tensor<2x4xf32>
-    fsdp.write_grad @out.weight, %41 : tensor<2x4xf32>
     %42 = aten.call "aten::mul.Tensor"(%35, %7) : (tensor<2x4xf32>, tensor<4xf32>) -> tensor<2x4xf32>
     %43 = aten.call "aten::tanh_backward"(%42, %15) : (tensor<2x4xf32>, tensor<2x4xf32>) -> tensor<2x4xf32>
     %44 = aten.call "aten::t"(%13) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
@@ -65,10 +63,8 @@ module attributes {fsdp.model = "Tiny", fsdp.module_classes = {layers = "ModuleL
     %48 = aten.call "aten::t"(%47) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
     %49 = aten.call "aten::sum.dim_IntList"(%43, [0], true, none) : (tensor<2x4xf32>) -> tensor<1x4xf32>
     %50 = aten.call "aten::view"(%49, [4]) {views = array<i64: 0>} : (tensor<1x4xf32>) -> tensor<4xf32>
-    fsdp.write_grad @layers.1.fc.bias, %50 : tensor<4xf32>
     %51 = aten.call "aten::add.Tensor"(%35, %45, 1) : (tensor<2x4xf32>, tensor<2x4xf32>) -> tensor<2x4xf32>
     %52 = aten.call "aten::t"(%48) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
-    fsdp.write_grad @layers.1.fc.weight, %52 : tensor<4x4xf32>
     %53 = aten.call "aten::mul.Tensor"(%51, %6) : (tensor<2x4xf32>, tensor<4xf32>) -> tensor<2x4xf32>
     %54 = aten.call "aten::tanh_backward"(%53, %10) : (tensor<2x4xf32>, tensor<2x4xf32>) -> tensor<2x4xf32>
     %55 = aten.call "aten::t"(%54) {views = array<i64: 0>} : (tensor<2x4xf32>) -> tensor<4x2xf32>
@@ -76,9 +72,8 @@ module attributes {fsdp.model = "Tiny", fsdp.module_classes = {layers = "ModuleL
     %57 = aten.call "aten::t"(%56) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
     %58 = aten.call "aten::sum.dim_IntList"(%54, [0], true, none) : (tensor<2x4xf32>) -> tensor<1x4xf32>
     %59 = aten.call "aten::view"(%58, [4]) {views = array<i64: 0>} : (tensor<1x4xf32>) -> tensor<4xf32>
-    fsdp.write_grad @layers.0.fc.bias, %59 : tensor<4xf32>
     %60 = aten.call "aten::t"(%57) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
-    fsdp.write_grad @layers.0.fc.weight, %60 : tensor<4x4xf32>
+    fsdp.gradients [@layers.0.fc.weight, @layers.0.fc.bias, @layers.1.fc.weight, @layers.1.fc.bias, @out.weight, @out.bias] %60, %59, %52, %50, %41, %40 : tensor<4x4xf32>, tensor<4xf32>, tensor<4x4xf32>, tensor<4xf32>, tensor<2x4xf32>, tensor<2xf32>
     fsdp.return %24 : tensor<f32>
   }
 }
