@@ -132,6 +132,17 @@ def pass_sections() -> dict[str, str]:
     return {flag: body.strip() for flag, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
+def pass_levels() -> dict[str, str]:
+    """From which level to which each pass goes, by its flag."""
+    found = re.findall(r'LevelPass<"([\w-]+)", "(\w+)", "(\w+)">', PASSES_TD.read_text())
+    return {
+        flag: f"Level: {before.lower()} → {after.lower()}."
+        if before != after
+        else f"Level: {before.lower()}."
+        for flag, before, after in found
+    }
+
+
 def pass_test(flag: str) -> Path:
     stem = flag.removeprefix("fsdp-")
     found = sorted((ROOT / "test" / "Transforms").glob(f"*/{stem}.mlir"))
@@ -158,6 +169,7 @@ def passes_doc(opt: Path) -> str:
     missing = [flag for flag in order if flag not in sections]
     if missing:
         raise DocsError(f"passes {missing} of {relative(PIPELINES)} are not in Passes.td")
+    levels = pass_levels()
     stages = list(dict.fromkeys(pass_test(flag).parent.name for flag in order))
     order.sort(key=lambda flag: stages.index(pass_test(flag).parent.name))
 
@@ -185,7 +197,7 @@ def passes_doc(opt: Path) -> str:
             lines += ["", f"## {stage}"]
         before = first_section(test)
         after = run([opt, f"--{flag}", "-"], stdin=before).strip()
-        lines += ["", f"### `--{flag}`", "", sections[flag], ""]
+        lines += ["", f"### `--{flag}`", "", sections[flag], "", levels[flag], ""]
         link = f"[{relative(test)}](../{relative(test)})"
         lines += [f"Before ({link}):", "", "```mlir", before.strip(), "```", ""]
         lines += ["After:", "", "```mlir", after, "```"]

@@ -13,7 +13,8 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 namespace {
-struct KeepLastUnit : PassWrapper<KeepLastUnit, OperationPass<ModuleOp>> {
+struct KeepLastUnit
+    : PassWrapper<KeepLastUnit, LevelPass<Level::Gathered, Level::Gathered>> {
   MLIR_DEFINE_EXPLICIT_INTERNAL_INLINE_TYPE_ID(KeepLastUnit)
 
   StringRef getArgument() const final { return "keep-last-unit"; }
@@ -21,7 +22,7 @@ struct KeepLastUnit : PassWrapper<KeepLastUnit, OperationPass<ModuleOp>> {
     return "Keep the last unit of forward gathered for backward";
   }
 
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

@@ -20,6 +20,26 @@ using namespace mlir::fsdp;
 // Helpers shared by passes
 //===----------------------------------------------------------------------===//
 
+std::optional<Level> mlir::fsdp::getLevel(ModuleOp module) {
+  if (auto level = module->getAttrOfType<LevelAttr>(levelAttrName))
+    return level.getValue();
+  return std::nullopt;
+}
+
+void mlir::fsdp::setLevel(ModuleOp module, Level level) {
+  module->setAttr(levelAttrName, LevelAttr::get(module.getContext(), level));
+}
+
+LogicalResult mlir::fsdp::verifyLevel(ModuleOp module, Level expected,
+                                      const llvm::Twine &user) {
+  std::optional<Level> level = getLevel(module);
+  if (!level || *level == expected)
+    return success();
+  return module.emitError()
+         << user << ": expected a module at level " << stringifyLevel(expected)
+         << ", got: " << stringifyLevel(*level);
+}
+
 ProgramOp mlir::fsdp::getProgram(ModuleOp module) {
   ProgramOp step, init, evaluation;
   for (auto program : module.getOps<ProgramOp>()) {

@@ -155,6 +155,8 @@ private:
       return failure();
     if (auto phase = dyn_cast<PhaseOp>(op))
       return visitPhase(phase);
+    if (failed(verifyPhase(op)))
+      return failure();
     if (auto gather = dyn_cast<AllGatherOp>(op))
       return visitGather(gather);
     if (auto reshard = dyn_cast<ReshardOp>(op))
@@ -164,6 +166,12 @@ private:
     if (auto reduce = dyn_cast<AllReduceOp>(op))
       return visitGrads(op, reduce.getParamNames(),
                         allReduced[reduce.getAxis()], "all-reduced");
+    if (auto sum = dyn_cast<AccumulateOp>(op))
+      return visitGrads(op, sum.getParamNames(), accumulated, "accumulated");
+    if (auto unscale = dyn_cast<UnscaleOp>(op))
+      return visitGrads(op, unscale.getParamNames(), unscaled, "unscaled");
+    if (auto clip = dyn_cast<ClipGradNormOp>(op))
+      return visitGrads(op, clip.getParamNames(), clipped, "clipped");
     if (auto gradients = dyn_cast<GradientsOp>(op))
       return visitGrads(op, gradients.getParamNames(), taken, "used");
     if (auto step = dyn_cast<OptimizerStepOp>(op))
@@ -273,6 +281,28 @@ private:
     return success();
   }
 
+  /// Program-17: what stands in the optimizer phase alone, what before it.
+  LogicalResult verifyPhase(Operation *op) {
+    if (!currentPhase)
+      return success();
+    bool isUpdating = *currentPhase == Phase::Optimizer;
+    if (isa<AllGatherOp, ReduceScatterOp, AccumulateOp>(op) && isUpdating)
+      return op->emitOpError("Program-17: expected it before the optimizer "
+                             "phase, found it there");
+    if (!isa<UnscaleOp, ClipGradNormOp, OptimizerStepOp>(op))
+      return success();
+    if (!isUpdating)
+      return op->emitOpError("Program-17: expected it in the optimizer phase, "
+                             "found it in ")
+             << stringifyPhase(*currentPhase);
+    int rank = isa<UnscaleOp>(op) ? 0 : isa<ClipGradNormOp>(op) ? 1 : 2;
+    if (rank < lastUpdate)
+      return op->emitOpError("Program-17: expected the order fsdp.unscale, "
+                             "fsdp.clip_grad_norm, fsdp.optimizer_step");
+    lastUpdate = rank;
+    return success();
+  }
+
   LogicalResult visitGather(AllGatherOp gather) {
     auto [it, inserted] =
         liveGathers.try_emplace(gather.getUnitAttr().getAttr(), gather);
@@ -340,12 +370,14 @@ private:
   bool isInit;
   llvm::MapVector<StringAttr, ParamOp> params;
   std::optional<Phase> currentPhase;
+  int lastUpdate = 0; ///< the place of the last op of the update in its order
   llvm::MapVector<StringAttr, AllGatherOp> liveGathers;
   /// Per unit: its gathers and reshards, in order.
   llvm::MapVector<StringAttr, SmallVector<Operation *>> lives;
   llvm::DenseMap<Operation *, Operation *> resharded;
   /// By parameter; `taken` by the gradients' op or by the update.
-  llvm::DenseMap<StringAttr, Operation *> reduced, taken, initialised;
+  llvm::DenseMap<StringAttr, Operation *> reduced, accumulated, unscaled,
+      clipped, taken, initialised;
   llvm::StringMap<llvm::DenseMap<StringAttr, Operation *>> allReduced; ///< axis
   llvm::DenseSet<StringAttr> withoutGradient;
   llvm::DenseMap<Value, Operation *> freed;

@@ -42,6 +42,13 @@ StringRef mlir::fsdp::getReason(Operation *op) {
 
 LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
                                                     NamedAttribute attribute) {
+  if (attribute.getName() == levelAttrName) {
+    if (isa<ModuleOp>(op) && isa<LevelAttr>(attribute.getValue()))
+      return success();
+    return op->emitOpError("Level-1: expected ")
+           << levelAttrName
+           << " on the module, an #fsdp.level, got: " << attribute.getValue();
+  }
   if (attribute.getName() != whyAttrName)
     return success();
   auto why = llvm::dyn_cast<StringAttr>(attribute.getValue());

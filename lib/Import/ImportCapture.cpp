@@ -20,6 +20,7 @@ public:
   OwningOpRef<ModuleOp> run() {
     Location unknown = builder.getUnknownLoc();
     OwningOpRef<ModuleOp> module = ModuleOp::create(builder, unknown);
+    setLevel(*module, Level::Captured);
     (*module)->setAttr(modelAttrName, builder.getStringAttr(capture.model));
     if (!capture.weights.path.empty()) {
       (*module)->setAttr(weightsAttrName,

@@ -356,3 +356,50 @@ fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
 fsdp.program @train_step(%x: tensor<4x2xf32> {fsdp.strides = array<i64: 0, 1>}, %l: tensor<f32>) -> tensor<f32> {
   fsdp.return %l : tensor<f32>
 }
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  fsdp.phase optimizer
+  // expected-error @below {{Program-17: expected it before the optimizer phase, found it there}}
+  %r = fsdp.reduce_scatter @u avg [@w] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.optimizer_step [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %r = fsdp.reduce_scatter @u avg [@w] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{Program-17: expected it in the optimizer phase, found it in backward}}
+  %u = fsdp.unscale [@w] %r : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %u : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %r = fsdp.reduce_scatter @u avg [@w] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.phase optimizer
+  %c = fsdp.clip_grad_norm [@w] %r {max_norm = 0.5, norm_type = 2.0} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  // expected-error @below {{Program-17: expected the order fsdp.unscale, fsdp.clip_grad_norm, fsdp.optimizer_step}}
+  %u = fsdp.unscale [@w] %c : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.optimizer_step [@w] %u : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %l : tensor<f32>
+}

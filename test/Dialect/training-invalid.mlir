@@ -204,11 +204,12 @@ fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
 // -----
 
 fsdp.mesh @world <["shard"=2]>
+fsdp.param @v : tensor<4xf32> sharding <@world, [{"shard"}]>
 fsdp.param @w : tensor<4xf32> sharding <@world, [{"shard"}]>
 fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   // expected-error @below {{Unscale-1: expected 2 operands and results, got: 1 and 1}}
-  %u = fsdp.unscale [@w, @w] %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %u = fsdp.unscale [@v, @w] %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 

@@ -32,7 +32,6 @@ namespace cl = llvm::cl;
 
 namespace {
 enum class Emit { MLIR, Plan, Stats, Trace, Html, Pareto };
-enum class Level { Captured, Sharded, Scheduled, Planned };
 
 cl::OptionCategory category("fsdp-opt options");
 cl::opt<Emit> emitKind(
@@ -130,26 +129,32 @@ LogicalResult applyPolicy(ModuleOp module) {
   return success();
 }
 
-/// Nothing is left to do for a program that ends the life of its values.
-bool isPlanned(ModuleOp module) {
-  return module.walk([](FreeOp) { return WalkResult::interrupt(); })
-      .wasInterrupted();
-}
-
-/// The passes that --emit and --level ask for.
-void addPasses(PassManager &pm) {
+/// The passes that lower the module from its level to what --emit and --level
+/// ask for. A module that says no level is a captured one.
+LogicalResult addPasses(PassManager &pm, ModuleOp module) {
+  Level first = getLevel(module).value_or(Level::Captured);
   if (emitKind == Emit::Pareto) {
+    if (first != Level::Captured)
+      return verifyLevel(module, Level::Captured, "--emit pareto");
     pm.addPass(createDetectUnits());
     pm.addPass(createAssignUnits());
-    return;
+    return success();
   }
   Level last = emitKind == Emit::MLIR ? level : Level::Planned;
-  if (last >= Level::Sharded)
+  if (last < first)
+    return verifyLevel(module, last, "--level");
+  if (first > Level::Captured && first < Level::Sharded)
+    return module.emitError("expected a module at level captured, sharded, "
+                            "scheduled or planned, or passes that take it "
+                            "there, got: ")
+           << stringifyLevel(first);
+  if (first < Level::Sharded && last >= Level::Sharded)
     buildShardPipeline(pm);
-  if (last >= Level::Scheduled)
+  if (first < Level::Scheduled && last >= Level::Scheduled)
     buildSchedulePipeline(pm);
-  if (last >= Level::Planned)
+  if (first < Level::Planned && last >= Level::Planned)
     buildLowerPipeline(pm);
+  return success();
 }
 
 LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
@@ -162,8 +167,8 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   pm.addPass(createReadModuleNames());
   if (failed(config.setupPassPipeline(pm)))
     return failure();
-  if (pm.size() == 1 && !isPlanned(module))
-    addPasses(pm);
+  if (pm.size() == 1 && failed(addPasses(pm, module)))
+    return failure();
   if (emitKind == Emit::MLIR)
     pm.addPass(createWriteModuleNames());
   return pm.run(module);
@@ -179,6 +184,8 @@ getMemoryModel(const ::fsdp::plan::Plan &plan) {
 
 /// A plan with its arena; verified, as every plan that is written.
 FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
+  if (failed(verifyLevel(module, Level::Planned, "a plan")))
+    return failure();
   setDefaultDevice(getOrCreateSchedule(module).getDevice().str());
   auto plan = emitPlan(module);
   if (failed(plan))

@@ -57,6 +57,8 @@ inline constexpr llvm::StringLiteral inputNameAttrName = "fsdp.name";
 inline constexpr llvm::StringLiteral inputStridesAttrName = "fsdp.strides";
 inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";
 inline constexpr llvm::StringLiteral inputHighAttrName = "fsdp.high";
+/// Attribute of the module: its level, an `#fsdp.level`.
+inline constexpr llvm::StringLiteral levelAttrName = "fsdp.level";
 /// Attribute of any op in a program: why it stands where it does.
 inline constexpr llvm::StringLiteral whyAttrName = "fsdp.why";
 
@@ -66,6 +68,14 @@ inline constexpr llvm::StringLiteral whyAttrName = "fsdp.why";
 #include "fsdp/Dialect/FSDPOps.h.inc"
 
 namespace mlir::fsdp {
+
+/// The level that the module says; none where it says nothing.
+std::optional<Level> getLevel(ModuleOp module);
+void setLevel(ModuleOp module, Level level);
+/// Fails, with an error on the module that names `user`, unless the module is
+/// at `expected` or says nothing.
+LogicalResult verifyLevel(ModuleOp module, Level expected,
+                          const llvm::Twine &user);
 
 /// The training step: the one program of a module that has a result. Null with
 /// an error on the module when there is none or more than one.

@@ -174,6 +174,23 @@ def FSDP_HostOrFuture : AnyTypeOf<[FSDP_HostType, FSDP_FutureType]>;
 /// What an fsdp.wait gives.
 def FSDP_Awaited : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType, FSDP_HostType]>;
 
+def FSDP_LevelEnum : I32EnumAttr<"Level", "how far a module is lowered", [
+  I32EnumAttrCase<"Captured", 0, "captured">,
+  I32EnumAttrCase<"Grouped", 1, "grouped">,
+  I32EnumAttrCase<"Placed", 2, "placed">,
+  I32EnumAttrCase<"Gathered", 3, "gathered">,
+  I32EnumAttrCase<"Reduced", 4, "reduced">,
+  I32EnumAttrCase<"Sharded", 5, "sharded">,
+  I32EnumAttrCase<"Scheduled", 6, "scheduled">,
+  I32EnumAttrCase<"Planned", 7, "planned">]> {
+  let cppNamespace = "::mlir::fsdp";
+  let genSpecializedAttr = 0;
+}
+
+def FSDP_LevelAttr : EnumAttr<FSDP_Dialect, FSDP_LevelEnum, "level"> {
+  let assemblyFormat = "`<` $value `>`";
+}
+
 def FSDP_PhaseAttr : I32EnumAttr<"Phase", "part of a training step", [
   I32EnumAttrCase<"Forward", 0, "forward">,
   I32EnumAttrCase<"Backward", 1, "backward">,

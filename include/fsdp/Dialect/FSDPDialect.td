@@ -17,8 +17,23 @@ def FSDP_Dialect : Dialect {
     | level | what is in the program |
     | --- | --- |
     | captured | one device: `fsdp.read`, `aten.call`, `fsdp.gradients` |
-    | sharded | placements and collectives: `fsdp.all_gather`, `fsdp.reshard`, `fsdp.reduce_scatter`, `fsdp.optimizer_step` |
+    | grouped | every parameter has a unit |
+    | placed | every parameter has a sharding |
+    | gathered | parameters are read as shards: `fsdp.all_gather`, `fsdp.reshard` |
+    | reduced | gradients are shards: `fsdp.reduce_scatter`, `fsdp.all_reduce` |
+    | sharded | the whole step, with its update: `fsdp.optimizer_step` |
+    | scheduled | collectives begin, and are waited for: `!fsdp.future`, `fsdp.wait` |
     | planned | also the end of every value's life: `fsdp.free`, and where gradients are written |
+
+    The module says its level in the attribute `fsdp.level`. A pass goes from one
+    level to another and refuses a module of a third one. A module that is written
+    by hand may leave the attribute out; the first pass gives it its own.
+
+    ```mlir
+    module attributes {fsdp.level = #fsdp.level<sharded>} { … }
+    ```
+
+    **Level-1**: `fsdp.level` is an `#fsdp.level` and an attribute of the module.
 
     Collectives are never `Pure`: they have effects on one communication
     resource, so that no generic pass merges a backward re-gather into the

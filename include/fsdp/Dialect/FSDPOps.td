@@ -215,7 +215,8 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-9**: `first_microbatch` stands on a unit's first gather and
       `last_microbatch` on its last reshard, both or neither;
     - **Program-4**: the gradient of a parameter is reduced at most once,
-      all-reduced at most once over an axis, and used for at most one update;
+      all-reduced at most once over an axis, accumulated, unscaled and clipped
+      at most once, and used for at most one update;
     - **Program-5**: no value is used after `fsdp.free`, or freed twice;
     - **Program-6**: a frozen parameter gets no gradient, nor does one that an
       `fsdp.no_gradient` names;
@@ -236,7 +237,12 @@ def FSDP_ProgramOp : FSDP_Op<"program",
       dense, and none of them 0;
     - **Program-16**: when a plan is emitted no policy is left that a pass takes
       up: units and their patterns, placements, ignored parameters, checkpoints,
-      activations to offload, clipping;
+      activations to offload, clipping; and what accumulation, loss scaling and
+      `cpu_offload` ask for is in the training step;
+    - **Program-17**: in the optimizer phase, and in no other, stand
+      `fsdp.unscale`, `fsdp.clip_grad_norm` and `fsdp.optimizer_step`, in this
+      order; `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.accumulate` stand
+      before it;
     - **Program-8**: an evaluation has a result, no phases, gradients, optimizer
       step or offloaded activations, keeps no parameters in part or to a next microbatch, and
       has the training step's argument types.

@@ -4,6 +4,7 @@
 
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Transforms/LevelPass.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/Pass/Pass.h"
 

@@ -9,11 +9,19 @@
 
 include "mlir/Pass/PassBase.td"
 
+/// A pass that takes modules at level `from` and leaves them at level `to`.
+class LevelPass<string argument, string from, string to>
+    : PassBase<argument, "::mlir::fsdp::LevelPass<::mlir::fsdp::Level::" # from #
+                             ", ::mlir::fsdp::Level::" # to # ">"> {
+  let dependentDialects = ["::mlir::fsdp::FSDPDialect"];
+}
+
 //===----------------------------------------------------------------------===//
 // Shard: captured level -> sharded level
 //===----------------------------------------------------------------------===//
 
-def DetectUnits : Pass<"fsdp-detect-units", "::mlir::ModuleOp"> {
+def DetectUnits
+    : LevelPass<"fsdp-detect-units", "Captured", "Captured"> {
   let summary = "Find the model's blocks: modules that are repeated";
   let description = [{
     If the module has an `fsdp.auto_units`, the pass replaces it by one
@@ -28,11 +36,12 @@ def DetectUnits : Pass<"fsdp-detect-units", "::mlir::ModuleOp"> {
 
     A remark says what was chosen; a warning says that nothing was.
 
-    Before: captured level. After: there is no `fsdp.auto_units`.
+    After: there is no `fsdp.auto_units`.
   }];
 }
 
-def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
+def AssignUnits
+    : LevelPass<"fsdp-assign-units", "Captured", "Grouped"> {
   let summary = "Group parameters into FSDP units by the module's patterns";
   let description = [{
     Replaces every `fsdp.unit_pattern` by one `fsdp.unit` for each module that
@@ -60,11 +69,12 @@ def AssignUnits : Pass<"fsdp-assign-units", "::mlir::ModuleOp"> {
     `fsdp.entries`; it must then be in a unit of `fsdp.captured_units` if and
     only if it is in a unit here.
 
-    Before: captured level. After: every `fsdp.param` names a unit.
+    After: every `fsdp.param` names a unit.
   }];
 }
 
-def ChooseMemory : Pass<"fsdp-choose-memory", "::mlir::ModuleOp"> {
+def ChooseMemory
+    : LevelPass<"fsdp-choose-memory", "Grouped", "Grouped"> {
   let summary = "Choose what is kept, so that the step is fast and fits";
   let description = [{
     Without a `memory_budget` of the schedule, the pass changes nothing.
@@ -90,12 +100,11 @@ def ChooseMemory : Pass<"fsdp-choose-memory", "::mlir::ModuleOp"> {
     stream without what is recomputed and gathered again.
     Prefetching then fills the budget (fsdp-prefetch-all-gathers). If the policy
     has checkpoint patterns, recomputation is not varied.
-
-    Before and after: captured level, every parameter has a unit.
   }];
 }
 
-def BucketUnits : Pass<"fsdp-bucket-units", "::mlir::ModuleOp"> {
+def BucketUnits
+    : LevelPass<"fsdp-bucket-units", "Grouped", "Grouped"> {
   let summary = "Gather and reduce groups of parameters other than the units";
   let description = [{
     With the schedule's `bucket = "unit"`, the pass changes nothing. With
@@ -117,13 +126,11 @@ def BucketUnits : Pass<"fsdp-bucket-units", "::mlir::ModuleOp"> {
     Only units of the same policy are joined. A unit with parameters of several
     dtypes, which are reduced in their common dtype, is not changed. The bits are
     those of the original units: every element is reduced in the same order.
-
-    Before and after: captured level, every parameter has a unit.
   }];
 }
 
 def RecomputeActivations
-    : Pass<"fsdp-recompute-activations", "::mlir::ModuleOp"> {
+    : LevelPass<"fsdp-recompute-activations", "Grouped", "Grouped"> {
   let summary = "Recompute the activations of checkpointed modules in backward";
   let description = [{
     Takes every `fsdp.checkpoint_pattern`. If backward uses what a matching module
@@ -148,12 +155,12 @@ def RecomputeActivations
     recomputed and how many bytes are not kept; a missed remark says what is kept
     all the same, and why.
 
-    Before: captured level. After: no `fsdp.checkpoint_pattern`.
+    After: no `fsdp.checkpoint_pattern`.
   }];
 }
 
 def OffloadActivations
-    : Pass<"fsdp-offload-activations", "::mlir::ModuleOp"> {
+    : LevelPass<"fsdp-offload-activations", "Grouped", "Grouped"> {
   let summary = "Keep the activations of modules on the host until backward";
   let description = [{
     Takes every `fsdp.offload_pattern`. A storage that a call of a matching
@@ -185,12 +192,13 @@ def OffloadActivations
 
     Remarks of category `fsdp-offload` say for each pattern how much is copied.
 
-    Before: captured level, after recomputation. After: no
+    Run it after recomputation. After: no
     `fsdp.offload_pattern`; Program-12 holds.
   }];
 }
 
-def PlaceParams : Pass<"fsdp-place-params", "::mlir::ModuleOp"> {
+def PlaceParams
+    : LevelPass<"fsdp-place-params", "Grouped", "Placed"> {
   let summary = "Shard every parameter over the mesh";
   let description = [{
     Gives each `fsdp.param` the sharding `[{"shard"}, {}, …]` over the module's
@@ -203,7 +211,8 @@ def PlaceParams : Pass<"fsdp-place-params", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertAllGathers : Pass<"fsdp-insert-all-gathers", "::mlir::ModuleOp"> {
+def InsertAllGathers
+    : LevelPass<"fsdp-insert-all-gathers", "Placed", "Gathered"> {
   let summary = "Gather each unit before its first use";
   let description = [{
     Replaces the reads of whole parameters by reads of shards and, for each
@@ -214,7 +223,8 @@ def InsertAllGathers : Pass<"fsdp-insert-all-gathers", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertReshards : Pass<"fsdp-insert-reshards", "::mlir::ModuleOp"> {
+def InsertReshards
+    : LevelPass<"fsdp-insert-reshards", "Gathered", "Gathered"> {
   let summary = "Free gathered parameters after forward, gather again for backward";
   let description = [{
     A unit with `reshard_after_forward = true` is resharded after its last use
@@ -235,7 +245,8 @@ def InsertReshards : Pass<"fsdp-insert-reshards", "::mlir::ModuleOp"> {
   }];
 }
 
-def DeferReshards : Pass<"fsdp-defer-reshards", "::mlir::ModuleOp"> {
+def DeferReshards
+    : LevelPass<"fsdp-defer-reshards", "Gathered", "Gathered"> {
   let summary = "Keep what backward gathered for the next microbatch";
   let description = [{
     Without an `fsdp.accumulation` of more than one step, or with
@@ -248,7 +259,8 @@ def DeferReshards : Pass<"fsdp-defer-reshards", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp"> {
+def InsertReduceScatters
+    : LevelPass<"fsdp-insert-reduce-scatters", "Gathered", "Reduced"> {
   let summary = "Reduce each unit's gradients when the last of them is available";
   let description = [{
     Puts one `fsdp.reduce_scatter` after the last of a unit's whole gradients, in
@@ -271,7 +283,8 @@ def InsertReduceScatters : Pass<"fsdp-insert-reduce-scatters", "::mlir::ModuleOp
   }];
 }
 
-def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
+def InsertAllReduces
+    : LevelPass<"fsdp-insert-all-reduces", "Reduced", "Reduced"> {
   let summary = "Reduce gradient shards over the replicas of HSDP";
   let description = [{
     Puts one `fsdp.all_reduce` over the axis `replicate` after each
@@ -284,7 +297,8 @@ def InsertAllReduces : Pass<"fsdp-insert-all-reduces", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp"> {
+def InsertOffloadCopies
+    : LevelPass<"fsdp-insert-offload-copies", "Reduced", "Reduced"> {
   let summary = "Copy shards of offloaded units to the device and gradients back";
   let description = [{
     The shards of a unit with `cpu_offload` lie on the host. The pass puts one
@@ -315,7 +329,8 @@ def InsertOffloadCopies : Pass<"fsdp-insert-offload-copies", "::mlir::ModuleOp">
   }];
 }
 
-def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
+def InsertAccumulation
+    : LevelPass<"fsdp-insert-accumulation", "Reduced", "Reduced"> {
   let summary = "Add the gradients of a step's microbatches";
   let description = [{
     Without an `fsdp.accumulation` of more than one step, the pass changes
@@ -344,7 +359,8 @@ def InsertAccumulation : Pass<"fsdp-insert-accumulation", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertLossScaling : Pass<"fsdp-insert-loss-scaling", "::mlir::ModuleOp"> {
+def InsertLossScaling
+    : LevelPass<"fsdp-insert-loss-scaling", "Reduced", "Reduced"> {
   let summary = "Scale the loss and unscale its gradients";
   let description = [{
     Without an `fsdp.grad_scaler`, the pass changes nothing. Otherwise backward
@@ -356,7 +372,8 @@ def InsertLossScaling : Pass<"fsdp-insert-loss-scaling", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertClipping : Pass<"fsdp-insert-clipping", "::mlir::ModuleOp"> {
+def InsertClipping
+    : LevelPass<"fsdp-insert-clipping", "Reduced", "Reduced"> {
   let summary = "Clip the gradients before the update";
   let description = [{
     Without an `fsdp.gradient_clipping`, the pass changes nothing. Otherwise the
@@ -368,7 +385,8 @@ def InsertClipping : Pass<"fsdp-insert-clipping", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
+def InsertOptimizer
+    : LevelPass<"fsdp-insert-optimizer", "Reduced", "Sharded"> {
   let summary = "Update the shards at the end of the step";
   let description = [{
     Replaces `fsdp.gradients` by one `fsdp.optimizer_step` in the optimizer phase.
@@ -385,18 +403,18 @@ def InsertOptimizer : Pass<"fsdp-insert-optimizer", "::mlir::ModuleOp"> {
 // Schedule: sharded level -> scheduled level
 //===----------------------------------------------------------------------===//
 
-def SplitCollectives : Pass<"fsdp-split-collectives", "::mlir::ModuleOp"> {
+def SplitCollectives
+    : LevelPass<"fsdp-split-collectives", "Sharded", "Scheduled"> {
   let summary = "Begin collectives, and wait for their results";
   let description = [{
     Gives each `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.all_reduce` of
     every program, and each copy of gradients to the host or of an activation, a
     future as its result, followed at once by an `fsdp.wait`.
-
-    Before: sharded level. After: scheduled level.
   }];
 }
 
-def PrefetchAllGathers : Pass<"fsdp-prefetch-all-gathers", "::mlir::ModuleOp"> {
+def PrefetchAllGathers
+    : LevelPass<"fsdp-prefetch-all-gathers", "Scheduled", "Scheduled"> {
   let summary = "Launch all-gathers before their parameters are needed";
   let description = [{
     Moves each `fsdp.all_gather` of the training step, with what it reads, ahead
@@ -421,12 +439,11 @@ def PrefetchAllGathers : Pass<"fsdp-prefetch-all-gathers", "::mlir::ModuleOp"> {
     says where each was launched, and what limited it; a missed remark, that
     computation waits for it. A last remark says how far the simulated step is
     above the lower bound for its instructions.
-
-    Before and after: scheduled level.
   }];
 }
 
-def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
+def DelayReduceWaits
+    : LevelPass<"fsdp-delay-reduce-waits", "Scheduled", "Scheduled"> {
   let summary = "Let computation go on while gradients are reduced";
   let description = [{
     Moves the wait for each `fsdp.reduce_scatter` to its first use, or before the
@@ -439,13 +456,11 @@ def DelayReduceWaits : Pass<"fsdp-delay-reduce-waits", "::mlir::ModuleOp"> {
     An `fsdp.copy_to_host` moves after the waits for what it copies. It is awaited
     where its results are used, or before the same number of others have begun. So
     the reduced gradients of at most that many units are held.
-
-    Before and after: scheduled level.
   }];
 }
 
 def OverlapActivationCopies
-    : Pass<"fsdp-overlap-activation-copies", "::mlir::ModuleOp"> {
+    : LevelPass<"fsdp-overlap-activation-copies", "Scheduled", "Scheduled"> {
   let summary = "Let computation go on while activations are copied";
   let description = [{
     The pass uses the costs of the schedule's `device`, whose host link carries
@@ -464,8 +479,6 @@ def OverlapActivationCopies
     With `prefetch: none` the pass changes nothing. Remarks of category
     `fsdp-offload` say for each activation how much of its copies is hidden, or
     that it stays.
-
-    Before and after: scheduled level.
   }];
 }
 
@@ -473,7 +486,8 @@ def OverlapActivationCopies
 // Lower: scheduled level -> planned level
 //===----------------------------------------------------------------------===//
 
-def BindReduceInputs : Pass<"fsdp-bind-reduce-inputs", "::mlir::ModuleOp"> {
+def BindReduceInputs
+    : LevelPass<"fsdp-bind-reduce-inputs", "Scheduled", "Scheduled"> {
   let summary = "Let operators write gradients where the reduction reads them";
   let description = [{
     Follows each operand of an `fsdp.reduce_scatter` through views to the
@@ -486,7 +500,8 @@ def BindReduceInputs : Pass<"fsdp-bind-reduce-inputs", "::mlir::ModuleOp"> {
   }];
 }
 
-def InsertFrees : Pass<"fsdp-insert-frees", "::mlir::ModuleOp"> {
+def InsertFrees
+    : LevelPass<"fsdp-insert-frees", "Scheduled", "Planned"> {
   let summary = "End the life of every value after its last use";
   let description = [{
     Inserts `fsdp.free` after the last use of each tensor and shard. Gathered

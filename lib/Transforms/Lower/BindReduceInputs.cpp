@@ -34,7 +34,7 @@ static bool endsBy(Value owner, Operation *end) {
 namespace {
 struct BindReduceInputs
     : mlir::fsdp::impl::BindReduceInputsBase<BindReduceInputs> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ProgramOp program = getProgram(getOperation());
     if (!program)
       return signalPassFailure();

@@ -53,7 +53,7 @@ void mlir::fsdp::insertFrees(ProgramOp program,
 
 namespace {
 struct InsertFrees : mlir::fsdp::impl::InsertFreesBase<InsertFrees> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ProgramOp program = getProgram(getOperation());
     if (!program)
       return signalPassFailure();

@@ -21,7 +21,7 @@ remark::RemarkOpts remarkOf(StringRef name) {
 }
 
 struct BucketUnits : mlir::fsdp::impl::BucketUnitsBase<BucketUnits> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ScheduleOp schedule = getOrCreateSchedule(module);
     StringRef policy = schedule.getBucket();

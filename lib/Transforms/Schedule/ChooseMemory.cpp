@@ -15,7 +15,7 @@ using namespace mlir::fsdp;
 
 namespace {
 struct ChooseMemory : mlir::fsdp::impl::ChooseMemoryBase<ChooseMemory> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ScheduleOp schedule = getOrCreateSchedule(module);
     std::optional<uint64_t> budget = schedule.getMemoryBudget();

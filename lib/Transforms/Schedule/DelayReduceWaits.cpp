@@ -50,7 +50,7 @@ static int64_t countCalls(Operation *from, Operation *to) {
 namespace {
 struct DelayReduceWaits
     : mlir::fsdp::impl::DelayReduceWaitsBase<DelayReduceWaits> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

@@ -237,7 +237,7 @@ private:
 
 struct OverlapActivationCopies
     : mlir::fsdp::impl::OverlapActivationCopiesBase<OverlapActivationCopies> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

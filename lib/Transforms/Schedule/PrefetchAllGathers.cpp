@@ -153,7 +153,7 @@ private:
 
 struct PrefetchAllGathers
     : mlir::fsdp::impl::PrefetchAllGathersBase<PrefetchAllGathers> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

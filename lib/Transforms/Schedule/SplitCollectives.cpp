@@ -12,7 +12,7 @@ using namespace mlir::fsdp;
 namespace {
 struct SplitCollectives
     : mlir::fsdp::impl::SplitCollectivesBase<SplitCollectives> {
-  void runOnOperation() override {
+  void runOnModule() override {
     for (auto program : getOperation().getOps<ProgramOp>())
       for (Operation &op :
            llvm::make_early_inc_range(program.getBody().front()))

@@ -35,7 +35,7 @@ struct Claim {
 };
 
 struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     rootPolicy = {module.getLoc(), false, {}};
     if (failed(readPatterns(module)) || failed(readClasses(module)) ||

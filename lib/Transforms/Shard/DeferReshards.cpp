@@ -14,7 +14,7 @@ using namespace mlir::fsdp;
 
 namespace {
 struct DeferReshards : mlir::fsdp::impl::DeferReshardsBase<DeferReshards> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     if (llvm::none_of(module.getOps<AccumulationOp>(), [](AccumulationOp op) {
           return op.getSteps() > 1 && !op.getReshardAfterBackward();

@@ -51,7 +51,7 @@ struct Family {
 };
 
 struct DetectUnits : mlir::fsdp::impl::DetectUnitsBase<DetectUnits> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     auto policies = llvm::to_vector(module.getOps<AutoUnitsOp>());
     if (policies.empty())

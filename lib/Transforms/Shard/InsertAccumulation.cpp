@@ -16,7 +16,7 @@ using namespace mlir::fsdp;
 namespace {
 struct InsertAccumulation
     : mlir::fsdp::impl::InsertAccumulationBase<InsertAccumulation> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     auto policies = module.getOps<AccumulationOp>();
     if (policies.empty())

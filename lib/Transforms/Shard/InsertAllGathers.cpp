@@ -15,7 +15,7 @@ using namespace mlir::fsdp;
 namespace {
 struct InsertAllGathers
     : mlir::fsdp::impl::InsertAllGathersBase<InsertAllGathers> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

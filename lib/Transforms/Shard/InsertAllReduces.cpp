@@ -14,7 +14,7 @@ using namespace mlir::fsdp;
 namespace {
 struct InsertAllReduces
     : mlir::fsdp::impl::InsertAllReducesBase<InsertAllReduces> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

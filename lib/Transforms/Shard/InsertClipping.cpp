@@ -46,7 +46,7 @@ static void appendPreOrder(ArrayRef<ParamOp> params, size_t prefixSize,
 
 namespace {
 struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     auto policies = module.getOps<GradientClippingOp>();
     if (policies.empty())

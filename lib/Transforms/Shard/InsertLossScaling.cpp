@@ -14,7 +14,7 @@ using namespace mlir::fsdp;
 namespace {
 struct InsertLossScaling
     : mlir::fsdp::impl::InsertLossScalingBase<InsertLossScaling> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     auto policies = module.getOps<GradScalerOp>();
     if (policies.empty())

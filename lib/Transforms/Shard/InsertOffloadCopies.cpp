@@ -17,7 +17,7 @@ using namespace mlir::fsdp;
 namespace {
 struct InsertOffloadCopies
     : mlir::fsdp::impl::InsertOffloadCopiesBase<InsertOffloadCopies> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

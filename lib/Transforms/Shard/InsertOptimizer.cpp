@@ -39,7 +39,7 @@ static bool isMember(ParamGroupOp group, ParamOp param,
 namespace {
 struct InsertOptimizer
     : mlir::fsdp::impl::InsertOptimizerBase<InsertOptimizer> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

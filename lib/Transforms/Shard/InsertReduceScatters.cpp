@@ -113,7 +113,7 @@ static SmallVector<Attribute> getPartialAxes(ModuleOp module, MeshAttr mesh) {
 namespace {
 struct InsertReduceScatters
     : mlir::fsdp::impl::InsertReduceScattersBase<InsertReduceScatters> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

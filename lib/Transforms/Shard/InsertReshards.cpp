@@ -48,7 +48,7 @@ struct GatheredStorage {
 };
 
 struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

@@ -28,7 +28,7 @@ struct Activation {
 
 struct OffloadActivations
     : mlir::fsdp::impl::OffloadActivationsBase<OffloadActivations> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

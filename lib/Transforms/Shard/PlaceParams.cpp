@@ -14,7 +14,7 @@ using namespace mlir::fsdp;
 
 namespace {
 struct PlaceParams : mlir::fsdp::impl::PlaceParamsBase<PlaceParams> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     auto meshes = llvm::to_vector(module.getOps<MeshOp>());
     if (meshes.size() != 1) {

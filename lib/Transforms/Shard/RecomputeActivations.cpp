@@ -308,7 +308,7 @@ private:
 
 struct RecomputeActivations
     : mlir::fsdp::impl::RecomputeActivationsBase<RecomputeActivations> {
-  void runOnOperation() override {
+  void runOnModule() override {
     ModuleOp module = getOperation();
     ProgramOp program = getProgram(module);
     if (!program)

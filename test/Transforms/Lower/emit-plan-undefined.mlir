@@ -3,7 +3,8 @@
 // A shard has no place in a plan: what uses it as a value is an error, and not
 // a use of the first value.
 
-// CHECK: emit-plan-undefined.mlir:[[# @LINE + 10]]:3: error: 'fsdp.free' op names what a plan does not have, a value of type '!fsdp.sharded<tensor<4xf32>
+// CHECK: emit-plan-undefined.mlir:[[# @LINE + 11]]:3: error: 'fsdp.free' op names what a plan does not have, a value of type '!fsdp.sharded<tensor<4xf32>
+module attributes {fsdp.level = #fsdp.level<planned>} {
 fsdp.mesh @world <["shard"=2]>
 fsdp.optimizer "sgd" {lr = 1.0e-1}
 fsdp.unit @u
@@ -15,4 +16,5 @@ fsdp.program @train_step(%x: tensor<4xf32> {fsdp.name = "x"}) -> tensor<f32> {
   fsdp.free %x : tensor<4xf32>
   fsdp.free %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
+}
 }
