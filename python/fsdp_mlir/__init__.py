@@ -3,16 +3,18 @@
 `fully_shard` is PyTorch's; `compile` makes a training step of the sharded model, which runs in this
 process and trains in the model's own parameters. `capture` writes the captured step for
 `fsdp-opt`; `python -m fsdp_mlir.capture` is the same on the command line.
+
+May include: support, modules, capture, frontdoor.
 """
 
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
-from fsdp_mlir.compiled import Step, compile
-from fsdp_mlir.errors import CaptureError, CompileError
-from fsdp_mlir.sharding import fully_shard
-from fsdp_mlir.step import CaptureSummary, capture
-from fsdp_mlir.version import __version__
+from fsdp_mlir.capture.capture import CaptureSummary, capture
+from fsdp_mlir.frontdoor.compiled import Step, compile
+from fsdp_mlir.modules.sharding import fully_shard
+from fsdp_mlir.support.errors import CaptureError, CompileError
+from fsdp_mlir.support.version import __version__
 
 __all__ = [
     "CPUOffloadPolicy",

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsdp_mlir.files import save_tensors
+from fsdp_mlir.support.files import save_tensors
 
 _WORDS = re.compile(rb"\w+|\s+|[^\w\s]")
 

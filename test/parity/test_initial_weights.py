@@ -13,9 +13,9 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir.files import save_tensors
 from fsdp_mlir.models.llama import Llama, LlamaConfig
 from fsdp_mlir.models.llama3 import llama3_8b
+from fsdp_mlir.support.files import save_tensors
 from harness import BIN, execute, read_run
 from safetensors.torch import load_file
 from torch import Tensor, nn

@@ -19,7 +19,7 @@ LOOPS = ROOT / "examples" / "loops"
 # Of a checkpoint and a script: runs it, whose compiled steps all must have a plan.
 STRICT = """
 import pathlib, runpy, sys
-from fsdp_mlir import eager
+from fsdp_mlir.step import eager
 
 def backward(*args, **kwargs):
     raise AssertionError("a step runs as FSDP2 does")

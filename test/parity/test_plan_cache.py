@@ -42,7 +42,7 @@ SCRIPT = """
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
 import fsdp_mlir, torch
-from fsdp_mlir import planning
+from fsdp_mlir.frontdoor import planning
 from torch import nn
 from model import Block
 

@@ -26,7 +26,7 @@ import pytest
 import random_models
 import torch
 import yaml
-from fsdp_mlir.policy import MixedPrecision
+from fsdp_mlir.policy.policy import MixedPrecision
 from harness import BIN, execute, read_run
 from safetensors.torch import load_file, save_file
 from torch import nn

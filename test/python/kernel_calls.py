@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fsdp_mlir.known import flat_tensors
-from fsdp_mlir.strides import corrected, of_kernels
+from fsdp_mlir.record.known import flat_tensors
+from fsdp_mlir.record.strides import corrected, of_kernels
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (

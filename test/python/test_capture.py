@@ -12,9 +12,9 @@ import fsdp_mlir
 import pytest
 import torch
 import torch.nn.functional as F
-from fsdp_mlir.files import file_hash
 from fsdp_mlir.models.gpt2 import gpt2_debug, gpt2_debug_dropout
 from fsdp_mlir.models.llama import llama_debug
+from fsdp_mlir.support.files import file_hash
 from fsdp_mlir.text import batches
 from graphs import Captured, assert_same_step, eager_ops
 from torch import Tensor, nn

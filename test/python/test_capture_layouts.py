@@ -9,7 +9,7 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir.errors import CaptureError
+from fsdp_mlir.support.errors import CaptureError
 from graphs import Captured, assert_same_step
 from torch import Tensor, nn
 

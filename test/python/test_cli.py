@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsdp_mlir import cli, text
-from fsdp_mlir.errors import CaptureError
+from fsdp_mlir import text
+from fsdp_mlir.capture import cli
 from fsdp_mlir.models.llama import llama_debug
+from fsdp_mlir.support.errors import CaptureError
 from graphs import Captured, assert_same_step
 from safetensors.torch import load_file
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from fsdp_mlir import CaptureError, CompileError
 from fsdp_mlir.models.llama import llama_debug
+from fsdp_mlir.state import optimizers
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
@@ -123,7 +124,7 @@ def test_a_data_loader_with_workers() -> None:
 def test_optimizers(make: Callable[[nn.Module], Any]) -> None:
     model = Model()
     ours = sharded(copy.deepcopy(model))
-    optimizer = fsdp_mlir.optimizers.instance_of(make(model), model)
+    optimizer = optimizers.instance_of(make(model), model)
     assert optimizer is not None
     step = fsdp_mlir.compile(ours, loss=loss_fn, optimizer=make(ours), example=BATCH)
     for _ in range(3):

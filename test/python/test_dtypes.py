@@ -10,8 +10,8 @@ from pathlib import Path
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir.errors import CaptureError
-from fsdp_mlir.torchscript import _DTYPES
+from fsdp_mlir.archive.torchscript import _DTYPES
+from fsdp_mlir.support.errors import CaptureError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
-from fsdp_mlir import CompileError, optimizers, sharding, weights
+from fsdp_mlir import CompileError
+from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.state import optimizers
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAllocAllGather

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fsdp_mlir.identity import Untold, identity
+from fsdp_mlir.frontdoor.identity import Untold, identity
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 

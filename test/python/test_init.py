@@ -10,7 +10,7 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir.cli import main
+from fsdp_mlir.capture.cli import main
 from fsdp_mlir.models.llama import Llama, LlamaConfig
 from fsdp_mlir.models.llama3 import llama3_8b
 from graphs import Captured

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir import torchscript
+from fsdp_mlir.archive import torchscript
 from fsdp_mlir.models.llama3 import llama3_8b
 from graphs import Captured
 

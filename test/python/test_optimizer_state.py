@@ -8,7 +8,7 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir import build
+from fsdp_mlir.support import build
 from test_compile import BATCH, compiled, loss_fn
 
 ADAMW = (torch.optim.AdamW, {"lr": 0.01})

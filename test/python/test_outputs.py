@@ -9,7 +9,7 @@ import fsdp_mlir
 import pytest
 import torch
 import torch.distributed.fsdp
-from fsdp_mlir.errors import CaptureError
+from fsdp_mlir.support.errors import CaptureError
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_mlir import CaptureError, capture, weights
-from fsdp_mlir.policy import MixedPrecision, Units, pattern_to_regex, read_policy
+from fsdp_mlir import CaptureError, capture
+from fsdp_mlir.modules import weights
+from fsdp_mlir.policy.policy import MixedPrecision, Units, pattern_to_regex, read_policy
 from torch import Tensor, nn
 
 

@@ -522,7 +522,7 @@ def test_check_wants_data(tmp_path: Path) -> None:
 
 def test_wrong_recording_names_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that was recorded with another number is found by running it."""
-    from fsdp_mlir import trace
+    from fsdp_mlir.record import trace
 
     record = trace.Recorder._record
 

@@ -10,7 +10,7 @@ import asserting
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir.errors import CaptureError
+from fsdp_mlir.support.errors import CaptureError
 from graphs import Captured, assert_same_step
 from torch import Tensor, nn
 

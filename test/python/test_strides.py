@@ -9,7 +9,7 @@ import fsdp_mlir
 import pytest
 import torch
 import torch.nn.functional as F
-from fsdp_mlir.strides import corrected
+from fsdp_mlir.record.strides import corrected
 from graphs import Captured, assert_same_step, eager_ops
 from kernel_calls import FEW, SLOW, compare, op_db
 from torch import Tensor, nn

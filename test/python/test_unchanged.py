@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import twins
-from fsdp_mlir import CompileError, plans
-from fsdp_mlir.eager import eval_mode
+from fsdp_mlir import CompileError
+from fsdp_mlir.frontdoor import plans
+from fsdp_mlir.step.eager import eval_mode
 from torch import Tensor, nn
 
 GAIN = 1.0

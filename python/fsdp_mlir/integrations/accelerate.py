@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fsdp_mlir
 from fsdp_mlir.integrations.scaled import backward_over
-from fsdp_mlir.outputs import scalar_of
+from fsdp_mlir.step.outputs import scalar_of
 
 
 def fsdp2_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 import fsdp_mlir
-from fsdp_mlir import sharding
 from fsdp_mlir.integrations.scaled import backward_over
-from fsdp_mlir.outputs import scalar_of
+from fsdp_mlir.modules import sharding
+from fsdp_mlir.step.outputs import scalar_of
 
 ComputeLoss = Callable[..., Tensor]
 

@@ -1,1 +1,4 @@
-"""Models to capture: our own Llama, and factories for those of `transformers`."""
+"""Models to capture: our own Llama, and factories for those of `transformers`.
+
+May include: no other room.
+"""

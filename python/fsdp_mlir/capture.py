@@ -1,8 +1,0 @@
-"""`python -m fsdp_mlir.capture`: captures a model named on the command line."""
-
-import sys
-
-from fsdp_mlir.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

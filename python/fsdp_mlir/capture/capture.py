@@ -1,0 +1,179 @@
+"""Captures one training step of a model: forward, loss and backward, as a graph of ATen calls.
+
+The stages, each with one input and one output: a view of the model under its policy
+(model_view.py), the recording of its step (recording.py), the proof that the recording is what the
+model does (proof.py), the archive (archive.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+from fsdp_mlir.archive import writer
+from fsdp_mlir.check import proof
+from fsdp_mlir.modules import weights
+from fsdp_mlir.policy.policy import Units, read_policy
+from fsdp_mlir.record.graph import Reliance
+from fsdp_mlir.record.init import Factory, capture_init
+from fsdp_mlir.step.training_step import (
+    Loss,
+    OutputsOfModes,
+    TrainingStep,
+    example_inputs,
+    split_constants,
+)
+from fsdp_mlir.view.model_view import ModelView, constant_name
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """What was written. Sizes are in elements and bytes, time in seconds.
+
+    `checked`: the captured step was run beside eager PyTorch. `constants` are the tensors of
+    others that the graph took as they were; those of `literals`, by their indices, the step made
+    itself. `relied_on`: values of inputs, buffers and constants that decided shapes; `sources` are
+    the names of buffers and constants by those that these have in it.
+    `operators` are the names of those that are not ATen's, `kernels` the functions of Python whose
+    calls stand in the graph in place of an operator.
+    """
+
+    path: Path
+    weights: Path | None
+    params: int
+    elements: int
+    buffers: int
+    nodes: int
+    backward_begin: int
+    grads: int
+    seconds: float
+    bytes: int
+    checked: bool
+    constants: tuple[Tensor, ...] = field(repr=False)
+    literals: frozenset[int] = field(repr=False)
+    relied_on: tuple[Reliance, ...] = field(repr=False)
+    sources: dict[str, str] = field(repr=False)
+    operators: tuple[str, ...] = ()
+    kernels: tuple[FunctionType, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        forward, backward = self.backward_begin, self.nodes - self.backward_begin
+        data = f"weights in {self.weights}" if self.weights else "no weights"
+        check = "equal to eager PyTorch" if self.checked else "not run beside eager PyTorch"
+        return (
+            f"{self.path}: {self.params} params ({self.elements} elements), "
+            f"{self.buffers} buffers, {self.nodes} ops ({forward} forward, {backward} backward), "
+            f"{self.grads} gradients, {self.seconds:.2f} s, {self.bytes} bytes, {data}, {check}"
+        )
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No cycles of garbage are looked for: recording makes a great many objects that live, and a
+    look at all that a large library has made takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@uncollected()
+def capture(
+    model: nn.Module,
+    args: Sequence[Tensor] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    init: Factory | None = None,
+    evaluation: bool = False,
+    config: str | Path | None = None,
+    path: str | Path = "model.pt",
+    save_weights: bool = True,
+    check: bool | None = None,
+    outputs: OutputsOfModes | None = None,
+) -> CaptureSummary:
+    """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
+
+    The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
+    dim 0 is the batch of one rank; a scalar is a batch of one element in the graph. Those of
+    `kwargs` name the graph's inputs, those of `args` are arg0, arg1, …; numbers, strings and None
+    in `kwargs` are part of the step. `loss` maps the model's output to a scalar; inputs that are
+    named like further parameters of it go to it and not to the model. Without it the output itself,
+    or its `.loss`, is the scalar. A ComputeLoss maps the model and the inputs to it. Train or eval
+    mode is captured as it is. The graph is that of CPU tensors, and is recorded without data, so a
+    model on `meta` works at any size.
+
+    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
+    model, `init()` builds the same model as one would on one device: what it does to initialise
+    itself is captured too, on fake tensors, and fsdp-run does it at its own seed. A seed that
+    `init` sets is not part of that. Without `save_weights` the file has only the tensors that are
+    the graph's own, if there are any.
+
+    `evaluation` captures the loss in eval mode too, on the same inputs and without gradients, for
+    evaluations between steps; the model's own mode stays as it is.
+
+    `config` is a policy file of fsdp-opt, read for the units and their mixed precision: parameters
+    then have the dtype in which they are gathered, and the graph has the casts at unit boundaries
+    and sums the gradients of a unit's inputs as FSDP2 does. fsdp-opt says where it needs that.
+
+    The step is recorded again with other seeds and as another rank, and must be the same. With
+    `check` it is then run on two batches beside eager PyTorch: loss, gradients and buffers must
+    have equal bits (eager_check.py). By default this is done where the model
+    and the inputs have data, of at most proof.CHECKED_BYTES.
+
+    `outputs`, for callers that execute the step in this process: what `loss` gives beside the
+    scalar (outputs.py). Without it a loss that gives more is an error.
+
+    Raises CaptureError, and then writes nothing. The model is as it was in any case.
+    """
+    start = time.perf_counter()
+    path = Path(path)
+    units = Units(read_policy(Path(config) if config is not None else None), model)
+    tensors, constants = split_constants(kwargs or {})
+    inputs = example_inputs(model, args, tensors)
+    scalars = {name for name, value in inputs.items() if value.dim() == 0}
+    inputs |= {name: inputs[name].reshape(1) for name in scalars}
+    step = TrainingStep(model, list(inputs), len(args), loss, constants, outputs, scalars)
+    view = ModelView.of(step, units, inputs)
+    if save_weights:
+        weights.warn_of_other_names(model)
+    recording, checked = proof.recorded(view, evaluation=evaluation, check=check)
+    trace = recording.trace
+    made = init and capture_init(init, model, view.params, view.buffers, trace.constants)
+    buffers = [buffer.name for buffer in view.buffers]
+    names = [constant_name(index) for index in range(len(trace.constants))]
+    weights_path = writer.write(path, view, recording, made or None, save_weights=save_weights)
+    return CaptureSummary(
+        path=path,
+        weights=weights_path,
+        params=len(view.params),
+        elements=sum(param.tensor.numel() for param in view.params),
+        buffers=len(view.buffers) + len(trace.constants),
+        nodes=len(trace.nodes),
+        backward_begin=trace.backward_begin,
+        grads=len(recording.gradients),
+        seconds=time.perf_counter() - start,
+        bytes=path.stat().st_size,
+        checked=checked,
+        constants=tuple(trace.constants),
+        literals=frozenset(trace.literals),
+        relied_on=tuple(
+            each
+            for made in (trace, recording.evaluation)
+            for each in (made.relied_on if made is not None else ())
+        ),
+        sources={f"b{i}": name for i, name in enumerate([*buffers, *names])},
+        operators=writer.operators(recording, made or None),
+        kernels=tuple(recording.kernels()),
+    )

@@ -1,0 +1,187 @@
+"""The command line of capture.
+
+    python -m fsdp_mlir.capture --model fsdp_mlir.models.llama:llama_debug \\
+        --inputs 'tokens=int64[2,32]<256' 'targets=int64[2,32]<256' -o model.pt
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_mlir.capture.capture import capture
+from fsdp_mlir.support.errors import CaptureError
+
+_INPUT = re.compile(
+    r"(?P<name>[A-Za-z_]\w*)=(?P<dtype>[a-z]+\d*)\[(?P<shape>\d+(?:,\d+)*)\](?:<(?P<high>\d+))?"
+)
+
+
+def parse_input(text: str) -> tuple[str, Tensor]:
+    """The name and an example tensor for `name=dtype[d0,d1,…]`, with `<high` for integers.
+
+    Integers are drawn from [0, high), and hold both 0 and high-1, so that the range is captured;
+    floats from the normal distribution; bools are false. The draw does not depend on the run.
+    """
+    match = _INPUT.fullmatch(text.replace(" ", ""))
+    if not match:
+        raise CaptureError(
+            f"input '{text}': expected name=dtype[d0,d1,...], or with <high at the end"
+        )
+    dtype = getattr(torch, match["dtype"], None)
+    if not isinstance(dtype, torch.dtype) or dtype.is_complex:
+        raise CaptureError(f"input '{text}': expected a real dtype, got '{match['dtype']}'")
+    shape = [int(size) for size in match["shape"].split(",")]
+    generator = torch.Generator().manual_seed(0)
+    integer = not dtype.is_floating_point and dtype != torch.bool
+    if match["high"] and not integer:
+        raise CaptureError(f"input '{text}': '<' is for integers, got dtype '{match['dtype']}'")
+    if not integer:
+        if dtype == torch.bool:
+            return match["name"], torch.zeros(shape, dtype=dtype)
+        return match["name"], torch.randn(shape, generator=generator).to(dtype)
+    high = int(match["high"] or 2)
+    if high < 1:
+        raise CaptureError(f"input '{text}': expected '<' and at least 1, got {high}")
+    value = torch.randint(0, high, shape, generator=generator)
+    if value.numel():
+        value.view(-1)[0], value.view(-1)[-1] = high - 1, 0
+    return match["name"], value.to(dtype)
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The callable named `package.module:attribute`; the working folder is searched too."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise CaptureError(f"expected package.module:name, got '{name}'")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise CaptureError(f"cannot import '{module_name}': {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise CaptureError(f"module '{module_name}' has no '{attribute}'")
+        found = getattr(found, part)
+    if not callable(found):
+        raise CaptureError(f"'{name}' is not callable")
+    return found
+
+
+def model_factory(name: str, kwargs: str) -> Callable[[], nn.Module]:
+    """The named factory bound to a JSON object's members."""
+    try:
+        members = json.loads(kwargs)
+    except json.JSONDecodeError as error:
+        raise CaptureError(f"--kwargs is not JSON: {error}") from error
+    if not isinstance(members, dict):
+        raise CaptureError(f"--kwargs: expected a JSON object, got '{kwargs}'")
+    make = resolve(name)
+
+    def factory() -> nn.Module:
+        try:
+            model = make(**members)
+        except (TypeError, ValueError) as error:
+            raise CaptureError(f"'{name}' failed: {' '.join(str(error).split())}") from error
+        if not isinstance(model, nn.Module):
+            got = type(model).__name__
+            raise CaptureError(f"'{name}': expected a torch.nn.Module, got '{got}'")
+        return model
+
+    return factory
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    result = argparse.ArgumentParser(
+        prog="python -m fsdp_mlir.capture",
+        description="Capture one training step (forward, loss, backward) of a model into model.pt.",
+    )
+    result.add_argument(
+        "--model", required=True, metavar="MODULE:NAME", help="module class or factory"
+    )
+    result.add_argument(
+        "--kwargs", default="{}", metavar="JSON", help="keyword arguments of the factory"
+    )
+    result.add_argument(
+        "--inputs",
+        required=True,
+        nargs="+",
+        metavar="SPEC",
+        help="the model's keyword inputs, as 'input_ids=int64[2,256]<50257'",
+    )
+    result.add_argument(
+        "--meta",
+        action="store_true",
+        help="build the model on the meta device: no weights, but its initialisation is captured",
+    )
+    result.add_argument(
+        "--no-init", action="store_true", help="with --meta: do not capture the initialisation"
+    )
+    mode = result.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--train", action="store_true", default=None, help="put the model in train mode"
+    )
+    mode.add_argument(
+        "--eval", dest="train", action="store_false", help="put the model in eval mode"
+    )
+    result.add_argument(
+        "--loss", metavar="MODULE:NAME", help="function from the model's output to a scalar"
+    )
+    result.add_argument(
+        "--evaluation",
+        action="store_true",
+        help="capture the loss in eval mode too, for fsdp-run --eval-every",
+    )
+    result.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="run the captured step beside eager PyTorch; by default where the model is small",
+    )
+    result.add_argument("--config", metavar="FILE", help="policy file (YAML), as for fsdp-opt")
+    result.add_argument("-o", "--output", default="model.pt", metavar="FILE", help="[%(default)s]")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; 0 when the file is written, else 1 after one line on standard error."""
+    options = parser().parse_args(argv)
+    try:
+        inputs: dict[str, Tensor] = {}
+        for text in options.inputs:
+            name, example = parse_input(text)
+            if name in inputs:
+                raise CaptureError(f"input '{name}' is given twice")
+            inputs[name] = example
+        factory = model_factory(options.model, options.kwargs)
+        with torch.device("meta") if options.meta else contextlib.nullcontext():
+            model = factory()
+        if options.train is not None:
+            model.train(options.train)
+        summary = capture(
+            model,
+            kwargs=inputs,
+            loss=resolve(options.loss) if options.loss else None,
+            init=factory if options.meta and not options.no_init else None,
+            evaluation=options.evaluation,
+            config=options.config,
+            check=options.check,
+            path=options.output,
+        )
+    except (CaptureError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(summary)
+    return 0

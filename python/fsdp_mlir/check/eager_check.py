@@ -1,0 +1,387 @@
+"""Runs a recorded step beside eager PyTorch: loss, gradients and buffers must have equal bits.
+
+Two steps, without an update between them: the first on the example, the second on another batch
+with the same elements. The recorded calls run one by one, eager PyTorch runs the model with the
+same hooks at unit boundaries, both on the CPU and from the same seeds.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_mlir.check.kernel_check import checked_call
+from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.record.generators import untouched_generators
+from fsdp_mlir.record.graph import Node, Ref, Trace, split_arguments
+from fsdp_mlir.record.known import flat_tensors
+from fsdp_mlir.record.recording import Recording
+from fsdp_mlir.record.trace import IDENTITIES
+from fsdp_mlir.support.errors import CaptureError, Location, located, source_of
+from fsdp_mlir.view.layouts import laid_out_copy
+from fsdp_mlir.view.model_view import ModelView
+
+aten = torch.ops.aten
+
+_SEED = 20
+
+# (name of the operator without its in-place mark, hash of its results)
+Called = tuple[str, str]
+
+# Hashes of what a step computes, by what it is.
+_Bits = dict[str, str]
+
+
+def run(view: ModelView, recording: Recording, *, required: bool = False) -> bool:
+    """False, after a warning, where eager PyTorch cannot be asked, unless that is `required`;
+    CaptureError where the recorded step differs from it."""
+    with untouched_generators():
+        try:
+            batches, eager = _eager_steps(view, recording)
+        except _EagerFailed as failed:
+            cause = failed.__cause__
+            text = f"failed: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+            if required:
+                raise located(source_of(view.model), f"eager PyTorch {text}") from failed
+            warnings.warn(
+                f"the captured step was not run beside eager PyTorch, which {text}", stacklevel=4
+            )
+            return False
+        graph = _Graph(view, recording).steps(batches)
+        for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
+            differing = [name for name in want if want[name] != got.get(name)]
+            differing += [name for name in got if name not in want]
+            if not differing:
+                continue
+            if _Eager(view, recording).steps(batches) == eager:
+                raise _difference(view, recording, batches, step, differing)
+            warnings.warn(
+                "the captured step was not compared with eager PyTorch, which gave other bits "
+                "when it ran again",
+                stacklevel=4,
+            )
+            return False
+    return True
+
+
+def _eager_steps(view: ModelView, recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]:
+    """What eager PyTorch makes of the example and of a batch of the same elements in another order,
+    or, where it refuses that one, of the same samples in another order, or of the example again."""
+    inputs = view.inputs.values()
+    example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
+    for other in (_shuffled, _rotated):
+        batches = [example, [other(tensor) for tensor in example]]
+        try:
+            return batches, _Eager(view, recording).steps(batches)
+        except _EagerFailed:
+            continue
+    return [example] * 2, _Eager(view, recording).steps([example] * 2)
+
+
+def equal_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same bits; any NaN is like another."""
+    return _bits(left) == _bits(right)
+
+
+def _bits(tensor: Tensor) -> str:
+    """A hash of dtype, shape and elements."""
+    data = tensor.detach().contiguous()
+    if data.is_floating_point():
+        data = torch.where(data.isnan(), torch.full_like(data, float("nan")), data)
+    raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+    return f"{tensor.dtype}{list(tensor.shape)}{xxhash.xxh3_128_hexdigest(raw)}"
+
+
+def _result(
+    loss: Tensor, gradients: dict[str, Tensor], buffers: dict[str, Tensor], outputs: list[Tensor]
+) -> _Bits:
+    """One step's loss, gradients by parameter name, and buffers and outputs after it."""
+    bits = {"the loss": _bits(loss)}
+    bits |= {f"the gradient of '{name}'": _bits(x) for name, x in gradients.items()}
+    bits |= {f"output {index}": _bits(x) for index, x in enumerate(outputs)}
+    return bits | {f"buffer '{name}'": _bits(x) for name, x in buffers.items()}
+
+
+def _seed() -> None:
+    torch.manual_seed(_SEED)
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+
+
+class _EagerFailed(Exception):
+    """The model raised, or its backward; the cause is what."""
+
+
+@contextmanager
+def _eager_failures() -> Iterator[None]:
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise _EagerFailed from error
+
+
+class _Eager:
+    """Eager PyTorch on the model itself, whose state is put back at the end."""
+
+    def __init__(self, view: ModelView, recording: Recording) -> None:
+        self._view = view
+        self._constants = recording.trace.constants
+        self._evaluates = recording.evaluation is not None
+
+    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
+        view = self._view
+        params = {
+            param.name: view.parameter(param, _on_cpu(param.tensor, view.computed(param)))
+            for param in view.params
+        }
+        buffers = {buffer.name: _on_cpu(buffer.tensor) for buffer in view.buffers}
+        slots = view.slots({**params, **buffers})
+        results = []
+        _seed()
+        with (
+            _unchanged(view, [*buffers.values(), *self._constants]),
+            view.units.hooked(view.params),
+        ):
+            for batch in batches:
+                for param in params.values():
+                    param.grad = None
+                inputs = [laid_out_copy(tensor) for tensor in batch]
+                with (
+                    torch.enable_grad(),
+                    view.step.holding(slots),
+                    tape or nullcontext(),
+                    _eager_failures(),
+                ):
+                    loss = view.step.forward(inputs)
+                    loss.backward()
+                if tape is not None:
+                    tape.end_step()
+                gradients = {n: p.grad for n, p in params.items() if p.grad is not None}
+                results.append(_result(loss, gradients, buffers, view.step.slots))
+            if self._evaluates:
+                inputs = [laid_out_copy(tensor) for tensor in batches[-1]]
+                with (
+                    torch.no_grad(),
+                    view.step.evaluating(),
+                    view.step.holding(slots),
+                    _eager_failures(),
+                ):
+                    loss = view.step.forward(inputs)
+                results[-1]["the loss in eval mode behind it"] = _bits(loss)
+        return results
+
+
+def _on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor's own memory, where it is on the CPU in that dtype."""
+    return tensor.detach().to("cpu", dtype or tensor.dtype)
+
+
+@contextmanager
+def _unchanged(view: ModelView, tensors: list[Tensor]) -> Iterator[None]:
+    """Puts the Python state of the model, and the data of `tensors`, back at the end."""
+    state = PythonState.of(view.model, view.step.loss)
+    data = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        state.restore()
+        for tensor, before in zip(tensors, data, strict=True):
+            if not equal_bits(tensor, before):
+                tensor.copy_(before)
+
+
+class _Graph:
+    """The recorded calls, run one by one."""
+
+    def __init__(self, view: ModelView, recording: Recording) -> None:
+        self._view = view
+        self._recording = recording
+        self._values: dict[str, Tensor] = {}
+        for index, param in enumerate(view.params):
+            self._values[f"p{index}"] = _on_cpu(param.tensor, view.computed(param))
+        buffers = [*(buffer.tensor for buffer in view.buffers), *recording.trace.constants]
+        for index, tensor in enumerate(buffers):
+            self._values[f"b{index}"] = laid_out_copy(_on_cpu(tensor))
+
+    def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
+        _seed()
+        recording, view = self._recording, self._view
+        names = [recording.loss, *recording.gradients.values()]
+        results = []
+        for batch in batches:
+            inputs = {f"i{i}": laid_out_copy(tensor) for i, tensor in enumerate(batch)}
+            loss, *gradients = replay(recording.trace, self._values | inputs, names, tape)
+            if tape is not None:
+                tape.end_step()
+            named = {
+                view.params[index].name: gradient
+                for index, gradient in zip(recording.gradients, gradients, strict=True)
+            }
+            buffers = {
+                buffer.name: self._values[f"b{index}"] for index, buffer in enumerate(view.buffers)
+            }
+            results.append(_result(loss, named, buffers, self._outputs()))
+        if recording.evaluation is not None:
+            inputs = {f"i{i}": laid_out_copy(tensor) for i, tensor in enumerate(batches[-1])}
+            (loss,) = replay(
+                recording.evaluation, self._values | inputs, [recording.evaluation_loss]
+            )
+            results[-1]["the loss in eval mode behind it"] = _bits(loss)
+        return results
+
+    def _outputs(self) -> list[Tensor]:
+        view, constants = self._view, self._recording.trace.constants
+        places = {id(tensor): f"b{len(view.buffers) + i}" for i, tensor in enumerate(constants)}
+        # That of an evaluation, which has not run yet, is what it was.
+        return [self._values[places[id(slot)]] for slot in view.step.slots]
+
+
+def replay(
+    trace: Trace, values: dict[str, Tensor], results: list[str], tape: _Tape | None = None
+) -> list[Tensor]:
+    """Runs the calls of a trace on `values` by name, in place where they are, and returns those of
+    `results`. A value is dropped after its last use. Grad mode is on in forward, as in eager
+    execution: some kernels keep nothing for backward without it. It is off for operators that are
+    not ATen's, as in their autograd kernels."""
+    values = dict(values)
+    uses: dict[str, int] = dict.fromkeys(results, len(trace.nodes))
+    for index, node in reversed(list(enumerate(trace.nodes))):
+        for leaf in torch.utils._pytree.tree_leaves([node.args, node.outs]):
+            name = leaf.name if isinstance(leaf, Ref) else leaf
+            if isinstance(name, str):
+                uses.setdefault(name, index)
+    ends: dict[int, list[str]] = {}
+    for name, index in uses.items():
+        ends.setdefault(index, []).append(name)
+    with torch.no_grad():
+        for index, node in enumerate(trace.nodes):
+            args = [_resolved(value, values) for value in node.args]
+            forward = index < trace.backward_begin and node.func.namespace == "aten"
+            with torch.set_grad_enabled(forward):
+                made = _called(node, args)
+            if tape is not None:
+                tape.add(node.func, made, node.origin.location)
+            _assign(node.outs, made, values)
+            for name in ends.get(index, ()):
+                values.pop(name, None)
+    return [values[name] for name in results]
+
+
+def _called(node: Node, args: list[Any]) -> Any:
+    if node.func.namespace != "aten":
+        return checked_call(node, args)
+    positional, keywords = split_arguments(node.func, args)
+    made = node.func(*positional, **keywords)
+    if torch.Tag.dynamic_output_shape in node.func.tags:
+        shapes = [tuple(tensor.shape) for tensor in flat_tensors(made)]
+        want = [type_.shape for type_ in node.types if type_ is not None]
+        if shapes != want:
+            raise located(
+                node.origin.location,
+                f"'{node.func}' gives a result of another shape, {shapes[0]}, on other data; the "
+                f"captured step is static, with {want[0]}",
+            )
+    return made
+
+
+def _resolved(value: Any, values: dict[str, Tensor]) -> Any:
+    if isinstance(value, Ref):
+        return values[value.name]
+    if isinstance(value, (list, tuple)):
+        return [_resolved(item, values) for item in value]
+    return value
+
+
+def _assign(outs: list[str | list[str]], made: Any, values: dict[str, Tensor]) -> None:
+    for out, value in zip(outs, [made] if len(outs) == 1 else made or (), strict=True):
+        names, tensors = ([out], [value]) if isinstance(out, str) else (out, value)
+        values.update(zip(names, tensors, strict=True))
+
+
+class _Tape(TorchDispatchMode):
+    """The calls of each step with hashes of their results, up to a number of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[list[tuple[Called, Location | None]]] = [[]]
+
+    def end_step(self) -> None:
+        self.steps.append([])
+
+    def add(self, func: OpOverload, result: Any, location: Location | None = None) -> None:
+        tensors = flat_tensors(result)
+        if func in IDENTITIES or not tensors:
+            return
+        name = func._schema.name.removesuffix("_")
+        if func is aten.lift_fresh.default:
+            name = "aten::clone"  # as the recorder has it
+        hashes = "".join(_bits(tensor) for tensor in tensors)
+        self.steps[-1].append(((name, hashes), location))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(func, OpOverload):
+            self.add(func, result)
+        return result
+
+
+def _difference(
+    view: ModelView,
+    recording: Recording,
+    batches: list[list[Tensor]],
+    step: int,
+    differing: list[str],
+) -> CaptureError:
+    """The error for a step that differs, with the first call whose results do."""
+    eager, graph = _Tape(), _Tape()
+    _Eager(view, recording).steps(batches, eager)
+    _Graph(view, recording).steps(batches, graph)
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    what = f"{differing[0]}{more} of {'the first' if step == 0 else 'a second'} step"
+    location = source_of(view.model)
+    call = ""
+    for index, ((name, bits), where) in enumerate(graph.steps[step]):
+        found = eager.steps[step][index][0] if index < len(eager.steps[step]) else ("nothing", "")
+        if found != (name, bits):
+            location = where or location
+            other = f" where eager PyTorch calls '{found[0]}'" if found[0] != name else ""
+            call = f"; the first call that differs is '{name}'{other}"
+            break
+    cause = (
+        ""
+        if step == 0
+        else ", so the model keeps something from step to step that is neither parameter nor "
+        "buffer, or took data for a constant"
+    )
+    return located(
+        location, f"the captured step is not what eager PyTorch does: {what} differs{call}{cause}"
+    )
+
+
+def _shuffled(tensor: Tensor) -> Tensor:
+    """The same elements in another order."""
+    order = torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(_SEED))
+    made = torch.empty_like(tensor)
+    made.copy_(tensor.reshape(-1)[order].reshape(tensor.shape))
+    return made
+
+
+def _rotated(tensor: Tensor) -> Tensor:
+    """The same samples in another order."""
+    made = torch.empty_like(tensor)
+    made.copy_(tensor.roll(1, 0))
+    return made

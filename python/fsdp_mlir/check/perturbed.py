@@ -1,0 +1,63 @@
+"""Runs capture under other random numbers and as another rank, to see what depends on them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+_WORDS = 624  # of MT19937, the generator of Python's random and of numpy.random
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+
+
+@contextmanager
+def other_surroundings() -> Iterator[None]:
+    """Other seeds, and the next rank's number wherever a model may look for it."""
+    random.seed(0x5EED)
+    np.random.seed(0x5EED)
+    torch.manual_seed(0x5EED)
+    ranks = {name: str(int(os.environ.get(name) or 0) + 1) for name in _RANK_VARIABLES}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, ranks))
+        if dist.is_available() and dist.is_initialized():
+            actual = dist.get_rank
+
+            def next_rank(group: Any = None) -> int:
+                return actual(group) + 1
+
+            for module in (dist, dist.distributed_c10d):
+                stack.enter_context(mock.patch.object(module, "get_rank", next_rank))
+        yield
+
+
+@contextmanager
+def extreme_draws(*, high: bool) -> Iterator[None]:
+    """Python's and NumPy's uniform numbers are the least possible, or the greatest.
+
+    A branch on one of them against a probability goes both ways under the two. MT19937 that is all
+    zeros stays so; one of words that are tempered to all ones gives 624 of these.
+    """
+    word, position = (_untempered(0xFFFFFFFF), 0) if high else (0, _WORDS)
+    random.setstate((3, (word,) * _WORDS + (position,), None))
+    np.random.set_state(("MT19937", np.full(_WORDS, word, dtype=np.uint32), position))
+    yield
+
+
+def _untempered(word: int) -> int:
+    """The state word that MT19937 tempers to `word` (Matsumoto and Nishimura, 1998)."""
+    word ^= word >> 18
+    word ^= (word << 15) & 0xEFC60000
+    low = word
+    for _ in range(4):
+        low = word ^ ((low << 7) & 0x9D2C5680)
+    high = low
+    for _ in range(2):
+        high = low ^ (high >> 11)
+    return high & 0xFFFFFFFF

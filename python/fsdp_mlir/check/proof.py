@@ -1,0 +1,220 @@
+"""Proves that a recorded step is what the model does, or says by which call it is not.
+
+Recorded again, with other seeds and as another rank, the step must be the same graph: else a
+number that only this run has was baked in. What forward does to the Python state of the modules
+must not matter to the next step. Then the graph runs beside eager PyTorch (eager_check.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from fsdp_mlir.check import eager_check
+from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
+from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.record.generators import untouched_generators
+from fsdp_mlir.record.graph import Node, Ref, Trace
+from fsdp_mlir.record.recording import Recording, record
+from fsdp_mlir.support.errors import CaptureError, located, short_path, source_of
+from fsdp_mlir.view.model_view import ModelView, check_shared_memory
+
+# Above this many bytes of parameters, buffers and inputs the step is not run unless asked for.
+CHECKED_BYTES = 256 << 20
+
+
+def recorded(view: ModelView, *, evaluation: bool, check: bool | None) -> tuple[Recording, bool]:
+    """The recording of a view's step, and whether it was run beside eager PyTorch.
+
+    `check`: whether to run it; None for where there are data, of at most CHECKED_BYTES. Raises
+    CaptureError. The model's Python state and the generators are as before in any case.
+    """
+    before = PythonState.of(view.model, view.step.loss)
+    try:
+        with untouched_generators():
+            recording, drawn = _drawing(view, evaluation)
+            first = PythonState.of(view.model, view.step.loss)
+            changed = before.changes(first)
+            before.restore()
+            _check_again(view, recording, evaluation, before, drawn)
+            first.restore()
+            cached = bool(changed) and _depends_on_state(view, recording, evaluation)
+            second = PythonState.of(view.model, view.step.loss)
+    finally:
+        before.restore()
+    _check_counters(view, before, first, second)
+    check_shared_memory(view, recording.trace.constants, recording.written)
+
+    checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if check is None else check)
+    if check and not checked:
+        raise CaptureError("check: expected a model and inputs with data, got tensors on 'meta'")
+    if checked:
+        checked = eager_check.run(view, recording, required=bool(check))
+    if cached and not checked:
+        raise located(
+            source_of(view.model),
+            f"{_attributes(changed)} changed in forward, and the next step depends on it; capture "
+            "with check=True, which runs two steps, or call the model once before capture",
+        )
+    lost = [path for path in changed if not cached and first.holds_computed(path)]
+    if lost:
+        warnings.warn(
+            f"{_attributes(lost)} set in forward, and no later step reads it; the compiled step "
+            "does not set it",
+            stacklevel=3,
+        )
+    return recording, checked
+
+
+def _drawing(view: ModelView, evaluation: bool) -> tuple[Recording, bool]:
+    """A recording, and whether Python's or NumPy's generator was drawn from meanwhile."""
+    with untouched_generators() as drawn:
+        state = torch.random.default_generator.get_state()
+        recording = record(view, evaluation=evaluation)
+        if not torch.equal(state, torch.random.default_generator.get_state()):
+            raise located(
+                source_of(view.model),
+                "torch's generator of random numbers was set or drawn from outside of captured "
+                "calls; draw tensors that the step uses by calls of torch",
+            )
+        return recording, drawn()
+
+
+def _check_again(
+    view: ModelView, recording: Recording, evaluation: bool, before: PythonState, drawn: bool
+) -> None:
+    """CaptureError where another recording, in other surroundings, is another graph."""
+    surroundings = [other_surroundings()]
+    if drawn:
+        surroundings += [extreme_draws(high=False), extreme_draws(high=True)]
+    for surrounding in surroundings:
+        with untouched_generators(), surrounding:
+            try:
+                again = record(view, evaluation=evaluation)
+            finally:
+                before.restore()
+        difference = _difference(recording, again)
+        if difference is not None:
+            location, text = difference
+            raise located(
+                location,
+                f"the step is not the same each time: {text}, with other seeds of Python, NumPy "
+                "and torch and another rank; draw by calls of torch on tensors, and keep what "
+                "differs by rank or by step in an input or a buffer",
+            )
+
+
+def _depends_on_state(view: ModelView, recording: Recording, evaluation: bool) -> bool:
+    """Whether the step is another one in the Python state that forward left."""
+    with untouched_generators():
+        try:
+            again = record(view, evaluation=evaluation)
+        except Exception:  # such as a stand-in of the first recording that is read by the next
+            return True
+        return _difference(recording, again) is not None
+
+
+def _check_counters(
+    view: ModelView, before: PythonState, first: PythonState, second: PythonState
+) -> None:
+    """CaptureError for Python values that every step changes, such as a count of calls."""
+    for path in first.changes(second):
+        kind, value = second.leaves.get(path, ("none", None))
+        if kind == "value":
+            was = [state.leaves.get(path, ("none", "nothing"))[1] for state in (before, first)]
+            raise located(
+                source_of(view.model),
+                f"attribute '{path}' changes in each step (from {was[0]} to {was[1]} to {value}), "
+                "which a captured step does not do; keep it in a buffer that is changed in place",
+            )
+
+
+def _attributes(paths: list[str]) -> str:
+    named = ", ".join(f"'{path}'" for path in paths[:3])
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return f"attribute{'s' if len(paths) > 1 else ''} {named}{more} " + (
+        "were" if len(paths) > 1 else "was"
+    )
+
+
+def _difference(left: Recording, right: Recording) -> tuple[tuple[str, int] | None, str] | None:
+    """Where two recordings first differ, with both calls; None where they are equal."""
+    pairs: Iterable[tuple[Trace | None, Trace | None]] = (
+        (left.trace, right.trace),
+        (left.evaluation, right.evaluation),
+    )
+    for one, other in pairs:
+        if one is None or other is None:
+            continue
+        for index, (a, b) in enumerate(zip_longest(one.nodes, other.nodes)):
+            if a is None or b is None or not _same_call(a, b, one, other):
+                node = a or b
+                return node.origin.location, (
+                    f"call {index + 1} is {_call(a, one)} once and {_call(b, other)} then"
+                )
+    if (left.loss, left.gradients) != (right.loss, right.gradients):
+        return None, "other parameters have gradients"
+    return None
+
+
+def _same_call(a: Node, b: Node, one: Trace, other: Trace) -> bool:
+    return (
+        a.func is b.func
+        and a.outs == b.outs
+        and a.types == b.types
+        and repr(a.args) == repr(b.args)
+        and all(
+            _same_bits(one.constants[i], other.constants[j])
+            for i, j in zip(_constants(a, one), _constants(b, other), strict=True)
+        )
+    )
+
+
+def _constants(node: Node, trace: Trace) -> list[int]:
+    """The constants that a call takes, as indices."""
+    refs = torch.utils._pytree.tree_leaves(node.args)
+    return [
+        trace.constant_index[ref.name]
+        for ref in refs
+        if isinstance(ref, Ref) and ref.name in trace.constant_index
+    ]
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    if left is right:
+        return True
+    same = left.shape == right.shape and left.dtype == right.dtype and not left.is_meta
+    return same and eager_check.equal_bits(left, right)
+
+
+def _call(node: Node | None, trace: Trace) -> str:
+    if node is None:
+        return "nothing"
+    location = node.origin.location
+    where = f" at {short_path(location[0])}:{location[1]}" if location else ""
+    values = [trace.constants[i] for i in _constants(node, trace)]
+    shown = "".join(
+        f" with {value.flatten()[:3].tolist()}" for value in values if value.numel() < 4
+    )
+    arguments = ", ".join(_argument(value) for value in node.args)
+    return f"'{node.func}({arguments[:120]})'{shown}{where}"
+
+
+def _argument(value: object) -> str:
+    return f"%{value.name}" if isinstance(value, Ref) else repr(value)
+
+
+def _has_data(view: ModelView) -> bool:
+    return not any(tensor.is_meta for tensor in _tensors(view))
+
+
+def _bytes(view: ModelView) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(view))
+
+
+def _tensors(view: ModelView) -> list[Tensor]:
+    return [*(state.tensor for state in view.states), *view.inputs.values()]

@@ -1,0 +1,78 @@
+"""A sharded model as it was before fully_shard, for the time of a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_mlir.check.proof import CHECKED_BYTES
+from fsdp_mlir.modules import sharding
+
+
+def whole_values(model: nn.Module) -> dict[int, Tensor]:
+    """Of each sharded parameter, by its id: its whole value where all of them together are small
+    enough to be run beside eager PyTorch, else a tensor on 'meta'. A collective."""
+    params = [entry.sharded_param for entry in sharding.managed(model).values()]
+    total = sum(param.numel() * param.element_size() for param in params)
+    if total > CHECKED_BYTES or any(param.is_meta for param in params):
+        return forms(model)
+    with torch.no_grad():
+        return {id(param): param.detach().full_tensor() for param in params}
+
+
+def forms(model: nn.Module) -> dict[int, Tensor]:
+    """The same without data: all on 'meta'."""
+    params = [entry.sharded_param for entry in sharding.managed(model).values()]
+    return {
+        id(param): torch.empty(param.shape, dtype=param.dtype, device="meta") for param in params
+    }
+
+
+@contextmanager
+def plain(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
+    """The model with `values` as its parameters, by the ids of those that it has, and without the
+    hooks of FSDP2, for the body."""
+    sharding.reshard(sharding.groups(model))
+    slots: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is None or id(param) not in values:
+                continue
+            leaf = made.setdefault(
+                id(param), nn.Parameter(values[id(param)], requires_grad=param.requires_grad)
+            )
+            slots.append((module._parameters, name, param))
+            module._parameters[name] = leaf
+    hooks = [_without(handle) for handle in _handles(model)]
+    try:
+        yield
+    finally:
+        for held, before in reversed(hooks):
+            later = {key: hook for key, hook in held.items() if key not in before}
+            held.clear()
+            held.update({**before, **later})
+        for held, name, param in slots:
+            held[name] = param
+
+
+def _handles(model: nn.Module) -> list[Any]:
+    """Of the forward hooks of FSDP2."""
+    found: dict[int, Any] = {}
+    for state in sharding.states(model).values():
+        for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+            for each in getattr(handle, "handles", (handle,)):
+                found[id(each)] = each
+    return list(found.values())
+
+
+def _without(handle: Any) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Takes the hook of a handle out; the dictionary that held it, and what that was."""
+    held = handle.hooks_dict_ref()
+    before = dict(held)
+    held.pop(handle.id, None)
+    return held, before

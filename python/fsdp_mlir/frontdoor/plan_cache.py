@@ -1,0 +1,179 @@
+"""Plans on disk, found again by another process that would record the same step (identity.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fsdp_mlir.frontdoor import identity
+from fsdp_mlir.frontdoor.identity import Untold, file_line, file_of
+from fsdp_mlir.frontdoor.planning import Captured
+from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.step.outputs import Outputs
+from fsdp_mlir.support import build
+from fsdp_mlir.support.files import file_hash
+from fsdp_mlir.view.model_view import constant_name
+
+_ENTRY = "entry.json"
+_KEPT = ("plan.json", "model.pt", "model.safetensors", "policy.yaml")
+_MOST_ENTRIES = 64
+
+
+class PlanCache:
+    """A folder with a folder for each plan: what Recipe.capture and Compiler.make_plan wrote, and
+    entry.json. Of one model and loss; what cannot be kept is warned of once."""
+
+    def __init__(self, folder: Path, model: nn.Module, loss: Any) -> None:
+        self._folder = folder
+        self._model = model
+        self._loss = loss
+        self._warned = False
+
+    def key(self, inputs: Mapping[str, Any], policy: str, world_size: int) -> str:
+        """The name of the entry for the model as it is now; empty where there can be none. Neither
+        sharded parameters nor hooks of FSDP2 may be in the model (plain_model.py)."""
+        try:
+            code = identity.identity(self._model, self._loss, inputs)
+        except Untold as error:
+            self._warn(str(error))
+            return ""
+        tools = []
+        for name in ("bin/fsdp-opt", "python/_runtime.so"):
+            status = build.built(name).stat()
+            tools.append(f"{status.st_size} {status.st_mtime_ns}")
+        text = "\n".join([code, policy, str(world_size), *tools])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def find(self, key: str) -> Path | None:
+        """The folder of an entry that is whole, and whose code is still the same."""
+        folder = self._folder / key
+        try:
+            entry = json.loads((folder / _ENTRY).read_text())
+            if any(file_line(name, file) != line for name, file, line in entry["loaded"]):
+                return None
+            if not all(file_hash(folder / name) == has for name, has in entry["files"].items()):
+                return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        os.utime(folder)
+        return folder
+
+    def captured(self, folder: Path) -> Captured | None:
+        """What the capture of an entry gave; None where a tensor is not in this model. Repeats
+        what the capture had warned of."""
+        try:
+            entry = json.loads((folder / _ENTRY).read_text())
+            literals = {}
+            if "literal" in entry["constants"].values():
+                literals = load_file(folder / "model.safetensors")
+        except (OSError, ValueError, SafetensorError):
+            return None
+        training, evaluation = (Outputs.of(record) for record in entry["outputs"])
+        slots = [*training.slots, *evaluation.slots]
+        places = self._places() if entry["places"] else {}
+        constants = {}
+        for name, kind in entry["constants"].items():
+            if kind == "literal":
+                constants[name] = literals.get(name)
+            elif kind == "output":
+                constants[name] = slots[entry["places"][name]]
+            else:
+                constants[name] = places.get(entry["places"][name])
+        if any(tensor is None for tensor in constants.values()):
+            return None
+        for text in entry["warnings"]:
+            warnings.warn(text, stacklevel=7)
+        return Captured(entry["digest"], constants, (training, evaluation))
+
+    def copy(self, folder: Path, target: Path) -> None:
+        """The files of an entry."""
+        target.mkdir(parents=True, exist_ok=True)
+        for name in _KEPT:
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, target / name)
+
+    def add(self, key: str, source: Path, captured: Captured, loaded: set[str]) -> None:
+        """Keeps the files of `source`. `loaded`: the names of modules from before the capture."""
+        if captured.relied_on:
+            self._warn("the values of an input, a buffer or a constant decide what the step is")
+            return
+        if captured.operators or captured.kernels:
+            # Their kernels, and what these read, are known to the dispatcher alone.
+            self._warn("it calls operators of other libraries")
+            return
+        by_tensor = {id(tensor): path for path, tensor in self._places().items()}
+        slots = [id(slot) for each in captured.outputs for slot in each.slots]
+        kinds: dict[str, str] = {}
+        places: dict[str, Any] = {}
+        for index, (name, tensor) in enumerate(captured.constants.items()):
+            assert name == constant_name(index)
+            if index in captured.literals:
+                kinds[name] = "literal"
+            elif id(tensor) in slots:
+                kinds[name], places[name] = "output", slots.index(id(tensor))
+            elif id(tensor) in by_tensor:
+                kinds[name], places[name] = "attribute", by_tensor[id(tensor)]
+            else:
+                self._warn(f"a tensor of shape {list(tensor.shape)} is no attribute")
+                return
+        try:
+            outputs = [each.record() for each in captured.outputs]
+        except NotImplementedError as error:
+            self._warn(str(error))
+            return
+        names = [path.name for path in source.iterdir() if path.name in _KEPT]
+        entry = {
+            "digest": captured.digest,
+            "constants": kinds,
+            "outputs": outputs,
+            "places": places,
+            "warnings": captured.warnings,
+            "loaded": [
+                [name, file, line]
+                for name in sorted(set(sys.modules) - loaded)
+                if (line := file_line(name, file := file_of(name))) is not None
+            ],
+            "files": {name: file_hash(source / name) for name in names},
+        }
+        try:
+            self._write(key, source, names, json.dumps(entry))
+        except OSError as error:
+            self._warn(str(error))
+
+    def _write(self, key: str, source: Path, names: list[str], entry: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix=".") as temporary:
+            made = Path(temporary) / key
+            made.mkdir()
+            for name in names:
+                shutil.copyfile(source / name, made / name)
+            (made / _ENTRY).write_text(entry)
+            target = self._folder / key
+            if target.exists():  # one that was no longer right, or another process was faster
+                target.rename(Path(temporary) / "old")
+            made.rename(target)
+        entries = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
+        entries.sort(key=lambda path: path.stat().st_mtime_ns)
+        for path in entries[:-_MOST_ENTRIES]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _places(self) -> dict[str, Tensor]:
+        """The tensors that are attributes of the model, by their paths."""
+        return PythonState.of(self._model, self._loss).tensors()
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            warnings.warn(f"the plan is not kept in '{self._folder}': {why}", stacklevel=7)
+        self._warned = True

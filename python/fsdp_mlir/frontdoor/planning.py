@@ -1,0 +1,153 @@
+"""From a model and a policy to a plan: every rank captures, rank 0 runs fsdp-opt."""
+
+from __future__ import annotations
+
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+from fsdp_mlir.archive.fingerprint import Fingerprint, first_difference
+from fsdp_mlir.capture.capture import capture
+from fsdp_mlir.frontdoor.plain_model import plain
+from fsdp_mlir.record.graph import Reliance
+from fsdp_mlir.step.outputs import Outputs
+from fsdp_mlir.step.training_step import OutputsOfModes
+from fsdp_mlir.support import build
+from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.view.model_view import constant_name
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
+    took from elsewhere, by their names as buffers of the plan; `outputs`, what else than the
+    loss the step gives; and what it warned of. `literals`, `relied_on`, `sources`, `operators` and
+    `kernels` are those of its CaptureSummary."""
+
+    digest: str
+    constants: dict[str, Tensor]
+    outputs: OutputsOfModes
+    literals: frozenset[int] = frozenset()
+    relied_on: tuple[Reliance, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    operators: tuple[str, ...] = ()
+    kernels: tuple[FunctionType, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is captured: a model on example inputs by position and by name, under a policy, the
+    text of a config. `options` are further arguments of `capture`. `keeps_outputs`: what the loss
+    gives beside the scalar is wanted."""
+
+    model: nn.Module
+    args: Sequence[Tensor]
+    kwargs: Mapping[str, Any]
+    policy: str
+    options: Mapping[str, Any]
+    keeps_outputs: bool = False
+
+    def capture(self, folder: Path, values: Mapping[int, Tensor]) -> tuple[Captured, Fingerprint]:
+        """Writes policy.yaml, model.pt, and its constants in model.safetensors. `values` are those
+        of plain_model.whole_values."""
+        folder.mkdir(parents=True, exist_ok=True)
+        policy, archive = folder / "policy.yaml", folder / "model.pt"
+        policy.write_text(self.policy)
+        outputs = Outputs(keeps=self.keeps_outputs), Outputs(keeps=self.keeps_outputs)
+        with plain(self.model, values), _noting_warnings() as warned:
+            done = capture(
+                self.model,
+                self.args,
+                dict(self.kwargs),
+                config=policy,
+                path=archive,
+                save_weights=False,
+                outputs=outputs,
+                **self.options,
+            )
+        constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
+        own = Fingerprint.of(archive)
+        captured = Captured(
+            own.digest,
+            constants,
+            outputs,
+            done.literals,
+            done.relied_on,
+            done.sources,
+            warned,
+            done.operators,
+            done.kernels,
+        )
+        return captured, own
+
+
+@contextmanager
+def _noting_warnings() -> Iterator[list[str]]:
+    """The texts of what the body warns of, which is shown afterwards."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        yield texts
+    for each in caught:
+        texts.append(str(each.message))
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+class Compiler:
+    """fsdp-opt, started before there is something to compile: it takes a while to load PyTorch's
+    library, and does so beside a capture. To be closed."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [build.built("bin/fsdp-opt"), "@/dev/stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def make_plan(self, folder: Path, world_size: int) -> list[str]:
+        """plan.json of the model.pt and policy.yaml that lie in `folder`, once; what fsdp-opt
+        warned of, which is shown."""
+        archive, policy, plan = (
+            # As LLVM reads arguments from a file.
+            "".join(f"\\{each}" if each in " \t\n\\'\"" else each for each in str(folder / name))
+            for name in ("model.pt", "policy.yaml", "plan.json")
+        )
+        arguments = f"{archive} --config {policy} --world-size {world_size} --emit plan -o {plan}"
+        _, errors = self._process.communicate(arguments)
+        status = self._process.returncode
+        if status != 0:
+            found = [line for line in errors.splitlines() if "error: " in line]
+            raise CompileError((found or [f"fsdp-opt ended with status {status}"])[0])
+        lines = errors.splitlines()
+        warned = [line.partition(": warning: ")[2] for line in lines if ": warning: " in line]
+        for text in warned:
+            warnings.warn(text, stacklevel=4)
+        return warned
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def check_same(own: Fingerprint, exchange: Callable[[str], list[str]]) -> None:
+    """CompileError on every rank where the ranks captured different steps. `exchange` gives the
+    texts of all ranks."""
+    if len(set(exchange(own.digest))) == 1:
+        return
+    digests = exchange(own.digests)
+    rank = next(rank for rank, other in enumerate(digests) if other != digests[0])
+    lines = exchange(str(own.line(first_difference(digests[0], digests[rank]))))
+    raise CompileError(
+        f"the step of rank {rank} is not that of rank 0: {lines[rank]} there, {lines[0]} on rank "
+        "0; expected the same model and code on every rank, and what differs as an input or a "
+        "buffer"
+    )

@@ -1,0 +1,423 @@
+"""The plans of one model: each is compiled once, and all train the same memory."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from fsdp_mlir.capture.capture import uncollected
+from fsdp_mlir.frontdoor import planning
+from fsdp_mlir.frontdoor.plain_model import forms, plain, whole_values
+from fsdp_mlir.frontdoor.plan_cache import PlanCache
+from fsdp_mlir.frontdoor.planning import Captured, Compiler, Recipe
+from fsdp_mlir.frontdoor.requests import Request
+from fsdp_mlir.frontdoor.unchanged import Unchanged
+from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.state import optimizers
+from fsdp_mlir.state.trained import Bound, Trained
+from fsdp_mlir.step.batches import tensors
+from fsdp_mlir.step.training_step import EachLoss, Loss
+from fsdp_mlir.support import build
+from fsdp_mlir.support.errors import CaptureError, CompileError
+
+# Rank 0 compiles meanwhile.
+_COMPILE_SECONDS = 3600
+_EXCHANGE_SECONDS = 300
+# Characters that the ranks' store takes at a time, with room.
+_PIECE = 1 << 22
+
+# Plans of one model, as torch.compile's limit of recompilations.
+LIMIT = 8
+
+
+class NoPlan(Exception):
+    """The model, as it is, has no plan: it trains as FSDP2 does."""
+
+
+class OptionError(CompileError):
+    """An error that is none of the model: an option that no model has, or any on another rank."""
+
+
+@dataclass
+class Compiled:
+    """A plan that is open, and what the model was when it was captured."""
+
+    session: Any
+    bound: Bound
+    captured: Captured
+    policy: str
+    unchanged: Unchanged
+    loss_dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loss_dtype = getattr(torch, self.session.loss_dtype)
+
+    def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the values that decide shapes in the step, as those of a mask, give the same ones
+        for these microbatches."""
+        relied_on, buffers = self.captured.relied_on, {}
+        for name, buffer in self.captured.sources.items() if relied_on else ():
+            if (tensor := self.bound.buffer(buffer)) is not None:
+                buffers[name] = tensor
+        for batch in batches if relied_on else ():
+            sources = buffers | {f"i{index}": x for index, x in enumerate(tensors(batch))}
+            for each in relied_on:
+                if sources.keys() >= set(each.outside) and not each.holds(sources):
+                    return False
+        return True
+
+    def returned(self, loss: float, *, evaluation: bool = False) -> Any:
+        """What the last step gave, or the last evaluation."""
+        return self.captured.outputs[evaluation].value(torch.tensor(loss, dtype=self.loss_dtype))
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What a capture gave, and the folder that has plan.json after `make_plan`."""
+
+    folder: Path
+    captured: Captured
+    make_plan: Callable[[], None]
+
+
+class Plans:
+    """Compiles them; every method is a collective. The files of the first lie in `path`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        init: Callable[[], nn.Module] | None,
+        init_seed: int | None,
+        path: Path | None,
+        cache: Path | None,
+        rendezvous: Any,
+        comm: str,
+    ) -> None:
+        self.comm = comm
+        self._model = model
+        self._loss = loss
+        self._optimizer = optimizer
+        self._init = init
+        self._init_seed = init_seed
+        self._path = path
+        self._cache = None if cache is None else PlanCache(cache, model, loss)
+        self._rendezvous = rendezvous
+        self._first: Any = None
+        self._made: list[Compiled] = []
+        self.trained: Trained | None = None
+
+    def compile(self, request: Request, allowed_library: str = "") -> Compiled:
+        """The plan for what the model is now, an earlier one if that is the same. Raises NoPlan
+        on all ranks, CompileError for options that no plan has."""
+        config = _merged(request.config, self._model, self._rendezvous)
+        text = _dumped(config)
+        policy = text
+        if self._optimizer is not None:
+            policy = _dumped({**config, "optimizer": _fixed(config["optimizer"])})
+        with ExitStack() as stack:
+            stack.enter_context(uncollected())
+            key = self._key(request, policy)
+            files = self._kept(key)
+            if files is None:
+                files = self._captured(request, text, key, stack)
+            captured = files.captured
+            for made in self._made:
+                if made.policy == policy and made.captured.digest == captured.digest:
+                    self._warn_of_what_is_not_done(made)
+                    made.captured = captured
+                    made.unchanged.renew()
+                    self._bind(made)
+                    return made
+            if len(self._made) >= LIMIT:
+                raise NoPlan(f"there are {LIMIT} plans of the model already")
+
+            folder = self._sent(files, stack)
+            session = self._open(folder, captured, allowed_library)
+        assert self.trained is not None
+        bound = Bound(session, self._model, self.trained, self._optimizer)
+        made = Compiled(
+            session, bound, captured, policy, Unchanged(self._model, self._loss, captured.kernels)
+        )
+        self._bind(made)
+        self._made.append(made)
+        return made
+
+    def _sent(self, files: _Files, stack: ExitStack) -> Path:
+        """The folder where this rank finds rank 0's plan, until the end of `stack`."""
+        first, one_host = self._rendezvous.rank == 0, self._rendezvous.on_one_host()
+
+        def make() -> str:
+            files.make_plan()
+            if one_host or not first:
+                return ""
+            return b64encode(zlib.compress((files.folder / "plan.json").read_bytes())).decode()
+
+        def said(plan: str) -> str:
+            return str(files.folder.resolve()) if one_host else str(len(plan))
+
+        plan, texts = self.together(make, said, _COMPILE_SECONDS)
+        if one_host:
+            return Path(texts[0])
+        pieces = [
+            self._rendezvous.exchange(plan[begin : begin + _PIECE], _EXCHANGE_SECONDS)[0]
+            for begin in range(0, int(texts[0]), _PIECE)
+        ]
+        if first:
+            return files.folder
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
+        (folder / "plan.json").write_bytes(zlib.decompress(b64decode("".join(pieces))))
+        return folder
+
+    def _bind(self, made: Compiled) -> None:
+        def bind() -> None:
+            if not made.bound.buffers(made.captured.constants):
+                raise NoPlan("a buffer is not what the plan expects")
+
+        self.together(bind, lambda _: "")
+
+    def _warn_of_what_is_not_done(self, made: Compiled) -> None:
+        if change := made.unchanged.hook():
+            warnings.warn(
+                f"{change}; it does not change the plan, which will not call it", stacklevel=6
+            )
+
+    def _kept(self, key: str) -> _Files | None:
+        """What an earlier process kept of the same step, if all ranks may take it."""
+        if not key or self._cache is None:
+            return None
+        cache, first = self._cache, self._rendezvous.rank == 0
+        _, folders = self.together(
+            lambda: cache.find(key) if first else None, lambda found: str(found or "")
+        )
+        if not folders[0]:
+            return None
+        folder = Path(folders[0])
+        captured, found = self.together(lambda: cache.captured(folder), lambda it: str(bool(it)))
+        if "False" in found:
+            return None
+
+        def copy() -> None:
+            if first and self._path is not None and not self._made:
+                cache.copy(folder, self._path)
+
+        return _Files(folder, captured, copy)
+
+    def _key(self, request: Request, policy: str) -> str:
+        """The same on all ranks; empty where nothing is kept."""
+        if self._cache is None or request.each is not None:  # a tensor of this process
+            return ""
+        cache = self._cache
+        args = {f"arg {index}": value for index, value in enumerate(request.args)}
+        inputs = {**args, **request.kwargs, "(evaluation)": request.evaluation}
+        inputs["(outputs)"] = request.keeps_outputs
+
+        def make() -> str:
+            if any(param.is_meta for param in self._model.parameters()):
+                return ""
+            with plain(self._model, forms(self._model)):
+                return cache.key(inputs, policy, self._rendezvous.world_size)
+
+        key, keys = self.together(make, str)
+        return str(key) if len(set(keys)) == 1 else ""
+
+    def _captured(self, request: Request, text: str, key: str, stack: ExitStack) -> _Files:
+        """Captures the model; the files are there until the end of `stack`."""
+        first = self._rendezvous.rank == 0
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
+        if first and self._path is not None and not self._made:
+            folder = self._path
+        compiler = stack.enter_context(closing(Compiler())) if first else None
+        loaded = set(sys.modules)
+        on_meta = any(tensor.is_meta for tensor in self._model.parameters())
+        options = {
+            "loss": self._loss if request.each is None else EachLoss(self._loss, request.each),
+            "init": self._init if on_meta else None,
+            "evaluation": request.evaluation,
+        }
+        recipe = Recipe(
+            self._model, request.args, request.kwargs, text, options, request.keeps_outputs
+        )
+        sharding.reshard(sharding.groups(self._model))
+        values = whole_values(self._model)
+        if not request.is_example and not any(value.is_meta for value in values.values()):
+            options["check"] = True
+        (captured, fingerprint), _ = self.together(
+            lambda: recipe.capture(folder, values), lambda _: "", _COMPILE_SECONDS
+        )
+        planning.check_same(
+            fingerprint, lambda own: self._rendezvous.exchange(own, _EXCHANGE_SECONDS)
+        )
+
+        def make_plan() -> None:
+            if compiler is not None:
+                warned = compiler.make_plan(folder, self._rendezvous.world_size)
+                captured.warnings.extend(warned)
+                if key and self._cache is not None:
+                    self._cache.add(key, folder, captured, loaded)
+
+        return _Files(folder, captured, make_plan)
+
+    def _open(self, folder: Path, captured: Captured, allowed_library: str) -> Any:
+        # Whoever writes a library into the script wants it to run.
+        allowed = str(folder / allowed_library) if allowed_library else ""
+        plan = str(folder / "plan.json")
+
+        def opened() -> Any:
+            with _as_no_plan():
+                return build.runtime().Session(plan, allowed, captured.operators)
+
+        session, _ = self.together(opened, lambda _: "")
+
+        def connect() -> None:
+            with _as_no_plan():
+                session.connect(self._rendezvous, self.comm, self._first)
+
+        self.together(connect, lambda _: "")
+        _, seeds = self.together(torch.initial_seed, str)
+        seed = int(seeds[0]) if self._init_seed is None else self._init_seed
+
+        def fill() -> Trained | None:
+            trained = None if self.trained else self._fill(session, seed)
+            session.start()
+            return trained
+
+        trained, _ = self.together(fill, lambda _: "")
+        if trained is not None:
+            self.trained, self._first = trained, session
+        return session
+
+    def _fill(self, session: Any, seed: int) -> Trained:
+        """Every rank's rows of the parameters; what is on 'meta' is initialised."""
+        buffers = {state.name: state.tensor for state in weights.buffers(self._model)}
+        on_meta = any(tensor.is_meta for tensor in (*self._model.parameters(), *buffers.values()))
+        if on_meta:
+            with torch.random.fork_rng(devices=[]):
+                session.initialise(seed)
+        trained = Trained(self._model, session)
+        trained.adopt()
+        for index, entry in enumerate(session.buffers):
+            if entry["name"] in buffers and buffers[entry["name"]].is_meta:
+                _set_buffer(self._model, buffers[entry["name"]], session.buffer(index))
+        sharding.initialise(self._model)
+        return trained
+
+    def together(
+        self,
+        make: Callable[[], Any],
+        text: Callable[[Any], str],
+        seconds: int = _EXCHANGE_SECONDS,
+    ) -> tuple[Any, list[str]]:
+        """make() on every rank, and its text of all ranks. If one raises, all do: what it is
+        there, elsewhere CompileError."""
+        return together(self._rendezvous, make, text, seconds)
+
+
+def together(
+    rendezvous: Any,
+    make: Callable[[], Any],
+    text: Callable[[Any], str],
+    seconds: int = _EXCHANGE_SECONDS,
+) -> tuple[Any, list[str]]:
+    made, error = None, None
+    try:
+        made = make()
+        own = "=" + text(made)
+    except Exception as raised:
+        error, own = raised, f"{'?' if has_no_plan(raised) else '!'}{raised}"
+    texts = rendezvous.exchange(own, seconds)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(texts):
+        if not other.startswith("="):
+            kind = CompileError if other.startswith("?") else OptionError
+            raise kind(f"rank {rank}: {other[1:]}")
+    return made, [other[1:] for other in texts]
+
+
+@contextmanager
+def _as_no_plan() -> Iterator[None]:
+    """Of the runtime, which has not begun to train."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise NoPlan(str(error)) from error
+
+
+def has_no_plan(error: Exception) -> bool:
+    """Whether an error says that a model has no plan, and not that an option is wrong."""
+    if isinstance(error, CompileError):
+        return not isinstance(error, OptionError) and "policy.yaml:" not in str(error)
+    return isinstance(error, (NoPlan, CaptureError, NotImplementedError))
+
+
+def _merged(config: Mapping[str, Any], model: nn.Module, rendezvous: Any) -> dict[str, Any]:
+    """That of fully_shard and `config`, which all ranks must have."""
+
+    def merge() -> dict[str, Any]:
+        own = sharding.config_of(model, rendezvous.world_size)
+        clashes = sorted(set(config) & {*own, *_OF_FULLY_SHARD} - {"reshard_after_backward"})
+        if clashes:
+            raise OptionError(f"option '{clashes[0]}' follows from the other arguments")
+        if "gradient_accumulation_steps" not in config:
+            # One microbatch has no next one to keep parameters for.
+            own.pop("reshard_after_backward", None)
+        return {**own, **config}
+
+    merged, texts = together(rendezvous, merge, _dumped)
+    for rank, other in enumerate(texts):
+        if other != texts[0]:
+            raise CompileError(f"the policy of rank {rank} is not that of rank 0")
+    return merged
+
+
+def _dumped(config: Mapping[str, Any]) -> str:
+    return str(yaml.dump(dict(config), Dumper=_PlainDumper, sort_keys=False))
+
+
+def _fixed(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step does not follow of the optimizer's settings."""
+    kept = {key: value for key, value in optimizer.items() if key not in optimizers.FOLLOWED}
+    if "groups" in kept:
+        kept["groups"] = [_fixed(group) for group in kept["groups"]]
+    if "momentum" in optimizer:
+        kept["momentum"] = optimizer["momentum"] != 0
+    return kept
+
+
+# Keys of the config that fully_shard alone makes.
+_OF_FULLY_SHARD = ("mesh", "ignore", "shard_placement")
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _set_buffer(model: nn.Module, before: Tensor, tensor: Tensor) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is before:
+                module._buffers[name] = tensor
+
+
+def warn_of_fallback(rank: int, what: str, error: Exception) -> None:
+    """One line, of rank 0."""
+    if rank == 0:
+        reason = " ".join(str(error).split())
+        shown = reason if len(reason) <= 400 else reason[:400] + "…"
+        warnings.warn(f"{what} runs as FSDP2 does, without a plan: {shown}", stacklevel=4)

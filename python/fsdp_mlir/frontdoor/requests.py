@@ -1,0 +1,133 @@
+"""What a call of a step wants a plan for, and the name by which it finds one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_mlir.modules import weights
+from fsdp_mlir.state import optimizers
+from fsdp_mlir.step.batches import Batch, Inputs, autocast, form
+from fsdp_mlir.step.eager import Clipping
+
+# Options that say how a loop over microbatches reduces gradients; the first is their number.
+OF_LOOP = (
+    "gradient_accumulation_steps",
+    "reduce_each_microbatch",
+    "all_reduce_each_microbatch",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
+    config beside those of fully_shard. The losses of its microbatches go to `each`."""
+
+    args: Sequence[Tensor]
+    kwargs: Mapping[str, Any]
+    config: Mapping[str, Any]
+    evaluation: bool = False
+    is_example: bool = False  # of a batch that eager PyTorch need not take
+    keeps_outputs: bool = False  # what the loss gives beside the scalar
+    each: Tensor | None = None
+
+
+class Requests:
+    """Those of one step. A call is of one kind:
+
+    - "update": a whole step;
+    - "gradients": a whole step whose optimizer is not in the plan;
+    - "backward": forward and backward of one microbatch;
+    - "accumulate": of several, whose gradients are reduced together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        clipping: Clipping | None,
+        config: Mapping[str, Any],
+        inputs: Inputs,
+        *,
+        evaluation: bool,
+        gives_outputs: bool,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._clipping = clipping
+        self._config = config
+        self._inputs = inputs
+        self._evaluation = evaluation
+        self._gives_outputs = gives_outputs
+        self._each: dict[int, Tensor] = {}
+
+    @property
+    def count(self) -> int:
+        """Microbatches of a whole step."""
+        return int(self._config.get(OF_LOOP[0], 1) or 1)
+
+    def losses(self, count: int) -> Tensor:
+        """Where plans for "accumulate" leave the losses of that many microbatches."""
+        return self._each.setdefault(count, torch.zeros(count, dtype=torch.float64))
+
+    def key(
+        self, kind: str, microbatches: Sequence[Batch], params: Sequence[nn.Parameter]
+    ) -> tuple[Any, ...]:
+        """What another plan is for. Equal on all ranks that make the same call."""
+        structure: tuple[Any, ...] = ()
+        if kind == "update" and self._optimizer is not None:
+            positions = {id(param): index for index, param in enumerate(params)}
+            structure = optimizers.structure(self._optimizer, positions)
+        return (
+            kind,
+            len(microbatches),
+            form(microbatches[0]),
+            tuple(module.training for module in self._model.modules()),
+            tuple(param.requires_grad for param in params),
+            autocast(),
+            structure,
+        )
+
+    @staticmethod
+    def evaluation_key(batch: Batch) -> tuple[Any, ...]:
+        return "evaluate", form(batch), autocast()
+
+    def request(self, kind: str, microbatches: Sequence[Batch], *, is_example: bool) -> Request:
+        batch, count = microbatches[0], len(microbatches)
+        values = list(batch.values())
+        positional = self._inputs.positional
+        alone = kind == "backward" or (self.count == 1 and kind != "accumulate")
+        return Request(
+            values[:positional],
+            dict(list(batch.items())[positional:]),
+            self._config_of(kind, count),
+            evaluation=self._evaluation and kind in ("update", "gradients"),
+            is_example=is_example,
+            keeps_outputs=self._gives_outputs and alone,
+            each=self.losses(count) if kind == "accumulate" else None,
+        )
+
+    def _config_of(self, kind: str, count: int) -> dict[str, Any]:
+        config = dict(self._config)
+        if kind == "update":
+            if self._optimizer is not None:
+                params = weights.parameters(self._model)
+                config["optimizer"] = optimizers.config_of(self._optimizer, params)
+            if self._clipping is not None:
+                config["clip_grad_norm"] = {
+                    "max_norm": self._clipping.max_norm,
+                    "norm_type": self._clipping.norm_type,
+                }
+        else:
+            config["optimizer"] = {"name": "external"}
+        if kind in ("backward", "accumulate"):
+            for option in (*OF_LOOP, "grad_scaler", "lr_schedule"):
+                config.pop(option, None)
+        if kind == "accumulate":
+            config["gradient_accumulation_steps"] = count
+            config["reduce_each_microbatch"] = False
+        return config

@@ -1,0 +1,243 @@
+"""Whether a model is still the one that a step was compiled from, looked at before each step.
+
+A step is compiled again where the model has other flags, attributes, hooks or modules, or its code
+reads other data from outside. Values of parameters and buffers are not looked at: a step trains in
+their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_mlir.modules import hooks
+from fsdp_mlir.modules.outside import ABSENT, GLOBAL_HOOKS, HOOKS, attributes_read, places
+from fsdp_mlir.support.errors import prefixed, source_of
+
+_PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
+_MOST_ITEMS = 64  # of a list or the like that is compared by its items
+
+# Attributes of nn.Module that have no say in a step, and those that hold its hooks.
+STATE_DICT_HOOKS = {
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+}
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What is another one: an attribute of a module (or of an object that a module holds)."""
+
+    key: tuple[int, str]
+    text: str
+    location: tuple[str, int] | None = None
+    hook: bool = False  # a new one
+    mode: bool = False  # train or eval mode
+    attribute: bool = False  # of an object that is the same
+
+
+class Unchanged:
+    """A look at `model`, at `loss` where it is a module, and at what their code reads from
+    outside, as they were when it was made or last `renewed`. `kernels` is code of theirs too, of
+    operators."""
+
+    def __init__(self, model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> None:
+        self._model = model
+        self._loss = loss
+        self._kernels = kernels
+        self.renew()
+
+    def renew(self) -> None:
+        """Looks again."""
+        self._modules = []
+        self._objects: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        classes = {}
+        for name, module in self._named_modules().items():
+            attributes = {
+                key: dict(value) if key in _MEMBERS else _shallow(value)
+                for key, value in vars(module).items()
+            }
+            self._modules.append((name, module, type(module), attributes))
+            classes[type(module)] = type(module).forward
+            for key, value in vars(module).items():
+                if _is_settings(value):
+                    shallow = {k: _shallow(v) for k, v in vars(value).items()}
+                    self._objects.setdefault(id(value), (_dotted(name, key), value, shallow))
+        self._forwards = list(classes.items())
+        self._globals = _global_hooks()
+        self._outside = [
+            (place, _shallow(place.value()))
+            for place in places(self._model, self._loss, self._kernels)
+        ]
+
+    def _named_modules(self) -> dict[str, nn.Module]:
+        named = dict(self._model.named_modules())
+        if isinstance(self._loss, nn.Module):
+            named |= dict(self._loss.named_modules(prefix="(loss)"))
+        return named
+
+    def holds(self) -> bool:
+        """Whether nothing has changed."""
+        for _, module, kind, attributes in self._modules:
+            if type(module) is not kind or not _equal(module.__dict__, attributes):
+                return False
+        for _, value, attributes in self._objects.values():
+            if not _equal(value.__dict__, attributes):
+                return False
+        if any(kind.forward is not forward for kind, forward in self._forwards):
+            return False
+        if any(not _same(place.value(), before) for place, before in self._outside):
+            return False
+        return _equal(_global_hooks(), self._globals)
+
+    def holds_what_matters(self, *, training: bool) -> bool:
+        """Whether nothing has changed but attributes that no code reads and, without `training`,
+        train and eval modes."""
+        read = attributes_read(self._model, self._loss, self._kernels)
+        for change in self._changes():
+            unread = change.attribute and read is not None and change.key[1] not in read
+            if not unread and (training or not change.mode):
+                return False
+        return True
+
+    def hook(self) -> str:
+        """The first new hook, with its line; empty without any."""
+        for change in self._changes():
+            if change.hook:
+                return prefixed(change.location, change.text)
+        return ""
+
+    # --- what changed
+
+    def _changes(self) -> Iterator[_Change]:
+        modules = self._named_modules()
+        for name, module, kind, before in self._modules:
+            now = modules.get(name)
+            if now is not module or type(now) is not kind:
+                yield _Change((id(module), ""), f"{_module(name)} is another one")
+                continue
+            for key in sorted({*vars(module), *before}):
+                if key in _MEMBERS:
+                    yield from _member(id(module), name, key, vars(module)[key], before[key])
+                elif key not in STATE_DICT_HOOKS:
+                    yield from _attribute(id(module), name, key, vars(module), before)
+        known = {name for name, _, _, _ in self._modules}
+        for name, module in modules.items():
+            if name not in known:
+                yield _Change((id(module), ""), f"{_module(name)} is new")
+        for place, value, before in self._objects.values():
+            for key in sorted({*vars(value), *before}):
+                yield from _attribute(id(value), place, key, vars(value), before)
+        for kind, forward in self._forwards:
+            if kind.forward is not forward:
+                where = source_of(kind.forward)
+                yield _Change((id(kind), ""), f"forward of '{kind.__name__}' is another one", where)
+        for place, before in self._outside:
+            now = place.value()
+            if not _same(now, before):
+                text = f"'{place.label}' is {_shown(now)}, the step was compiled with"
+                yield _Change(place.key, f"{text} {_shown(before)}")
+        for name, before in self._globals.items():
+            method = f"register_module{name.removeprefix('_global').removesuffix('s')}"
+            yield from _changed_hooks(method, "every module", 0, _global_hooks()[name], before)
+
+
+def _member(
+    owner: int, place: str, kind: str, now: Mapping[str, Any], before: Mapping[str, Any]
+) -> Iterator[_Change]:
+    """Other parameters, and buffers and modules that are new or gone: another buffer is followed,
+    and another module is told of by itself."""
+    for key in sorted({*now, *before}):
+        one, other = (members.get(key) for members in (now, before))
+        if (one is None) != (other is None) or (kind == "_parameters" and one is not other):
+            text = f"'{_dotted(place, key)}' is another one, new or gone"
+            yield _Change((owner, key), text)
+
+
+def _attribute(
+    owner: int, place: str, key: str, now: dict[str, Any], before: dict[str, Any]
+) -> Iterator[_Change]:
+    if key in now and key in before and _equal({key: now[key]}, {key: before[key]}):
+        return
+    if key == "training":
+        mode = "train" if now[key] else "eval"
+        was = "train" if before[key] else "eval"
+        text = f"{_module(place)} is in {mode} mode, the step was compiled with it in {was} mode"
+        yield _Change((owner, key), text, mode=True)
+    elif key in HOOKS:
+        yield from _changed_hooks(HOOKS[key], _module(place), owner, now[key], before[key])
+    else:
+        got, was = (_shown(values.get(key, ABSENT)) for values in (now, before))
+        name = _dotted(place, key)
+        text = f"attribute '{name}' is {got}, the step was compiled with {was}"
+        yield _Change((owner, key), text, attribute=True)
+
+
+def _changed_hooks(
+    method: str, of: str, owner: int, now: Mapping[int, Any], before: Mapping[int, Any]
+) -> Iterator[_Change]:
+    for key, hook in now.items():
+        if before.get(key) is not hook:
+            name = hooks.named(hook)
+            text = f"the hook {name} of {method} of {of} was registered after the step was compiled"
+            yield _Change((owner, method), text, source_of(hook), hook=True)
+    if before.keys() - now.keys():
+        yield _Change((owner, method), f"a hook of {method} of {of} was removed")
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    if isinstance(value, Tensor):
+        text = f"a tensor of shape {list(value.shape)}"
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _module(name: str) -> str:
+    return f"module '{name}'" if name else "the model"
+
+
+def _dotted(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _shallow(value: Any) -> Any:
+    """A copy of a list or the like, so that its items are compared."""
+    if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+        return dict(dict.items(value))  # as stored: a subclass may make what it gives
+    if type(value) in (list, set) and len(value) <= _MOST_ITEMS:
+        return type(value)(value)
+    return value
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or _equal({"": now}, {"": before})
+
+
+def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    try:
+        return now == before
+    except Exception:  # such as the truth of a tensor that is another one
+        return False
+
+
+def _is_settings(value: Any, depth: int = 2) -> bool:
+    """Whether an attribute holds an object of plain values, such as a configuration."""
+    if isinstance(value, (type, Tensor, nn.Module, Mapping)) or callable(value):
+        return False
+    attributes = getattr(value, "__dict__", None)
+    return isinstance(attributes, dict) and all(
+        isinstance(item, _PLAIN) or (depth > 1 and _is_settings(item, depth - 1))
+        for item in attributes.values()
+    )
+
+
+def _global_hooks() -> dict[str, dict[int, Any]]:
+    return {name: dict(getattr(nn.modules.module, name)) for name in GLOBAL_HOOKS}

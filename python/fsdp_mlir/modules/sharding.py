@@ -1,0 +1,276 @@
+"""`fully_shard` is PyTorch's; here its policy is read back from what it made of a model.
+
+FSDP2 keeps the policy on the modules (`FSDPState`) and their parameter groups. `config_of` says it
+in the keys of fsdp-opt's config. What the compiler does not have is a NotImplementedError that
+names it: such a model trains as FSDP2 does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+
+from fsdp_mlir.modules import weights
+from fsdp_mlir.support.errors import CompileError
+
+_DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@functools.wraps(fsdp.fully_shard)
+def fully_shard(module: Any, **options: Any) -> Any:
+    """torch.distributed.fsdp.fully_shard. Without torchrun this process is the only rank."""
+    if not dist.is_initialized() and "RANK" not in os.environ:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return fsdp.fully_shard(module, **options)
+
+
+def states(model: nn.Module) -> dict[str, FSDPState]:
+    """Of each module that fully_shard was called on, by its name, in the order of the model; that
+    of the root is ''."""
+    found = {
+        name: state
+        for name, module in model.named_modules()
+        if (state := _get_module_fsdp_state(module)) is not None and module in state._modules
+    }
+    if "" not in found:
+        raise CompileError("expected a call of fully_shard on the model itself, found none")
+    return found
+
+
+def groups(model: nn.Module) -> list[FSDPParamGroup]:
+    """The parameter groups, each once."""
+    distinct = dict.fromkeys(states(model).values())
+    return [group for state in distinct for group in state._fsdp_param_groups]
+
+
+def managed(model: nn.Module) -> dict[int, FSDPParam]:
+    """FSDP2's record of each sharded parameter, by the id of the parameter."""
+    return {id(p.sharded_param): p for group in groups(model) for p in group.fsdp_params}
+
+
+def reshard(model_groups: list[FSDPParamGroup]) -> None:
+    """Registers the sharded parameters where eager code left unsharded ones."""
+    for group in model_groups:
+        if not group.is_sharded:
+            group.reshard()
+
+
+def class_name(module: nn.Module) -> str:
+    """Of the class that a module has without fully_shard."""
+    cls = type(module)
+    return (cls.__mro__[2] if cls.__mro__[1] is FSDPModule else cls).__name__
+
+
+def escaped(name: str) -> str:
+    """A pattern that matches exactly `name`."""
+    if "*" in name or "?" in name:
+        raise NotImplementedError(
+            f"'{name}': a name with '*' or '?' cannot be told from a pattern of the config"
+        )
+    return name
+
+
+# ---------------------------------------------------------------------------
+# The policy
+# ---------------------------------------------------------------------------
+
+
+def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
+    """The policy as keys of fsdp-opt's config, with modules by exact names."""
+    found = {escaped(name): state for name, state in states(model).items()}
+    config: dict[str, Any] = {}
+    mesh = mesh_of(model)
+    if mesh is not None:
+        config |= _mesh_config(mesh, world_size)
+
+    root = found.pop("")
+    own = _unit_config(root)
+    mixed = own.pop("mixed_precision", {})
+    if mixed:
+        config["mixed_precision"] = mixed
+    config |= own
+    kept = [not group.reshard_after_backward for group in groups(model) if group.fsdp_params]
+    if any(kept):
+        if not all(kept):
+            raise NotImplementedError(
+                "set_reshard_after_backward on some modules only is not compiled"
+            )
+        config["reshard_after_backward"] = False
+
+    units: dict[int, dict[str, Any]] = {}
+    for name, state in found.items():
+        settings = _unit_config(state)
+        precision = settings.pop("mixed_precision", {})
+        if not state._fsdp_param_groups:  # no group for FSDP2 either, but it casts
+            if precision:
+                raise NotImplementedError(
+                    f"'mp_policy' of '{name}', which manages no parameters, is not compiled"
+                )
+            continue
+        unit = units.setdefault(id(state), {"match": name})
+        if precision or mixed:
+            unit["mixed_precision"] = precision or False
+        for key, otherwise in (
+            ("cpu_offload", False),
+            ("gradient_divide_factor", None),
+            ("force_sum_reduction_for_comms", False),
+        ):
+            if settings.get(key, otherwise) != own.get(key, otherwise):
+                unit[key] = settings.get(key, otherwise)
+        if "reshard_after_forward" in settings:
+            unit["reshard_after_forward"] = settings["reshard_after_forward"]
+        if unit["match"] != name:
+            patterns = unit["match"] if isinstance(unit["match"], list) else [unit["match"]]
+            unit["match"] = [*patterns, name]
+    if units:
+        config["units"] = list(units.values())
+    sharded = managed(model)
+    ignored, placements = [], []
+    for param in weights.parameters(model):
+        entry = sharded.get(id(param.tensor))
+        if entry is None:
+            ignored.append(escaped(param.name))
+        elif entry.fsdp_placement.dim != 0:
+            placements.append({"match": escaped(param.name), "dim": entry.fsdp_placement.dim})
+    if ignored:
+        config["ignore"] = ignored
+    if placements:
+        config["shard_placement"] = placements
+    return config
+
+
+def mesh_of(model: nn.Module) -> DeviceMesh | None:
+    """The mesh of all parameter groups; None where there are none."""
+    meshes = [group.mesh_info.mesh for group in groups(model)]
+    for mesh in meshes:
+        if mesh != meshes[0]:
+            raise NotImplementedError(
+                f"more than one mesh is not compiled, got {meshes[0]} and {mesh}"
+            )
+    return meshes[0] if meshes else None
+
+
+def _mesh_config(mesh: DeviceMesh, world_size: int) -> dict[str, Any]:
+    if mesh.device_type != "cpu":
+        raise NotImplementedError(f"a mesh on '{mesh.device_type}' is not compiled, only on 'cpu'")
+    if mesh.mesh.flatten().tolist() != list(range(world_size)):
+        raise NotImplementedError(
+            f"a mesh other than one of all {world_size} ranks in order is not compiled, got {mesh}"
+        )
+    return {"mesh": {"replicate": mesh.size(0), "shard": mesh.size(1)}} if mesh.ndim == 2 else {}
+
+
+def _unit_config(state: FSDPState) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    if mixed := _precision_config(state._mp_policy):
+        config["mixed_precision"] = mixed
+    if not state._fsdp_param_groups:
+        return config
+    if len(state._fsdp_param_groups) > 1:
+        raise NotImplementedError("parameters of one call on several meshes are not compiled")
+    (group,) = state._fsdp_param_groups
+    for reason in _not_compiled(group, state._mp_policy):
+        raise NotImplementedError(f"{reason} is not compiled")
+    if isinstance(group.offload_policy, CPUOffloadPolicy):
+        config["cpu_offload"] = True
+    if not state._auto_reshard_after_forward:
+        config["reshard_after_forward"] = _reshard_config(group)
+    if group.gradient_divide_factor is not None:
+        config["gradient_divide_factor"] = float(group.gradient_divide_factor)
+    if group.force_sum_reduction_for_comms:
+        config["force_sum_reduction_for_comms"] = True
+    return config
+
+
+def _not_compiled(group: FSDPParamGroup, precision: MixedPrecisionPolicy) -> Iterator[str]:
+    if group.mesh_info.shard_mesh_dim is None:
+        yield "a mesh without a dimension to shard on"
+    if group.mesh_info.is_spmd_mesh:
+        yield "'dp_mesh_dims'"
+    for param in group.fsdp_params:
+        if param.is_dtensor:
+            yield "a DTensor as parameter"
+        if any(
+            getattr(param.mp_policy, name) != getattr(precision, name)
+            for name in _DTYPES
+            if hasattr(param.mp_policy, name)
+        ):
+            yield "'param_dtype_override_fn' of 'mp_policy'"
+        if param.mesh_info is not group.mesh_info:
+            yield "a mesh of a parameter's own"
+        if param._has_sharded_grad_dtype_override:
+            yield "a parameter's 'grad_dtype'"
+        if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather"):
+            yield "an extension of the all-gather"
+    if type(group._all_gather_comm) is not DefaultAllGather:
+        yield "set_custom_all_gather"
+    if type(group._reduce_scatter_comm) is not DefaultReduceScatter:
+        yield "set_custom_reduce_scatter"
+    if group._all_reduce_hook is not None:
+        yield "set_all_reduce_hook"
+    if group.reduce_scatter_unused_params:
+        yield "set_reduce_scatter_unused_params"
+
+
+def _reshard_config(group: FSDPParamGroup) -> bool | int:
+    after = group.post_forward_mesh_info
+    if after is None:
+        return False
+    size = after.shard_mesh_size
+    return True if size == group.mesh_info.shard_mesh_size else int(size)
+
+
+def _precision_config(policy: MixedPrecisionPolicy) -> dict[str, Any]:
+    """Empty where nothing is cast."""
+    given = {}
+    for name in _DTYPES:
+        dtype = getattr(policy, name)
+        if dtype is None:
+            continue
+        if dtype not in _FLOATS:
+            raise NotImplementedError(f"'{name}' {dtype} of 'mp_policy' is not compiled")
+        given[name] = str(dtype).removeprefix("torch.")
+    if not given:
+        return {}
+    return {**given, "cast_forward_inputs": policy.cast_forward_inputs}
+
+
+def initialise(model: nn.Module) -> None:
+    """What FSDP2 does before its first forward, with its errors."""
+    states(model)[""]._lazy_init()
+
+
+def reduces_now(model: nn.Module, model_groups: list[FSDPParamGroup]) -> bool:
+    """Whether the next backward reduces all gradients and those of none before it, as the methods
+    that a training loop calls have it."""
+    root = _get_module_fsdp_state(model)
+    context = root._state_ctx
+    if not context.is_last_backward or context.manual_backward_finalization:
+        return False
+    for group in model_groups:
+        if not (group.reduce_grads and group.all_reduce_grads):
+            return False
+        if group._partial_reduce_output is not None:
+            return False
+        for param in group.fsdp_params:
+            unsharded = getattr(param, "_unsharded_param", None)
+            if unsharded is not None and unsharded.grad is not None:
+                return False
+    return True

@@ -1,0 +1,268 @@
+"""What capture needs of a policy file: the units, and the mixed precision of each.
+
+The rest of the file is fsdp-opt's. Units are formed as fsdp-assign-units forms them: a parameter
+belongs to its innermost module that a pattern matches, else to the root unit; of two patterns that
+match one module the first wins. A parameter that is ignored belongs to no unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.distributed.utils import _apply_to_tensors
+
+from fsdp_mlir.modules.sharding import class_name
+from fsdp_mlir.modules.weights import State
+from fsdp_mlir.policy.unit_entry import Entries
+from fsdp_mlir.support.errors import CaptureError
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_DTYPE_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """FSDP2's MixedPrecisionPolicy of one unit."""
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+    def computed(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which a parameter of `dtype` is gathered."""
+        return self.param_dtype if self.param_dtype and dtype.is_floating_point else dtype
+
+    def grad_dtype(self, dtype: torch.dtype) -> torch.dtype | None:
+        """What autograd casts the gradient of a parameter of `dtype` to; None for as it comes.
+
+        FSDP2 leaves the cast to the reduction where that is in a wider dtype than the parameter
+        (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _set_unsharded_grad_dtypes).
+        """
+        reduced = self.reduce_dtype or dtype
+        return None if reduced.itemsize > self.computed(dtype).itemsize else reduced
+
+    def cast_inputs(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """FSDP2's forward pre-hook."""
+        if not (self.cast_forward_inputs and self.param_dtype):
+            return args, kwargs
+        cast = partial(_cast, self.param_dtype)
+        return _apply_to_tensors(cast, args), _apply_to_tensors(cast, kwargs)
+
+    def cast_output(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """FSDP2's forward hook."""
+        if self.output_dtype is None:
+            return output
+        return _apply_to_tensors(partial(_cast, self.output_dtype), output)
+
+
+def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One element of `units`: patterns of module names, or of class names."""
+
+    patterns: tuple[re.Pattern[str], ...]
+    by_class: bool
+    precision: MixedPrecision | None
+
+    def matches(self, name: str, class_name: str) -> bool:
+        subject = class_name if self.by_class else name
+        return any(pattern.fullmatch(subject) for pattern in self.patterns)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The units and their mixed precision, that of the root unit, and parameters in no unit."""
+
+    units: tuple[Entry, ...] = ()
+    root: MixedPrecision | None = None
+    ignore: tuple[re.Pattern[str], ...] = ()
+
+
+class Units:
+    """The units that a policy makes of a model."""
+
+    def __init__(self, policy: Policy, model: nn.Module) -> None:
+        self._policy = policy
+        self._model = model
+        self._classes = {name: class_name(module) for name, module in model.named_modules()}
+
+    def _entry(self, module: str) -> Entry | None:
+        class_name = self._classes.get(module, "")
+        return next((e for e in self._policy.units if e.matches(module, class_name)), None)
+
+    def _unit_of(self, name: str) -> tuple[str, MixedPrecision | None]:
+        """The module that is the unit of a parameter ("" for the root), and its policy."""
+        while "." in name:
+            name = name.rpartition(".")[0]
+            if entry := self._entry(name):
+                return name, entry.precision
+        return "", self._policy.root
+
+    def _units_of(self, param: State) -> dict[str, MixedPrecision | None]:
+        """The units of all names of a parameter; none of one that is ignored."""
+        names = (param.name, *param.aliases)
+        if any(pattern.fullmatch(name) for pattern in self._policy.ignore for name in names):
+            return {}
+        return dict(self._unit_of(name) for name in names)
+
+    def precision_of(self, param: State) -> MixedPrecision | None:
+        """CaptureError for a tied parameter of units that differ in it."""
+        units = self._units_of(param)
+        if len(set(units.values())) > 1:
+            raise CaptureError(
+                f"parameter '{param.name}' is in units of different mixed precision: "
+                + ", ".join(f"'{name or '(root)'}'" for name in units)
+            )
+        return next(iter(units.values()), None)
+
+    def with_precision(self, params: Iterable[State]) -> dict[str, MixedPrecision]:
+        """The units with mixed precision by module name; the root is one without parameters too."""
+        units: dict[str, MixedPrecision | None] = {"": self._policy.root}
+        for param in params:
+            units.update(self._units_of(param))
+        return {name: precision for name, precision in units.items() if precision}
+
+    def formed(self, params: Iterable[State]) -> list[list[str]]:
+        """The modules of each unit that has parameters, but for the root unit.
+
+        The modules that a list of patterns matches are one unit, and so are those that share a
+        parameter; a unit that shares one with the root is part of the root unit.
+        """
+        unit_of: dict[Any, set[str]] = {}
+        for param in params:
+            modules = set(self._units_of(param))
+            for claim in map(self._claim, list(modules)):
+                modules |= unit_of.get(claim, set())
+            unit_of |= dict.fromkeys(map(self._claim, modules), modules)
+        units = {id(unit): unit for unit in unit_of.values()}
+        return [sorted(unit) for unit in units.values() if "" not in unit]
+
+    def _claim(self, module: str) -> Any:
+        """What modules of one call of fully_shard have in common."""
+        entry = self._entry(module) if module else None
+        return entry if entry and len(entry.patterns) > 1 else module
+
+    @contextmanager
+    def hooked(self, params: Iterable[State]) -> Iterator[Entries]:
+        """Casts at unit boundaries and entry functions as FSDP2 has them.
+
+        Every module that a pattern matches is cast here, also one without parameters of its own.
+        FSDP2 casts at each module of a unit of several (_register_group_forward_hooks).
+        """
+        entries = Entries(self._model, self.formed(params))
+        handles: list[Any] = list(entries.attach())
+        hooked: set[int] = set()
+        for name, module in self._model.named_modules(remove_duplicate=False):
+            entry = self._entry(name) if name else None
+            precision = entry.precision if entry else self._policy.root
+            if not (entry or module is self._model) or precision is None or id(module) in hooked:
+                continue
+            hooked.add(id(module))
+            handles.append(
+                module.register_forward_pre_hook(
+                    precision.cast_inputs, prepend=True, with_kwargs=True
+                )
+            )
+            handles.append(module.register_forward_hook(precision.cast_output))
+        try:
+            yield entries
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def pattern_to_regex(pattern: str) -> re.Pattern[str]:
+    """`*` stays within one dotted segment of a name, `**` crosses segments, `?` is one letter."""
+    wildcards = {"*": r"[^.]*", "**": r".*", "?": r"[^.]"}
+    parts = re.split(r"(\*\*|\*|\?)", pattern)
+    return re.compile("".join(wildcards.get(part, re.escape(part)) for part in parts))
+
+
+def read_policy(path: Path | None) -> Policy:
+    """Reads a policy file; CaptureError for one that capture cannot follow."""
+    config = _load(path) if path else None
+    if path is None or config is None:
+        return Policy()
+    if not isinstance(config, dict):
+        raise CaptureError(f"expected a mapping in '{path}', got '{type(config).__name__}'")
+    root = _mixed_precision(config.get("mixed_precision"), path)
+    units: list[Entry] = []
+    entries = config.get("units") or []
+    if entries == "auto":
+        if root:
+            raise CaptureError(
+                f"'mixed_precision' in '{path}' needs units by name or class, got 'units: auto'"
+            )
+        entries = []
+    if not isinstance(entries, list):
+        raise CaptureError(f"expected a sequence or auto for 'units' in '{path}', got '{entries}'")
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise CaptureError(f"expected a mapping for each of 'units' in '{path}', got '{entry}'")
+        by_class = "class" in entry
+        if by_class == ("match" in entry):
+            raise CaptureError(f"expected 'match' or 'class' in each of 'units' in '{path}'")
+        precision = root
+        if "mixed_precision" in entry:
+            precision = _mixed_precision(entry["mixed_precision"], path)
+        key = "class" if by_class else "match"
+        units.append(Entry(_patterns(key, entry[key], path), by_class, precision))
+    ignore = _patterns("ignore", config["ignore"], path) if "ignore" in config else ()
+    return Policy(tuple(units), root, ignore)
+
+
+def _patterns(key: str, value: Any, path: Path) -> tuple[re.Pattern[str], ...]:
+    """Those of one pattern, or of a list of them."""
+    listed = value if isinstance(value, list) and key != "class" else [value]
+    if not listed or not all(isinstance(pattern, str) and pattern for pattern in listed):
+        raise CaptureError(f"expected a pattern for '{key}' in '{path}', got '{value}'")
+    return tuple(pattern_to_regex(pattern) for pattern in listed)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise CaptureError(f"cannot read '{path}': {(error.strerror or '').lower()}") from error
+    except yaml.YAMLError as error:
+        raise CaptureError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _mixed_precision(value: Any, path: Path) -> MixedPrecision | None:
+    if value is None or value is False:
+        return None
+    if not isinstance(value, dict):
+        raise CaptureError(f"expected a mapping for 'mixed_precision' in '{path}', got '{value}'")
+    for key, given in value.items():
+        if key in _DTYPE_KEYS:
+            if given is not None and given not in _DTYPES:
+                expected = ", ".join(_DTYPES)
+                raise CaptureError(
+                    f"expected one of {expected} for '{key}' in '{path}', got '{given}'"
+                )
+        elif key != "cast_forward_inputs":
+            raise CaptureError(f"unknown key '{key}' in 'mixed_precision' in '{path}'")
+        elif not isinstance(given, bool):
+            raise CaptureError(f"expected true or false for '{key}' in '{path}', got '{given}'")
+    dtypes = [_DTYPES.get(value.get(key)) for key in _DTYPE_KEYS]
+    if not any(dtypes):
+        return None  # nothing is cast
+    return MixedPrecision(*dtypes, value.get("cast_forward_inputs", True))

@@ -1,0 +1,124 @@
+"""What values of a recording follow from, and the values of those that no data decides.
+
+Integers that follow from literals are known at once (known.py). Of others, such as a mask that is
+computed from floats or held as a buffer, the value is computed when a call's result depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fsdp_mlir.record.graph import Node, Ref, Reliance, Trace
+
+aten = torch.ops.aten
+
+# Larger values are not computed: 4 Mi elements.
+_MAX_ELEMENTS = 1 << 22
+
+_UNINITIALISED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
+
+
+class Cones:
+    """The calls that values of `trace` follow from. Values are named as in its nodes.
+
+    `bind` says where each value lies, and for a constant or a buffer which tensor it stands for.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._storages: dict[str, int] = {}
+        self._sources: dict[str, Tensor] = {}
+        self._relied_on: set[int] = set()
+
+    def bind(self, name: str, tensor: Tensor, source: Tensor | None) -> None:
+        self._storages.setdefault(name, tensor.untyped_storage()._cdata)
+        if source is not None:
+            self._sources[name] = source
+
+    def draw(self, name: str) -> Node | None:
+        """The random call that decides a value, where nothing from outside the step does."""
+        calls, outside = self._cone(name)
+        draws = [node for node in calls if torch.Tag.nondeterministic_seeded in node.func.tags]
+        return draws[-1] if draws and not outside else None
+
+    def value(self, name: str, *, literal: bool, by_count: bool = False) -> Tensor | None:
+        """The value, of the example; with `literal`, where it is the same in every run.
+
+        None for one that depends on parameters or draws, or is written in place. Inputs, constants
+        and buffers that it is computed from are relied on from now on, `by_count` where no more
+        than the number of its elements that are not zero decides.
+        """
+        calls, outside = self._cone(name)
+        storages = {self._storages.get(each) for each in [*outside, *_results(calls)]}
+        if (
+            any(each not in self._sources or self._sources[each].is_meta for each in outside)
+            or (literal and outside)
+            or any(not self._computable(node) for node in calls)
+            or any(storages & self._written(node) for node in self._trace.nodes)
+        ):
+            return None
+        self._relied_on |= {self._storages[each] for each in outside}
+        reliance = Reliance(tuple(sorted(outside)), tuple(calls), name, by_count)
+        with _disable_current_modes():
+            value = reliance.found(self._sources)
+            if outside:
+                form = reliance.form_of(value)
+                self._trace.relied_on.append(replace(reliance, form=form))
+        return value
+
+    def relies_on(self, tensor: Tensor) -> bool:
+        """Whether a value that was given depends on what lies where `tensor` does."""
+        return tensor.untyped_storage()._cdata in self._relied_on
+
+    def _cone(self, name: str) -> tuple[list[Node], set[str]]:
+        """The calls, in order, and the names of what they take that no call makes."""
+        wanted, calls = {name}, []
+        for node in reversed(self._trace.nodes):
+            if not wanted.isdisjoint(_results([node])):
+                calls.append(node)
+                wanted.update(ref.name for ref in _refs(node.args))
+        return calls[::-1], wanted.difference(_results(calls))
+
+    @staticmethod
+    def _computable(node: Node) -> bool:
+        return (
+            torch.Tag.nondeterministic_seeded not in node.func.tags
+            and node.func.namespace == "aten"
+            and node.func.overloadpacket not in _UNINITIALISED
+            and all(
+                type_ is None or torch.Size(type_.shape).numel() <= _MAX_ELEMENTS
+                for type_ in node.types
+            )
+        )
+
+    def _written(self, node: Node) -> set[int | None]:
+        """The storages that a call writes in place."""
+        schema = node.func._schema
+        if not schema.is_mutable:
+            return set()
+        return {
+            self._storages.get(ref.name)
+            for formal, value in zip(schema.arguments, node.args, strict=True)
+            if formal.alias_info is not None and formal.alias_info.is_write
+            for ref in _refs(value)
+        }
+
+
+def _results(calls: list[Node]) -> Iterator[str]:
+    for node in calls:
+        for out in node.outs:
+            yield from [out] if isinstance(out, str) else out
+
+
+def _refs(value: Any) -> Iterator[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _refs(item)

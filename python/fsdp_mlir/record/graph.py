@@ -1,0 +1,123 @@
+"""A recorded step: its calls, and the types and names of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fsdp_mlir.support.errors import Location
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor value of the graph, by its name without the per cent sign."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and dtype of a value, and its strides in elements; None where it is contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorType:
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        return TensorType(tuple(tensor.shape), tensor.dtype, strides)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The module (index into the table of module paths) and model source line that ran a call."""
+
+    module: int = 0
+    location: Location | None = None
+
+
+@dataclass
+class Node:
+    """One call. `args` has every schema argument, tensors as Ref.
+
+    `outs` is per schema return: a name, a list of names for a list of tensors. `types` is flat over
+    `outs`; None where the call returned no tensor (an output that was not asked for).
+    """
+
+    func: OpOverload
+    args: list[Any]
+    outs: list[str | list[str]]
+    types: list[TensorType | None]
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Reliance:
+    """A value that decided a shape in the step: the result `name` of `calls` on tensors from
+    outside, by their names. `form` is what the shape follows from."""
+
+    outside: tuple[str, ...]
+    calls: tuple[Node, ...]
+    name: str
+    by_count: bool  # of what is not zero
+    form: str = ""
+
+    def found(self, sources: Mapping[str, Tensor]) -> Tensor:
+        """The value, of these tensors."""
+        values: dict[str, Any] = {each: sources[each].detach() for each in self.outside}
+        for node in self.calls:
+            args, kwargs = split_arguments(node.func, _filled(node.args, values))
+            result = node.func(*args, **kwargs)
+            made = [result] if len(node.outs) == 1 else list(result)
+            for out, each in zip(node.outs, made, strict=True):
+                names = [out] if isinstance(out, str) else out
+                values |= zip(names, [each] if isinstance(out, str) else each, strict=True)
+        value: Tensor = values[self.name]
+        return value
+
+    def form_of(self, value: Tensor) -> str:
+        """What a shape follows from."""
+        if self.by_count:
+            return str(int(value.count_nonzero()))
+        return xxhash.xxh3_128_hexdigest(value.contiguous().view(-1).view(torch.uint8).numpy())
+
+    def holds(self, sources: Mapping[str, Tensor]) -> bool:
+        """Whether these tensors give the same shape."""
+        return self.form_of(self.found(sources)) == self.form
+
+
+def _filled(value: Any, values: dict[str, Any]) -> Any:
+    if isinstance(value, Ref):
+        return values[value.name]
+    if isinstance(value, (list, tuple)):
+        return [_filled(item, values) for item in value]
+    return value
+
+
+@dataclass
+class Trace:
+    """The recorded step. `constants` are tensors that belong to neither parameters nor buffers."""
+
+    nodes: list[Node] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)
+    constant_index: dict[str, int] = field(default_factory=dict)  # by the names of their values
+    literals: set[int] = field(default_factory=set)  # constants that the step itself made
+    relied_on: list[Reliance] = field(default_factory=list)
+    backward_begin: int = 0
+    # By id: functions of kernels whose calls stand in place of their operator's.
+    kernels: dict[int, FunctionType] = field(default_factory=dict)
+
+
+def split_arguments(func: OpOverload, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The values as positional and keyword arguments."""
+    pairs = list(zip(func._schema.arguments, values, strict=True))
+    positional = [value for formal, value in pairs if not formal.kwarg_only]
+    return positional, {formal.name: value for formal, value in pairs if formal.kwarg_only}

@@ -1,0 +1,139 @@
+"""Records one training step of a model, and its evaluation, under fake tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+
+import torch
+from torch import Tensor
+
+from fsdp_mlir.modules.module_stack import ModuleStack
+from fsdp_mlir.record.draws import Draws
+from fsdp_mlir.record.generators import refused_seeding
+from fsdp_mlir.record.graph import Trace
+from fsdp_mlir.record.trace import Recorder, evaluated, traced
+from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
+from fsdp_mlir.view.fake_model import FakeModel
+from fsdp_mlir.view.model_view import ModelView
+
+calls_the_model(__file__)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The graphs of a step. `gradients` has the value of each by its parameter's index; one that
+    the loss does not depend on has none. Evaluation shares the constants of `trace`."""
+
+    modules: ModuleStack
+    trace: Trace
+    loss: str
+    gradients: dict[int, str]
+    written: set[str]  # buffers and constants that are changed in place
+    units: list[list[str]]  # the modules of each unit but the root
+    entries: dict[str, str]  # as unit_entry.Entries.needed has it
+    evaluation: Trace | None = None
+    evaluation_loss: str = ""
+
+    def kernels(self) -> list[FunctionType]:
+        """Functions that the dispatcher alone knows, and that the step was recorded from."""
+        traces = [self.trace, *([self.evaluation] if self.evaluation else [])]
+        return list({id(k): k for trace in traces for k in trace.kernels.values()}.values())
+
+
+def record(view: ModelView, *, evaluation: bool = False) -> Recording:
+    """Runs forward, backward and, if asked, evaluation once; CaptureError names the model's line.
+
+    The model's own tensors are not touched. What forward does to other attributes stays done.
+    """
+    fake = FakeModel(view)
+    sources = SourceMap()
+    hooked = view.units.hooked(view.params)
+    with ModuleStack(view.model) as modules, hooked as entries, refused_seeding():
+        recorder = _recorder(view, fake, modules, sources)
+        trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
+
+        def forward() -> Tensor:
+            loss: Tensor = view.step.forward(fake.inputs)
+            return loss
+
+        def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
+            leaves = [fake.params[index] for index in trainable]
+            _check_no_gradients(view, fake, "forward")
+            if _has_reentrant_checkpoint(loss):
+                loss.backward()
+                return tuple(leaf.grad for leaf in leaves)
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            _check_no_gradients(view, fake, "backward")
+            return found
+
+        recorder.draws = Draws()
+        with fake.mode, recorder.draws.following(), view.step.holding(fake.slots):
+            value, found = traced(forward, differentiate, recorder)
+        recorder.states.check_places()
+        loss = recorder.name_of(value)
+        gradients = {
+            index: recorder.name_of(gradient)
+            for index, gradient in zip(trainable, found, strict=True)
+            if gradient is not None
+        }
+        if loss is None or None in gradients.values():
+            raise located(
+                source_of(view.model), "the loss or a gradient was not made by the captured step"
+            )
+        named = {index: name for index, name in gradients.items() if name}
+        made = partial(Recording, modules, recorder.trace, loss, named)
+        needed = entries.needed(value)
+        if not evaluation:
+            return made(recorder.states.written, entries.units, needed)
+
+        evaluator = _recorder(view, fake, modules, sources)
+        evaluator.share_constants(recorder)
+        with fake.mode, view.step.evaluating(), view.step.holding(fake.slots):
+            evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
+        evaluator.states.check_places()
+        if evaluation_loss is None:
+            raise located(source_of(view.model), "the loss was not made by the captured evaluation")
+        written = recorder.states.written | evaluator.states.written
+        return made(written, entries.units, needed, evaluator.trace, evaluation_loss)
+
+
+def _check_no_gradients(view: ModelView, fake: FakeModel, during: str) -> None:
+    for param, leaf in zip(view.params, fake.params, strict=True):
+        if leaf.grad is not None:
+            raise located(
+                source_of(view.model),
+                f"backward() ran inside {during} and left a gradient in '{param.name}', which "
+                "would be lost; return the sum of the losses, or use torch.autograd.grad",
+            )
+
+
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    """Whether backward runs backward itself, which `torch.autograd.grad` refuses. Otherwise that is
+    taken: it returns gradients as they are made, without the copies of accumulation."""
+    seen = {loss.grad_fn}
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        users = {user for user, _ in node.next_functions} - seen
+        seen |= users
+        waiting += users
+    return False
+
+
+def _recorder(
+    view: ModelView, fake: FakeModel, modules: ModuleStack, sources: SourceMap
+) -> Recorder:
+    recorder = Recorder(fake.mode, modules, sources, len(view.buffers))
+    for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
+        recorder.bind_state(param, leaf, f"p{index}", parameter=True)
+    for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):
+        recorder.bind_state(buffer, tensor, f"b{index}", parameter=False)
+    for index, (example, tensor) in enumerate(zip(view.inputs.values(), fake.inputs, strict=True)):
+        recorder.bind(tensor, f"i{index}", example)
+    return recorder

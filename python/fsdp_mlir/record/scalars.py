@@ -1,0 +1,98 @@
+"""Python numbers among a call's arguments, in a form that TorchScript has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fsdp_mlir.support.errors import Location, located
+
+aten = torch.ops.aten
+
+# Comparisons and fills: their result's dtype does not come from the scalar.
+_BOOL_RESULT = {
+    aten.eq,
+    aten.ne,
+    aten.lt,
+    aten.le,
+    aten.gt,
+    aten.ge,
+    aten.masked_fill,
+    aten.fill,
+    aten.full_like,
+    aten.constant_pad_nd,
+}
+
+
+def kinds_of(schema_type: Any) -> str:
+    """The kinds of a schema type, with those of its element."""
+    kind: str = schema_type.kind()
+    if kind in ("OptionalType", "ListType"):
+        return f"{kind} {kinds_of(schema_type.getElementType())}"
+    return kind
+
+
+def with_scalars(
+    func: OpOverload, args: list[Any], result: Any, location: Location | None
+) -> tuple[OpOverload, list[Any]]:
+    """Gives every Python number a form that TorchScript has.
+
+    A number where the schema has a tensor stands for PyTorch's wrapped number: the overload
+    that takes it as Scalar makes the same wrapped number. A bool where the schema has a Scalar
+    becomes an int, if the result's dtype stays.
+    """
+    schema = func._schema
+    wrapped = [
+        formal.type.kind() == "TensorType" and isinstance(value, (bool, int, float, complex))
+        for formal, value in zip(schema.arguments, args, strict=True)
+    ]
+    if any(wrapped):
+        func = _scalar_overload(func, wrapped, location)
+        schema = func._schema
+    for position, formal in enumerate(schema.arguments):
+        value = args[position]
+        if "NumberType" in kinds_of(formal.type) and isinstance(value, bool):
+            args[position] = int(value)
+            _keep_bool(func, args, result, location)
+    return func, args
+
+
+def _keep_bool(func: OpOverload, args: list[Any], result: Any, location: Location | None) -> None:
+    if not isinstance(result, Tensor) or result.dtype != torch.bool:
+        return  # an int and a bool promote alike once another operand has a number's dtype
+    names = [formal.name for formal in func._schema.arguments]
+    if "dtype" in names:
+        args[names.index("dtype")] = torch.bool
+    elif func._schema.is_mutable or func.overloadpacket in _BOOL_RESULT:
+        return
+    else:
+        raise located(
+            location,
+            f"'{func}' with a bool scalar on a bool tensor cannot be captured; use torch.where "
+            "or a bool tensor",
+        )
+
+
+def _scalar_overload(
+    func: OpOverload, wrapped: list[bool], location: Location | None
+) -> OpOverload:
+    """The overload of `func` that takes Scalar exactly where `wrapped` says, else as it was."""
+    packet = func.overloadpacket
+    formals = func._schema.arguments
+    for overload in packet.overloads():
+        candidate: OpOverload = getattr(packet, overload)
+        others = candidate._schema.arguments
+        if len(others) == len(formals) and all(
+            other.name == formal.name
+            and (kinds_of(other.type) == "NumberType" if scalar else other.type == formal.type)
+            for other, formal, scalar in zip(others, formals, wrapped, strict=True)
+        ):
+            return candidate
+    raise located(
+        location,
+        f"'{func}' takes a Python number for a tensor, and has no overload with a Scalar there; "
+        "pass a tensor",
+    )

@@ -1,0 +1,547 @@
+"""Records the ATen calls of a training step, below autograd, under fake tensors.
+
+The recorder is a dispatch mode above a `FakeTensorMode`. What reaches it is what eager autograd
+would hand to the kernels: no decomposition, in-place and random calls in order. It keeps every
+tensor it has seen alive until it is dropped, because identity names the values. One thread only.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fsdp_mlir.modules.module_stack import ModuleStack
+from fsdp_mlir.modules.weights import State
+from fsdp_mlir.record import operators
+from fsdp_mlir.record.asserted import demanded
+from fsdp_mlir.record.bound_state import BoundStates
+from fsdp_mlir.record.cones import Cones
+from fsdp_mlir.record.draws import Draw, Draws, is_draw, outcome
+from fsdp_mlir.record.graph import Node, Origin, Ref, TensorType, Trace, split_arguments
+from fsdp_mlir.record.known import KnownValues, flat_tensors
+from fsdp_mlir.record.masks import BY_COUNT, shaped_by_values
+from fsdp_mlir.record.scalars import with_scalars
+from fsdp_mlir.record.strides import of_kernels
+from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
+from fsdp_mlir.view.layouts import placeholder
+
+aten = torch.ops.aten
+
+# Checks of data: calls without a result that stay in the step.
+_ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
+
+# Calls that only change autograd's view of a tensor: the result is the argument.
+IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default}
+
+_DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+_DEVICE = torch.ops.prim.device.default
+
+_LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class Recorder(TorchDispatchMode):
+    """Records calls into `trace`; enter it inside `fake_mode`.
+
+    `bind` names the graph's inputs, and says what they stand for; constants take the names
+    b{first_constant}…. Raises CaptureError, with the model's line, for a call that has no static
+    form.
+    """
+
+    # The end of the error for a call whose result shape or value only its data decides.
+    _DATA_DEPENDENCE = (
+        "the captured step is static; replace the branch or the size by a tensor operation such as "
+        "torch.where"
+    )
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        modules: ModuleStack,
+        sources: SourceMap,
+        first_constant: int,
+    ) -> None:
+        super().__init__()
+        self._first_constant = first_constant
+        self._literals: dict[tuple[Any, ...], FakeTensor] = {}
+        self.trace = Trace()
+        self._fake_mode = fake_mode
+        self._modules = modules
+        self.sources = sources
+        self._known = KnownValues()
+        self._names: dict[int, str] = {}
+        self._alive: list[Tensor] = []
+        self._cones = Cones(self.trace)
+        self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
+        self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
+        self._constants: dict[int, FakeTensor] = {}
+        self._count = 0
+        self.states = BoundStates()
+        self.draws: Draws | None = None  # set where draws are made again
+        # Forward origins by the sequence number of the autograd node made last.
+        self._sequence: list[int] = []
+        self._origins: list[Origin] = []
+
+    def bind(self, tensor: Tensor, name: str, source: Tensor | None = None) -> None:
+        """Names a tensor; `source` is the one from outside the step that it stands for."""
+        self._names[id(tensor)] = name
+        self._alive.append(tensor)
+        self._cones.bind(name, tensor, source)
+        if source is not None:
+            key = tensor.untyped_storage()._cdata
+            self._outside[key] = source
+            self._outside_strides[key] = tensor.stride()
+
+    def bind_state(self, state: State, fake: Tensor, name: str, *, parameter: bool) -> None:
+        """Binds the stand-in of a parameter or buffer."""
+        self.states.add(state, fake, parameter=parameter)
+        self.bind(fake, name, None if parameter else state.tensor)
+
+    def share_constants(self, other: Recorder) -> None:
+        """Continues the constants of another recorder of the same model, which keep their names."""
+        self.trace.constants = other.trace.constants
+        self.trace.constant_index = other.trace.constant_index
+        self.trace.literals = other.trace.literals
+        self._constants = other._constants
+        self.states.share_constants(other.states)
+        for fake in self._constants.values():
+            source = other._outside[fake.untyped_storage()._cdata]
+            self.bind(fake, other._names[id(fake)], source)
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        return self._names.get(id(tensor))
+
+    def begin_backward(self) -> None:
+        self.trace.backward_begin = len(self.trace.nodes)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # three calls of four
+        kwargs = kwargs or {}
+        origin = self._origin()
+        if isinstance(func, HigherOrderOperator) or not isinstance(func, OpOverload):
+            raise located(
+                origin.location, f"operator '{func}' cannot be captured: expected an ATen call"
+            )
+        if func is aten.lift_fresh.default:
+            return self._literal(func, args[0], origin)
+        values = _all_arguments(func, args, kwargs)
+        is_foreign = operators.is_foreign(func) and operators.takes_part(func)
+        if is_foreign and operators.is_composite(func):
+            with self:
+                return operators.composite(func, args, kwargs)
+        if func is aten._conj.default and isinstance(values[0], complex):
+            # Of a Python number, in the backward of a product with it: no overload takes that.
+            func = aten.scalar_tensor.default
+            values = [values[0].conjugate(), torch.complex128, None, None, None]
+        fakes = [self._faked(value, origin) for value in values]
+        if func is aten.as_strided.default:
+            self._check_layout(fakes[0], fakes[3], origin)
+        if is_foreign:
+            operators.check(func, values, origin.location)
+            # Where its kernel is Python, what that calls stands for it.
+            if self._is_inlined(func, values, origin):
+                with self:
+                    return operators.kernel(func, values)
+        draws = self.draws if self.draws and is_draw(func, values) else None
+        if draws and (earlier := draws.earlier(func, values, origin.location)):
+            return self._written(func, values, fakes, self._again(earlier, func, fakes, origin))
+        result, known = self._run(func, values, fakes, origin)
+        if is_foreign:
+            operators.check_gradients(func, values, result, origin.location)
+        if func in IDENTITIES:
+            self.bind(result, self._ref(fakes[0], origin).name)
+            return result
+        schema = func._schema
+        stays = func in _ASSERTIONS or is_foreign
+        if not schema.returns and not schema.is_mutable and not stays:
+            return result  # a check of what is static, such as _assert_tensor_metadata
+        if schema.returns and not flat_tensors(result) and not is_foreign:
+            return result  # a property, such as prim::device
+        if func.namespace != "aten" and not is_foreign:
+            raise located(
+                origin.location,
+                f"operator '{func}' cannot be captured: expected namespace 'aten', got "
+                f"'{func.namespace}'; replace it by ATen operators",
+            )
+        recorded = func
+        if torch.Tag.inplace_view in func.tags:
+            recorded = self._out_of_place(func, origin)
+        self._record(recorded, fakes, result, origin)
+        if draws:
+            drawn = [(tensor, self._names[id(tensor)]) for tensor in outcome(func, fakes, result)]
+            draws.add(func, values, self.trace.nodes[-1], drawn)
+        return result if known else self._written(func, values, fakes, result)
+
+    def _is_inlined(self, func: OpOverload, values: list[Any], origin: Origin) -> bool:
+        """Whether a call stands for those that its kernel, which is Python, makes."""
+        try:
+            functions = operators.body(
+                func, values, self._fake_mode, self.sources.is_model, origin.location
+            )
+        except _LIMITS as error:
+            raise located(origin.location, self._undecided(func, values)) from error
+        self.trace.kernels.update({id(each): each for each in functions or ()})
+        return functions is not None
+
+    def _again(self, draw: Draw, func: OpOverload, fakes: list[Any], origin: Origin) -> Any:
+        """Records a call that draws what `draw` did as copies of that; returns its result."""
+        if not draw.copies:
+            at = next(i for i, node in enumerate(self.trace.nodes) if node is draw.node) + 1
+            for tensor, name in draw.results:
+                copy, copied = aten.clone.default(tensor), f"v{self._count}"
+                self._count += 1
+                self.bind(copy, copied)
+                draw.copies.append(copy)
+                args, types = [Ref(name), None], [TensorType.of(copy)]
+                clone = Node(aten.clone.default, args, [copied], types, draw.node.origin)
+                self.trace.nodes.insert(at, clone)
+                self.trace.backward_begin += at <= self.trace.backward_begin
+        args, kwargs = split_arguments(func, fakes)
+        result = func(*args, **kwargs)
+        written = flat_tensors(fakes)
+        for target, copy in zip(outcome(func, fakes, result), draw.copies, strict=True):
+            if any(target is tensor for tensor in written):
+                self._record(aten.copy_.default, [target, copy, False], target, origin)
+            else:
+                self._record(aten.clone.default, [copy, None], target, origin)
+        return result
+
+    def _check_layout(self, tensor: Tensor, offset: int | None, origin: Origin) -> None:
+        """Refuses strides over a storage from outside the step that a run lays out otherwise."""
+        key = tensor.untyped_storage()._cdata
+        source = self._outside.get(key)
+        if source is None:
+            return
+        moved = offset is not None and source.storage_offset() != 0
+        if moved or self._outside_strides[key] != source.stride():
+            raise located(
+                origin.location,
+                f"'aten.as_strided' of a tensor of shape {list(source.shape)} that is a part of a "
+                "larger one; expected one with a storage of its own, as .clone() gives",
+            )
+
+    def _run(
+        self, func: OpOverload, values: list[Any], fakes: list[Any], origin: Origin
+    ) -> tuple[Any, bool]:
+        """The call's result, and whether it is a known value (and then real)."""
+        is_foreign = operators.is_foreign(func)
+        computable = not is_foreign and self._known.can_compute(func, values)
+        computed = False
+        try:
+            if is_foreign:
+                result = operators.fake_result(func, fakes, self._fake_mode, origin.location)
+            elif computable and _DATA_DEPENDENT.intersection(func.tags):
+                computed = True
+            else:
+                args, kwargs = split_arguments(func, fakes)
+                result = of_kernels(func, fakes, func(*args, **kwargs))
+                computed = computable and self._known.worth_keeping(result)
+            if computed:
+                args, kwargs = split_arguments(func, values)
+                result = self._known.compute(func, args, kwargs)
+                self._known.add(result)
+        except _LIMITS as error:
+            result = None if is_foreign else self._static_result(func, values, fakes, origin)
+            if result is None:
+                raise located(origin.location, self._undecided(func, fakes)) from error
+        except UnsupportedOperatorException as error:
+            raise located(
+                origin.location,
+                f"operator '{func}' has no shape rule (fake kernel) and cannot be captured; "
+                "replace it by ATen operators",
+            ) from error
+        return result, computed
+
+    def _static_result(
+        self, func: OpOverload, values: list[Any], fakes: list[Any], origin: Origin
+    ) -> Any:
+        """The result of a call that no fake kernel gives, where it is the same in every step."""
+
+        def value(tensor: Tensor, literal: bool) -> Tensor | None:
+            by_count = func in BY_COUNT and tensor.dtype == torch.bool
+            name = self._ref(tensor, origin).name
+            return self._cones.value(name, literal=literal, by_count=by_count)
+
+        if func is not aten._local_scalar_dense.default:
+            known = [self._known.real(tensor) for tensor in flat_tensors(values)]
+            with self._fake_mode:
+                return shaped_by_values(func, fakes, known, lambda t: value(t, literal=False))
+        literal = value(fakes[0], literal=True)
+        if literal is not None:
+            with _disable_current_modes():
+                return literal.item()
+        wanted = demanded(model_frame()) if fakes[0].dtype == torch.bool else None
+        if wanted is not None:
+            self._assert(fakes[0], wanted, origin)
+        return wanted
+
+    def _assert(self, tensor: Tensor, wanted: bool, origin: Origin) -> None:
+        """Records that a bool tensor of one element is `wanted`."""
+        if not wanted:
+            negated = aten.logical_not.default(tensor)
+            self._record(aten.logical_not.default, [tensor], negated, origin)
+            tensor = negated
+        where = f"{short_path(origin.location[0])}:{origin.location[1]}" if origin.location else ""
+        message = f"an assertion of the model does not hold: {where}"
+        self._record(aten._assert_async.msg, [tensor, message], None, origin)
+
+    def _undecided(self, func: OpOverload, fakes: list[Any]) -> str:
+        """Why a call has no static form."""
+        draws = [
+            draw
+            for tensor in flat_tensors(fakes)
+            if (draw := self._cones.draw(self._names.get(id(tensor), ""))) is not None
+        ]
+        why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
+        if not draws:
+            return f"'{func}' {why}"
+        location = draws[0].origin.location
+        where = f" at {short_path(location[0])}:{location[1]}" if location else ""
+        return f"a branch or a size on a random draw ('{draws[0].func}'{where}) {why}"
+
+    def _written(self, func: OpOverload, values: list[Any], fakes: list[Any], result: Any) -> Any:
+        """Gives real tensors that an unknown value was written to their new names.
+
+        Returns the result with their stand-ins replaced by themselves.
+        """
+        for formal, value, fake in zip(func._schema.arguments, values, fakes, strict=True):
+            if formal.alias_info is None or not formal.alias_info.is_write:
+                continue
+            for real, stand_in in zip(flat_tensors(value), flat_tensors(fake), strict=True):
+                if real is stand_in:
+                    continue
+                if self._known.made(real):
+                    self._known.forget(real)
+                    self._names[id(real)] = self._names[id(stand_in)]
+                if result is stand_in:
+                    result = real
+        return result
+
+    def _origin(self) -> Origin:
+        node = torch._C._current_autograd_node()
+        location = self.sources.frame(sys._getframe(2))
+        module = self._modules.current
+        if node is None:
+            origin = Origin(module or 0, location)
+            number = torch.autograd._get_sequence_nr() - 1
+            if not self._sequence or number > self._sequence[-1]:
+                self._sequence.append(number)
+                self._origins.append(origin)
+            return origin
+        at = bisect_right(self._sequence, node._sequence_nr()) - 1
+        forward = self._origins[at] if at >= 0 else Origin()
+        return Origin(
+            forward.module if module is None else module,
+            forward.location if location is None else location,
+        )
+
+    def _faked(self, value: Any, origin: Origin) -> Any:
+        if isinstance(value, Tensor):
+            if isinstance(value, FakeTensor):
+                return value
+            stand_in = self.states.stand_in(value, origin.location)
+            if stand_in is not None:
+                return stand_in
+            if self._known.made(value):
+                with self._fake_mode:
+                    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                self.bind(fake, self._names[id(value)])
+                return fake
+            return self._constant(value, origin)
+        if isinstance(value, (list, tuple)):
+            return [self._faked(item, origin) for item in value]
+        return value
+
+    def _constant(self, tensor: Tensor, origin: Origin) -> FakeTensor:
+        """The stand-in of a tensor that the model holds outside its parameters and buffers."""
+        if id(tensor) not in self._constants:
+            if tensor.requires_grad:
+                raise located(
+                    origin.location,
+                    f"a tensor of shape {list(tensor.shape)} requires grad but is no parameter of "
+                    "the model; register it with register_parameter",
+                )
+            with self._fake_mode:
+                fake = placeholder(tensor)
+            self._constants[id(tensor)] = fake
+            self.states.add_constant(len(self.trace.constants), fake)
+            name = f"b{self._first_constant + len(self.trace.constants)}"
+            self.bind(fake, name, tensor)
+            self.trace.constant_index[name] = len(self.trace.constants)
+            self.trace.constants.append(tensor)
+        return self._constants[id(tensor)]
+
+    def _literal(self, lift: OpOverload, tensor: Tensor, origin: Origin) -> Any:
+        """torch.tensor(…): a constant, shared by equal ones, and a fresh copy at each call.
+
+        The copy keeps the constant from being changed in place by the step.
+        """
+        with _disable_current_modes():
+            key = (tensor.dtype, tensor.shape, _bytes(tensor))
+        constant = self._literals.get(key)
+        if constant is None:
+            before = len(self.trace.constants)
+            constant = self._literals[key] = self._constant(tensor, origin)
+            self.trace.literals.update(range(before, len(self.trace.constants)))
+        if self._known.worth_keeping(tensor):
+            result = self._known.compute(aten.clone.default, [tensor], {})
+            self._known.add(result)
+        else:
+            result = lift(tensor)
+        self._record(aten.clone.default, [constant, None], result, origin)
+        return result
+
+    def _ref(self, tensor: Tensor, origin: Origin) -> Ref:
+        name = self._names.get(id(tensor))
+        if name is None:
+            raise located(
+                origin.location,
+                f"a tensor of shape {list(tensor.shape)} was made before the captured step and is "
+                "neither parameter, buffer nor input",
+            )
+        return Ref(name)
+
+    def _refs(self, value: Any, origin: Origin) -> Any:
+        if isinstance(value, Tensor):
+            return self._ref(value, origin)
+        if isinstance(value, (list, tuple)):
+            return [self._refs(item, origin) for item in value]
+        return value
+
+    def _record(self, func: OpOverload, values: list[Any], result: Any, origin: Origin) -> None:
+        self.states.note_writes(func, values, origin.location)
+        self._check_relied_on(func, values, origin)
+        args = [self._refs(value, origin) for value in values]
+        if func.namespace == "aten":
+            func, args = with_scalars(func, args, result, origin.location)
+            _fix_dtype(func, args, result)
+        returns = func._schema.returns
+        results = [result] if len(returns) == 1 else list(result or ())
+        outs: list[str | list[str]] = []
+        types: list[TensorType | None] = []
+        for value in results:
+            if isinstance(value, (list, tuple)):
+                outs.append([self._out(item, types) for item in value])
+            elif value is None or isinstance(value, Tensor):
+                outs.append(self._out(value, types))
+            else:
+                raise located(
+                    origin.location,
+                    f"operator '{func}' cannot be captured: expected tensor results, got "
+                    f"'{type(value).__name__}'",
+                )
+        self.trace.nodes.append(Node(func, args, outs, types, origin))
+
+    def _check_relied_on(self, func: OpOverload, values: list[Any], origin: Origin) -> None:
+        for formal, value in zip(func._schema.arguments, values, strict=True):
+            if formal.alias_info is None or not formal.alias_info.is_write:
+                continue
+            if any(self._cones.relies_on(tensor) for tensor in flat_tensors(value)):
+                raise located(
+                    origin.location,
+                    f"'{func}' writes a tensor whose values decide a shape in the step, and "
+                    f"{self._DATA_DEPENDENCE}",
+                )
+
+    def _out(self, tensor: Tensor | None, types: list[TensorType | None]) -> str:
+        name = f"v{self._count}"
+        self._count += 1
+        if tensor is None:
+            types.append(None)
+        else:
+            self.bind(tensor, name)
+            types.append(TensorType.of(tensor))
+        return name
+
+    def _out_of_place(self, func: OpOverload, origin: Origin) -> OpOverload:
+        """x.unsqueeze_(…) renames x to a view of itself, so it is captured as x.unsqueeze(…)."""
+
+        def formals(overload: OpOverload) -> list[tuple[str, str]]:
+            return [(formal.name, str(formal.type)) for formal in overload._schema.arguments]
+
+        packet = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
+        for name in packet.overloads() if packet else ():
+            found = getattr(packet, name)
+            if formals(found) == formals(func) and not found._schema.is_mutable:
+                return found
+        raise located(origin.location, f"'{func}' changes a tensor's shape in place; use a view")
+
+
+def _fix_dtype(func: OpOverload, args: list[Any], result: Any) -> None:
+    """Names the dtype of a factory call that takes the default one, which may change later."""
+    names = [formal.name for formal in func._schema.arguments]
+    if "dtype" in names and isinstance(result, Tensor) and not _has_ref(args):
+        at = names.index("dtype")
+        args[at] = result.dtype if args[at] is None else args[at]
+
+
+def _has_ref(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_ref(item) for item in value)
+    return isinstance(value, Ref)
+
+
+def _all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The value of every schema argument, defaults filled in."""
+    return [
+        kwargs[formal.name]
+        if formal.name in kwargs
+        else args[position]
+        if position < len(args)
+        else formal.default_value
+        for position, formal in enumerate(func._schema.arguments)
+    ]
+
+
+@contextmanager
+def _located_errors(recorder: Recorder) -> Iterator[None]:
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        location = recorder.sources.traceback(error.__traceback__)
+        raise located(location, f"{type(error).__name__}: {error}") from error
+
+
+def traced(
+    forward: Callable[[], Tensor], differentiate: Callable[[Tensor], Any], recorder: Recorder
+) -> tuple[Tensor, Any]:
+    """Runs forward, then backward, under `recorder`; other errors become CaptureErrors."""
+    with _located_errors(recorder), recorder, torch.enable_grad():
+        loss = forward()
+        recorder.begin_backward()
+        return loss, differentiate(loss)
+
+
+def evaluated(forward: Callable[[], Tensor], recorder: Recorder) -> Tensor:
+    """Runs forward without gradients under `recorder`; other errors become CaptureErrors."""
+    with _located_errors(recorder), recorder, torch.no_grad():
+        return forward()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """Of any dtype, those that NumPy does not have too."""
+    return bytes(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -1,0 +1,167 @@
+"""The optimizer's state in the form that torch.distributed.checkpoint.state_dict's
+get_optimizer_state_dict gives it: by parameter names, sharded as the parameters are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.tensor import DTensor
+
+from fsdp_mlir.state.model_state import clone_like
+from fsdp_mlir.state.trained import Trained
+
+STEPS = "steps"
+
+
+class OptimizerState:
+    """That of an optimizer of torch, or, where there is none, of a session's own. With
+    `counts_steps`, each group has the number of steps so far, `steps`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        session: Any,
+        trained: Trained | None,
+        steps: int,
+    ) -> None:
+        self._optimizer = optimizer
+        self._session = session
+        self._steps = steps
+        self._counts = session is not None and session.counts_steps
+        self._params = dict(model.named_parameters())
+        self._names = {id(param): name for name, param in self._params.items()}
+        self._trained = trained
+        self._indices = {}
+        if session is not None and trained is not None:
+            self._indices = {self._names[id(p)]: index for index, p in trained.params.items()}
+        elif optimizer is None:
+            raise TypeError("expected a compiled step: call it once, or give compile an example")
+        elif not optimizer.state:
+            get_optimizer_state_dict(model, optimizer)  # which makes it
+
+    def state_dict(self) -> dict[str, Any]:
+        groups = self._groups()
+        if self._counts:
+            for group in groups:
+                group[STEPS] = self._steps
+        entries = {name: self._entries(name) for group in groups for name in group["params"]}
+        state = {name: entry for name, entry in entries.items() if entry}
+        return {"state": state, "param_groups": groups}
+
+    def full_state_dict(self, rank: int) -> dict[str, Any]:
+        sharded = self.state_dict()
+        state: dict[str, Any] = {}
+        for name, entries in sharded["state"].items():
+            whole = {
+                key: value.full_tensor() if isinstance(value, DTensor) else value
+                for key, value in entries.items()
+            }
+            if rank == 0:
+                state[name] = {
+                    key: value.detach().clone() if isinstance(value, Tensor) else value
+                    for key, value in whole.items()
+                }
+        return {"state": state, "param_groups": sharded["param_groups"]} if rank == 0 else {}
+
+    def load_state_dict(self, given: Mapping[str, Any]) -> int:
+        """The number of steps so far."""
+        own = self.state_dict()
+        _same("keys", own, given)
+        if own["state"] or self._optimizer is None:
+            _same("parameters", own["state"], given["state"])
+        if [g["params"] for g in own["param_groups"]] != [
+            g["params"] for g in given["param_groups"]
+        ]:
+            raise ValueError("expected the parameter groups of the compiled step, got others")
+        for name, entries in given["state"].items():
+            if name not in self._params:
+                raise ValueError(f"1 unexpected parameters in the optimizer state: '{name}'")
+            if name in own["state"]:
+                _same(f"entries of '{name}'", own["state"][name], entries)
+            for key, value in entries.items():
+                want = own["state"].get(name, {}).get(key, self._params[name])
+                if isinstance(value, Tensor) and value.dim() > 0 and value.shape != want.shape:
+                    raise ValueError(
+                        f"'{name}': expected shape {list(want.shape)} of '{key}', got "
+                        f"{list(value.shape)}"
+                    )
+        steps = self._steps_of(given)
+        with torch.no_grad():
+            for name, entries in given["state"].items():
+                self._load(name, entries, own["state"].get(name))
+        if self._optimizer is None:
+            self._session.follow(given["param_groups"])
+        else:
+            for group, loaded in zip(
+                self._optimizer.param_groups, given["param_groups"], strict=True
+            ):
+                group.update((k, v) for k, v in loaded.items() if k not in ("params", STEPS))
+        return steps
+
+    def _load(self, name: str, entries: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        param = self._params[name].detach()
+        made = {
+            key: clone_like(param, value)
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape == param.shape
+            else value.clone()
+            if isinstance(value, Tensor)
+            else value
+            for key, value in entries.items()
+        }
+        if self._optimizer is not None:
+            self._optimizer.state[self._params[name]] = made
+            return
+        for key, tensor in (own or {}).items():
+            tensor.copy_(made[key])
+
+    def _entries(self, name: str) -> dict[str, Any]:
+        if self._optimizer is not None and self._optimizer.state:
+            return dict(self._optimizer.state.get(self._params[name], {}))
+        index = self._indices.get(name)
+        if index is None or self._trained is None:
+            return {}
+        # Before the first step, what that will begin with.
+        return {
+            key: tensor if key == "step" else self._trained.as_part(index, tensor)
+            for key, tensor in self._session.optimizer_state(index).items()
+        }
+
+    def _groups(self) -> list[dict[str, Any]]:
+        if self._optimizer is None:
+            names = {index: name for name, index in self._indices.items()}
+            return [
+                {**group, "params": [names[index] for index in group["params"]]}
+                for group in self._session.param_groups
+            ]
+        return [
+            {
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [self._names[id(param)] for param in group["params"]],
+            }
+            for group in self._optimizer.param_groups
+        ]
+
+    def _steps_of(self, given: Mapping[str, Any]) -> int:
+        if self._counts and all(STEPS in group for group in given["param_groups"]):
+            return int(given["param_groups"][0][STEPS])
+        counted = [int(s["step"]) for s in given["state"].values() if "step" in s]
+        if counted:
+            return max(counted)
+        if self._counts:
+            raise ValueError(f"expected the number of steps so far as '{STEPS}' of each group")
+        return max(1, self._steps)
+
+
+def _same(what: str, own: Iterable[str], given: Iterable[str]) -> None:
+    for name, differing in (
+        ("missing", set(own) - set(given)),
+        ("unexpected", set(given) - set(own)),
+    ):
+        if differing:
+            listed = ", ".join(f"'{key}'" for key in sorted(differing)[:4])
+            raise ValueError(f"{len(differing)} {name} {what} in the optimizer state: {listed}")

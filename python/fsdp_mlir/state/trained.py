@@ -1,0 +1,256 @@
+"""The memory that compiled steps and eager code both train: parameters, buffers, optimizer state.
+
+FSDP2's DTensors stay what they are. The storages of their local tensors are moved into the memory
+of the first session, or the local tensors re-pointed there, the way FSDP2 itself re-points them
+after load_state_dict(assign=True); a session of another plan uses the same memory. Buffers and the
+optimizer's state are the model's and the optimizer's own tensors, which a session is given. So a
+change through either side is seen by the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor
+
+from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.support import build
+from fsdp_mlir.support.errors import CompileError
+
+# The optimizer's names of its state that is no tensor of the parameter's shape.
+_COUNT = "step"
+
+
+class Trained:
+    """That of one model. `session` has the memory of the parameters; all sessions are of plans
+    of the same parameters in the same units."""
+
+    def __init__(self, model: nn.Module, session: Any) -> None:
+        self._groups = sharding.groups(model)
+        self._session = session
+        names = {
+            name: state.tensor
+            for state in weights.parameters(model)
+            for name in (state.name, *state.aliases)
+        }
+        records = sharding.managed(model)
+        # In the plan's order.
+        self._sharded: list[tuple[int, FSDPParam]] = []
+        self._ignored: list[tuple[int, nn.Parameter]] = []
+        for index, entry in enumerate(session.params):
+            param = names[entry["name"]]
+            if id(param) in records:
+                self._sharded.append((index, records[id(param)]))
+            else:
+                self._ignored.append((index, param))
+        self._records = dict(self._sharded)
+        self._pointers: dict[int, int] = {}
+
+    def adopt(self) -> None:
+        """Moves the values of all parameters to the session's memory, and frees where they were.
+        Those on 'meta' take what the session has."""
+        with torch.no_grad():
+            for index, record in self._sharded:
+                self._move(index, record)
+            for index, param in self._ignored:
+                self._move_ignored(index, param)
+
+    def settle(self) -> None:
+        """Before a compiled step: the sharded parameters registered, and values that were put
+        elsewhere since moved back."""
+        sharding.reshard(self._groups)
+        for index, record in self._sharded:
+            if record.sharded_param._local_tensor.data_ptr() != self._pointers[index]:
+                with torch.no_grad():
+                    self._move(index, record)
+        for index, param in self._ignored:
+            if param.data_ptr() != self._pointers[index]:
+                with torch.no_grad():
+                    self._move_ignored(index, param)
+
+    @property
+    def params(self) -> dict[int, nn.Parameter]:
+        """The model's parameters, by the plan's index."""
+        found = {index: record.sharded_param for index, record in self._sharded}
+        return found | dict(self._ignored)
+
+    def as_part(self, index: int, local: Tensor) -> Tensor:
+        """A tensor of the shape of this rank's shard, as this rank's part of a whole one."""
+        record = self._records.get(index)
+        return local if record is None else record.to_sharded_dtensor(local)
+
+    def add_gradients(self, gradients: list[tuple[int, Tensor]]) -> None:
+        """Reduced gradients of this rank's shards, by the plan's index, as FSDP2 leaves them."""
+        params = self.params
+        with torch.no_grad():
+            for index, gradient in gradients:
+                param, part = params[index], self.as_part(index, gradient)
+                if param.grad is None:
+                    param.grad = part
+                else:
+                    param.grad += part
+                for hook in (param._post_accumulate_grad_hooks or {}).values():
+                    hook(param)
+
+    def _move(self, index: int, record: FSDPParam) -> None:
+        flat = self._session.padded_shard(index)
+        dim = record.fsdp_placement.dim
+        local = flat.narrow(dim, 0, record.sharded_size[dim])
+        param = record.sharded_param
+        if param.dtype != local.dtype:
+            raise CompileError(
+                f"'{record._param_fqn}' is {param.dtype} now and was {local.dtype}, a change that "
+                "FSDP2 does not take after the first forward"
+            )
+        if param.is_meta:
+            made = nn.Parameter(record.to_sharded_dtensor(local), requires_grad=param.requires_grad)
+            # The same object for whoever holds it, such as an optimizer.
+            torch.utils.swap_tensors(param, made)
+        elif _moved(param._local_tensor, flat):
+            local = param._local_tensor
+        else:
+            local.copy_(param._local_tensor)
+        record._sharded_param_data = flat.view(-1)
+        record.sharded_param._local_tensor = local
+        self._pointers[index] = local.data_ptr()
+
+    def _move_ignored(self, index: int, param: nn.Parameter) -> None:
+        own = self._session.shard(index)
+        if param.is_meta:
+            torch.utils.swap_tensors(param, nn.Parameter(own, requires_grad=param.requires_grad))
+        elif not _moved(param, own):
+            own.copy_(param)
+            param.data = own
+        self._pointers[index] = own.data_ptr()
+
+
+def _moved(tensor: Tensor, memory: Tensor) -> bool:
+    """Moves the storage of a tensor to that of `memory`, where it is as large: then whatever else
+    lies there, such as an earlier state dict, goes on being the same. An array of NumPy would not
+    follow, and makes the storage one that cannot be resized."""
+    storage = tensor.untyped_storage()
+    same = (
+        tensor.numel() > 0
+        and tensor.storage_offset() == 0
+        and tensor.is_contiguous()
+        and storage.nbytes() == memory.numel() * memory.element_size()
+        and storage.resizable()
+        and tensor.device == memory.device
+    )
+    if same:
+        build.runtime().move_storage(tensor, memory)
+    return same
+
+
+class Bound:
+    """The tensors of the model, of constants, and of an optimizer that one session was given."""
+
+    def __init__(
+        self,
+        session: Any,
+        model: nn.Module,
+        trained: Trained,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self._session = session
+        self._trained = trained
+        self._optimizer = optimizer
+        self._buffers: dict[int, Tensor] = {}
+        self._states: dict[int, dict[str, Tensor]] = {}
+        # Where the model holds the plan's buffers; the others are constants.
+        slots = {}
+        for state in weights.buffers(model):
+            path, _, attribute = state.name.rpartition(".")
+            slots[state.name] = model.get_submodule(path)._buffers, attribute
+        self._names = [entry["name"] for entry in session.buffers]
+        self._slots = [slots.get(name) for name in self._names]
+        self._updated = {
+            index: names
+            for index in range(len(session.params))
+            if (names := list(session.optimizer_state(index)))
+        }
+
+    def buffers(self, constants: Mapping[str, Tensor]) -> bool:
+        """Gives the session the model's buffers, and constants by their names; whether they fit.
+        What is on 'meta' stays the session's."""
+        for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
+            tensor = constants[name] if slot is None else slot[0].get(slot[1])
+            if tensor is None:
+                return False
+            if self._buffers.get(index) is tensor or tensor.is_meta:
+                continue
+            own = self._session.buffer(index)
+            fits = (
+                tensor.device.type == "cpu"
+                and (tensor.dtype, tensor.shape) == (own.dtype, own.shape)
+                and tensor.stride() == own.stride()
+            )
+            if not fits:
+                return False
+            self._session.bind_buffer(index, tensor)
+            self._buffers[index] = tensor
+        return True
+
+    def buffer(self, name: str) -> Tensor | None:
+        """What the session has for a buffer or constant; None for one that the plan lacks."""
+        return self._buffers.get(self._names.index(name)) if name in self._names else None
+
+    def optimizer_state(self, steps: int) -> None:
+        """Gives the session the optimizer's tensors, where they are others than before, and the
+        number of steps so far."""
+        stateful = self._give_state()
+        if stateful:
+            steps = max(1, steps)  # SGD's first step only sets the momentum
+        elif self._updated and self._optimizer is not None:
+            steps = 0
+        if self._session.steps != steps:
+            self._session.steps = steps
+
+    def _give_state(self) -> bool:
+        """Whether the optimizer has any."""
+        if self._optimizer is None:
+            return False
+        params = self._trained.params
+        stateful = False
+        for index, names in self._updated.items():
+            state = self._optimizer.state.get(params[index], {})
+            given = {name: state[name] for name in names if name in state}
+            stateful |= bool(given)
+            bound = self._states.get(index, {})
+            if given.keys() == bound.keys() and all(given[n] is bound[n] for n in given):
+                continue
+            own = self._session.optimizer_state(index)
+            tensors = {
+                name: _local(given[name]) if name in given else torch.zeros_like(own[name])
+                for name in names
+            }
+            self._session.bind_optimizer_state(index, list(tensors.items()))
+            self._states[index] = given
+        return stateful
+
+    def fill(self, *, skipped: bool) -> None:
+        """After a step: the optimizer's state is what the session updates."""
+        if self._optimizer is None or skipped:
+            return
+        params = self._trained.params
+        for index, names in self._updated.items():
+            param = params[index]
+            state = self._optimizer.state[param]
+            if self._states.get(index):
+                # Nothing is updated of a shard without elements, but for the count of steps.
+                if _COUNT in state and _local(param).numel() == 0:
+                    state[_COUNT] += 1
+                continue
+            for name, tensor in self._session.optimizer_state(index).items():
+                sharded = name != _COUNT
+                state[name] = self._trained.as_part(index, tensor) if sharded else tensor
+            self._states[index] = {name: state[name] for name in names}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

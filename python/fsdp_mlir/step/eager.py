@@ -1,0 +1,66 @@
+"""A training step as FSDP2 makes it: forward, backward, clipping and update, each in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from fsdp_mlir.step.outputs import scalar_of
+from fsdp_mlir.step.training_step import TrainingStep, eval_mode
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """torch.nn.utils.clip_grad_norm_'s arguments."""
+
+    max_norm: float
+    norm_type: float
+
+    def apply(self, model: nn.Module) -> float:
+        """The total norm before."""
+        norm = nn.utils.clip_grad_norm_(model.parameters(), self.max_norm, self.norm_type)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def detached(value: Any) -> Any:
+    """The same without autograd's graph."""
+    return torch.utils._pytree.tree_map_only(Tensor, torch.Tensor.detach, value)
+
+
+def backward(
+    step: TrainingStep,
+    microbatches: Sequence[Sequence[Any]],
+    *,
+    reduce_each: bool = True,
+    all_reduce_each: bool = True,
+    mean: bool = True,
+) -> list[Any]:
+    """Leaves gradients of the mean loss of all microbatches, or of the sum, in the parameters; what
+    `step` gave for each. Gradients are reduced, and all-reduced, for each microbatch or with the
+    last."""
+    model, count = step.model, len(microbatches)
+    assert isinstance(model, FSDPModule)
+    values = []
+    for number, batch in enumerate(microbatches):
+        last = number == count - 1
+        if not reduce_each:
+            model.set_requires_gradient_sync(last)
+        elif not all_reduce_each:
+            model.set_requires_all_reduce(last)
+        value = step.value(batch)
+        loss = scalar_of(value)
+        (loss / count if mean and count > 1 else loss).backward()
+        values.append(detached(value))
+    return values
+
+
+def evaluate(step: TrainingStep, batch: Sequence[Any]) -> Any:
+    """What `step` gives in eval mode, without gradients."""
+    with torch.no_grad(), eval_mode(step.model):
+        return step.value(batch)

@@ -1,0 +1,271 @@
+"""The step that is captured: a model's forward and its loss, as one function of the inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import stateless
+
+from fsdp_mlir.step.outputs import Outputs, scalar_of
+from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
+
+calls_the_model(__file__)
+
+Loss = Callable[..., Any]
+
+# Of training and of evaluation.
+OutputsOfModes = tuple[Outputs, Outputs]
+
+# Where a TrainingStep holds the model; the first segment of the names of its state.
+_MODEL = "model"
+
+
+class ComputeLoss(partial):
+    """A loss function that calls the model itself: of the model and all inputs to the loss."""
+
+
+@dataclass(frozen=True)
+class EachLoss:
+    """A loss function that writes the losses of the last microbatches to `values`, one of float64
+    each, and begins their backward with 1 where the graph begins it with 1 / len(values)."""
+
+    loss: Loss | None
+    values: Tensor
+
+    @staticmethod
+    def fits(count: int, dtype: torch.dtype) -> bool:
+        """Whether 1 / count times count is 1 in this dtype."""
+        one = torch.ones((), dtype=dtype)
+        return bool(one / count * count == one)
+
+    def noted(self, loss: Tensor) -> Tensor:
+        with torch.no_grad():
+            values = torch.cat((self.values[1:], loss.to(self.values.dtype).reshape(1)))
+            self.values.copy_(values)
+        return loss * len(self.values)
+
+
+class TrainingStep(nn.Module):
+    """Forward and loss of `model` on tensors in the order of `names`.
+
+    The first `positional` inputs go to the model by position, the others by name, but for those
+    that `loss` names beside the output, which go to it alone. So do `constants`, which are no
+    tensors. Without `loss` the output itself, or its `.loss`, is the loss. A ComputeLoss gets the
+    model and the inputs instead. With `outputs` the loss may be a part of what `loss` gives
+    (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names come with one element
+    in dim 0, which the model does not see.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        positional: int,
+        loss: Loss | EachLoss | None,
+        constants: Mapping[str, Any] | None = None,
+        outputs: OutputsOfModes | None = None,
+        scalars: Iterable[str] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.names = list(names)
+        self._positional = positional
+        self._each = loss if isinstance(loss, EachLoss) else None
+        loss = loss.loss if isinstance(loss, EachLoss) else loss
+        self.loss = loss
+        self._constants = dict(constants or {})
+        self._outputs = outputs
+        self._evaluating = False
+        self._scalars = frozenset(scalars)
+        self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The scalar loss; CaptureError where it is none."""
+        loss = self._taken(self.value(inputs))
+        return self._each.noted(loss) if self._each else loss
+
+    def _taken(self, value: Any) -> Tensor:
+        """The scalar of that, the rest of which the outputs take."""
+        if self._outputs is None:
+            return self._scalar(value)
+        try:
+            loss = self._scalar(scalar_of(value))
+        except TypeError as error:
+            raise located(source_of(self.loss or self.model), str(error)) from None
+        if loss is not value:
+            self.outputs.take(
+                value, loss, lambda text: located(source_of(self.loss or self.model), text)
+            )
+        return loss
+
+    @property
+    def outputs(self) -> Outputs:
+        """Those that forward takes now."""
+        assert self._outputs is not None
+        return self._outputs[self._evaluating]
+
+    @property
+    def slots(self) -> list[Tensor]:
+        """The tensors that outputs are copied to, in both modes."""
+        return [slot for each in self._outputs or () for slot in each.slots]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model in eval mode, and outputs of evaluation."""
+        with eval_mode(self.model):
+            self._evaluating = True
+            try:
+                yield
+            finally:
+                self._evaluating = False
+
+    def value(self, inputs: Sequence[Tensor]) -> Any:
+        """What `loss` gives, or the model without it."""
+        if self._scalars:
+            inputs = [
+                x.reshape(()) if name in self._scalars else x
+                for name, x in zip(self.names, inputs, strict=True)
+            ]
+        keywords: dict[str, Any] = dict(
+            zip(self.names[self._positional :], inputs[self._positional :], strict=True)
+        )
+        keywords |= self._constants
+        if isinstance(self.loss, ComputeLoss):
+            return self.loss(self.model, *inputs[: self._positional], **keywords)
+        beside = {name: keywords.pop(name) for name in self._of_loss}
+        output = self.model(*inputs[: self._positional], **keywords)
+        return output if self.loss is None else self.loss(output, **beside)
+
+    @contextmanager
+    def holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
+        """The model with `state`, by the attributes of it that hold it, in place of its own.
+
+        For forward and backward, which runs checkpointed regions of the model again. CaptureError
+        where one of these attributes was assigned, since the new value would be lost.
+        """
+        given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
+        after = dict(given)
+        with stateless._reparametrize_module(self, after, tie_weights=False), _kept_as_they_are():
+            yield
+        for slot, tensor in given.items():
+            if after[slot] is not tensor:
+                raise located(
+                    source_of(self.model),
+                    f"'{slot.removeprefix(_MODEL + '.')}' was assigned in forward, and the new "
+                    "value would be lost; change it in place, as with .copy_()",
+                )
+
+    def _scalar(self, value: Any) -> Tensor:
+        loss = self.loss
+        where = source_of(self.model if loss is None else loss)
+        what = "the model's output" if loss is None else "the loss function's result"
+        if loss is None and not isinstance(value, Tensor) and hasattr(value, "loss"):
+            value = value.loss
+            what = "the model's .loss"
+        fix = "" if loss else "; pass loss=, a function from the output to a scalar"
+        if not isinstance(value, Tensor):
+            raise located(
+                where, f"{what} is no tensor: expected a scalar, got '{type(value).__name__}'{fix}"
+            )
+        if value.dim() != 0 or not value.is_floating_point():
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise located(
+                where,
+                f"{what} is no loss: expected a floating scalar, got "
+                f"{dtype}{list(value.shape)}{fix}",
+            )
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise located(where, f"{what} depends on no parameter that requires grad")
+        return value
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the body; then every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def _kept_as_they_are() -> Iterator[None]:
+    """`module.to(dtype)` in forward does nothing where the module has that dtype. PyTorch's would
+    exchange each tensor for itself, and refuses that for fake ones."""
+    convert = nn.Module._apply
+
+    def apply(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        held = [*module.parameters(recurse), *module.buffers(recurse)]
+        with torch.no_grad():
+            same = all(fn(tensor) is tensor for tensor in held)
+        return module if same else convert(module, fn, recurse)
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = convert  # type: ignore[method-assign]
+
+
+def split_constants(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What may be an input of the graph, and what is part of it: numbers, strings and None."""
+    constants = {k: v for k, v in given.items() if isinstance(v, (bool, int, float, str, NoneType))}
+    return {k: v for k, v in given.items() if k not in constants}, constants
+
+
+def example_inputs(
+    model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The graph's inputs by name, those of `args` as arg0, arg1, …; CaptureError for what is no
+    data."""
+    inputs: dict[str, Tensor] = {f"arg{i}": value for i, value in enumerate(args)}
+    for name, value in kwargs.items():
+        if name in inputs:
+            raise CaptureError(f"the keyword '{name}' is taken by a positional input")
+        inputs[name] = value
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor):
+            raise located(
+                source_of(model),
+                f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in the "
+                "model or wrap the model in one that takes tensors only",
+            )
+        if value.layout != torch.strided:
+            raise located(source_of(model), f"input '{name}': expected a dense tensor")
+        if value.requires_grad:
+            raise located(source_of(model), f"input '{name}' requires grad: expected data")
+    return inputs
+
+
+def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
+    """The inputs that `loss` names beside the output."""
+    if loss is None or isinstance(loss, ComputeLoss):
+        return []
+    try:
+        named = list(inspect.signature(loss).parameters)[1:]
+    except ValueError:  # a builtin without a signature
+        return []
+    return [name for name in named if name in names]
+
+
+def required_inputs(loss: Loss | None) -> list[str]:
+    """The inputs beside the output that `loss` cannot do without."""
+    if loss is None or isinstance(loss, ComputeLoss):
+        return []
+    try:
+        named = list(inspect.signature(loss).parameters.values())[1:]
+    except ValueError:  # a builtin without a signature
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in named if p.default is p.empty and p.kind in kinds]

@@ -1,0 +1,124 @@
+"""The errors of the package, and where in the model's source it arose."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_MODELS = _PACKAGE + "models" + os.sep
+_WRAPPERS = (_TORCH + "_compile.py", _TORCH + "_dynamo" + os.sep)
+_CALLERS: set[str] = set()
+
+Location = tuple[str, int]
+
+
+class CaptureError(RuntimeError):
+    """A model, or what it was called with, that cannot be captured. The message is one line."""
+
+
+class CompileError(RuntimeError):
+    """What `compile` was given cannot become a step. The message is one line."""
+
+
+def calls_the_model(file: str) -> None:
+    """Says that code of this file calls the model: no caller of that is the model's."""
+    _CALLERS.add(file)
+
+
+class SourceMap:
+    """Finds the model source line of a Python frame: the innermost one outside PyTorch and capture.
+
+    The package's own models count as model source. Answers per file are cached.
+    """
+
+    def __init__(self) -> None:
+        self._skip: dict[str, bool] = {}
+
+    def is_model(self, code: CodeType) -> bool:
+        name = code.co_filename
+        skip = self._skip.get(name)
+        if skip is None:
+            skip = (
+                _is_ours(name) or name.startswith((_TORCH, "<")) or name.endswith("contextlib.py")
+            )
+            self._skip[name] = skip
+        return not skip
+
+    def frame(self, frame: FrameType | None) -> Location | None:
+        """(file, line) of `frame` or of its nearest caller in model source."""
+        while frame is not None:
+            if frame.f_code.co_filename in _CALLERS:
+                return None  # past the call of the model: the rest is capture's caller
+            if self.is_model(frame.f_code):
+                return frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+    def traceback(self, traceback: TracebackType | None) -> Location | None:
+        """(file, line) of the innermost frame of an exception that is in model source."""
+        found: Location | None = None
+        while traceback is not None:
+            if self.is_model(traceback.tb_frame.f_code):
+                found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+            traceback = traceback.tb_next
+        return found
+
+
+def model_frame() -> FrameType:
+    """The innermost frame behind the recorder and its wrappers: what runs a captured call."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        _is_ours(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_WRAPPERS)
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGE) and not file.startswith(_MODELS)
+
+
+def source_of(thing: object) -> Location | None:
+    """(file, line) where a function, a class or a module's `forward` is defined."""
+    if isinstance(thing, torch.nn.Module):
+        thing = type(thing).forward
+    try:
+        return inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return None
+
+
+def short_path(path: str) -> str:
+    """`path` relative to the working folder or to the import root that holds it."""
+    for root in [os.getcwd(), *sorted((p for p in sys.path if p), key=len, reverse=True)]:
+        prefix = os.path.join(os.path.abspath(root), "")
+        if (
+            prefix != os.sep
+            and path.startswith(prefix)
+            and "site-packages" not in path[len(prefix) :]
+        ):
+            return path[len(prefix) :]
+    return path
+
+
+def in_torch(path: str) -> bool:
+    """Whether a source file is PyTorch's."""
+    return path.startswith(_TORCH)
+
+
+def prefixed(location: Location | None, message: str) -> str:
+    """The message in one line, which starts with `file:line: ` where the location is known."""
+    prefix = f"{short_path(location[0])}:{location[1]}: " if location else ""
+    return prefix + " ".join(message.split())
+
+
+def located(location: Location | None, message: str) -> CaptureError:
+    """A CaptureError that starts with `file:line: ` where the location is known."""
+    return CaptureError(prefixed(location, message))

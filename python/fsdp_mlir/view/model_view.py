@@ -1,0 +1,137 @@
+"""A model as capture sees it: its state, its units, and one training step on example inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_mlir.modules import hooks, weights
+from fsdp_mlir.policy.policy import Units
+from fsdp_mlir.step.training_step import TrainingStep
+from fsdp_mlir.support.errors import located, source_of
+
+
+def constant_name(index: int) -> str:
+    """The name of a tensor constant in capture.json and in the file of weights."""
+    return f"(constant).{index}"
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """Parameters in FSDP2's order, buffers, and inputs by name. Nothing of it is written."""
+
+    step: TrainingStep
+    units: Units
+    params: list[weights.State]
+    buffers: list[weights.State]
+    inputs: dict[str, Tensor]
+
+    @staticmethod
+    def of(step: TrainingStep, units: Units, inputs: dict[str, Tensor]) -> ModelView:
+        """CaptureError for a model that cannot be trained as a graph."""
+        model = step.model
+        params = weights.parameters(model)
+        if not any(param.tensor.requires_grad for param in params):
+            raise located(
+                source_of(model), "no parameter requires grad: expected at least one to train"
+            )
+        _check_modules(model)
+        for param in params:
+            hooks.check_parameter(param.name, param.tensor)
+        return ModelView(step, units, params, weights.buffers(model), inputs)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.step.model
+
+    @property
+    def states(self) -> Iterable[weights.State]:
+        return (*self.params, *self.buffers)
+
+    def computed(self, param: weights.State) -> torch.dtype:
+        """The dtype in which the step sees a parameter."""
+        precision = self.units.precision_of(param)
+        dtype = param.tensor.dtype
+        return precision.computed(dtype) if precision else dtype
+
+    def parameter(self, param: weights.State, data: Tensor) -> nn.Parameter:
+        """A leaf that holds `data` as the step sees this parameter."""
+        leaf = nn.Parameter(data, requires_grad=param.tensor.requires_grad)
+        precision = self.units.precision_of(param)
+        if precision and param.tensor.requires_grad:
+            leaf.grad_dtype = precision.grad_dtype(param.tensor.dtype)
+        return leaf
+
+    def slots(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by the first name of a state, as tensors by the attributes that hold it."""
+        slots = weights.slots(self.model, self.states)
+        return {slot: tensors[name] for slot, name in slots.items()}
+
+
+def _check_modules(model: nn.Module) -> None:
+    """CaptureError for modules whose step is a conversation of the ranks, or whose parameters
+    cannot be replaced."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise located(
+                source_of(model),
+                f"module '{name}' is a ScriptModule, whose parameters cannot be replaced by what a "
+                "unit gathers; use the module that was scripted",
+            )
+        if isinstance(module, nn.SyncBatchNorm) and module.training:
+            raise located(
+                source_of(model),
+                f"module '{name}' is a SyncBatchNorm in train mode, whose statistics are those of "
+                "all ranks, which cannot be captured; use BatchNorm, whose statistics are each "
+                "rank's",
+            )
+
+
+def shared_memory(view: ModelView, constants: list[Tensor]) -> dict[str, list[str]]:
+    """The states and constants of each buffer or constant's memory that overlap it, by name."""
+    named = [(state.name, state.tensor) for state in view.states]
+    named += [(constant_name(i), tensor) for i, tensor in enumerate(constants)]
+    by_storage: dict[int, list[tuple[str, tuple[int, int]]]] = {}
+    for name, tensor in named:
+        if not tensor.is_meta and tensor.numel():
+            key = tensor.untyped_storage()._cdata
+            by_storage.setdefault(key, []).append((name, _extent(tensor)))
+    return {
+        name: others
+        for members in by_storage.values()
+        for name, (begin, end) in members
+        if (others := [n for n, (b, e) in members if n != name and b < end and begin < e])
+    }
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First byte and the byte behind the last of a tensor in its storage; strides are >= 0."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    begin = tensor.storage_offset()
+    size = tensor.element_size()
+    return begin * size, (begin + last + 1) * size
+
+
+def check_shared_memory(view: ModelView, constants: list[Tensor], written: set[str]) -> None:
+    """CaptureError where one state's memory is another's and one of them changes in the step.
+
+    Each has memory of its own in the compiled step, so the other would not see the change.
+    `written` are the states and constants that the step writes in place.
+    """
+    trained = {param.name for param in view.params if param.tensor.requires_grad}
+    for name, others in shared_memory(view, constants).items():
+        for other in others:
+            if name in trained and other in trained:
+                continue  # FSDP2 gives each its own shards
+            if other in written or other in trained:
+                what = "trains" if other in trained else "changes in place"
+                raise located(
+                    source_of(view.model),
+                    f"'{name}' shares memory with '{other}', which the step {what}, and would not "
+                    "follow it; compute it from the other in forward",
+                )
