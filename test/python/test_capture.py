@@ -391,8 +391,9 @@ def test_a_state_dict_of_other_names(hook: Any, tmp_path: Path) -> None:
     message = (
         rf"test_capture.py:\d+: module 'inner' saves itself under other .* by '{hook.__name__}': "
     )
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as made:
         fsdp_mlir.capture(model, [torch.ones(2, 4)], path=tmp_path / "model.pt")
+    assert made[0].filename == __file__
 
 
 def test_a_state_dict_of_the_same_names(tmp_path: Path) -> None:

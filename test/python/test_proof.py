@@ -467,8 +467,11 @@ def test_stored_output_is_a_warning(tmp_path: Path) -> None:
             return x
 
     model = Kept()
-    with pytest.warns(UserWarning, match="attribute 'last' was set in forward, and no later step"):
+    with pytest.warns(
+        UserWarning, match="attribute 'last' was set in forward, and no later step"
+    ) as made:
         fsdp_mlir.capture(model, [torch.randn(3, 4)], path=tmp_path / "model.pt")
+    assert made[0].filename == __file__
     assert not hasattr(model, "last")
 
 

@@ -2,5 +2,5 @@
 
 capture.json, the IR texts and the weights, written; and the fingerprint of what was written.
 
-May include: support, modules, view, record.
+May include: support, modules, view, record, check.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +12,65 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fsdp_mlir.archive import torchscript
+from fsdp_mlir.check.proof import Checked
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.record.graph import Node, TensorType
-from fsdp_mlir.record.init import InitTrace
+from fsdp_mlir.record.init import InitTrace, record_init
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.support.errors import Location, short_path
 from fsdp_mlir.support.files import save_tensors
 from fsdp_mlir.support.version import __version__
 from fsdp_mlir.view.layouts import placeholder
-from fsdp_mlir.view.model_view import ModelView, constant_name
+from fsdp_mlir.view.model_view import constant_name
 
 FORMAT = 1
 
 
-def write(
-    path: Path,
-    view: ModelView,
-    recording: Recording,
-    init: InitTrace | None,
-    *,
-    save_weights: bool,
-) -> Path | None:
-    """Writes the archive to `path` and tensors beside it; returns the path of these, if any.
+@dataclass(frozen=True)
+class Contents:
+    """What an archive is written of: a step that was checked, and its model's initialisation, if
+    that was asked for."""
+
+    checked: Checked
+    init: InitTrace | None
+
+    @staticmethod
+    def of(checked: Checked) -> Contents:
+        """Records the initialisation; CaptureError as of record_init."""
+        return Contents(checked, record_init(checked.recording))
+
+    @property
+    def recording(self) -> Recording:
+        return self.checked.recording
+
+    def foreign(self) -> Iterator[OpOverload]:
+        """Operators of which those who read the archive know nothing: all that are not ATen's."""
+        for graph in (self.recording.trace, self.recording.evaluation, self.init):
+            for node in graph.nodes if graph else ():
+                if node.func.namespace != "aten":
+                    yield node.func
+
+
+@dataclass(frozen=True)
+class Written:
+    """An archive of `size` bytes, and the file of tensors beside it, if there is one."""
+
+    contents: Contents
+    path: Path
+    weights: Path | None
+    size: int
+
+
+def write(contents: Contents) -> Written:
+    """Writes the archive, and tensors beside it, to the path that was asked for.
 
     Without `save_weights` they are the graph's own constants alone. Every graph is parsed and its
     calls are resolved first: nothing is written where that fails.
     """
-    trace = recording.trace
+    recording, init = contents.recording, contents.init
+    view, trace = recording.view, recording.trace
+    path, save_weights = view.asked.path, view.asked.save_weights
     constants = trace.constants
     inputs = [f"p{i}" for i in range(len(view.params))]
     inputs += [f"b{i}" for i in range(len(view.buffers) + len(constants))]
@@ -48,7 +80,7 @@ def write(
     graph = torchscript.parsed(irs["graph.ir"], trace.nodes)
 
     files: dict[str, int] = {}
-    record = _record(view, recording, files)
+    record = _record(recording, files)
     if init is not None:
         irs["init.ir"] = torchscript.graph_text([], init.nodes, init.results)
         torchscript.parsed(irs["init.ir"], init.nodes)
@@ -68,7 +100,7 @@ def write(
             "schema": str(func._schema),
             "random": torch.Tag.nondeterministic_seeded in func.tags,
         }
-        for func in _foreign(recording, init)
+        for func in contents.foreign()
     }
 
     outputs = {id(slot) for slot in view.step.slots}
@@ -84,20 +116,7 @@ def write(
             record["weights"] = {"path": weights_path.name, "hash": file_hash}
     runnable = graph if torchscript.is_runnable(trace.nodes) else None
     torchscript.save_archive(path, runnable, irs, record)
-    return weights_path
-
-
-def operators(recording: Recording, init: InitTrace | None) -> tuple[str, ...]:
-    """The names of the operators that are not ATen's."""
-    return tuple(dict.fromkeys(qualified(func) for func in _foreign(recording, init)))
-
-
-def _foreign(recording: Recording, init: InitTrace | None) -> Iterator[OpOverload]:
-    """Operators of which those who read the archive know nothing."""
-    for graph in (recording.trace, recording.evaluation, init):
-        for node in graph.nodes if graph else ():
-            if node.func.namespace != "aten":
-                yield node.func
+    return Written(contents, path, weights_path, path.stat().st_size)
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -144,9 +163,10 @@ def _node_records(nodes: Sequence[Node], files: dict[str, int]) -> list[dict[str
     ]
 
 
-def _record(view: ModelView, recording: Recording, files: dict[str, int]) -> dict[str, Any]:
+def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
     """capture.json, but for `files`, and without weights, init and evaluation."""
-    model, units, trace = view.model, view.units, recording.trace
+    view, trace = recording.view, recording.trace
+    model, units = view.model, view.units
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",

@@ -1,8 +1,9 @@
 """Captures one training step of a model: forward, loss and backward, as a graph of ATen calls.
 
-The stages, each with one input and one output: a view of the model under its policy
-(model_view.py), the recording of its step (recording.py), the proof that the recording is what the
-model does (proof.py), the archive (archive.py).
+The stages, each with one input and one output that holds it: a view of the model under its policy
+(view/model_view.py), the same without data (view/fake_model.py), the recording of its step
+(record/recording.py), the proof that the recording is what the model does (check/proof.py), what an
+archive has of that, and the archive (archive/writer.py).
 """
 
 from __future__ import annotations
@@ -18,19 +19,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fsdp_mlir.archive import writer
+from fsdp_mlir.archive.writer import Contents, Written, write
 from fsdp_mlir.check import proof
-from fsdp_mlir.modules import weights
-from fsdp_mlir.policy.policy import Units, read_policy
 from fsdp_mlir.record.graph import Reliance
-from fsdp_mlir.record.init import Factory, capture_init
-from fsdp_mlir.step.training_step import (
-    Loss,
-    OutputsOfModes,
-    TrainingStep,
-    example_inputs,
-    split_constants,
-)
+from fsdp_mlir.record.operators import qualified
+from fsdp_mlir.record.recording import record
+from fsdp_mlir.step.training_step import Loss, OutputsOfModes
+from fsdp_mlir.view.asked import Asked, Factory
+from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.model_view import ModelView, constant_name
 
 
@@ -64,6 +60,33 @@ class CaptureSummary:
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = field(default=(), repr=False)
 
+    @staticmethod
+    def of(written: Written, seconds: float) -> CaptureSummary:
+        contents = written.contents
+        recording = contents.recording
+        view, trace, evaluation = recording.view, recording.trace, recording.evaluation
+        buffers = [buffer.name for buffer in view.buffers]
+        buffers += [constant_name(index) for index in range(len(trace.constants))]
+        return CaptureSummary(
+            path=written.path,
+            weights=written.weights,
+            params=len(view.params),
+            elements=sum(param.tensor.numel() for param in view.params),
+            buffers=len(buffers),
+            nodes=len(trace.nodes),
+            backward_begin=trace.backward_begin,
+            grads=len(recording.gradients),
+            seconds=seconds,
+            bytes=written.size,
+            checked=contents.checked.beside_eager,
+            constants=tuple(trace.constants),
+            literals=frozenset(trace.literals),
+            relied_on=(*trace.relied_on, *(evaluation.relied_on if evaluation else ())),
+            sources={f"b{index}": name for index, name in enumerate(buffers)},
+            operators=tuple(dict.fromkeys(map(qualified, contents.foreign()))),
+            kernels=tuple(recording.kernels()),
+        )
+
     def __str__(self) -> str:
         forward, backward = self.backward_begin, self.nodes - self.backward_begin
         data = f"weights in {self.weights}" if self.weights else "no weights"
@@ -88,7 +111,6 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@uncollected()
 def capture(
     model: nn.Module,
     args: Sequence[Tensor] = (),
@@ -129,8 +151,8 @@ def capture(
 
     The step is recorded again with other seeds and as another rank, and must be the same. With
     `check` it is then run on two batches beside eager PyTorch: loss, gradients and buffers must
-    have equal bits (eager_check.py). By default this is done where the model
-    and the inputs have data, of at most proof.CHECKED_BYTES.
+    have equal bits (eager_check.py). By default this is done where the model and the inputs have
+    data, of at most proof.CHECKED_BYTES.
 
     `outputs`, for callers that execute the step in this process: what `loss` gives beside the
     scalar (outputs.py). Without it a loss that gives more is an error.
@@ -138,42 +160,24 @@ def capture(
     Raises CaptureError, and then writes nothing. The model is as it was in any case.
     """
     start = time.perf_counter()
-    path = Path(path)
-    units = Units(read_policy(Path(config) if config is not None else None), model)
-    tensors, constants = split_constants(kwargs or {})
-    inputs = example_inputs(model, args, tensors)
-    scalars = {name for name, value in inputs.items() if value.dim() == 0}
-    inputs |= {name: inputs[name].reshape(1) for name in scalars}
-    step = TrainingStep(model, list(inputs), len(args), loss, constants, outputs, scalars)
-    view = ModelView.of(step, units, inputs)
-    if save_weights:
-        weights.warn_of_other_names(model)
-    recording, checked = proof.recorded(view, evaluation=evaluation, check=check)
-    trace = recording.trace
-    made = init and capture_init(init, model, view.params, view.buffers, trace.constants)
-    buffers = [buffer.name for buffer in view.buffers]
-    names = [constant_name(index) for index in range(len(trace.constants))]
-    weights_path = writer.write(path, view, recording, made or None, save_weights=save_weights)
-    return CaptureSummary(
-        path=path,
-        weights=weights_path,
-        params=len(view.params),
-        elements=sum(param.tensor.numel() for param in view.params),
-        buffers=len(view.buffers) + len(trace.constants),
-        nodes=len(trace.nodes),
-        backward_begin=trace.backward_begin,
-        grads=len(recording.gradients),
-        seconds=time.perf_counter() - start,
-        bytes=path.stat().st_size,
-        checked=checked,
-        constants=tuple(trace.constants),
-        literals=frozenset(trace.literals),
-        relied_on=tuple(
-            each
-            for made in (trace, recording.evaluation)
-            for each in (made.relied_on if made is not None else ())
-        ),
-        sources={f"b{i}": name for i, name in enumerate([*buffers, *names])},
-        operators=writer.operators(recording, made or None),
-        kernels=tuple(recording.kernels()),
+    asked = Asked(
+        model=model,
+        args=args,
+        kwargs=kwargs or {},
+        loss=loss,
+        init=init,
+        evaluation=evaluation,
+        config=None if config is None else Path(config),
+        path=Path(path),
+        save_weights=save_weights,
+        check=check,
+        outputs=outputs,
     )
+    with uncollected():
+        view = ModelView.of(asked)
+        fake = FakeModel(view)
+        recorded = record(fake)
+        checked = proof.check(recorded)
+        contents = Contents.of(checked)
+        written = write(contents)
+    return CaptureSummary.of(written, time.perf_counter() - start)

@@ -42,29 +42,30 @@ Called = tuple[str, str]
 _Bits = dict[str, str]
 
 
-def run(view: ModelView, recording: Recording, *, required: bool = False) -> bool:
-    """False, after a warning, where eager PyTorch cannot be asked, unless that is `required`;
+def run(recording: Recording) -> bool:
+    """False, after a warning, where eager PyTorch cannot be asked, unless that was asked for;
     CaptureError where the recorded step differs from it."""
+    view = recording.view
     with untouched_generators():
         try:
-            batches, eager = _eager_steps(view, recording)
+            batches, eager = _eager_steps(recording)
         except _EagerFailed as failed:
             cause = failed.__cause__
             text = f"failed: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
-            if required:
+            if view.asked.check:
                 raise located(source_of(view.model), f"eager PyTorch {text}") from failed
             warnings.warn(
                 f"the captured step was not run beside eager PyTorch, which {text}", stacklevel=4
             )
             return False
-        graph = _Graph(view, recording).steps(batches)
+        graph = _Graph(recording).steps(batches)
         for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
             differing = [name for name in want if want[name] != got.get(name)]
             differing += [name for name in got if name not in want]
             if not differing:
                 continue
-            if _Eager(view, recording).steps(batches) == eager:
-                raise _difference(view, recording, batches, step, differing)
+            if _Eager(recording).steps(batches) == eager:
+                raise _difference(recording, batches, step, differing)
             warnings.warn(
                 "the captured step was not compared with eager PyTorch, which gave other bits "
                 "when it ran again",
@@ -74,18 +75,18 @@ def run(view: ModelView, recording: Recording, *, required: bool = False) -> boo
     return True
 
 
-def _eager_steps(view: ModelView, recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]:
+def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]:
     """What eager PyTorch makes of the example and of a batch of the same elements in another order,
     or, where it refuses that one, of the same samples in another order, or of the example again."""
-    inputs = view.inputs.values()
+    inputs = recording.view.inputs.values()
     example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
     for other in (_shuffled, _rotated):
         batches = [example, [other(tensor) for tensor in example]]
         try:
-            return batches, _Eager(view, recording).steps(batches)
+            return batches, _Eager(recording).steps(batches)
         except _EagerFailed:
             continue
-    return [example] * 2, _Eager(view, recording).steps([example] * 2)
+    return [example] * 2, _Eager(recording).steps([example] * 2)
 
 
 def equal_bits(left: Tensor, right: Tensor) -> bool:
@@ -135,8 +136,8 @@ def _eager_failures() -> Iterator[None]:
 class _Eager:
     """Eager PyTorch on the model itself, whose state is put back at the end."""
 
-    def __init__(self, view: ModelView, recording: Recording) -> None:
-        self._view = view
+    def __init__(self, recording: Recording) -> None:
+        self._view = recording.view
         self._constants = recording.trace.constants
         self._evaluates = recording.evaluation is not None
 
@@ -205,8 +206,8 @@ def _unchanged(view: ModelView, tensors: list[Tensor]) -> Iterator[None]:
 class _Graph:
     """The recorded calls, run one by one."""
 
-    def __init__(self, view: ModelView, recording: Recording) -> None:
-        self._view = view
+    def __init__(self, recording: Recording) -> None:
+        view = recording.view
         self._recording = recording
         self._values: dict[str, Tensor] = {}
         for index, param in enumerate(view.params):
@@ -217,7 +218,7 @@ class _Graph:
 
     def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
         _seed()
-        recording, view = self._recording, self._view
+        recording, view = self._recording, self._recording.view
         names = [recording.loss, *recording.gradients.values()]
         results = []
         for batch in batches:
@@ -242,7 +243,7 @@ class _Graph:
         return results
 
     def _outputs(self) -> list[Tensor]:
-        view, constants = self._view, self._recording.trace.constants
+        view, constants = self._recording.view, self._recording.trace.constants
         places = {id(tensor): f"b{len(view.buffers) + i}" for i, tensor in enumerate(constants)}
         # That of an evaluation, which has not run yet, is what it was.
         return [self._values[places[id(slot)]] for slot in view.step.slots]
@@ -340,7 +341,6 @@ class _Tape(TorchDispatchMode):
 
 
 def _difference(
-    view: ModelView,
     recording: Recording,
     batches: list[list[Tensor]],
     step: int,
@@ -348,11 +348,11 @@ def _difference(
 ) -> CaptureError:
     """The error for a step that differs, with the first call whose results do."""
     eager, graph = _Tape(), _Tape()
-    _Eager(view, recording).steps(batches, eager)
-    _Graph(view, recording).steps(batches, graph)
+    _Eager(recording).steps(batches, eager)
+    _Graph(recording).steps(batches, graph)
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     what = f"{differing[0]}{more} of {'the first' if step == 0 else 'a second'} step"
-    location = source_of(view.model)
+    location = source_of(recording.view.model)
     call = ""
     for index, ((name, bits), where) in enumerate(graph.steps[step]):
         found = eager.steps[step][index][0] if index < len(eager.steps[step]) else ("nothing", "")

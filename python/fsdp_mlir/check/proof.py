@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
@@ -19,41 +20,45 @@ from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record.generators import untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
-from fsdp_mlir.record.recording import Recording, record
+from fsdp_mlir.record.recording import Recorded, Recording, record_once
 from fsdp_mlir.support.errors import CaptureError, located, short_path, source_of
+from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.model_view import ModelView, check_shared_memory
 
 # Above this many bytes of parameters, buffers and inputs the step is not run unless asked for.
 CHECKED_BYTES = 256 << 20
 
 
-def recorded(view: ModelView, *, evaluation: bool, check: bool | None) -> tuple[Recording, bool]:
-    """The recording of a view's step, and whether it was run beside eager PyTorch.
+@dataclass(frozen=True)
+class Checked:
+    """A recording that is what the model does; whether it was run beside eager PyTorch."""
 
-    `check`: whether to run it; None for where there are data, of at most CHECKED_BYTES. Raises
-    CaptureError. The model's Python state and the generators are as before in any case.
-    """
-    before = PythonState.of(view.model, view.step.loss)
+    recording: Recording
+    beside_eager: bool
+
+
+def check(recorded: Recorded) -> Checked:
+    """Proves it, or raises CaptureError. The model's Python state and the generators are as before
+    in any case."""
+    recording, before, first = recorded.recording, recorded.before, recorded.after
+    view, wanted = recording.view, recording.view.asked.check
+    changed = before.changes(first)
     try:
         with untouched_generators():
-            recording, drawn = _drawing(view, evaluation)
-            first = PythonState.of(view.model, view.step.loss)
-            changed = before.changes(first)
-            before.restore()
-            _check_again(view, recording, evaluation, before, drawn)
+            _check_again(recorded)
             first.restore()
-            cached = bool(changed) and _depends_on_state(view, recording, evaluation)
+            cached = bool(changed) and _depends_on_state(recording)
             second = PythonState.of(view.model, view.step.loss)
     finally:
         before.restore()
     _check_counters(view, before, first, second)
     check_shared_memory(view, recording.trace.constants, recording.written)
 
-    checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if check is None else check)
-    if check and not checked:
+    checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if wanted is None else wanted)
+    if wanted and not checked:
         raise CaptureError("check: expected a model and inputs with data, got tensors on 'meta'")
     if checked:
-        checked = eager_check.run(view, recording, required=bool(check))
+        checked = eager_check.run(recording)
     if cached and not checked:
         raise located(
             source_of(view.model),
@@ -67,36 +72,21 @@ def recorded(view: ModelView, *, evaluation: bool, check: bool | None) -> tuple[
             "does not set it",
             stacklevel=3,
         )
-    return recording, checked
+    return Checked(recording, checked)
 
 
-def _drawing(view: ModelView, evaluation: bool) -> tuple[Recording, bool]:
-    """A recording, and whether Python's or NumPy's generator was drawn from meanwhile."""
-    with untouched_generators() as drawn:
-        state = torch.random.default_generator.get_state()
-        recording = record(view, evaluation=evaluation)
-        if not torch.equal(state, torch.random.default_generator.get_state()):
-            raise located(
-                source_of(view.model),
-                "torch's generator of random numbers was set or drawn from outside of captured "
-                "calls; draw tensors that the step uses by calls of torch",
-            )
-        return recording, drawn()
-
-
-def _check_again(
-    view: ModelView, recording: Recording, evaluation: bool, before: PythonState, drawn: bool
-) -> None:
+def _check_again(recorded: Recorded) -> None:
     """CaptureError where another recording, in other surroundings, is another graph."""
+    recording = recorded.recording
     surroundings = [other_surroundings()]
-    if drawn:
+    if recorded.drawn:
         surroundings += [extreme_draws(high=False), extreme_draws(high=True)]
     for surrounding in surroundings:
         with untouched_generators(), surrounding:
             try:
-                again = record(view, evaluation=evaluation)
+                again = record_once(FakeModel(recording.view))
             finally:
-                before.restore()
+                recorded.before.restore()
         difference = _difference(recording, again)
         if difference is not None:
             location, text = difference
@@ -108,11 +98,11 @@ def _check_again(
             )
 
 
-def _depends_on_state(view: ModelView, recording: Recording, evaluation: bool) -> bool:
+def _depends_on_state(recording: Recording) -> bool:
     """Whether the step is another one in the Python state that forward left."""
     with untouched_generators():
         try:
-            again = record(view, evaluation=evaluation)
+            again = record_once(FakeModel(recording.view))
         except Exception:  # such as a stand-in of the first recording that is read by the next
             return True
         return _difference(recording, again) is not None

@@ -33,7 +33,6 @@ from fsdp_mlir.frontdoor.plans import (
 )
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.modules import sharding, weights
-from fsdp_mlir.record.init import Factory
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.state.model_state import ModelState
 from fsdp_mlir.state.optimizer_state import OptimizerState
@@ -44,6 +43,7 @@ from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import ComputeLoss, EachLoss, Loss, TrainingStep
 from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.view.asked import Factory
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 

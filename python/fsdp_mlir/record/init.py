@@ -10,7 +10,7 @@ reading it is recorded on new storage, so that the old value ends at its last us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +25,13 @@ from fsdp_mlir.modules import weights
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.record.graph import Node, Origin, Ref, TensorType
 from fsdp_mlir.record.known import flat_tensors
+from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import Recorder
 from fsdp_mlir.support.errors import CaptureError, SourceMap, calls_the_model, located, source_of
 
 calls_the_model(__file__)
 
 aten = torch.ops.aten
-
-Factory = Callable[[], nn.Module]
 
 # In-place calls that write every element of argument 0 and read none of it.
 _OVERWRITES = {
@@ -280,19 +279,18 @@ def _plain_conversion() -> Iterator[None]:
         torch.utils.swap_tensors = swap
 
 
-def capture_init(
-    factory: Factory,
-    model: nn.Module,
-    params: Sequence[weights.State],
-    buffers: Sequence[weights.State],
-    constants: Sequence[Tensor],
-) -> InitTrace:
-    """Records what `factory()` does, and the final values of `params` and of `buffers`.
+def record_init(recording: Recording) -> InitTrace | None:
+    """Records what the `init` that was asked for does, with the final values of the parameters and
+    buffers of a recorded step; None without one.
 
-    `constants` are the further buffers of the captured step; their values come last. Raises
-    CaptureError where the factory makes another model, or depends on the data of a tensor. The
-    state of the random generators stays as it was.
+    Constants are further buffers of the step; their values come last. Raises CaptureError where the
+    factory makes another model, or depends on the data of a tensor. The state of the random
+    generators stays as it was.
     """
+    view = recording.view
+    factory = view.asked.init
+    if factory is None:
+        return None
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = _InitRecorder(fake_mode, SourceMap())
     try:
@@ -313,11 +311,12 @@ def capture_init(
         raise CaptureError(f"init: expected a torch.nn.Module, got '{type(made).__name__}'")
     results = []
     for kind, want, got in (
-        ("parameter", params, weights.parameters(made)),
-        ("buffer", buffers, weights.buffers(made)),
+        ("parameter", view.params, weights.parameters(made)),
+        ("buffer", view.buffers, weights.buffers(made)),
     ):
-        _check_same(model, kind, want, got)
+        _check_same(view.model, kind, want, got)
         results += [recorder.final(state.tensor, state.name) for state in got]
+    constants = recording.trace.constants
     results += [recorder.constant(tensor, "a constant of the model") for tensor in constants]
     return InitTrace(recorder.trace.nodes, results)
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fsdp_mlir.modules.module_stack import ModuleStack
+from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record.draws import Draws
-from fsdp_mlir.record.generators import refused_seeding
+from fsdp_mlir.record.generators import refused_seeding, untouched_generators
 from fsdp_mlir.record.graph import Trace
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
@@ -26,6 +27,7 @@ class Recording:
     """The graphs of a step. `gradients` has the value of each by its parameter's index; one that
     the loss does not depend on has none. Evaluation shares the constants of `trace`."""
 
+    view: ModelView
     modules: ModuleStack
     trace: Trace
     loss: str
@@ -42,16 +44,48 @@ class Recording:
         return list({id(k): k for trace in traces for k in trace.kernels.values()}.values())
 
 
-def record(view: ModelView, *, evaluation: bool = False) -> Recording:
-    """Runs forward, backward and, if asked, evaluation once; CaptureError names the model's line.
+@dataclass(frozen=True)
+class Recorded:
+    """The first recording, and what the step did beside it: the Python state of the model, which it
+    has again, and that which forward left; whether Python's or NumPy's generator was drawn from."""
+
+    recording: Recording
+    before: PythonState
+    after: PythonState
+    drawn: bool
+
+
+def record(fake: FakeModel) -> Recorded:
+    """Records the step for the first time. CaptureError names the model's line. The model's Python
+    state and the generators are as before in any case."""
+    view = fake.view
+    before = PythonState.of(view.model, view.step.loss)
+    try:
+        with untouched_generators() as drawn:
+            state = torch.random.default_generator.get_state()
+            recording = record_once(fake)
+            if not torch.equal(state, torch.random.default_generator.get_state()):
+                raise located(
+                    source_of(view.model),
+                    "torch's generator of random numbers was set or drawn from outside of captured "
+                    "calls; draw tensors that the step uses by calls of torch",
+                )
+            after = PythonState.of(view.model, view.step.loss)
+            return Recorded(recording, before, after, drawn())
+    finally:
+        before.restore()
+
+
+def record_once(fake: FakeModel) -> Recording:
+    """Runs forward, backward and, if asked, evaluation; CaptureError names the model's line.
 
     The model's own tensors are not touched. What forward does to other attributes stays done.
     """
-    fake = FakeModel(view)
+    view = fake.view
     sources = SourceMap()
     hooked = view.units.hooked(view.params)
     with ModuleStack(view.model) as modules, hooked as entries, refused_seeding():
-        recorder = _recorder(view, fake, modules, sources)
+        recorder = _recorder(fake, modules, sources)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
         def forward() -> Tensor:
@@ -60,12 +94,12 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
 
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
             leaves = [fake.params[index] for index in trainable]
-            _check_no_gradients(view, fake, "forward")
+            _check_no_gradients(fake, "forward")
             if _has_reentrant_checkpoint(loss):
                 loss.backward()
                 return tuple(leaf.grad for leaf in leaves)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
-            _check_no_gradients(view, fake, "backward")
+            _check_no_gradients(fake, "backward")
             return found
 
         recorder.draws = Draws()
@@ -83,12 +117,12 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
                 source_of(view.model), "the loss or a gradient was not made by the captured step"
             )
         named = {index: name for index, name in gradients.items() if name}
-        made = partial(Recording, modules, recorder.trace, loss, named)
+        made = partial(Recording, view, modules, recorder.trace, loss, named)
         needed = entries.needed(value)
-        if not evaluation:
+        if not view.asked.evaluation:
             return made(recorder.states.written, entries.units, needed)
 
-        evaluator = _recorder(view, fake, modules, sources)
+        evaluator = _recorder(fake, modules, sources)
         evaluator.share_constants(recorder)
         with fake.mode, view.step.evaluating(), view.step.holding(fake.slots):
             evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
@@ -99,7 +133,8 @@ def record(view: ModelView, *, evaluation: bool = False) -> Recording:
         return made(written, entries.units, needed, evaluator.trace, evaluation_loss)
 
 
-def _check_no_gradients(view: ModelView, fake: FakeModel, during: str) -> None:
+def _check_no_gradients(fake: FakeModel, during: str) -> None:
+    view = fake.view
     for param, leaf in zip(view.params, fake.params, strict=True):
         if leaf.grad is not None:
             raise located(
@@ -126,9 +161,8 @@ def _has_reentrant_checkpoint(loss: Tensor) -> bool:
     return False
 
 
-def _recorder(
-    view: ModelView, fake: FakeModel, modules: ModuleStack, sources: SourceMap
-) -> Recorder:
+def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Recorder:
+    view = fake.view
     recorder = Recorder(fake.mode, modules, sources, len(view.buffers))
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, leaf, f"p{index}", parameter=True)

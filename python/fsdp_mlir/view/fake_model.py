@@ -10,12 +10,14 @@ from fsdp_mlir.view.model_view import ModelView
 
 
 class FakeModel:
-    """Stand-ins of a view's state and inputs: CPU tensors without data, whatever the device.
+    """Stand-ins of a view's state and inputs: CPU tensors without data, whatever the device. Each
+    recording has its own.
 
     On meta, attention would take another path than on CPU tensors.
     """
 
     def __init__(self, view: ModelView) -> None:
+        self.view = view
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self.mode:
             self.params = [

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import hooks, weights
-from fsdp_mlir.policy.policy import Units
-from fsdp_mlir.step.training_step import TrainingStep
+from fsdp_mlir.policy.policy import Units, read_policy
+from fsdp_mlir.step.training_step import TrainingStep, example_inputs, split_constants
 from fsdp_mlir.support.errors import located, source_of
+from fsdp_mlir.view.asked import Asked
 
 
 def constant_name(index: int) -> str:
@@ -21,8 +22,10 @@ def constant_name(index: int) -> str:
 
 @dataclass(frozen=True)
 class ModelView:
-    """Parameters in FSDP2's order, buffers, and inputs by name. Nothing of it is written."""
+    """Parameters in FSDP2's order, buffers, and inputs by name, those that are scalars with one
+    element in dim 0. Nothing of it is written."""
 
+    asked: Asked
     step: TrainingStep
     units: Units
     params: list[weights.State]
@@ -30,9 +33,17 @@ class ModelView:
     inputs: dict[str, Tensor]
 
     @staticmethod
-    def of(step: TrainingStep, units: Units, inputs: dict[str, Tensor]) -> ModelView:
+    def of(asked: Asked) -> ModelView:
         """CaptureError for a model that cannot be trained as a graph."""
-        model = step.model
+        model = asked.model
+        units = Units(read_policy(asked.config), model)
+        tensors, constants = split_constants(asked.kwargs)
+        inputs = example_inputs(model, asked.args, tensors)
+        scalars = {name for name, value in inputs.items() if value.dim() == 0}
+        inputs |= {name: inputs[name].reshape(1) for name in scalars}
+        step = TrainingStep(
+            model, list(inputs), len(asked.args), asked.loss, constants, asked.outputs, scalars
+        )
         params = weights.parameters(model)
         if not any(param.tensor.requires_grad for param in params):
             raise located(
@@ -41,7 +52,10 @@ class ModelView:
         _check_modules(model)
         for param in params:
             hooks.check_parameter(param.name, param.tensor)
-        return ModelView(step, units, params, weights.buffers(model), inputs)
+        view = ModelView(asked, step, units, params, weights.buffers(model), inputs)
+        if asked.save_weights:
+            weights.warn_of_other_names(model)
+        return view
 
     @property
     def model(self) -> nn.Module:

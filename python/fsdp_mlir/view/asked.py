@@ -1,0 +1,31 @@
+"""What a capture is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fsdp_mlir.step.training_step import Loss, OutputsOfModes
+
+Factory = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The arguments of `capture` (capture/capture.py), which says what they mean."""
+
+    model: nn.Module
+    args: Sequence[Tensor]
+    kwargs: Mapping[str, Any]
+    loss: Loss | None
+    init: Factory | None
+    evaluation: bool
+    config: Path | None
+    path: Path
+    save_weights: bool
+    check: bool | None
+    outputs: OutputsOfModes | None
