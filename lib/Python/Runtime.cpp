@@ -1,9 +1,9 @@
 //===- Runtime.cpp - the runtime as a module of Python --------------------===//
 //
 // Sessions of a plan in this process, with tensors of the process's own torch.
-// python/fsdp_mlir/frontdoor/compiled.py is its only user and says what things mean; here
-// are types, threads and errors. Calls that may wait release the interpreter's
-// lock.
+// python/fsdp_mlir/frontdoor/compiled.py is its only user and says what things
+// mean; here are types, threads and errors. Calls that may wait release the
+// interpreter's lock.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Devices/SteeredAllocator.h"
