@@ -159,6 +159,24 @@ static LogicalResult verifyStrides(CallOp call) {
   return success();
 }
 
+void CallOp::build(OpBuilder &builder, OperationState &state, TypeRange results,
+                   StringRef callee, ArrayRef<OpFoldResult> arguments) {
+  SmallVector<Value> operands;
+  SmallVector<Attribute> args;
+  for (OpFoldResult argument : arguments) {
+    if (auto value = dyn_cast<Value>(argument)) {
+      operands.push_back(value);
+      args.push_back(builder.getUnitAttr());
+    } else {
+      args.push_back(cast<Attribute>(argument));
+    }
+  }
+  build(builder, state, results, callee, operands, builder.getArrayAttr(args),
+        /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
+        /*reduce_input_of=*/nullptr, /*recompute=*/false, /*strides=*/nullptr,
+        /*schema=*/nullptr);
+}
+
 LogicalResult CallOp::verify() {
   unsigned placeholders = countPlaceholders(getArgs());
   if (placeholders != getNumOperands())

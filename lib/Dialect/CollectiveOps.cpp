@@ -7,7 +7,7 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 LogicalResult AllGatherOp::verify() {
-  size_t results = getCollectiveTypes(*this).size();
+  size_t results = getAwaitedTypes().size();
   if (getShards().size() != results)
     return emitOpError("AllGather-2: expected ")
            << getShards().size() << " results, got: " << results;
@@ -19,7 +19,7 @@ LogicalResult AllGatherOp::verifySymbolUses(SymbolTableCollection &symbols) {
   if (!unit)
     return failure();
   MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
-  for (auto [shard, type] : llvm::zip(getShards(), getCollectiveTypes(*this))) {
+  for (auto [shard, type] : llvm::zip(getShards(), getAwaitedTypes())) {
     RankedTensorType expected = cast<ShardedType>(shard.getType()).getTensor();
     if (policy)
       expected =
@@ -195,7 +195,7 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
   auto unit = lookup<UnitOp>(symbols, *this, getUnitAttr(), "ReduceScatter-1");
   if (!unit || failed(verifyReduction(*this, unit)))
     return failure();
-  SmallVector<Type> shards = getCollectiveTypes(*this);
+  SmallVector<Type> shards = getAwaitedTypes();
   if (getParamNames().size() != getGrads().size() ||
       getParamNames().size() != shards.size())
     return emitOpError("ReduceScatter-1: expected ")
@@ -236,7 +236,7 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
       failed(
           verifyDivisor(*this, getKind(), getPostdivideAttr(), "AllReduce-4")))
     return failure();
-  SmallVector<Type> results = getCollectiveTypes(*this);
+  SmallVector<Type> results = getAwaitedTypes();
   if (getParamNames().size() != getGrads().size() ||
       getParamNames().size() != results.size())
     return emitOpError("AllReduce-1: expected ")

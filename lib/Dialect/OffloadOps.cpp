@@ -14,7 +14,9 @@ static LogicalResult verifyCopies(SymbolTableCollection &symbols, OpT op,
   if (!unit || !unit.getCpuOffload())
     return op.emitOpError(label) << ": expected " << op.getUnitAttr()
                                  << " to be a unit with cpu_offload";
-  SmallVector<Type> results = getCollectiveTypes(op);
+  SmallVector<Type> results(op->getResultTypes());
+  if (auto copy = dyn_cast<CollectiveOpInterface>(op.getOperation()))
+    results = copy.getAwaitedTypes();
   if (names.size() != op->getNumOperands() || names.size() != results.size())
     return op.emitOpError(label)
            << ": expected " << names.size()
@@ -73,7 +75,7 @@ LogicalResult OffloadActivationOp::verify() {
       return emitOpError("OffloadActivation-1: expected values of one storage, "
                          "got: ")
              << value;
-  SmallVector<Type> made = getCollectiveTypes(*this);
+  SmallVector<Type> made = getAwaitedTypes();
   Type want = HostType::get(getContext(), llvm::to_vector(getOperandTypes()));
   if (made != ArrayRef<Type>(want))
     return emitOpError("OffloadActivation-2: expected ")
@@ -82,8 +84,7 @@ LogicalResult OffloadActivationOp::verify() {
 }
 
 LogicalResult ReloadActivationOp::verify() {
-  if (ArrayRef<Type>(getCollectiveTypes(*this)) !=
-      getHost().getType().getTypes())
+  if (ArrayRef<Type>(getAwaitedTypes()) != getHost().getType().getTypes())
     return emitOpError("ReloadActivation-1: expected the types of ")
            << getHost().getType() << ", got: " << getResultTypes();
   return success();

@@ -209,8 +209,8 @@ private:
                   << " what a collective under way reads")
                      .attachNote(begun->getLoc())
                  << "begun here";
-    if (op->getNumResults() == 1 &&
-        isa<FutureType>(op->getResult(0).getType())) {
+    if (auto collective = dyn_cast<CollectiveOpInterface>(op);
+        collective && collective.hasFuture()) {
       llvm::DenseSet<Value> &read = underWay[op];
       for (Value operand : op->getOperands()) {
         read.insert(operand);

@@ -4,12 +4,7 @@
 using namespace mlir;
 using namespace mlir::fsdp;
 
-SmallVector<Type> mlir::fsdp::getCollectiveTypes(Operation *collective) {
-  if (collective->getNumResults() == 1)
-    if (auto future = dyn_cast<FutureType>(collective->getResult(0).getType()))
-      return SmallVector<Type>(future.getTypes());
-  return SmallVector<Type>(collective->getResultTypes());
-}
+#include "fsdp/Dialect/FSDPInterfaces.cpp.inc"
 
 Operation *mlir::fsdp::getProducer(Value value) {
   Operation *op = value.getDefiningOp();

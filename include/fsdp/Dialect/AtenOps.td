@@ -94,6 +94,12 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
     functional-type($operands, $results)
   }];
   let hasVerifier = 1;
+  let builders = [
+    // A call of new storage: its arguments in the order of the schema, defaults
+    // included, tensors as values and the others as attributes.
+    OpBuilder<(ins "::mlir::TypeRange":$results, "::llvm::StringRef":$callee,
+                   "::llvm::ArrayRef<::mlir::OpFoldResult>":$arguments)>
+  ];
   let extraClassDeclaration = [{
     /// The operand that result `index` aliases, or a null value.
     ::mlir::Value getViewedOperand(unsigned index);

@@ -64,6 +64,8 @@ inline constexpr llvm::StringLiteral whyAttrName = "fsdp.why";
 
 } // namespace mlir::fsdp
 
+#include "fsdp/Dialect/FSDPInterfaces.h.inc"
+
 #define GET_OP_CLASSES
 #include "fsdp/Dialect/FSDPOps.h.inc"
 
@@ -97,9 +99,6 @@ llvm::StringRef getAxisName(Attribute axis);
 /// microbatches, FSDP2's `unsharded_grad_dtype`; `unit` is null for one that is
 /// ignored.
 RankedTensorType getAccumulatedType(ParamOp param, UnitOp unit);
-
-/// The types of a collective's results, those of its future where it has one.
-llvm::SmallVector<Type> getCollectiveTypes(Operation *collective);
 
 /// The op that computes or communicates a value: the collective behind it where
 /// an fsdp.wait gives it; null for an argument.

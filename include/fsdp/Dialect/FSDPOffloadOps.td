@@ -29,7 +29,7 @@ def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [HasParent<"ProgramOp">,
   }];
 }
 
-def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [HasParent<"ProgramOp">,
+def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Copies gradients' shards of an offloaded unit to the host";
@@ -79,7 +79,7 @@ def FSDP_OffloadPatternOp : FSDP_Op<"offload_pattern"> {
 }
 
 def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
-    HasParent<"ProgramOp">,
+    HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
   let summary = "Copies a storage of forward to the host";
   let description = [{
@@ -105,7 +105,7 @@ def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
 }
 
 def FSDP_ReloadActivationOp : FSDP_Op<"reload_activation", [
-    HasParent<"ProgramOp">,
+    HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
   let summary = "Copies a storage back to the device";
   let description = [{

@@ -3,6 +3,8 @@
 #define FSDP_DIALECT_FSDPOPS_TD
 
 include "fsdp/Dialect/FSDPAttrs.td"
+include "fsdp/Dialect/FSDPInterfaces.td"
+include "mlir/IR/OpAsmInterface.td"
 include "mlir/IR/SymbolInterfaces.td"
 include "mlir/Interfaces/FunctionInterfaces.td"
 include "mlir/Interfaces/SideEffectInterfaces.td"
@@ -387,7 +389,7 @@ def FSDP_WriteBufferOp : FSDP_Op<"write_buffer", [HasParent<"ProgramOp">,
   let assemblyFormat = "$buffer `,` $value attr-dict `:` type($value)";
 }
 
-def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">,
+def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Gathers all parameters of a unit, in unit order";
@@ -444,7 +446,7 @@ def FSDP_ReshardOp : FSDP_Op<"reshard", [HasParent<"ProgramOp">,
   let hasVerifier = 1;
 }
 
-def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
+def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reduces a unit's gradients over all ranks, keeping this rank's rows";
@@ -489,7 +491,7 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">,
   }];
 }
 
-def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">,
+def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reduces a unit's gradient shards over the replicas (HSDP)";

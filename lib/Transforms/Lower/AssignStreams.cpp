@@ -13,8 +13,8 @@ static bool isAsynchronous(Operation *op) {
   Operation *collective = op;
   if (isa<CopyToDeviceOp>(op) && !op->use_empty())
     collective = *op->user_begin();
-  return collective->getNumResults() == 1 &&
-         isa<FutureType>(collective->getResult(0).getType());
+  auto asynchronous = dyn_cast<CollectiveOpInterface>(collective);
+  return asynchronous && asynchronous.hasFuture();
 }
 
 void StreamAssigner::assign(Operation *op) {

@@ -16,9 +16,8 @@ struct SplitCollectives
     for (auto program : getOperation().getOps<ProgramOp>())
       for (Operation &op :
            llvm::make_early_inc_range(program.getBody().front()))
-        if (isa<AllGatherOp, ReduceScatterOp, AllReduceOp, CopyToHostOp,
-                OffloadActivationOp, ReloadActivationOp>(op) &&
-            !llvm::any_of(op.getResultTypes(), llvm::IsaPred<FutureType>))
+        if (auto collective = dyn_cast<CollectiveOpInterface>(op);
+            collective && !collective.hasFuture())
           split(&op);
   }
 

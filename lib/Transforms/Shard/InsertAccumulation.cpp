@@ -46,13 +46,9 @@ private:
     OpBuilder builder(program.getContext());
     builder.setInsertionPointAfter(call);
     Value one = call.getResult(0);
-    auto args = builder.getArrayAttr(
-        {builder.getUnitAttr(), builder.getI64IntegerAttr(steps)});
-    auto scaled = aten::CallOp::create(
-        builder, call.getLoc(), one.getType(), "aten::div.Scalar", one, args,
-        /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
-        /*reduce_input_of=*/nullptr, /*recompute=*/false,
-        /*strides=*/nullptr, /*schema=*/nullptr);
+    auto scaled = aten::CallOp::create(builder, call.getLoc(), one.getType(),
+                                       "aten::div.Scalar",
+                                       {one, builder.getI64IntegerAttr(steps)});
     one.replaceAllUsesExcept(scaled.getResult(0), scaled);
     return success();
   }

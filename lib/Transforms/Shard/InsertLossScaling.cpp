@@ -40,15 +40,9 @@ private:
     if (!type.getElementType().isF32()) {
       // mul(scale, ones_like(loss)) would be of the wider dtype.
       builder.setInsertionPointAfter(one);
-      auto args =
-          builder.getArrayAttr({builder.getUnitAttr(), builder.getUnitAttr(),
-                                builder.getBoolAttr(false)});
       auto cast = aten::CallOp::create(
           builder, one.getLoc(), type, "aten::copy",
-          ValueRange{one.getResult(0), seed}, args, /*views=*/nullptr,
-          /*mutates=*/nullptr, /*random=*/false, /*reduce_input_of=*/nullptr,
-          /*recompute=*/false,
-          /*strides=*/nullptr, /*schema=*/nullptr);
+          {one.getResult(0), seed, builder.getBoolAttr(false)});
       one.getResult(0).replaceAllUsesExcept(cast.getResult(0), cast);
       return success();
     }
