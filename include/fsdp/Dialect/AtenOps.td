@@ -4,6 +4,7 @@
 
 include "mlir/IR/AttrTypeBase.td"
 include "mlir/IR/OpBase.td"
+include "mlir/IR/OpAsmInterface.td"
 include "mlir/Interfaces/SideEffectInterfaces.td"
 
 def Aten_Dialect : Dialect {
@@ -38,7 +39,8 @@ def Aten_ComplexAttr : AttrDef<Aten_Dialect, "Complex"> {
 }
 
 def Aten_CallOp : Op<Aten_Dialect, "call",
-    [DeclareOpInterfaceMethods<MemoryEffectsOpInterface>]> {
+    [DeclareOpInterfaceMethods<MemoryEffectsOpInterface>,
+     DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmResultNames"]>]> {
   let summary = "Calls one operator on tensors";
   let description = [{
     ```mlir

@@ -6,7 +6,8 @@
 #ifndef FSDP_DIALECT_FSDPOFFLOADOPS_TD
 #define FSDP_DIALECT_FSDPOFFLOADOPS_TD
 
-def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [HasParent<"ProgramOp">,
+def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Copies this rank's shards of an offloaded unit from the host";
@@ -29,7 +30,8 @@ def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [HasParent<"ProgramOp">,
   }];
 }
 
-def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [
+    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Copies gradients' shards of an offloaded unit to the host";
@@ -79,7 +81,7 @@ def FSDP_OffloadPatternOp : FSDP_Op<"offload_pattern"> {
 }
 
 def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
-    HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
   let summary = "Copies a storage of forward to the host";
   let description = [{
@@ -105,7 +107,7 @@ def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
 }
 
 def FSDP_ReloadActivationOp : FSDP_Op<"reload_activation", [
-    HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
   let summary = "Copies a storage back to the device";
   let description = [{

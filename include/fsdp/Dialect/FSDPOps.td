@@ -12,6 +12,11 @@ include "mlir/Interfaces/SideEffectInterfaces.td"
 class FSDP_Op<string mnemonic, list<Trait> traits = []>
     : Op<FSDP_Dialect, mnemonic, traits>;
 
+/// Results are printed with names of the model, so that two dumps can be
+/// compared line by line.
+def FSDP_NamedResults
+    : DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmResultNames"]>;
+
 /// Order of collectives on the wire; every rank must have the same.
 def FSDP_CommResource : Resource<"::mlir::fsdp::CommResource">;
 /// Parameters, buffers and gradients between steps.
@@ -172,7 +177,8 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
 //===----------------------------------------------------------------------===//
 
 def FSDP_ProgramOp : FSDP_Op<"program",
-    [FunctionOpInterface, IsolatedFromAbove, AffineScope]> {
+    [FunctionOpInterface, IsolatedFromAbove, AffineScope,
+     DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmBlockArgumentNames"]>]> {
   let summary = "A training step, an evaluation or the initialisation, the same on every rank";
   let description = [{
     The program with a result is the training step. Arguments are the batch of
@@ -283,7 +289,8 @@ def FSDP_PhaseOp : FSDP_Op<"phase",
   let assemblyFormat = "$phase attr-dict";
 }
 
-def FSDP_ReadOp : FSDP_Op<"read", [HasParent<"ProgramOp">,
+def FSDP_ReadOp : FSDP_Op<"read", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reads a parameter: whole, or this rank's shard of it";
@@ -301,7 +308,8 @@ def FSDP_ReadOp : FSDP_Op<"read", [HasParent<"ProgramOp">,
   let assemblyFormat = "$param attr-dict `:` type($result)";
 }
 
-def FSDP_ReadBufferOp : FSDP_Op<"read_buffer", [HasParent<"ProgramOp">,
+def FSDP_ReadBufferOp : FSDP_Op<"read_buffer", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Binds a buffer; ops that mutate the value mutate the buffer";
@@ -389,7 +397,8 @@ def FSDP_WriteBufferOp : FSDP_Op<"write_buffer", [HasParent<"ProgramOp">,
   let assemblyFormat = "$buffer `,` $value attr-dict `:` type($value)";
 }
 
-def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+def FSDP_AllGatherOp : FSDP_Op<"all_gather", [
+    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Gathers all parameters of a unit, in unit order";
@@ -418,7 +427,8 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [HasParent<"ProgramOp">, FSDP_Colle
   let hasVerifier = 1;
 }
 
-def FSDP_ReshardOp : FSDP_Op<"reshard", [HasParent<"ProgramOp">,
+def FSDP_ReshardOp : FSDP_Op<"reshard", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Ends the life of gathered parameters";
@@ -446,7 +456,8 @@ def FSDP_ReshardOp : FSDP_Op<"reshard", [HasParent<"ProgramOp">,
   let hasVerifier = 1;
 }
 
-def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [
+    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reduces a unit's gradients over all ranks, keeping this rank's rows";
@@ -491,7 +502,8 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [HasParent<"ProgramOp">, FS
   }];
 }
 
-def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [
+    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reduces a unit's gradient shards over the replicas (HSDP)";

@@ -52,7 +52,8 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
   }];
 }
 
-def FSDP_WaitOp : FSDP_Op<"wait", [HasParent<"ProgramOp">,
+def FSDP_WaitOp : FSDP_Op<"wait", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     TypesMatchWith<"results are those of the future", "future", "values",
                    "::llvm::cast<::mlir::fsdp::FutureType>($_self).getTypes()">]> {

@@ -136,7 +136,8 @@ def FSDP_GradScalerOp : FSDP_Op<"grad_scaler"> {
 // In the program
 //===----------------------------------------------------------------------===//
 
-def FSDP_AccumulateOp : FSDP_Op<"accumulate", [HasParent<"ProgramOp">,
+def FSDP_AccumulateOp : FSDP_Op<"accumulate", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Adds a microbatch's gradients to the step's";
@@ -163,7 +164,8 @@ def FSDP_AccumulateOp : FSDP_Op<"accumulate", [HasParent<"ProgramOp">,
   }];
 }
 
-def FSDP_LossScaleOp : FSDP_Op<"loss_scale", [HasParent<"ProgramOp">,
+def FSDP_LossScaleOp : FSDP_Op<"loss_scale", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_StateResource>]>]> {
   let summary = "The step's loss scale";
   let description = [{
@@ -181,7 +183,8 @@ def FSDP_LossScaleOp : FSDP_Op<"loss_scale", [HasParent<"ProgramOp">,
   let hasVerifier = 1;
 }
 
-def FSDP_UnscaleOp : FSDP_Op<"unscale", [HasParent<"ProgramOp">,
+def FSDP_UnscaleOp : FSDP_Op<"unscale", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>,
                    MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
@@ -209,7 +212,8 @@ def FSDP_UnscaleOp : FSDP_Op<"unscale", [HasParent<"ProgramOp">,
   }];
 }
 
-def FSDP_ClipGradNormOp : FSDP_Op<"clip_grad_norm", [HasParent<"ProgramOp">,
+def FSDP_ClipGradNormOp : FSDP_Op<"clip_grad_norm", [
+    FSDP_NamedResults, HasParent<"ProgramOp">,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Clips all gradients by their global norm";
