@@ -1,7 +1,7 @@
 """Generates the parts of docs/ that follow from sources, and checks the rest of it.
 
-    python scripts/docs.py           writes docs/dialect.md, docs/passes.md, the instructions in
-                                     docs/plan-format.md, the excerpts in
+    python scripts/docs.py           writes docs/dialect.md, docs/passes.md, docs/config.md, the
+                                     instructions in docs/plan-format.md, the excerpts in
                                      docs/adding-an-instruction.md, and in docs/spec.md the table of
                                      invariants and the output of its examples
     python scripts/docs.py --check   writes nothing; fails with a diff where one of them is stale,
@@ -24,6 +24,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from config_doc import config_doc
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -458,6 +460,9 @@ def main() -> int:
         generated = {
             DOCS / "dialect.md": dialect_doc(),
             DOCS / "passes.md": passes_doc(opt),
+            DOCS / "config.md": config_doc(
+                NOTE.format(source="python/fsdp_mlir/support/policy_schema.json")
+            ),
             SPEC: with_table(
                 SPEC, with_outputs(opt, SPEC.read_text()), "invariants", invariants_table(found)
             ),

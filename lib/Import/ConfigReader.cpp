@@ -1,200 +1,158 @@
 //===- ConfigReader.cpp - a YAML policy into IR ---------------------------===//
 //
-// The names are FSDP2's, PyTorch's and torchtitan's. Every complaint carries
-// file, line and column; an unknown key names the nearest known one.
+// The names are FSDP2's, PyTorch's and torchtitan's. What a key may hold is
+// checked before (ConfigNode.h); what several keys say together is checked
+// here, and by the ops' verifiers at their place in the file.
 //
 //===----------------------------------------------------------------------===//
 #include "ConfigNode.h"
-#include "ScheduleConfig.h"
 #include "TrainingConfig.h"
 #include "fsdp/Dialect/FSDP.h"
 #include "fsdp/Import/Import.h"
-#include "fsdp/Support/Files.h"
 
 #include "mlir/IR/Builders.h"
 #include "llvm/ADT/StringSwitch.h"
+#include "llvm/Support/MathExtras.h"
+#include "llvm/Support/Path.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
+using Node = ConfigNode;
+
+/// Without `replicate` the mesh has one axis.
+static void createMesh(OpBuilder &builder, std::optional<int64_t> replicate,
+                       int64_t shard, Location loc) {
+  MLIRContext *context = builder.getContext();
+  SmallVector<MeshAxisAttr> axes;
+  if (replicate)
+    axes.push_back(MeshAxisAttr::get(context, replicateAxisName, *replicate));
+  axes.push_back(MeshAxisAttr::get(context, shardAxisName, shard));
+  MeshOp::create(builder, loc, "world", MeshAttr::get(context, axes));
+}
 
 namespace {
-class ConfigReader : ConfigNodeReader {
+class ConfigReader {
 public:
   ConfigReader(ModuleOp module, StringRef path, int64_t worldSize)
-      : ConfigNodeReader(module, path), worldSize(worldSize),
-        builder(module.getContext()) {}
+      : path(path), worldSize(worldSize), builder(module.getContext()) {
+    builder.setInsertionPointToStart(module.getBody());
+  }
 
   LogicalResult run() {
-    std::string text;
-    if (std::string error =
-            ::fsdp::readFile(path.str(), ::fsdp::kMaxYamlBytes, text);
-        !error.empty())
-      return emitError(getLoc(1, 1)) << "the config " << error;
-    FailureOr<Node> root = parse({text, path});
+    FailureOr<Node> root = readConfig(builder.getContext(), path);
     if (failed(root))
       return failure();
-    builder.setInsertionPointToStart(module.getBody());
-    if (root->kind == Node::Kind::Null)
-      return applyDefaultConfig(module, worldSize);
-    return apply(*root);
+    using Apply = LogicalResult (ConfigReader::*)(const Node &);
+    std::pair<StringRef, Apply> keys[] = {
+        {"units", &ConfigReader::applyUnits},
+        {"activation_checkpoint", &ConfigReader::applyCheckpoint},
+        {"activation_offload", &ConfigReader::applyActivationOffload},
+        {"ignore", &ConfigReader::applyIgnore},
+        {"shard_placement", &ConfigReader::applyPlacement},
+        {"schedule", &ConfigReader::applySchedule}};
+    if (failed(applyMesh(*root)))
+      return failure();
+    applyRoot(*root);
+    for (auto [key, apply] : keys)
+      if (const Node *node = root->find(key);
+          node && failed((this->*apply)(*node)))
+        return failure();
+    return applyTraining(builder, *root);
   }
 
 private:
-  //===--------------------------------------------------------------------===//
-  // Values to policy
-  //===--------------------------------------------------------------------===//
-
-  LogicalResult apply(const Node &root) {
-    const Node *mesh = nullptr, *units = nullptr, *ignore = nullptr,
-               *checkpoint = nullptr, *activations = nullptr,
-               *precision = nullptr, *offload = nullptr, *reshard = nullptr,
-               *placement = nullptr, *divideFactor = nullptr,
-               *forceSum = nullptr, *schedule = nullptr;
-    TrainingConfig training(module, path);
-    SmallVector<StringRef> keys = {"mesh",
-                                   "units",
-                                   "ignore",
-                                   "activation_checkpoint",
-                                   "activation_offload",
-                                   "mixed_precision",
-                                   "cpu_offload",
-                                   "gradient_divide_factor",
-                                   "force_sum_reduction_for_comms",
-                                   "reshard_after_forward",
-                                   "shard_placement",
-                                   "schedule"};
-    llvm::append_range(keys, TrainingConfig::getKeys());
-    if (failed(forEachEntry(
-            root, "the config", keys, [&](StringRef key, const Node &value) {
-              if (!training.take(key, value))
-                (key == "mesh"                            ? mesh
-                 : key == "units"                         ? units
-                 : key == "ignore"                        ? ignore
-                 : key == "activation_offload"            ? activations
-                 : key == "mixed_precision"               ? precision
-                 : key == "cpu_offload"                   ? offload
-                 : key == "gradient_divide_factor"        ? divideFactor
-                 : key == "force_sum_reduction_for_comms" ? forceSum
-                 : key == "shard_placement"               ? placement
-                 : key == "schedule"                      ? schedule
-                 : key == "reshard_after_forward" ? reshard
-                                                  : checkpoint) = &value;
-              return success();
-            })))
-      return failure();
-    return success(
-        succeeded(applyMesh(mesh)) &&
-        succeeded(readDivision(divideFactor, forceSum)) &&
-        succeeded(applyRoot(precision, offload, reshard)) &&
-        succeeded(applyUnits(units)) &&
-        succeeded(applyCheckpoint(checkpoint)) &&
-        succeeded(applyActivationOffload(activations)) &&
-        succeeded(applyIgnore(ignore)) &&
-        succeeded(applyPlacement(placement)) &&
-        (!schedule ||
-         succeeded(ScheduleConfig(module, path).apply(builder, *schedule))) &&
-        succeeded(training.apply(builder)));
-  }
-
-  /// A bool, or the number of ranks in a group.
-  LogicalResult readReshardAfterForward(const Node &node, BoolAttr &reshard,
-                                        IntegerAttr &postForwardSize) {
-    int64_t group;
-    if (!StringRef(node.scalar).getAsInteger(10, group)) {
-      postForwardSize = builder.getI64IntegerAttr(group);
-      return success();
-    }
-    bool flag;
-    if (failed(getBool("reshard_after_forward", node, flag)))
-      return failure();
-    reshard = builder.getBoolAttr(flag);
-    return success();
-  }
-
-  /// The policy of the root unit; precision and offload are also those of every
-  /// unit without its own.
-  LogicalResult applyRoot(const Node *precision, const Node *offload,
-                          const Node *reshard) {
-    if (precision && failed(readMixedPrecision(*precision, globalPrecision)))
-      return failure();
-    if (offload && failed(getBool("cpu_offload", *offload, globalOffload)))
-      return failure();
-    BoolAttr reshards;
-    IntegerAttr postForwardSize;
-    if (reshard &&
-        failed(readReshardAfterForward(*reshard, reshards, postForwardSize)))
-      return failure();
-    GradientDivisionAttr division;
-    if (failed(globalDivision.get(builder, division)))
-      return failure();
-    if (!globalPrecision && !globalOffload && !division && !reshard)
-      return success();
-    Location loc = globalPrecision ? precision->loc
-                   : globalOffload ? offload->loc
-                   : division      ? *globalDivision.loc
-                                   : reshard->loc;
-    UnitPatternOp::create(builder, loc, builder.getStrArrayAttr({""}), reshards,
-                          /*by_class=*/false, postForwardSize, globalPrecision,
-                          globalOffload, division);
-    return success();
-  }
-
-  /// How a unit divides gradients, as far as it is read.
-  struct Division {
-    std::optional<double> factor;
+  /// What the root unit gives to every unit without its own.
+  struct UnitPolicy {
+    MixedPrecisionAttr precision;
+    bool offload = false;
+    std::optional<double> divideFactor;
     bool forceSum = false;
-    std::optional<Location> loc;
 
-    /// Null where FSDP2's default holds.
-    LogicalResult get(OpBuilder &builder, GradientDivisionAttr &result) const {
-      if (!factor && !forceSum)
-        return success();
-      result = GradientDivisionAttr::getChecked(
-          [&] { return emitError(*loc); }, builder.getContext(),
-          factor ? builder.getF64FloatAttr(*factor) : FloatAttr(), forceSum);
-      return success(static_cast<bool>(result));
+    GradientDivisionAttr getDivision(OpBuilder &builder) const {
+      if (!divideFactor && !forceSum)
+        return {};
+      return GradientDivisionAttr::get(
+          builder.getContext(),
+          divideFactor ? builder.getF64FloatAttr(*divideFactor) : FloatAttr(),
+          forceSum);
     }
   };
 
-  /// One of the two keys about division.
-  LogicalResult readDivision(StringRef key, const Node &node,
-                             Division &division) {
-    if (!division.loc || key == "gradient_divide_factor")
-      division.loc = node.loc;
-    if (key == "force_sum_reduction_for_comms")
-      return getBool(key, node, division.forceSum);
-    division.factor.reset();
-    if (node.kind == Node::Kind::Null ||
-        (node.kind == Node::Kind::Scalar && node.scalar == "null"))
+  /// The keys that the root and a unit have alike.
+  UnitPolicy readUnitPolicy(const Node &node, UnitPolicy policy) {
+    if (const Node *precision = node.find("mixed_precision"))
+      policy.precision = readMixedPrecision(*precision);
+    if (const Node *offload = node.find("cpu_offload"))
+      policy.offload = offload->asBool();
+    if (const Node *factor = node.find("gradient_divide_factor"))
+      policy.divideFactor =
+          factor->isNull() ? std::nullopt : std::optional(factor->asNumber());
+    if (const Node *forceSum = node.find("force_sum_reduction_for_comms"))
+      policy.forceSum = forceSum->asBool();
+    return policy;
+  }
+
+  /// Null for `false`, which is no mixed precision, and where nothing is cast.
+  MixedPrecisionAttr readMixedPrecision(const Node &node) {
+    if (node.kind != Node::Kind::Mapping)
+      return {};
+    auto dtype = [&](StringRef key) {
+      return llvm::StringSwitch<Type>(node.getText(key))
+          .Case("float32", builder.getF32Type())
+          .Case("float64", builder.getF64Type())
+          .Case("float16", builder.getF16Type())
+          .Case("bfloat16", builder.getBF16Type())
+          .Default(Type());
+    };
+    Type param = dtype("param_dtype"), reduce = dtype("reduce_dtype"),
+         output = dtype("output_dtype");
+    if (!param && !reduce && !output)
+      return {};
+    return MixedPrecisionAttr::get(builder.getContext(), param, reduce, output,
+                                   node.getBool("cast_forward_inputs"));
+  }
+
+  void createUnitPattern(Location loc, ArrayRef<StringRef> patterns,
+                         bool byClass, const Node *reshard,
+                         const UnitPolicy &policy) {
+    BoolAttr reshards;
+    IntegerAttr postForwardSize;
+    if (reshard && toInteger(reshard->scalar))
+      postForwardSize = builder.getI64IntegerAttr(reshard->asInteger());
+    else if (reshard)
+      reshards = builder.getBoolAttr(reshard->asBool());
+    UnitPatternOp::create(builder, loc, builder.getStrArrayAttr(patterns),
+                          reshards, byClass, postForwardSize, policy.precision,
+                          policy.offload, policy.getDivision(builder));
+  }
+
+  void applyRoot(const Node &root) {
+    rootPolicy = readUnitPolicy(root, {});
+    const Node *reshard = root.find("reshard_after_forward");
+    const Node *factor = root.find("gradient_divide_factor");
+    const Node *place = nullptr;
+    if (rootPolicy.precision)
+      place = root.find("mixed_precision");
+    else if (rootPolicy.offload)
+      place = root.find("cpu_offload");
+    else if (rootPolicy.getDivision(builder))
+      place = factor ? factor : root.find("force_sum_reduction_for_comms");
+    else
+      place = reshard;
+    if (place)
+      createUnitPattern(place->loc, {""}, /*byClass=*/false, reshard,
+                        rootPolicy);
+  }
+
+  LogicalResult applyMesh(const Node &root) {
+    const Node *node = root.find("mesh");
+    if (!node) {
+      createMesh(builder, std::nullopt, worldSize, root.loc);
       return success();
-    return getNumber(key, node, division.factor.emplace());
-  }
-
-  LogicalResult readDivision(const Node *factor, const Node *forceSum) {
-    return success(
-        (!factor || succeeded(readDivision("gradient_divide_factor", *factor,
-                                           globalDivision))) &&
-        (!forceSum || succeeded(readDivision("force_sum_reduction_for_comms",
-                                             *forceSum, globalDivision))));
-  }
-
-  LogicalResult applyMesh(const Node *node) {
-    int64_t replicate = 1, shard = -1;
-    bool named = false;
-    if (node && failed(forEachEntry(
-                    *node, "\"mesh\"", {"replicate", "shard"},
-                    [&](StringRef key, const Node &value) -> LogicalResult {
-                      int64_t &size = key == "shard" ? shard : replicate;
-                      named |= key == "replicate";
-                      if (failed(getInteger(key, value, size)))
-                        return failure();
-                      if (size != -1 && size < 1)
-                        return emitError(value.loc)
-                               << "expected a positive size or -1 for \"" << key
-                               << "\", got: " << size;
-                      return success();
-                    })))
-      return failure();
+    }
+    bool named = node->find("replicate");
+    int64_t replicate = named ? node->getInteger("replicate") : 1;
+    int64_t shard = node->getInteger("shard");
     if (shard == -1 && replicate == -1)
       return emitError(node->loc)
              << "expected a size for \"shard\" or \"replicate\" of \"mesh\", "
@@ -208,262 +166,98 @@ private:
                << ", got: " << given << " ranks on one axis";
       inferred = worldSize / given;
     }
-    if (shard > worldSize || shard * replicate != worldSize)
+    if (auto ranks = llvm::SaturatingMultiply<uint64_t>(shard, replicate);
+        ranks != static_cast<uint64_t>(worldSize))
       return emitError(node->loc)
-             << "the mesh has " << shard * replicate
-             << " ranks, expected the world size " << worldSize;
+             << "the mesh has " << ranks << " ranks, expected the world size "
+             << worldSize;
     createMesh(builder, named ? std::optional(replicate) : std::nullopt, shard,
-               node ? node->loc : getLoc(1, 1));
+               node->loc);
     return success();
   }
 
-  LogicalResult applyIgnore(const Node *node) {
-    if (!node)
-      return success();
-    SmallVector<StringRef> patterns;
-    if (failed(getPatterns("ignore", *node, patterns)))
-      return failure();
-    for (auto [index, pattern] : llvm::enumerate(patterns))
-      IgnoreOp::create(builder,
-                       node->elements.empty() ? node->loc
-                                              : node->elements[index].loc,
-                       pattern);
-    return success();
-  }
-
-  /// Null for `false`, which is no mixed precision.
-  LogicalResult readMixedPrecision(const Node &node,
-                                   MixedPrecisionAttr &result) {
-    result = {};
-    if (node.kind == Node::Kind::Null || node.scalar == "false")
-      return success();
-    Type param, reduce, output;
-    bool cast = true;
-    if (failed(forEachEntry(node, "\"mixed_precision\"",
-                            {"param_dtype", "reduce_dtype", "output_dtype",
-                             "cast_forward_inputs"},
-                            [&](StringRef key, const Node &value) {
-                              if (key == "cast_forward_inputs")
-                                return getBool(key, value, cast);
-                              return getFloatType(key, value,
-                                                  key == "param_dtype" ? param
-                                                  : key == "reduce_dtype"
-                                                      ? reduce
-                                                      : output);
-                            })))
-      return failure();
-    // Without dtypes nothing is cast.
-    if (param || reduce || output)
-      result = MixedPrecisionAttr::get(module.getContext(), param, reduce,
-                                       output, cast);
-    return success();
-  }
-
-  /// Null for `null`, no cast.
-  LogicalResult getFloatType(StringRef key, const Node &node, Type &result) {
-    if (node.kind == Node::Kind::Null ||
-        (node.kind == Node::Kind::Scalar && node.scalar == "null"))
-      return success();
-    result = llvm::StringSwitch<Type>(node.scalar)
-                 .Case("float32", builder.getF32Type())
-                 .Case("float64", builder.getF64Type())
-                 .Case("float16", builder.getF16Type())
-                 .Case("bfloat16", builder.getBF16Type())
-                 .Default(Type());
-    if (result && node.kind == Node::Kind::Scalar)
-      return success();
-    return emitError(node.loc)
-           << "expected float32, float64, float16 or bfloat16 for \"" << key
-           << "\", got: " << describe(node);
-  }
-
-  LogicalResult applyPlacement(const Node *node) {
-    if (!node)
-      return success();
-    if (node->kind != Node::Kind::Sequence)
-      return emitError(node->loc)
-             << "expected a sequence for \"shard_placement\", got: "
-             << describe(*node);
-    for (const Node &entry : node->elements) {
-      const Node *match = nullptr;
-      std::optional<int64_t> dim;
-      if (failed(forEachEntry(
-              entry, "\"shard_placement\"", {"match", "dim"},
-              [&](StringRef key, const Node &value) -> LogicalResult {
-                if (key == "dim")
-                  return getInteger(key, value, dim.emplace());
-                if (value.kind != Node::Kind::Scalar || value.scalar.empty())
-                  return emitError(value.loc)
-                         << "expected a pattern for \"match\", got: "
-                         << describe(value);
-                match = &value;
-                return success();
-              })))
-        return failure();
-      if (!match || !dim)
-        return emitError(entry.loc) << "expected keys \"match\" and \"dim\" "
-                                       "in \"shard_placement\"";
-      ShardPlacementOp::create(builder, match->loc, match->scalar, *dim);
-    }
-    return success();
-  }
-
-  LogicalResult applyUnits(const Node *node) {
-    if (!node)
-      return success();
-    if (node->kind == Node::Kind::Scalar && node->scalar == "auto") {
+  LogicalResult applyUnits(const Node &node) {
+    if (node.is("auto")) {
       // The capture casts at the units' boundaries: it must know them.
-      if (globalPrecision)
-        return emitError(node->loc) << "expected units by name or class with "
-                                       "\"mixed_precision\", got: auto";
-      AutoUnitsOp::create(builder, node->loc);
+      if (rootPolicy.precision)
+        return emitError(node.loc) << "expected units by name or class with "
+                                      "\"mixed_precision\", got: auto";
+      AutoUnitsOp::create(builder, node.loc);
       return success();
     }
-    if (node->kind != Node::Kind::Sequence)
-      return emitError(node->loc)
-             << "expected a sequence or auto for \"units\", got: "
-             << describe(*node);
-    for (const Node &unit : node->elements) {
-      SmallVector<StringRef> patterns;
-      bool byClass = false;
-      Location matchLoc = unit.loc;
-      BoolAttr reshard;
-      IntegerAttr postForwardSize;
-      MixedPrecisionAttr precision = globalPrecision;
-      bool offload = globalOffload;
-      Division division = globalDivision;
-      if (failed(forEachEntry(
-              unit, "\"units\"",
-              {"match", "class", "reshard_after_forward", "mixed_precision",
-               "cpu_offload", "gradient_divide_factor",
-               "force_sum_reduction_for_comms"},
-              [&](StringRef key, const Node &value) -> LogicalResult {
-                if (key == "match" || key == "class") {
-                  if (!patterns.empty())
-                    return emitError(value.loc) << "expected \"match\" or "
-                                                   "\"class\" in a unit, got "
-                                                   "both";
-                  byClass = key == "class";
-                  matchLoc = value.loc;
-                  if (byClass && value.kind == Node::Kind::Sequence)
-                    return emitError(value.loc)
-                           << "expected the name of a class for \"class\", "
-                              "got: "
-                           << describe(value);
-                  return getPatterns(key, value, patterns);
-                }
-                if (key == "mixed_precision")
-                  return readMixedPrecision(value, precision);
-                if (key == "cpu_offload")
-                  return getBool(key, value, offload);
-                if (key != "reshard_after_forward")
-                  return readDivision(key, value, division);
-                return readReshardAfterForward(value, reshard, postForwardSize);
-              })))
-        return failure();
-      if (patterns.empty())
-        return emitError(unit.loc)
-               << "expected a key \"match\" or \"class\" in a unit";
-      GradientDivisionAttr gradientDivision;
-      if (failed(division.get(builder, gradientDivision)))
-        return failure();
-      UnitPatternOp::create(
-          builder, matchLoc, builder.getStrArrayAttr(patterns), reshard,
-          byClass, postForwardSize, precision, offload, gradientDivision);
+    for (const Node &unit : node.elements) {
+      const Node *byClass = unit.find("class");
+      const Node &match = byClass ? *byClass : *unit.find("match");
+      createUnitPattern(match.loc, match.getTexts(), byClass,
+                        unit.find("reshard_after_forward"),
+                        readUnitPolicy(unit, rootPolicy));
     }
     return success();
   }
 
-  /// One policy for modules, or a sequence of them: calls `visit` with the
-  /// pattern of each, and its further key `option`, null where it has none.
-  LogicalResult forEachModulePolicy(
-      StringRef key, const Node *node, StringRef option,
-      llvm::function_ref<LogicalResult(const Node &match, const Node *option)>
-          visit) {
-    if (!node)
-      return success();
-    ArrayRef<Node> policies(*node);
-    if (node->kind == Node::Kind::Sequence)
-      policies = node->elements;
-    std::string where = ("\"" + key + "\"").str();
-    for (const Node &policy : policies) {
-      const Node *match = nullptr, *other = nullptr;
-      if (failed(forEachEntry(policy, where, {"match", option},
-                              [&](StringRef entry, const Node &value) {
-                                (entry == "match" ? match : other) = &value;
-                                return success();
-                              })))
-        return failure();
-      if (!match)
-        return emitError(policy.loc) << "expected a key \"match\" in " << where;
-      if (match->kind != Node::Kind::Scalar || match->scalar.empty())
-        return emitError(match->loc)
-               << "expected a pattern for \"match\", got: " << describe(*match);
-      if (failed(visit(*match, other)))
-        return failure();
-    }
-    return success();
-  }
-
-  LogicalResult applyCheckpoint(const Node *node) {
-    auto create = [&](const Node &match, const Node *save) -> LogicalResult {
-      ArrayAttr saved;
-      if (save) {
-        if (save->kind != Node::Kind::Sequence)
-          return emitError(save->loc) << "expected a sequence of operators for "
-                                         "\"save\", got: "
-                                      << describe(*save);
-        SmallVector<StringRef> names;
-        for (const Node &name : save->elements) {
-          if (name.kind != Node::Kind::Scalar)
-            return emitError(name.loc)
-                   << "expected an operator in \"save\", got: "
-                   << describe(name);
-          names.push_back(name.scalar);
-        }
-        saved = builder.getStrArrayAttr(names);
-      }
+  LogicalResult applyCheckpoint(const Node &node) {
+    for (const Node &policy : node.items()) {
+      const Node *match = policy.find("match"), *save = policy.find("save");
+      ArrayAttr saved =
+          save ? builder.getStrArrayAttr(save->getTexts()) : ArrayAttr();
       // CheckpointPattern-1 checks the names, at this place in the file.
-      return CheckpointPatternOp::create(builder, match.loc, match.scalar,
-                                         saved)
-          .verify();
-    };
-    return forEachModulePolicy("activation_checkpoint", node, "save", create);
+      if (failed(CheckpointPatternOp::create(builder, match->loc, match->scalar,
+                                             saved)
+                     .verify()))
+        return failure();
+    }
+    return success();
   }
 
-  LogicalResult applyActivationOffload(const Node *node) {
-    auto create = [&](const Node &match, const Node *least) -> LogicalResult {
-      OperationState state(match.loc, OffloadPatternOp::getOperationName());
-      state.addAttribute("pattern", builder.getStringAttr(match.scalar));
-      int64_t bytes;
-      if (least) {
-        if (failed(getBytes("min_bytes", *least, bytes)))
-          return failure();
-        state.addAttribute("min_bytes", builder.getI64IntegerAttr(bytes));
+  LogicalResult applyActivationOffload(const Node &node) {
+    for (const Node &policy : node.items()) {
+      const Node *match = policy.find("match");
+      OffloadPatternOp::create(builder, match->loc, match->scalar,
+                               *toBytes(policy.getText("min_bytes")));
+    }
+    return success();
+  }
+
+  LogicalResult applyIgnore(const Node &node) {
+    for (const Node &pattern : node.items())
+      IgnoreOp::create(builder, pattern.loc, pattern.scalar);
+    return success();
+  }
+
+  LogicalResult applyPlacement(const Node &node) {
+    for (const Node &entry : node.elements) {
+      const Node *match = entry.find("match");
+      ShardPlacementOp::create(builder, match->loc, match->scalar,
+                               entry.getInteger("dim"));
+    }
+    return success();
+  }
+
+  LogicalResult applySchedule(const Node &node) {
+    OperationState state(node.loc, ScheduleOp::getOperationName());
+    if (node.is("fsdp2")) {
+      state.addAttribute("prefetch", builder.getStringAttr("fsdp2"));
+      state.addAttribute("reduce_scatters_in_flight",
+                         builder.getI64IntegerAttr(1));
+    }
+    for (const auto &[key, value] : node.entries) {
+      Attribute attr = value.toAttribute(builder.getContext());
+      if (key.is("device") && llvm::sys::path::has_extension(value.scalar) &&
+          llvm::sys::path::is_relative(value.scalar)) {
+        // A description's file lies beside the config.
+        SmallString<128> file(llvm::sys::path::parent_path(path));
+        llvm::sys::path::append(file, value.scalar);
+        attr = builder.getStringAttr(file);
       }
-      return cast<OffloadPatternOp>(builder.create(state)).verify();
-    };
-    return forEachModulePolicy("activation_offload", node, "min_bytes", create);
+      state.addAttribute(key.scalar, attr);
+    }
+    return cast<ScheduleOp>(builder.create(state)).verify();
   }
 
-public:
-  /// Without `replicate` the mesh has one axis.
-  static void createMesh(OpBuilder &builder, std::optional<int64_t> replicate,
-                         int64_t shard, Location loc) {
-    MLIRContext *context = builder.getContext();
-    SmallVector<MeshAxisAttr> axes;
-    if (replicate)
-      axes.push_back(MeshAxisAttr::get(context, replicateAxisName, *replicate));
-    axes.push_back(MeshAxisAttr::get(context, shardAxisName, shard));
-    MeshOp::create(builder, loc, "world", MeshAttr::get(context, axes));
-  }
-
-private:
+  StringRef path;
   int64_t worldSize;
   OpBuilder builder;
-  MixedPrecisionAttr globalPrecision;
-  bool globalOffload = false;
-  Division globalDivision;
+  UnitPolicy rootPolicy;
 };
 } // namespace
 
@@ -476,8 +270,8 @@ LogicalResult mlir::fsdp::applyDefaultConfig(ModuleOp module,
                                              int64_t worldSize) {
   OpBuilder builder(module.getContext());
   builder.setInsertionPointToStart(module.getBody());
-  ConfigReader::createMesh(builder, /*replicate=*/std::nullopt, worldSize,
-                           builder.getUnknownLoc());
+  createMesh(builder, /*replicate=*/std::nullopt, worldSize,
+             builder.getUnknownLoc());
   createDefaultOptimizer(builder, builder.getUnknownLoc());
   return success();
 }

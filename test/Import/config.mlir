@@ -42,13 +42,13 @@
 // RUN: fsdp-opt %t/model.mlir --config %t/schedule.yaml --level captured | FileCheck %s --check-prefix=SCHEDULE
 // SCHEDULE: fsdp.schedule {bucket = "saturation", device = "{{.*}}a.yaml", memory = "auto", memory_budget = 40265318400 : i64, prefetch = "none", reduce_scatters_in_flight = 3 : i64}
 // RUN: not fsdp-opt %t/model.mlir --config %t/schedule-name.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULENAME
-// SCHEDULENAME: schedule-name.yaml:1:11: error: expected "fsdp2" or a mapping for "schedule", got: "fsdp3"
+// SCHEDULENAME: schedule-name.yaml:1:11: error: expected a mapping or fsdp2 for "schedule", got: "fsdp3"
 // RUN: not fsdp-opt %t/model.mlir --config %t/schedule-key.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEKEY
 // SCHEDULEKEY: schedule-key.yaml:1:12: error: unknown key "prefetsh" in "schedule", did you mean "prefetch"?
 // RUN: not fsdp-opt %t/model.mlir --config %t/schedule-bytes.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEBYTES
-// SCHEDULEBYTES: schedule-bytes.yaml:1:27: error: expected bytes for "memory_budget", such as 1000000000, 40GB or 37.5GiB, got: "40 gigs"
+// SCHEDULEBYTES: schedule-bytes.yaml:1:27: error: expected a positive number of bytes such as 40GB or 37.5GiB for "memory_budget", got: "40 gigs"
 // RUN: not fsdp-opt %t/model.mlir --config %t/schedule-value.yaml 2>&1 | FileCheck %s --check-prefix=SCHEDULEVALUE
-// SCHEDULEVALUE: schedule-value.yaml:1:12: error: 'fsdp.schedule' op Schedule-1: expected bucket "unit", "parameter", "saturation", "optimal", got: "layer"
+// SCHEDULEVALUE: schedule-value.yaml:1:20: error: expected unit, parameter, saturation or optimal for "bucket", got: "layer"
 
 // The units inherit the global policy as a whole, or have one of their own.
 // RUN: fsdp-opt %t/model.mlir --config %t/mixed.yaml --level captured | FileCheck %s --check-prefix=MIXED
@@ -58,16 +58,16 @@
 // MIXED-NEXT: fsdp.unit_pattern "c"{{$}}
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/dtype.yaml 2>&1 | FileCheck %s --check-prefix=DTYPE
-// DTYPE: dtype.yaml:1:32: error: expected float32, float64, float16 or bfloat16 for "param_dtype", got: "bf16"
+// DTYPE: dtype.yaml:1:32: error: expected float32, float64, float16, bfloat16 or null for "param_dtype", got: "bf16"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/dtypes.yaml 2>&1 | FileCheck %s --check-prefix=DTYPES
-// DTYPES: dtypes.yaml:3:38: error: expected float32, float64, float16 or bfloat16 for "reduce_dtype", got: a sequence
+// DTYPES: dtypes.yaml:3:38: error: expected float32, float64, float16, bfloat16 or null for "reduce_dtype", got: a sequence
 
 // RUN: fsdp-opt %t/model.mlir --config %t/root.yaml --level captured | FileCheck %s --check-prefix=ROOT
 // ROOT: fsdp.unit_pattern "" {post_forward_size = 2 : i64}
 // ROOT-NEXT: fsdp.unit_pattern "layers.*"{{$}}
 // RUN: not fsdp-opt %t/model.mlir --config %t/root-word.yaml 2>&1 | FileCheck %s --check-prefix=ROOT-WORD
-// ROOT-WORD: root-word.yaml:1:24: error: expected true or false for "reshard_after_forward", got: "no"
+// ROOT-WORD: root-word.yaml:1:24: error: expected true, false or an integer of at least 1 for "reshard_after_forward", got: "no"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/precision.yaml 2>&1 | FileCheck %s --check-prefix=PRECISION
 // PRECISION: precision.yaml:1:19: error: unknown key "buffer_dtype" in "mixed_precision"; known ones are: param_dtype, reduce_dtype, output_dtype, cast_forward_inputs
@@ -83,11 +83,11 @@
 // DIVISION-NEXT: fsdp.unit_pattern "d"{{$}}
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/divisor.yaml 2>&1 | FileCheck %s --check-prefix=DIVISOR
-// DIVISOR: divisor.yaml:1:25: error: GradientDivision-1: expected a positive factor, got: -1.000000e+00
+// DIVISOR: divisor.yaml:1:25: error: expected a number above 0 or null for "gradient_divide_factor", got: "-1"
 // RUN: not fsdp-opt %t/model.mlir --config %t/unit-divisor.yaml 2>&1 | FileCheck %s --check-prefix=UNIT-DIVISOR
-// UNIT-DIVISOR: unit-divisor.yaml:2:49: error: GradientDivision-1: expected a positive factor, got: 0.000000e+00
+// UNIT-DIVISOR: unit-divisor.yaml:2:49: error: expected a number above 0 or null for "gradient_divide_factor", got: "0"
 // RUN: not fsdp-opt %t/model.mlir --config %t/word-divisor.yaml 2>&1 | FileCheck %s --check-prefix=WORD-DIVISOR
-// WORD-DIVISOR: word-divisor.yaml:1:44: error: expected a number for "gradient_divide_factor", got: "ranks"
+// WORD-DIVISOR: word-divisor.yaml:1:44: error: expected a number above 0 or null for "gradient_divide_factor", got: "ranks"
 
 // RUN: fsdp-opt %t/model.mlir --config %t/scaler.yaml --level captured | FileCheck %s --check-prefix=SCALER
 // SCALER: fsdp.grad_scaler {backoff_factor = 5.000000e-01 : f64, growth_factor = 4.000000e+00 : f64, growth_interval = 100 : i64, init_scale = 6.553600e+04 : f64}
@@ -99,16 +99,16 @@
 // SCALER-OFF-NOT: fsdp.grad_scaler
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/scaler-range.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-RANGE
-// SCALER-RANGE: scaler-range.yaml:1:15: error: 'fsdp.grad_scaler' op GradScaler-1: expected a backoff_factor between 0 and 1, got: 2
+// SCALER-RANGE: scaler-range.yaml:1:31: error: expected a number above 0 and below 1 for "backoff_factor", got: "2"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/scaler-key.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-KEY
 // SCALER-KEY: scaler-key.yaml:1:15: error: unknown key "scale" in "grad_scaler"; known ones are: init_scale, growth_factor, backoff_factor, growth_interval
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/scaler-word.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-WORD
-// SCALER-WORD: scaler-word.yaml:1:14: error: expected true or false for "grad_scaler"
+// SCALER-WORD: scaler-word.yaml:1:14: error: expected true, false or a mapping for "grad_scaler", got: "dynamic"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/scalar.yaml 2>&1 | FileCheck %s --check-prefix=SCALAR
-// SCALAR: scalar.yaml:1:18: error: expected a mapping for "mixed_precision"
+// SCALAR: scalar.yaml:1:18: error: expected a mapping, false or null for "mixed_precision", got: "bfloat16"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/captured.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=CAPTURED
 // CAPTURED: captured.yaml:2:12: error: unit "layers.0" was captured with no mixed precision, the policy asks for #fsdp.mixed_precision<param_dtype = bf16>; capture the model with this config
@@ -121,7 +121,7 @@
 // CHECKPOINT-MATCH: checkpoint-match.yaml:2:3: error: expected a key "match" in "activation_checkpoint"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-flag.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-FLAG
-// CHECKPOINT-FLAG: checkpoint-flag.yaml:1:24: error: expected a mapping for "activation_checkpoint"
+// CHECKPOINT-FLAG: checkpoint-flag.yaml:1:24: error: expected a mapping or a sequence of mappings for "activation_checkpoint", got: "true"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-save.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-SAVE
 // CHECKPOINT-SAVE: checkpoint-save.yaml:1:42: error: expected a sequence of operators for "save", got: "aten::mm"
@@ -140,10 +140,10 @@
 // ACTIVATIONS-KEY: activations-key.yaml:1:22: error: unknown key "min_byte" in "activation_offload", did you mean "min_bytes"?
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/activations-bytes.yaml 2>&1 | FileCheck %s --check-prefix=ACTIVATIONS-BYTES
-// ACTIVATIONS-BYTES: activations-bytes.yaml:1:44: error: expected bytes for "min_bytes", such as 1000000000, 40GB or 37.5GiB, got: "1 block"
+// ACTIVATIONS-BYTES: activations-bytes.yaml:1:44: error: expected a positive number of bytes such as 40GB or 37.5GiB for "min_bytes", got: "1 block"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/activations-none.yaml 2>&1 | FileCheck %s --check-prefix=ACTIVATIONS-NONE
-// ACTIVATIONS-NONE: activations-none.yaml:1:29: error: 'fsdp.offload_pattern' op OffloadPattern-1: expected a positive min_bytes, got: 0
+// ACTIVATIONS-NONE: activations-none.yaml:1:43: error: expected a positive number of bytes such as 40GB or 37.5GiB for "min_bytes", got: "0"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-modules.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-MODULES
 // CHECKPOINT-MODULES: checkpoint-modules.yaml:1:32: error: pattern "blocks.*" matches no module that is called
@@ -152,10 +152,10 @@
 // TWICE: twice.yaml:2:1: error: key "mesh" is given twice
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/type.yaml 2>&1 | FileCheck %s --check-prefix=TYPE
-// TYPE: type.yaml:1:17: error: expected a number for "lr", got: "fast"
+// TYPE: type.yaml:1:17: error: expected a number of at least 0 for "lr", got: "fast"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/range.yaml 2>&1 | FileCheck %s --check-prefix=RANGE
-// RANGE: range.yaml:1:13: error: 'fsdp.optimizer' op Optimizer-1: "lr" is out of range: -1.000000e+00 : f64
+// RANGE: range.yaml:1:17: error: expected a number of at least 0 for "lr", got: "-1.0"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH
 // MESH: mesh.yaml:1:8: error: the mesh has 3 ranks, expected the world size 4
@@ -167,22 +167,22 @@
 // MESH3: mesh3.yaml:1:8: error: expected a size for "shard" or "replicate" of "mesh", got -1 for both (-1 is the default of "shard")
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh4.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH4
-// MESH4: mesh4.yaml:1:19: error: expected a positive size or -1 for "replicate", got: 0
+// MESH4: mesh4.yaml:1:19: error: expected an integer of at least 1 or -1 for "replicate", got: "0"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/claims.yaml 2>&1 | FileCheck %s --check-prefix=CLAIMS
-// CLAIMS: claims.yaml:1:29: error: expected "match" or "class" in a unit, got both
+// CLAIMS: claims.yaml:1:29: error: expected "match" or "class" in "units", got both
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/neither.yaml 2>&1 | FileCheck %s --check-prefix=NEITHER
-// NEITHER: neither.yaml:1:10: error: expected a key "match" or "class" in a unit
+// NEITHER: neither.yaml:1:10: error: expected a key "match" or "class" in "units"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/none.yaml 2>&1 | FileCheck %s --check-prefix=NONE
-// NONE: none.yaml:1:18: error: expected at least one pattern for "match"
+// NONE: none.yaml:1:18: error: expected a pattern or a sequence of patterns for "match", got: an empty sequence
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/classes.yaml 2>&1 | FileCheck %s --check-prefix=CLASSES
-// CLASSES: classes.yaml:1:18: error: expected the name of a class for "class", got: a sequence
+// CLASSES: classes.yaml:1:18: error: expected a pattern for "class", got: a sequence
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/ignore.yaml 2>&1 | FileCheck %s --check-prefix=IGNORE
-// IGNORE: ignore.yaml:1:10: error: expected a pattern for "ignore", got: a mapping
+// IGNORE: ignore.yaml:1:10: error: expected a pattern or a sequence of patterns for "ignore", got: a mapping
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/ignored.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=IGNORED
 // IGNORED: ignored.yaml:1:16: error: pattern "b" matches no parameter
@@ -208,11 +208,11 @@
 
 // Each bad value and contradictory pair, by place.
 // RUN: not fsdp-opt %t/model.mlir --config %t/clip-number.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-NUMBER
-// CLIP-NUMBER: clip-number.yaml:1:17: error: expected a number for "clip_grad_norm", got: "much"
+// CLIP-NUMBER: clip-number.yaml:1:17: error: expected a number above 0 or a mapping for "clip_grad_norm", got: "much"
 // RUN: not fsdp-opt %t/model.mlir --config %t/clip-range.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-RANGE
-// CLIP-RANGE: clip-range.yaml:1:17: error: 'fsdp.gradient_clipping' op GradientClipping-1: expected a positive max_norm, got: -1.000000e+00 : f64
+// CLIP-RANGE: clip-range.yaml:1:17: error: expected a number above 0 or a mapping for "clip_grad_norm", got: "-1"
 // RUN: not fsdp-opt %t/model.mlir --config %t/clip-norm.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-NORM
-// CLIP-NORM: clip-norm.yaml:1:18: error: 'fsdp.gradient_clipping' op GradientClipping-1: expected a norm_type of 1, 2 or inf, got: 3.000000e+00 : f64
+// CLIP-NORM: clip-norm.yaml:1:42: error: expected 1, 2 or inf for "norm_type", got: "3"
 // RUN: not fsdp-opt %t/model.mlir --config %t/clip-key.yaml 2>&1 | FileCheck %s --check-prefix=CLIP-KEY
 // CLIP-KEY: clip-key.yaml:1:18: error: expected a key "max_norm" in "clip_grad_norm"
 // RUN: not fsdp-opt %t/model.mlir --config %t/both.yaml 2>&1 | FileCheck %s --check-prefix=BOTH
@@ -220,23 +220,27 @@
 // RUN: not fsdp-opt %t/model.mlir --config %t/group-key.yaml 2>&1 | FileCheck %s --check-prefix=GROUP-KEY
 // GROUP-KEY: group-key.yaml:3:20: error: 'fsdp.param_group' op ParamGroup-1: "sgd" has no hyperparameter "eps"
 // RUN: not fsdp-opt %t/model.mlir --config %t/group-match.yaml 2>&1 | FileCheck %s --check-prefix=GROUP-MATCH
-// GROUP-MATCH: group-match.yaml:1:23: error: expected a key "match" in a group
+// GROUP-MATCH: group-match.yaml:1:23: error: expected a key "match" in "groups"
 // RUN: not fsdp-opt %t/model.mlir --config %t/group-none.yaml --emit plan 2>&1 | FileCheck %s --check-prefix=GROUP-NONE
 // GROUP-NONE: group-none.yaml:1:30: error: expected pattern "**.bias" to match a parameter that no group before it matches, found none
 // RUN: not fsdp-opt %t/model.mlir --config %t/groups.yaml 2>&1 | FileCheck %s --check-prefix=GROUPS
-// GROUPS: groups.yaml:1:21: error: expected a sequence for "groups"
+// GROUPS: groups.yaml:1:21: error: expected a sequence of mappings for "groups", got: "3"
 // RUN: not fsdp-opt %t/model.mlir --config %t/options.yaml 2>&1 | FileCheck %s --check-prefix=OPTIONS
 // OPTIONS: options.yaml:1:61: error: key "lr" is given twice
+// RUN: not fsdp-opt %t/model.mlir --config %t/option-name.yaml 2>&1 | FileCheck %s --check-prefix=OPTION-NAME
+// OPTION-NAME: option-name.yaml:1:62: error: expected a name as key in "options", got: a sequence
+// RUN: not fsdp-opt %t/model.mlir --config %t/betas.yaml 2>&1 | FileCheck %s --check-prefix=BETAS
+// BETAS: betas.yaml:1:21: error: expected a sequence of 2 numbers of at least 0 and below 1 for "betas", got: a sequence
 // RUN: not fsdp-opt %t/model.mlir --config %t/library.yaml 2>&1 | FileCheck %s --check-prefix=LIBRARY
 // LIBRARY: library.yaml:1:13: error: 'fsdp.optimizer' op Optimizer-1: expected a "library" for "plugin", got none
 // RUN: not fsdp-opt %t/model.mlir --config %t/decay.yaml 2>&1 | FileCheck %s --check-prefix=DECAY
-// DECAY: decay.yaml:1:15: error: 'fsdp.lr_schedule' op LRSchedule-1: expected a decay "cosine", "linear" or "constant", got: "cubic"
+// DECAY: decay.yaml:1:22: error: expected cosine, linear or constant for "decay", got: "cubic"
 // RUN: not fsdp-opt %t/model.mlir --config %t/total.yaml 2>&1 | FileCheck %s --check-prefix=TOTAL
 // TOTAL: total.yaml:1:15: error: expected a key "total_steps" with a decay of "cosine"
 // RUN: not fsdp-opt %t/model.mlir --config %t/constant.yaml 2>&1 | FileCheck %s --check-prefix=CONSTANT
 // CONSTANT: constant.yaml:1:15: error: expected no "total_steps" with a decay of "constant"
 // RUN: not fsdp-opt %t/model.mlir --config %t/microbatches.yaml 2>&1 | FileCheck %s --check-prefix=MICROBATCHES
-// MICROBATCHES: microbatches.yaml:1:30: error: 'fsdp.accumulation' op Accumulation-1: expected steps in [1, 1048576], got: 0
+// MICROBATCHES: microbatches.yaml:1:30: error: expected an integer of at least 1 for "gradient_accumulation_steps", got: "0"
 // RUN: not fsdp-opt %t/model.mlir --config %t/each.yaml 2>&1 | FileCheck %s --check-prefix=EACH
 // EACH: each.yaml:1:25: error: expected "gradient_accumulation_steps" with "reduce_each_microbatch", got none
 // RUN: not fsdp-opt %t/model.mlir --config %t/all-reduce.yaml 2>&1 | FileCheck %s --check-prefix=ALL-REDUCE
@@ -254,16 +258,16 @@
 // PLACEMENT:      fsdp.shard_placement "layers.0.weight" {dim = 1 : i64}
 // PLACEMENT-NEXT: fsdp.shard_placement "**" {dim = -2 : i64}
 // RUN: not fsdp-opt %t/model.mlir --config %t/placement-mapping.yaml 2>&1 | FileCheck %s --check-prefix=PLACEMENT-MAPPING
-// PLACEMENT-MAPPING: placement-mapping.yaml:1:19: error: expected a sequence for "shard_placement"
+// PLACEMENT-MAPPING: placement-mapping.yaml:1:19: error: expected a sequence of mappings for "shard_placement", got: a mapping
 // RUN: not fsdp-opt %t/model.mlir --config %t/placement-dim.yaml 2>&1 | FileCheck %s --check-prefix=PLACEMENT-DIM
 // PLACEMENT-DIM: placement-dim.yaml:1:39: error: expected an integer for "dim", got: "last"
 // RUN: not fsdp-opt %t/model.mlir --config %t/placement-keys.yaml 2>&1 | FileCheck %s --check-prefix=PLACEMENT-KEYS
-// PLACEMENT-KEYS: placement-keys.yaml:1:20: error: expected keys "match" and "dim" in "shard_placement"
+// PLACEMENT-KEYS: placement-keys.yaml:1:20: error: expected a key "dim" in "shard_placement"
 
 // RUN: fsdp-opt %t/model.mlir --config %t/auto.yaml --level captured | FileCheck %s --check-prefix=AUTO
 // AUTO: fsdp.auto_units
 // RUN: not fsdp-opt %t/model.mlir --config %t/manual.yaml 2>&1 | FileCheck %s --check-prefix=MANUAL
-// MANUAL: manual.yaml:1:8: error: expected a sequence or auto for "units", got: "manual"
+// MANUAL: manual.yaml:1:8: error: expected a sequence of mappings or auto for "units", got: "manual"
 
 // RUN: fsdp-opt %t/model.mlir --config %t/post-forward.yaml --world-size 4 --level captured | FileCheck %s --check-prefix=POST-FORWARD
 // POST-FORWARD: fsdp.unit_pattern "layers.*" {post_forward_size = 2 : i64}
@@ -563,6 +567,12 @@ optimizer: {groups: 3}
 
 //--- options.yaml
 optimizer: {name: plugin, library: a.so, lr: 0.1, options: {lr: 0.1}}
+
+//--- option-name.yaml
+optimizer: {name: plugin, library: a.so, lr: 0.1, options: {[a]: 1}}
+
+//--- betas.yaml
+optimizer: {betas: [0.9]}
 
 //--- library.yaml
 optimizer: {name: plugin, lr: 0.1}

@@ -41,7 +41,7 @@ from fsdp_mlir.step.batches import Batch, Inputs, form, split, tensors
 from fsdp_mlir.step.eager import Clipping
 from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import ComputeLoss, EachLoss, Loss, TrainingStep
-from fsdp_mlir.support import build
+from fsdp_mlir.support import build, policy_schema
 from fsdp_mlir.support.errors import CompileError
 from fsdp_mlir.view.asked import Factory
 
@@ -51,7 +51,7 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 _READY, _COMPILE, _EAGER, _OTHER_VALUES = range(4)
 
 # Options without which a step of FSDP2 would be another one.
-_OF_PLAN = ("lr_schedule", "grad_scaler", "units")
+_OF_PLAN = policy_schema.keys_where("compile", "plan")
 
 
 def compile(
@@ -86,10 +86,9 @@ def compile(
     mapping of the config. SGD, Adam and AdamW are part of the plan, with the settings that their
     groups have at each step; any other one gets gradients and makes its own step. With `max_norm`
     the gradients are clipped as by torch.nn.utils.clip_grad_norm_. `options` are further keys of
-    fsdp-opt's config: `gradient_accumulation_steps`, `reduce_each_microbatch`,
-    `all_reduce_each_microbatch`, `reshard_after_backward`, `activation_checkpoint`,
-    `activation_offload`, `lr_schedule`, `grad_scaler` (or a torch.amp.GradScaler), and
-    `units="auto"` where fully_shard was called on the whole model only.
+    fsdp-opt's config (docs/config.md) that the other arguments and fully_shard do not give, such
+    as `gradient_accumulation_steps`; `grad_scaler` may be a torch.amp.GradScaler, and
+    `units="auto"` stands where fully_shard was called on the whole model only.
 
     `loss` may give more than the scalar, of which that is the first element, the entry 'loss' or
     the attribute `loss`: the step then returns all of it. With `outputs` it returns all that a
@@ -131,9 +130,12 @@ def compile(
         sharding.reshard(sharding.groups(model))
         build.built("bin/fsdp-opt")
         config = dict(options)
-        for key in ("optimizer", "clip_grad_norm"):
+        for key in policy_schema.keys_where("compile", "argument"):
             if key in config:
                 raise CompileError(f"option '{key}' follows from the other arguments")
+        for key in config:
+            if policy_schema.key_of(policy_schema.SCHEMA, key) is None:
+                raise CompileError(policy_schema.unknown(key))
         if isinstance(options.get("grad_scaler"), torch.amp.GradScaler):
             config["grad_scaler"] = _scaler_config(options["grad_scaler"])
         if not any(param.is_meta for param in model.parameters()):

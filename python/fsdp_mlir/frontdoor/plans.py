@@ -29,7 +29,7 @@ from fsdp_mlir.state import optimizers
 from fsdp_mlir.state.trained import Bound, Trained
 from fsdp_mlir.step.batches import tensors
 from fsdp_mlir.step.training_step import EachLoss, Loss
-from fsdp_mlir.support import build
+from fsdp_mlir.support import build, policy_schema
 from fsdp_mlir.support.errors import CaptureError, CompileError
 
 # Rank 0 compiles meanwhile.
@@ -400,7 +400,7 @@ def _fixed(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Keys of the config that fully_shard alone makes.
-_OF_FULLY_SHARD = ("mesh", "ignore", "shard_placement")
+_OF_FULLY_SHARD = policy_schema.keys_where("compile", "fully_shard")
 
 
 class _PlainDumper(yaml.SafeDumper):

@@ -13,13 +13,10 @@ from fsdp_mlir.modules import weights
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.step.batches import Batch, Inputs, autocast, form
 from fsdp_mlir.step.eager import Clipping
+from fsdp_mlir.support import policy_schema
 
 # Options that say how a loop over microbatches reduces gradients; the first is their number.
-OF_LOOP = (
-    "gradient_accumulation_steps",
-    "reduce_each_microbatch",
-    "all_reduce_each_microbatch",
-)
+OF_LOOP = policy_schema.keys_where("compile", "loop")
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_modu
 
 from fsdp_mlir.modules import weights
 from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support.policy_schema import DTYPE_KEYS, DTYPES, key_at
 
-_DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_FLOATS = tuple(getattr(torch, name) for name in DTYPES)
 
 
 @functools.wraps(fsdp.fully_shard)
@@ -127,11 +127,8 @@ def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
         unit = units.setdefault(id(state), {"match": name})
         if precision or mixed:
             unit["mixed_precision"] = precision or False
-        for key, otherwise in (
-            ("cpu_offload", False),
-            ("gradient_divide_factor", None),
-            ("force_sum_reduction_for_comms", False),
-        ):
+        for key in ("cpu_offload", "gradient_divide_factor", "force_sum_reduction_for_comms"):
+            otherwise = key_at(key)["default"]
             if settings.get(key, otherwise) != own.get(key, otherwise):
                 unit[key] = settings.get(key, otherwise)
         if "reshard_after_forward" in settings:
@@ -209,7 +206,7 @@ def _not_compiled(group: FSDPParamGroup, precision: MixedPrecisionPolicy) -> Ite
             yield "a DTensor as parameter"
         if any(
             getattr(param.mp_policy, name) != getattr(precision, name)
-            for name in _DTYPES
+            for name in DTYPE_KEYS
             if hasattr(param.mp_policy, name)
         ):
             yield "'param_dtype_override_fn' of 'mp_policy'"
@@ -240,7 +237,7 @@ def _reshard_config(group: FSDPParamGroup) -> bool | int:
 def _precision_config(policy: MixedPrecisionPolicy) -> dict[str, Any]:
     """Empty where nothing is cast."""
     given = {}
-    for name in _DTYPES:
+    for name in DTYPE_KEYS:
         dtype = getattr(policy, name)
         if dtype is None:
             continue

@@ -16,22 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.policy.unit_entry import Entries
+from fsdp_mlir.support import policy_schema
 from fsdp_mlir.support.errors import CaptureError
-
-_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-_DTYPE_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
 @dataclass(frozen=True)
@@ -198,71 +190,35 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
 
 def read_policy(path: Path | None) -> Policy:
     """Reads a policy file; CaptureError for one that capture cannot follow."""
-    config = _load(path) if path else None
-    if path is None or config is None:
-        return Policy()
-    if not isinstance(config, dict):
-        raise CaptureError(f"expected a mapping in '{path}', got '{type(config).__name__}'")
-    root = _mixed_precision(config.get("mixed_precision"), path)
-    units: list[Entry] = []
-    entries = config.get("units") or []
+    config = policy_schema.read(path) if path else {}
+    root = _mixed_precision(config.get("mixed_precision"))
+    entries = config.get("units", [])
     if entries == "auto":
         if root:
             raise CaptureError(
                 f"'mixed_precision' in '{path}' needs units by name or class, got 'units: auto'"
             )
         entries = []
-    if not isinstance(entries, list):
-        raise CaptureError(f"expected a sequence or auto for 'units' in '{path}', got '{entries}'")
-    for entry in entries:
-        if not isinstance(entry, dict):
-            raise CaptureError(f"expected a mapping for each of 'units' in '{path}', got '{entry}'")
-        by_class = "class" in entry
-        if by_class == ("match" in entry):
-            raise CaptureError(f"expected 'match' or 'class' in each of 'units' in '{path}'")
-        precision = root
-        if "mixed_precision" in entry:
-            precision = _mixed_precision(entry["mixed_precision"], path)
-        key = "class" if by_class else "match"
-        units.append(Entry(_patterns(key, entry[key], path), by_class, precision))
-    ignore = _patterns("ignore", config["ignore"], path) if "ignore" in config else ()
-    return Policy(tuple(units), root, ignore)
+    units = [
+        Entry(
+            _patterns(entry.get("class", entry.get("match"))),
+            "class" in entry,
+            _mixed_precision(entry["mixed_precision"]) if "mixed_precision" in entry else root,
+        )
+        for entry in entries
+    ]
+    return Policy(tuple(units), root, _patterns(config.get("ignore", [])))
 
 
-def _patterns(key: str, value: Any, path: Path) -> tuple[re.Pattern[str], ...]:
+def _patterns(given: str | list[str]) -> tuple[re.Pattern[str], ...]:
     """Those of one pattern, or of a list of them."""
-    listed = value if isinstance(value, list) and key != "class" else [value]
-    if not listed or not all(isinstance(pattern, str) and pattern for pattern in listed):
-        raise CaptureError(f"expected a pattern for '{key}' in '{path}', got '{value}'")
-    return tuple(pattern_to_regex(pattern) for pattern in listed)
+    return tuple(map(pattern_to_regex, [given] if isinstance(given, str) else given))
 
 
-def _load(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise CaptureError(f"cannot read '{path}': {(error.strerror or '').lower()}") from error
-    except yaml.YAMLError as error:
-        raise CaptureError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from error
-
-
-def _mixed_precision(value: Any, path: Path) -> MixedPrecision | None:
-    if value is None or value is False:
+def _mixed_precision(given: dict[str, Any] | bool | None) -> MixedPrecision | None:
+    """None where nothing is cast."""
+    if not given or given is True:
         return None
-    if not isinstance(value, dict):
-        raise CaptureError(f"expected a mapping for 'mixed_precision' in '{path}', got '{value}'")
-    for key, given in value.items():
-        if key in _DTYPE_KEYS:
-            if given is not None and given not in _DTYPES:
-                expected = ", ".join(_DTYPES)
-                raise CaptureError(
-                    f"expected one of {expected} for '{key}' in '{path}', got '{given}'"
-                )
-        elif key != "cast_forward_inputs":
-            raise CaptureError(f"unknown key '{key}' in 'mixed_precision' in '{path}'")
-        elif not isinstance(given, bool):
-            raise CaptureError(f"expected true or false for '{key}' in '{path}', got '{given}'")
-    dtypes = [_DTYPES.get(value.get(key)) for key in _DTYPE_KEYS]
-    if not any(dtypes):
-        return None  # nothing is cast
-    return MixedPrecision(*dtypes, value.get("cast_forward_inputs", True))
+    dtypes = [name and getattr(torch, name) for name in map(given.get, policy_schema.DTYPE_KEYS)]
+    casts = given.get("cast_forward_inputs", True)
+    return MixedPrecision(*dtypes, casts) if any(dtypes) else None

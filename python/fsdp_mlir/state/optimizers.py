@@ -13,16 +13,13 @@ from fsdp_mlir.modules import hooks
 from fsdp_mlir.modules.sharding import escaped
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support.policy_schema import hyperparameters
 
 Optimizer = torch.optim.Optimizer
 # An instance, a class or a partial of one, a class with its arguments, or the config's mapping.
 OptimizerSpec = Optimizer | type[Optimizer] | functools.partial | tuple | dict
 
-_KEYS = {
-    "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
-    "adam": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
-    "adamw": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
-}
+_KEYS = {name: hyperparameters(name) for name in ("sgd", "adam", "adamw")}
 # What the plan has of a group of torch.optim's.
 COMPILED = {key for keys in _KEYS.values() for key in keys} | {"fused"}
 # What is read at each step: all of it that decides nothing about the state.
