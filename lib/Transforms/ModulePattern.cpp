@@ -1,34 +1,31 @@
 //===- ModulePattern.cpp - patterns of module names in a policy -----------===//
 #include "fsdp/Transforms/ModulePattern.h"
 
-using llvm::StringRef;
+#include "llvm/ADT/SmallVector.h"
+
+using llvm::SmallVector, llvm::StringRef;
 
 bool mlir::fsdp::matchesPattern(StringRef pattern, StringRef name) {
-  if (pattern.empty())
-    return name.empty();
-  if (pattern.starts_with("**")) {
-    StringRef rest = pattern.drop_front(2);
-    for (size_t skip = 0; skip <= name.size(); ++skip)
-      if (matchesPattern(rest, name.drop_front(skip)))
-        return true;
-    return false;
-  }
-  if (pattern.front() == '*') {
-    StringRef rest = pattern.drop_front();
-    for (size_t skip = 0; skip <= name.size(); ++skip) {
-      if (matchesPattern(rest, name.drop_front(skip)))
-        return true;
-      if (skip < name.size() && name[skip] == '.')
-        return false;
+  // Whether what was taken of the pattern matches that many letters.
+  SmallVector<bool> matched(name.size() + 1);
+  matched[0] = true;
+  while (!pattern.empty()) {
+    bool crosses = pattern.consume_front("**");
+    bool repeats = crosses || pattern.consume_front("*");
+    if (repeats) {
+      for (size_t end = 1; end <= name.size(); ++end)
+        matched[end] |= matched[end - 1] && (crosses || name[end - 1] != '.');
+      continue;
     }
-    return false;
+    char letter = pattern.front();
+    pattern = pattern.drop_front();
+    for (size_t end = name.size(); end > 0; --end)
+      matched[end] =
+          matched[end - 1] &&
+          (letter == name[end - 1] || (letter == '?' && name[end - 1] != '.'));
+    matched[0] = false;
   }
-  if (name.empty())
-    return false;
-  if (pattern.front() != name.front() &&
-      (pattern.front() != '?' || name.front() == '.'))
-    return false;
-  return matchesPattern(pattern.drop_front(), name.drop_front());
+  return matched.back();
 }
 
 bool mlir::fsdp::matchesContainingModule(StringRef pattern, StringRef name) {

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+import subprocess
 import zipfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import torch
 from fsdp_mlir import CaptureError, capture
 from fsdp_mlir.modules import weights
 from fsdp_mlir.policy.policy import MixedPrecision, Units, pattern_to_regex, read_policy
+from fsdp_mlir.support import build
 from torch import Tensor, nn
 
 
@@ -27,6 +32,31 @@ from torch import Tensor, nn
 def test_patterns(pattern: str, names: list[str], others: list[str]) -> None:
     regex = pattern_to_regex(pattern)
     assert [n for n in names + others if regex.fullmatch(n)] == names
+
+
+def test_patterns_match_as_in_the_compiler() -> None:
+    """Each has its own: capture runs where nothing is built."""
+    draw = random.Random(0)
+    parts = ["*", "**", "?", ".", "a", "b"]
+    patterns = ["m" + "".join(draw.choices(parts, k=draw.randint(1, 6))) for _ in range(300)]
+    patterns.append("m" + "**a" * 40)
+    names = ["m" + "".join(letters) for k in range(5) for letters in product("a.?", repeat=k)]
+    own = [
+        re.sub(r"\*+", "", pattern).replace("?", "z") for pattern in patterns
+    ]  # none is an error
+    modules = [
+        "\n".join(
+            [f'fsdp.ignore "{p}"', *(f'fsdp.param @"{n}" : tensor<1xf32>' for n in {*names, o})]
+        )
+        for p, o in zip(patterns, own, strict=True)
+    ]
+    command = [build.built("bin/fsdp-opt"), "--fsdp-assign-units", "--split-input-file", "-"]
+    source = "\n// -----\n".join(modules)
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+    for pattern, text in zip(patterns, done.stdout.split("// -----"), strict=True):
+        found = set(re.findall(r'fsdp.param @"?([^" ]+)"? : .*ignored', text))
+        regex = pattern_to_regex(pattern)
+        assert {name for name in names if regex.fullmatch(name)} == found & set(names), pattern
 
 
 class Block(nn.Module):
