@@ -8,6 +8,9 @@ using namespace mlir::fsdp;
 
 LogicalResult AllGatherOp::verify() {
   size_t results = getAwaitedTypes().size();
+  if (getShards().empty())
+    return emitOpError("AllGather-1: expected the parameters of a unit, got "
+                       "none");
   if (getShards().size() != results)
     return emitOpError("AllGather-2: expected ")
            << getShards().size() << " results, got: " << results;
@@ -196,6 +199,8 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
   if (!unit || failed(verifyReduction(*this, unit)))
     return failure();
   SmallVector<Type> shards = getAwaitedTypes();
+  if (getParamNames().empty())
+    return emitOpError("ReduceScatter-1: expected parameters, got none");
   if (getParamNames().size() != getGrads().size() ||
       getParamNames().size() != shards.size())
     return emitOpError("ReduceScatter-1: expected ")
@@ -237,6 +242,8 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
           verifyDivisor(*this, getKind(), getPostdivideAttr(), "AllReduce-4")))
     return failure();
   SmallVector<Type> results = getAwaitedTypes();
+  if (getParamNames().empty())
+    return emitOpError("AllReduce-1: expected parameters, got none");
   if (getParamNames().size() != getGrads().size() ||
       getParamNames().size() != results.size())
     return emitOpError("AllReduce-1: expected ")
@@ -260,6 +267,12 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
     previous = param;
     auto partial = cast<ShardedType>(grad.getType());
     ShardingAttr sharding = partial.getSharding();
+    auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");
+    if (!mesh)
+      return failure();
+    if (!mesh.getMesh().getAxisSize(getAxis()))
+      return emitOpError("AllReduce-3: expected an axis of ")
+             << mesh.getMesh() << ", got: " << getAxisAttr();
     if (!isPartialShardOf(partial, param) ||
         !sharding.isPartialAlong(getAxis()) ||
         (getReduceDtype() &&
@@ -276,12 +289,6 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
     if (reduced != expected)
       return emitOpError("AllReduce-2: expected ")
              << expected << " for " << name << ", got: " << reduced;
-    auto mesh = lookup<MeshOp>(symbols, *this, sharding.getMesh(), "Param-2");
-    if (!mesh)
-      return failure();
-    if (!mesh.getMesh().getAxisSize(getAxis()))
-      return emitOpError("AllReduce-3: expected an axis of ")
-             << mesh.getMesh() << ", got: " << getAxisAttr();
   }
   return success();
 }

@@ -143,10 +143,19 @@ LogicalResult mlir::fsdp::verifyShardType(SymbolTableCollection &symbols,
 
 bool mlir::fsdp::isPartialShardOf(Type type, ParamOp param) {
   auto sharded = dyn_cast<ShardedType>(type);
-  return sharded && sharded.isPartial() && param.getSharding() &&
+  if (!sharded || !sharded.isPartial() || !param.getSharding() ||
+      !isa<FloatType, ComplexType>(sharded.getTensor().getElementType()))
+    return false;
+  ShardingAttr sharding = sharded.getSharding();
+  auto mesh = dyn_cast_or_null<MeshOp>(SymbolTable::lookupNearestSymbolFrom(
+      param, param.getShardingAttr().getMesh()));
+  return mesh &&
+         llvm::all_of(sharding.getPartial().getAsValueRange<StringAttr>(),
+                      [&](StringRef axis) {
+                        return mesh.getMesh().getAxisSize(axis).has_value();
+                      }) &&
          sharded.clone(param.getTensorType().getElementType())
-                 .clone(sharded.getSharding().clonePartial({})) ==
-             param.getShardedType();
+                 .clone(sharding.clonePartial({})) == param.getShardedType();
 }
 
 //===----------------------------------------------------------------------===//

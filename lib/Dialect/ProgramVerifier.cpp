@@ -38,7 +38,9 @@ public:
       return failure();
     for (auto op : program.getOps<NoGradientOp>())
       for (auto name : op.getParamNames().getAsRange<FlatSymbolRefAttr>())
-        withoutGradient.insert(name.getAttr());
+        if (!withoutGradient.insert(name.getAttr()).second)
+          return op.emitOpError("NoGradient-1: expected ")
+                 << name << " to be named once";
     for (Operation &op : program.getBody().front())
       if (failed(visit(&op)))
         return failure();
@@ -155,7 +157,7 @@ private:
       return failure();
     if (auto phase = dyn_cast<PhaseOp>(op))
       return visitPhase(phase);
-    if (failed(verifyPhase(op)))
+    if (failed(verifyPhase(op)) || failed(verifyNames(op)))
       return failure();
     if (auto gather = dyn_cast<AllGatherOp>(op))
       return visitGather(gather);
@@ -278,6 +280,33 @@ private:
                    "Program-3: expected an fsdp.reshard of unit ")
                << gather.getUnitAttr()
                << " before the optimizer phase, found none";
+    return success();
+  }
+
+  /// The parameters whose gradients an op takes or gives; null if it does not.
+  static ArrayAttr getParamNames(Operation *op) {
+    if (!op ||
+        !isa<ReduceScatterOp, AllReduceOp, AccumulateOp, CopyToHostOp,
+             UnscaleOp, ClipGradNormOp, GradientsOp, OptimizerStepOp>(op))
+      return {};
+    return cast<ArrayAttr>(*op->getInherentAttr("param_names"));
+  }
+
+  /// Program-18: a gradient stays that of its parameter.
+  static LogicalResult verifyNames(Operation *op) {
+    ArrayAttr names = getParamNames(op);
+    if (!names)
+      return success();
+    for (auto [name, grad] : llvm::zip(names, op->getOperands())) {
+      ArrayAttr given = getParamNames(getProducer(grad));
+      auto result = dyn_cast<OpResult>(grad);
+      if (!given || !result || result.getResultNumber() >= given.size())
+        continue; // the number is an invariant of the producer
+      Attribute of = given[result.getResultNumber()];
+      if (of != name)
+        return op->emitOpError("Program-18: expected the gradient of ")
+               << name << ", got that of " << of;
+    }
     return success();
   }
 

@@ -18,8 +18,16 @@ static void setName(Operation *op, const Twine &name,
     setNameFn(op->getResult(0), name.str());
 }
 
-static StringRef getUnitName(FlatSymbolRefAttr unit) {
-  return unit.getValue() == rootUnitName ? "root" : unit.getValue();
+/// A unit's name in the letters that a value's may have: `(root)[4]` is root_4.
+static std::string getUnitName(FlatSymbolRefAttr unit) {
+  std::string name;
+  for (char c : unit.getValue())
+    if (llvm::isAlnum(c) || StringRef("._-").contains(c))
+      name += c;
+    else if (!name.empty() && name.back() != '_' &&
+             !StringRef(")]").contains(c))
+      name += '_';
+  return name;
 }
 
 /// Names what an op computes, with `future` its future.

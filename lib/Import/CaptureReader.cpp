@@ -14,6 +14,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include <sys/stat.h>
@@ -231,8 +232,12 @@ private:
            " gradients, got " + std::to_string(results.size()) + " results");
     checkComputed(results, firstInput + capture.inputs.size(), "graph.ir");
     capture.loss = results[0];
+    std::set<int32_t> seen;
     for (size_t i = 0; i < grads.size(); ++i) {
       checkIndex(grads[i], capture.params.size(), "gradient of parameter");
+      if (!seen.insert(grads[i]).second)
+        fail("expected one gradient of parameter " +
+             capture.params[size_t(grads[i])].name + ", got two");
       capture.grads.emplace_back(grads[i], results[i + 1]);
     }
   }

@@ -9,8 +9,7 @@ using namespace mlir::fsdp;
 
 StepGradients::StepGradients(ProgramOp program, ArrayRef<ParamOp> among,
                              llvm::function_ref<bool(ParamOp, Value)> selects) {
-  for (auto gradients : program.getOps<GradientsOp>())
-    op = gradients;
+  op = getGradients(program);
   if (!op)
     return;
   llvm::DenseMap<StringAttr, unsigned> operandOf;

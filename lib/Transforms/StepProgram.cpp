@@ -37,8 +37,13 @@ aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
   return nullptr;
 }
 
+GradientsOp mlir::fsdp::getGradients(ProgramOp program) {
+  Operation *terminator = program.getBody().front().getTerminator();
+  return dyn_cast_or_null<GradientsOp>(terminator->getPrevNode());
+}
+
 Operation *mlir::fsdp::getStepEnd(ProgramOp program) {
-  for (auto gradients : program.getOps<GradientsOp>())
+  if (GradientsOp gradients = getGradients(program))
     return gradients;
   return program.getBody().front().getTerminator();
 }

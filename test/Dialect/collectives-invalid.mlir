@@ -130,7 +130,7 @@ fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
   // expected-error @below {{AllReduce-1: expected parameters in unit order, got @a too late}}
-  %s:2 = fsdp.all_reduce @u avg over "replicate" [@b, @a] %r#0, %r#1 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
+  %s:2 = fsdp.all_reduce @u avg over "replicate" [@b, @a] %r#1, %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
   fsdp.return %x : tensor<f32>
 }
 
@@ -185,7 +185,7 @@ fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
   %r:2 = fsdp.reduce_scatter @u avg [@a, @b] %g, %g : (tensor<4xf32>, tensor<4xf32>) -> (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>)
-  // expected-error @below {{AllReduce-2: expected a part of @a that is partial along "replicate", in the dtype of the reduction, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>'}}
+  // expected-error @below {{AllReduce-3: expected an axis of #fsdp.mesh<["shard"=2]>, got: "replicate"}}
   %s = fsdp.all_reduce @u avg over "replicate" [@a] %r#0 : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %x : tensor<f32>
 }
@@ -432,5 +432,35 @@ fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>, %g: !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["stage"]>>) -> tensor<f32> {
   // expected-error @below {{AllReduce-3: expected an axis of #fsdp.mesh<["shard"=2]>, got: "stage"}}
   %s = fsdp.all_reduce @u avg over "stage" [@a] %g : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["stage"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{ReduceScatter-1: expected parameters, got none}}
+  fsdp.reduce_scatter @u avg [] : () -> ()
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{AllReduce-1: expected parameters, got none}}
+  fsdp.all_reduce @u avg over "shard" [] : () -> ()
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{AllGather-1: expected the parameters of a unit, got none}}
+  fsdp.all_gather @u : () -> ()
   fsdp.return %x : tensor<f32>
 }

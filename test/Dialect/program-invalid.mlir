@@ -403,3 +403,20 @@ fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
   fsdp.optimizer_step [@w] %u : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %l : tensor<f32>
 }
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.optimizer "sgd" {}
+fsdp.unit @u
+fsdp.param @v : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
+  fsdp.phase backward
+  %f = fsdp.reduce_scatter @u avg [@v, @w] %x, %x : (tensor<4xf32>, tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  %r:2 = fsdp.wait %f : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  fsdp.phase optimizer
+  // expected-error @below {{Program-18: expected the gradient of @v, got that of @w}}
+  fsdp.optimizer_step [@v, @w] %r#1, %r#0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %l : tensor<f32>
+}

@@ -85,6 +85,27 @@ fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
 
 fsdp.param @w : tensor<4xf32>
 fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
+  fsdp.no_gradient [@w]
+  // expected-error @below {{NoGradient-1: expected @w to be named once}}
+  fsdp.no_gradient [@w]
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @p(%x: tensor<f32>, %g: !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["stage"]>>) -> tensor<f32> {
+  // expected-error @below {{Gradients-1: expected 'tensor<4xf32>' or its part of the mesh for @w, got: '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["stage"]>>'}}
+  fsdp.gradients [@w] %g : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["stage"]>>
+  fsdp.return %x : tensor<f32>
+}
+
+// -----
+
+fsdp.param @w : tensor<4xf32>
+fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
   // expected-error @below {{NoGradient-1: expected @w to be named once}}
   fsdp.no_gradient [@w, @w]
   fsdp.return %x : tensor<f32>

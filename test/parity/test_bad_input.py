@@ -113,6 +113,19 @@ def test_truncated_archive(llama: Captured, tmp_path: Path, size: int) -> None:
     fails(fsdp_opt(bad, CONFIG, tmp_path), "short.pt")
 
 
+def test_two_gradients_of_a_parameter(llama: Captured, tmp_path: Path) -> None:
+    bad = tmp_path / "twice.pt"
+    with zipfile.ZipFile(llama.archive) as archive, zipfile.ZipFile(bad, "w") as changed:
+        for entry in archive.infolist():
+            data = archive.read(entry)
+            if entry.filename.endswith("extra/capture.json"):
+                record = json.loads(data)
+                record["grads"][1] = record["grads"][0]
+                data = json.dumps(record).encode()
+            changed.writestr(entry, data)
+    fails(fsdp_opt(bad, CONFIG, tmp_path), "twice.pt", "expected one gradient of parameter")
+
+
 def test_traced_module(tmp_path: Path) -> None:
     foreign = tmp_path / "traced.pt"
     torch.jit.trace(torch.nn.Linear(4, 4), torch.zeros(1, 4)).save(str(foreign))

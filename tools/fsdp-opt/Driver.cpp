@@ -109,7 +109,8 @@ LogicalResult applyPolicy(ModuleOp module) {
                        Twine(::fsdp::plan::kMaxWorldSize) + ", got " +
                        Twine(worldSize));
   if (!configPath.empty()) {
-    if (failed(applyConfig(module, configPath, worldSize)))
+    if (failed(verifyLevel(module, Level::Captured, "--config")) ||
+        failed(applyConfig(module, configPath, worldSize)))
       return failure();
   } else if (module.getOps<MeshOp>().empty() &&
              failed(applyDefaultConfig(module, worldSize))) {

@@ -251,6 +251,8 @@ def FSDP_ProgramOp : FSDP_Op<"program",
       `fsdp.unscale`, `fsdp.clip_grad_norm` and `fsdp.optimizer_step`, in this
       order; `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.accumulate` stand
       before it;
+    - **Program-18**: what an op gives for the gradient of a parameter no other op
+      takes for that of another;
     - **Program-8**: an evaluation has a result, no phases, gradients, optimizer
       step or offloaded activations, keeps no parameters in part or to a next microbatch, and
       has the training step's argument types.
@@ -413,8 +415,8 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [
 
     With an `!fsdp.future` as its result it only begins (scheduled level).
 
-    **AllGather-1**: operands are the shards of all parameters of the unit, in
-    unit order: all read, all copies by one `fsdp.copy_to_device`, or all results
+    **AllGather-1**: operands are the shards of all parameters of the unit, which
+    has some, in unit order: all read, all copies by one `fsdp.copy_to_device`, or all results
     of one `fsdp.reshard`.
     **AllGather-2**: each result is the operand's global tensor type, in the
     dtype that the unit's `mixed_precision` gives it (placement and cast are
@@ -478,8 +480,8 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [
     `!fsdp.future` as its result it only begins, as does `fsdp.all_reduce`
     (scheduled level).
 
-    **ReduceScatter-1**: parameters belong to the unit, are in unit order and
-    as many as operands and results. **ReduceScatter-2**: each operand has its
+    **ReduceScatter-1**: there are parameters, which belong to the unit, are in
+    unit order and as many as operands and results. **ReduceScatter-2**: each operand has its
     parameter's type, in its gradient's dtype or, with `last_microbatch`, in
     that of the sums of an `fsdp.accumulate`. **ReduceScatter-3**: each result has
     its parameter's sharded type, partial along every axis of more than one rank
@@ -519,8 +521,8 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [
     reduced, in `reduce_dtype`, then cast to the dtype of the parameter's. With
     `last_microbatch` it runs in the last microbatch of a step only.
 
-    **AllReduce-1**: parameters belong to the unit, are in unit order and as
-    many as operands and results. **AllReduce-2**: each operand has its
+    **AllReduce-1**: there are parameters, which belong to the unit, are in unit
+    order and as many as operands and results. **AllReduce-2**: each operand has its
     parameter's sharded type, partial along the axis, in `reduce_dtype` where that
     is given; each result the same but partial along the other axes alone, where
     there is none in its parameter's dtype. **AllReduce-3**: the axis is one of

@@ -25,9 +25,9 @@ public:
   ArrayAttr getNames() const;
   SmallVector<Value> getValues();
   SmallVector<Type> getTypes();
-  /// The one that is computed last.
+  /// The one that is computed last; there is at least one.
   Value getLast();
-  /// Builds where it is there, and backward has begun.
+  /// Builds behind the op that computes it, in backward.
   OpBuilder getBuilder();
   /// Makes `values`, as many and in the same order, the gradients.
   void replaceWith(ValueRange values);

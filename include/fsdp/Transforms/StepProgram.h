@@ -18,6 +18,9 @@ llvm::StringRef getModuleName(Operation *op);
 /// error on the program that gives `reason`, where it begins otherwise.
 aten::CallOp getBackwardSeed(ProgramOp program, llvm::StringRef reason);
 
+/// The program's `fsdp.gradients`; null where it has none.
+GradientsOp getGradients(ProgramOp program);
+
 /// What ends the program: its `fsdp.gradients`, without one its `fsdp.return`.
 Operation *getStepEnd(ProgramOp program);
 

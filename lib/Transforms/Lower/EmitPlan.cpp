@@ -3,6 +3,7 @@
 #include "AssignStreams.h"
 #include "ElementTypes.h"
 #include "EmitTrainingPolicy.h"
+#include "VerifyPolicyTaken.h"
 
 #include "fsdp/Transforms/Passes.h"
 #include "llvm/ADT/DenseMap.h"
@@ -20,8 +21,8 @@ public:
 
   FailureOr<plan::Plan> run() {
     program = getProgram(module);
-    if (!program || failed(verifyPolicyTaken()) || failed(emitDeclarations()) ||
-        failed(emitInputs()))
+    if (!program || failed(verifyPolicyTaken(module, program)) ||
+        failed(emitDeclarations()) || failed(emitInputs()))
       return failure();
     if (failed(emitBody(program, result.instructions)))
       return failure();
@@ -40,35 +41,6 @@ public:
   }
 
 private:
-  /// Program-16: what no pass took up would be lost.
-  LogicalResult verifyPolicyTaken() {
-    for (Operation &op : module.getBody()->getOperations())
-      if (isa<AutoUnitsOp, UnitPatternOp, ShardPlacementOp, IgnoreOp,
-              CheckpointPatternOp, OffloadPatternOp, GradientClippingOp>(op))
-        return failPolicy(&op);
-    if (program.getOps<OptimizerStepOp>().empty())
-      return success();
-    for (auto policy : module.getOps<AccumulationOp>())
-      if (policy.getSteps() > 1 && program.getOps<AccumulateOp>().empty())
-        return failPolicy(policy);
-    for (auto policy : module.getOps<GradScalerOp>())
-      if (program.getOps<UnscaleOp>().empty())
-        return failPolicy(policy);
-    for (auto gather : program.getOps<AllGatherOp>()) {
-      auto unit = module.lookupSymbol<UnitOp>(gather.getUnitAttr());
-      if (unit.getCpuOffload() &&
-          gather.getShards().front().getDefiningOp<ReadOp>())
-        return failPolicy(unit);
-    }
-    return success();
-  }
-
-  static LogicalResult failPolicy(Operation *policy) {
-    return policy->emitOpError(
-        "Program-16: expected a pass to have taken it up "
-        "before a plan is emitted, found none");
-  }
-
   LogicalResult emitBody(ProgramOp of, std::vector<plan::Instruction> &to) {
     instructions = &to;
     phase = plan::Phase::Forward;

@@ -68,12 +68,11 @@ struct InsertOptimizer
         return signalPassFailure();
       }
 
-    auto gradients = program.getOps<GradientsOp>();
-    if (gradients.empty()) {
+    GradientsOp taken = getGradients(program);
+    if (!taken) {
       program.emitOpError("expected an fsdp.gradients, found none");
       return signalPassFailure();
     }
-    GradientsOp taken = *gradients.begin();
     SmallVector<int64_t> order;
     for (auto name : taken.getParamNames().getAsRange<FlatSymbolRefAttr>())
       order.push_back(groupOf.lookup(name.getAttr()));

@@ -140,8 +140,10 @@ struct InsertReduceScatters
         types.push_back(param.getShardedType());
       }
       OpBuilder builder = gradients.getBuilder();
-      // Behind the units whose last gradient is of the same op.
-      while (isa<ReduceScatterOp>(*builder.getInsertionPoint()))
+      // Behind what the same op ends: the use of parameters, as FSDP2 reshards
+      // before it reduces, and the gradients of units before this one.
+      while (isReshard(&*builder.getInsertionPoint()) ||
+             isa<ReduceScatterOp>(*builder.getInsertionPoint()))
         builder.setInsertionPointAfter(&*builder.getInsertionPoint());
       auto reduce = ReduceScatterOp::create(
           builder, gradients.getLast().getLoc(), types, unit.getValue(),
@@ -158,6 +160,12 @@ struct InsertReduceScatters
   }
 
 private:
+  /// Whether it ends parameters now, and not where the last microbatch ends.
+  static bool isReshard(Operation *op) {
+    auto reshard = dyn_cast<ReshardOp>(op);
+    return reshard && !reshard.getLastMicrobatch();
+  }
+
   /// The cast to the parameters' dtype comes after the last reduction.
   static void setPartial(ReduceScatterOp reduce, ArrayRef<Attribute> axes) {
     for (auto [shard, grad] :

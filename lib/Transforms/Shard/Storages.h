@@ -17,8 +17,12 @@ inline ArrayRef<int64_t> getWrittenOperands(aten::CallOp call) {
 
 inline int64_t getNumBytes(Value value) {
   auto type = cast<RankedTensorType>(value.getType());
-  return type.getNumElements() *
-         int64_t(llvm::divideCeil(type.getElementTypeBitWidth(), 8));
+  Type element = type.getElementType();
+  auto complex = dyn_cast<ComplexType>(element);
+  if (complex)
+    element = complex.getElementType();
+  int64_t bytes = llvm::divideCeil(element.getIntOrFloatBitWidth(), 8);
+  return type.getNumElements() * bytes * (complex ? 2 : 1);
 }
 
 /// Values that share memory, and the calls that write it after its allocation,

@@ -26,6 +26,35 @@ fsdp.program @train_step(%x: tensor<4x4xf32>, %y: tensor<4xf32>) -> tensor<f32> 
 
 // -----
 
+// The op that gives the gradients of two units is the last use of a parameter:
+// it is resharded before the reductions, which are in the order of the units.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         fsdp.phase backward
+// CHECK:         aten.call "test::both_grads"
+// CHECK-NEXT:    fsdp.reshard @u
+// CHECK-NEXT:    fsdp.reduce_scatter @u avg [@w]
+// CHECK-NEXT:    fsdp.reduce_scatter @v avg [@b]
+// CHECK-NEXT:    fsdp.gradients [@w, @b]
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @v sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %g:2 = aten.call "test::both_grads"(%x, %w) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  fsdp.reshard @u %w : tensor<4xf32>
+  fsdp.gradients [@w, @b] %g#0, %g#1 : tensor<4xf32>, tensor<4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
 // Twelve ranks average fp16 gradients by 4 before the sum and 3 after it, as
 // FSDP2 does; without a reduce_dtype a unit reduces in its parameters' own.
 

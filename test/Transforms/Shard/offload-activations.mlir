@@ -99,3 +99,21 @@ fsdp.program @held(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// A complex number has two parts.
+
+// CHECK-LABEL: fsdp.program @complex
+// CHECK:         fsdp.offload_activation %{{.*}} : tensor<256xcomplex<f32>>
+// REMARK: "layers.0": 1 activations, 2048 bytes, lie on the host until backward
+fsdp.offload_pattern "layers.0" {min_bytes = 2048}
+fsdp.program @complex(%x: tensor<256xcomplex<f32>>) -> tensor<f32> {
+  fsdp.phase forward
+  %a = aten.call "aten::exp"(%x) : (tensor<256xcomplex<f32>>) -> tensor<256xcomplex<f32>> loc("layers.0")
+  %b = aten.call "aten::abs"(%a) : (tensor<256xcomplex<f32>>) -> tensor<256xf32> loc("")
+  %loss = aten.call "aten::sum"(%b, none) : (tensor<256xf32>) -> tensor<f32> loc("")
+  fsdp.phase backward
+  %c = aten.call "aten::sgn"(%a) : (tensor<256xcomplex<f32>>) -> tensor<256xcomplex<f32>> loc("layers.0")
+  fsdp.return %loss : tensor<f32>
+}

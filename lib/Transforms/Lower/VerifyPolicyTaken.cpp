@@ -1,0 +1,35 @@
+//===- VerifyPolicyTaken.cpp - no policy is lost in a plan ----------------===//
+#include "VerifyPolicyTaken.h"
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+static LogicalResult failPolicy(Operation *policy) {
+  return policy->emitOpError("Program-16: expected a pass to have taken it up "
+                             "before a plan is emitted, found none");
+}
+
+LogicalResult mlir::fsdp::verifyPolicyTaken(ModuleOp module,
+                                            ProgramOp program) {
+  // Those that their passes erase.
+  for (Operation &op : module.getBody()->getOperations())
+    if (isa<AutoUnitsOp, UnitPatternOp, ShardPlacementOp, IgnoreOp,
+            CheckpointPatternOp, OffloadPatternOp, GradientClippingOp>(op))
+      return failPolicy(&op);
+  // Those that the plan has too: the step does what they say.
+  if (program.getOps<OptimizerStepOp>().empty())
+    return success();
+  for (auto policy : module.getOps<AccumulationOp>())
+    if (policy.getSteps() > 1 && program.getOps<AccumulateOp>().empty())
+      return failPolicy(policy);
+  for (auto policy : module.getOps<GradScalerOp>())
+    if (program.getOps<UnscaleOp>().empty())
+      return failPolicy(policy);
+  for (auto gather : program.getOps<AllGatherOp>()) {
+    auto unit = module.lookupSymbol<UnitOp>(gather.getUnitAttr());
+    if (unit.getCpuOffload() &&
+        gather.getShards().front().getDefiningOp<ReadOp>())
+      return failPolicy(unit);
+  }
+  return success();
+}
