@@ -157,16 +157,6 @@ static LogicalResult verifyReduction(ReduceScatterOp reduce, UnitOp unit) {
   return success();
 }
 
-/// The parameter's sharded type partial along `axes`: in `reduced` where there
-/// are any, else in the parameter's own dtype.
-static ShardedType getPartialType(ParamOp param, ArrayRef<Attribute> axes,
-                                  Type reduced) {
-  ShardedType own = param.getShardedType();
-  if (axes.empty())
-    return own;
-  return own.clone(own.getSharding().clonePartial(axes)).clone(reduced);
-}
-
 /// Checks ReduceScatter-3.
 static LogicalResult verifyReduced(SymbolTableCollection &symbols,
                                    ReduceScatterOp reduce, ParamOp param,
@@ -186,7 +176,7 @@ static LogicalResult verifyReduced(SymbolTableCollection &symbols,
     if (!sharding.isShardedOver(name) && (axis.getSize() > 1 || isPartial))
       axes.push_back(StringAttr::get(reduce.getContext(), name));
   }
-  ShardedType expected = getPartialType(param, axes, reduced);
+  ShardedType expected = param.getPartialType(axes, reduced);
   if (result == expected)
     return success();
   return reduce.emitOpError("ReduceScatter-3: expected ")
@@ -273,7 +263,7 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
     if (!mesh.getMesh().getAxisSize(getAxis()))
       return emitOpError("AllReduce-3: expected an axis of ")
              << mesh.getMesh() << ", got: " << getAxisAttr();
-    if (!isPartialShardOf(partial, param) ||
+    if (!isPartialShardOf(symbols, partial, param) ||
         !sharding.isPartialAlong(getAxis()) ||
         (getReduceDtype() &&
          partial.getTensor().getElementType() != *getReduceDtype()))
@@ -285,7 +275,7 @@ LogicalResult AllReduceOp::verifySymbolUses(SymbolTableCollection &symbols) {
       if (axis != getAxisAttr())
         left.push_back(axis);
     ShardedType expected =
-        getPartialType(param, left, partial.getTensor().getElementType());
+        param.getPartialType(left, partial.getTensor().getElementType());
     if (reduced != expected)
       return emitOpError("AllReduce-2: expected ")
              << expected << " for " << name << ", got: " << reduced;

@@ -141,21 +141,22 @@ LogicalResult mlir::fsdp::verifyShardType(SymbolTableCollection &symbols,
   return success();
 }
 
-bool mlir::fsdp::isPartialShardOf(Type type, ParamOp param) {
+bool mlir::fsdp::isPartialShardOf(SymbolTableCollection &symbols, Type type,
+                                  ParamOp param) {
   auto sharded = dyn_cast<ShardedType>(type);
-  if (!sharded || !sharded.isPartial() || !param.getSharding() ||
-      !isa<FloatType, ComplexType>(sharded.getTensor().getElementType()))
+  if (!sharded || !sharded.isPartial() || !param.getSharding())
     return false;
-  ShardingAttr sharding = sharded.getSharding();
-  auto mesh = dyn_cast_or_null<MeshOp>(SymbolTable::lookupNearestSymbolFrom(
-      param, param.getShardingAttr().getMesh()));
-  return mesh &&
-         llvm::all_of(sharding.getPartial().getAsValueRange<StringAttr>(),
-                      [&](StringRef axis) {
-                        return mesh.getMesh().getAxisSize(axis).has_value();
-                      }) &&
-         sharded.clone(param.getTensorType().getElementType())
-                 .clone(sharding.clonePartial({})) == param.getShardedType();
+  Type dtype = sharded.getTensor().getElementType();
+  ArrayRef<Attribute> axes = sharded.getSharding().getPartial().getValue();
+  auto mesh = symbols.lookupNearestSymbolFrom<MeshOp>(
+      param, param.getShardingAttr().getMesh());
+  return isa<FloatType, ComplexType>(dtype) && mesh &&
+         llvm::all_of(
+             axes,
+             [&](Attribute axis) {
+               return mesh.getMesh().getAxisSize(getAxisName(axis)).has_value();
+             }) &&
+         sharded == param.getPartialType(axes, dtype);
 }
 
 //===----------------------------------------------------------------------===//
@@ -166,6 +167,13 @@ ShardedType ParamOp::getShardedType() {
   if (ShardingAttr sharding = getShardingAttr())
     return ShardedType::get(getContext(), getTensorType(), sharding);
   return {};
+}
+
+ShardedType ParamOp::getPartialType(ArrayRef<Attribute> axes, Type reduced) {
+  ShardedType own = getShardedType();
+  if (axes.empty())
+    return own;
+  return own.clone(own.getSharding().clonePartial(axes)).clone(reduced);
 }
 
 LogicalResult CheckpointPatternOp::verify() {
@@ -406,7 +414,7 @@ LogicalResult GradientsOp::verifySymbolUses(SymbolTableCollection &symbols) {
     Type type = grad.getType();
     if (type != param.getGradType() && type != param.getShardedType() &&
         type != getAccumulatedType(param, unit) &&
-        !isPartialShardOf(type, param))
+        !isPartialShardOf(symbols, type, param))
       return emitOpError("Gradients-1: expected ")
              << param.getGradType() << " or its part of the mesh for " << name
              << ", got: " << type;

@@ -8,15 +8,10 @@
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
 
+#include "llvm/ADT/TypeSwitch.h"
+
 using namespace mlir;
 using namespace mlir::fsdp;
-
-/// The first result stands for all.
-static void setName(Operation *op, const Twine &name,
-                    OpAsmSetValueNameFn setNameFn) {
-  if (op->getNumResults() > 0)
-    setNameFn(op->getResult(0), name.str());
-}
 
 /// A unit's name in the letters that a value's may have: `(root)[4]` is root_4.
 static std::string getUnitName(FlatSymbolRefAttr unit) {
@@ -30,85 +25,95 @@ static std::string getUnitName(FlatSymbolRefAttr unit) {
   return name;
 }
 
-/// Names what an op computes, with `future` its future.
-static void setUnitName(Operation *op, FlatSymbolRefAttr unit, StringRef what,
-                        StringRef future, OpAsmSetValueNameFn setNameFn) {
+/// The unit of an op that has one, with a dot.
+static std::string getPrefix(Operation *op) {
+  std::optional<Attribute> unit = op->getInherentAttr("unit");
+  if (auto name = dyn_cast_or_null<FlatSymbolRefAttr>(unit.value_or(nullptr)))
+    return getUnitName(name) + ".";
+  return "";
+}
+
+/// What the results of an op are, those of its future included.
+static std::string getName(Operation *op) {
+  return getPrefix(op) +
+         llvm::TypeSwitch<Operation *, std::string>(op)
+             .Case<ReadOp>([](auto read) {
+               bool isShard = isa<ShardedType>(read.getResult().getType());
+               return (read.getParam() + (isShard ? ".shard" : "")).str();
+             })
+             .Case<ReadBufferOp>(
+                 [](auto read) { return read.getBuffer().str(); })
+             .Case<AllGatherOp>([](auto) { return "params"; })
+             .Case<ReshardOp>([](auto) { return "kept"; })
+             .Case<ReduceScatterOp, AllReduceOp>([](auto) { return "grads"; })
+             .Case<CopyToDeviceOp>([](auto) { return "on_device"; })
+             .Case<CopyToHostOp, OffloadActivationOp>(
+                 [](auto) { return "on_host"; })
+             .Case<ReloadActivationOp>([](auto) { return "reloaded"; })
+             .Case<AccumulateOp>([](auto) { return "sums"; })
+             .Case<LossScaleOp>([](auto) { return "loss_scale"; })
+             .Case<UnscaleOp>([](auto) { return "unscaled"; })
+             .Case<ClipGradNormOp>([](auto) { return "clipped"; })
+             .Default([](Operation *) { return ""; });
+}
+
+/// Names the first result, which stands for all; a future after what begins.
+static void nameResults(Operation *op, OpAsmSetValueNameFn setNameFn) {
+  if (op->getNumResults() == 0)
+    return;
   auto collective = dyn_cast<CollectiveOpInterface>(op);
-  bool begins = collective && collective.hasFuture();
-  setName(op, getUnitName(unit) + "." + (begins ? future : what), setNameFn);
+  setNameFn(op->getResult(0),
+            collective && collective.hasFuture()
+                ? getPrefix(op) + op->getName().stripDialect().str()
+                : getName(op));
 }
 
 void ReadOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  bool isShard = isa<ShardedType>(getResult().getType());
-  setName(*this, getParam() + (isShard ? ".shard" : ""), setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void ReadBufferOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setName(*this, getBuffer(), setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void AllGatherOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setUnitName(*this, getUnitAttr(), "params", "all_gather", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void ReshardOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setUnitName(*this, getUnitAttr(), "kept", "", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void ReduceScatterOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setUnitName(*this, getUnitAttr(), "grads", "reduce_scatter", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void AllReduceOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setUnitName(*this, getUnitAttr(), "grads", "all_reduce", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void CopyToDeviceOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setUnitName(*this, getUnitAttr(), "on_device", "", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void CopyToHostOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setUnitName(*this, getUnitAttr(), "on_host", "copy_to_host", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void OffloadActivationOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setName(*this, hasFuture() ? "offload" : "on_host", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void ReloadActivationOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setName(*this, hasFuture() ? "reload" : "reloaded", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void AccumulateOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setName(*this, "sums", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void LossScaleOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setName(*this, "loss_scale", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void UnscaleOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setName(*this, "unscaled", setNameFn);
+  nameResults(*this, setNameFn);
 }
-
 void ClipGradNormOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  setName(*this, "clipped", setNameFn);
+  nameResults(*this, setNameFn);
 }
 
 void WaitOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
-  Operation *begun = getFuture().getDefiningOp();
-  if (auto gather = dyn_cast_or_null<AllGatherOp>(begun))
-    setName(*this, getUnitName(gather.getUnitAttr()) + ".params", setNameFn);
-  else if (auto reduce = dyn_cast_or_null<ReduceScatterOp>(begun))
-    setName(*this, getUnitName(reduce.getUnitAttr()) + ".grads", setNameFn);
-  else if (auto reduce = dyn_cast_or_null<AllReduceOp>(begun))
-    setName(*this, getUnitName(reduce.getUnitAttr()) + ".grads", setNameFn);
-  else if (auto copy = dyn_cast_or_null<CopyToHostOp>(begun))
-    setName(*this, getUnitName(copy.getUnitAttr()) + ".on_host", setNameFn);
-  else if (isa_and_nonnull<OffloadActivationOp>(begun))
-    setName(*this, "on_host", setNameFn);
-  else if (isa_and_nonnull<ReloadActivationOp>(begun))
-    setName(*this, "reloaded", setNameFn);
+  if (Operation *begun = getFuture().getDefiningOp(); begun && getNumResults())
+    setNameFn(getResult(0), getName(begun));
 }
 
 void ProgramOp::getAsmBlockArgumentNames(Region &region,
@@ -124,9 +129,11 @@ void ProgramOp::getAsmBlockArgumentNames(Region &region,
 
 /// The module and the operator, without its namespace and overload.
 void aten::CallOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
+  if (getNumResults() == 0)
+    return;
   StringRef name = getCallee();
   name = name.drop_front(name.rfind(':') + 1).split('.').first;
   auto location = dyn_cast<NameLoc>(getLoc());
-  StringRef module = location ? location.getName().strref() : "";
-  setName(*this, module.empty() ? Twine(name) : module + "." + name, setNameFn);
+  std::string module = location ? location.getName().str() : "";
+  setNameFn(getResult(0), (module.empty() ? "" : module + ".") + name.str());
 }

@@ -22,9 +22,9 @@ LogicalResult verifyShardType(SymbolTableCollection &symbols, Operation *user,
                               FlatSymbolRefAttr name, Type type,
                               StringRef label);
 
-/// Whether `type` is the parameter's sharded type, partial along some axes, in
-/// any dtype.
-bool isPartialShardOf(Type type, ParamOp param);
+/// Whether `type` is the parameter's sharded type, partial along some axes of
+/// the mesh, in a dtype that a gradient can have.
+bool isPartialShardOf(SymbolTableCollection &symbols, Type type, ParamOp param);
 
 } // namespace mlir::fsdp
 

@@ -240,8 +240,8 @@ static LogicalResult verifyAccumulated(SymbolTableCollection &symbols,
     return op->emitOpError("Accumulate-1: expected a sum of ")
            << expected << " for " << name << ", got: " << sum;
   }
-  if (sum == type &&
-      (type == param.getShardedType() || isPartialShardOf(type, param)))
+  if (sum == type && (type == param.getShardedType() ||
+                      isPartialShardOf(symbols, type, param)))
     return success();
   return op->emitOpError("Accumulate-1: expected ")
          << param.getGradType() << " or its sharded type for " << name

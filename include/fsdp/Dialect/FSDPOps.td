@@ -125,6 +125,11 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     }
     /// The type of this rank's part; null before fsdp-place-params.
     ::mlir::fsdp::ShardedType getShardedType();
+    /// That of a placed parameter's gradient, partial along `axes`: in the dtype
+    /// `reduced` where there are any, as the cast comes after the last reduction.
+    ::mlir::fsdp::ShardedType
+    getPartialType(::llvm::ArrayRef<::mlir::Attribute> axes,
+                   ::mlir::Type reduced);
   }];
 }
 

@@ -3,6 +3,7 @@
 #include "AssignStreams.h"
 #include "ElementTypes.h"
 #include "EmitTrainingPolicy.h"
+#include "SourceTables.h"
 #include "VerifyPolicyTaken.h"
 
 #include "fsdp/Transforms/Passes.h"
@@ -223,36 +224,6 @@ private:
     return strides ? plan::Strides(strides.asArrayRef()) : plan::Strides();
   }
 
-  /// -1 where the line is not known. Of the file's path the last folder is
-  /// enough for people, and the same on every machine.
-  int32_t getLineIndex(Location loc) {
-    auto named = dyn_cast<NameLoc>(loc);
-    auto source =
-        dyn_cast<FileLineColLoc>(named ? named.getChildLoc() : Location(loc));
-    if (!source)
-      return -1;
-    StringRef path = source.getFilename();
-    size_t slash = path.rfind('/');
-    if (slash != StringRef::npos)
-      slash = path.rfind('/', slash);
-    std::string line =
-        (path.substr(slash + 1) + ":" + Twine(source.getLine())).str();
-    auto [it, inserted] = lineIndex.try_emplace(line, result.lines.size());
-    if (inserted)
-      result.lines.push_back(line);
-    return it->second;
-  }
-
-  int32_t getModuleIndex(Location loc) {
-    std::string name = "";
-    if (auto named = dyn_cast<NameLoc>(loc))
-      name = named.getName().str();
-    auto [it, inserted] = moduleIndex.try_emplace(name, result.modules.size());
-    if (inserted)
-      result.modules.push_back(name);
-    return it->second;
-  }
-
   //===--------------------------------------------------------------------===//
   // Instructions
   //===--------------------------------------------------------------------===//
@@ -261,9 +232,9 @@ private:
     plan::Instruction instruction;
     instruction.kind = std::move(kind);
     instruction.phase = phase;
-    instruction.module = getModuleIndex(op->getLoc());
+    instruction.module = sources.getModule(op->getLoc());
     if (isa<aten::CallOp>(op))
-      instruction.line = getLineIndex(op->getLoc());
+      instruction.line = sources.getLine(op->getLoc());
     instruction.why = getReason(op).str();
     instructions->push_back(std::move(instruction));
     if (ops && instructions == &result.instructions)
@@ -595,7 +566,7 @@ private:
   bool isIncomplete = false;
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
-  std::map<std::string, int32_t> moduleIndex, lineIndex;
+  SourceTables sources{result};
   std::optional<StreamAssigner> streams; ///< of the same program
 };
 } // namespace

@@ -19,6 +19,7 @@ struct InsertAllReduces
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
+    SymbolTable symbols(module);
     for (auto reduce : llvm::to_vector(program.getOps<ReduceScatterOp>())) {
       if (!llvm::all_of(reduce.getShards().getTypes(),
                         llvm::IsaPred<ShardedType>)) {
@@ -36,7 +37,8 @@ struct InsertAllReduces
       builder.setInsertionPointAfter(reduce);
       SmallVector<Type> types;
       for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
-        types.push_back(module.lookupSymbol<ParamOp>(name).getShardedType());
+        types.push_back(
+            symbols.lookup<ParamOp>(name.getValue()).getShardedType());
       auto all = AllReduceOp::create(
           builder, reduce.getLoc(), types, reduce.getUnitAttr(),
           ReduceKindAttr::get(&getContext(),

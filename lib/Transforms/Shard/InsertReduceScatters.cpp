@@ -153,8 +153,12 @@ struct InsertReduceScatters
       if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
                               shards)))
         return signalPassFailure();
-      if (!partial.empty())
-        setPartial(reduce, partial);
+      for (auto [param, grad, shard] : llvm::zip(
+               gradients.getParams(), reduce.getGrads(), reduce.getShards())) {
+        Type dtype = cast<RankedTensorType>(grad.getType()).getElementType();
+        shard.setType(ParamOp(param).getPartialType(
+            partial, reduce.getReduceDtype().value_or(dtype)));
+      }
       gradients.replaceWith(reduce.getShards());
     }
   }
@@ -164,17 +168,6 @@ private:
   static bool isReshard(Operation *op) {
     auto reshard = dyn_cast<ReshardOp>(op);
     return reshard && !reshard.getLastMicrobatch();
-  }
-
-  /// The cast to the parameters' dtype comes after the last reduction.
-  static void setPartial(ReduceScatterOp reduce, ArrayRef<Attribute> axes) {
-    for (auto [shard, grad] :
-         llvm::zip(reduce.getShards(), reduce.getGrads())) {
-      auto type = cast<ShardedType>(shard.getType());
-      Type dtype = cast<RankedTensorType>(grad.getType()).getElementType();
-      shard.setType(type.clone(type.getSharding().clonePartial(axes))
-                        .clone(reduce.getReduceDtype().value_or(dtype)));
-    }
   }
 };
 } // namespace
