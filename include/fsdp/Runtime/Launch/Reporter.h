@@ -1,0 +1,43 @@
+//===- Reporter.h - the progress of a run, as rank 0 tells it -------------===//
+#ifndef FSDP_RUNTIME_LAUNCH_REPORTER_H
+#define FSDP_RUNTIME_LAUNCH_REPORTER_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Collectives/Comm.h"
+#include "fsdp/Runtime/Execution/Executor.h"
+#include "fsdp/Runtime/Files/Files.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// The progress line on stderr and the metrics file.
+class Reporter {
+public:
+  /// Borrows the plan. `path`: the metrics file; empty: none. Throws
+  /// InputError.
+  Reporter(const plan::Plan &plan, const std::string &path);
+
+  /// Of a step, counted from 0, that took `seconds`. `result` is rank 0's; of
+  /// it the loss alone differs between ranks. `stats` are those of all ranks.
+  void report(int64_t step, double seconds, const StepResult &result,
+              const std::vector<RankStats> &stats, const RankArena &memory,
+              bool evaluated);
+
+private:
+  /// Once, where a rank's loss or gradient is no number any more.
+  void warn(int64_t step, const StepResult &result,
+            const std::vector<RankStats> &stats);
+
+  const plan::Plan &plan;
+  int64_t tokens;
+  bool warned = false;
+  std::optional<LineFile> file;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_LAUNCH_REPORTER_H

@@ -1,0 +1,83 @@
+//===- RunFiles.h - what a run is told, reads and writes ------------------===//
+#ifndef FSDP_RUNTIME_LAUNCH_RUNFILES_H
+#define FSDP_RUNTIME_LAUNCH_RUNFILES_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Collectives/Backend.h"
+#include "fsdp/Runtime/Execution/Executor.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
+#include "fsdp/Runtime/Files/WeightFiles.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// What the command line says.
+struct RunOptions {
+  std::string planPath;
+  /// The library of the plan's plug-in optimizer, which may run; empty: none.
+  std::string allowedPlugin;
+  /// Libraries of operators that the plan may call.
+  std::vector<std::string> operatorLibraries;
+  int64_t steps = 1;
+  std::string dataPath; ///< empty: synthetic data
+  uint64_t seed = 0;
+  /// Of the model's own initialisation; without it, `seed`.
+  std::optional<uint64_t> initSeed;
+  std::string metricsPath;    ///< empty: none
+  std::string profilePath;    ///< empty: none is measured
+  std::string tracePath;      ///< of the last step; empty: none
+  std::string weightsPath;    ///< empty: the plan's
+  std::string weightsHash;    ///< that `weightsPath` must have; empty: any
+  std::string dataHash;       ///< that `dataPath` must have; empty: any
+  std::string outWeightsPath; ///< --save-weights; empty: none
+  int threads = 1;
+  std::string device = "cpu"; ///< makeDevice
+  Backend backend = Backend::Shm;
+  bool graphs = false; ///< Executor::useGraphs
+  /// StreamSettings::maxDelayMicroseconds.
+  std::optional<int64_t> maxStreamDelay;
+  int64_t evalEvery = 0;    ///< steps from one evaluation to the next; 0: none
+  int64_t evalBatches = 0;  ///< of each rank; 0: as many as the data fills
+  std::string evalDataPath; ///< empty: synthetic data
+  std::optional<Fault> fault;
+};
+
+/// Everything a run reads, and all that it writes at its end, opened and
+/// checked before any rank begins.
+struct RunFiles {
+  /// Throws InputError or plan::PlanError. Loads the libraries of operators,
+  /// which ranks that are forked have then. One process of a run is its
+  /// `first`: it compares hashes, which reads whole files, and has what is
+  /// written.
+  RunFiles(const RunOptions &options, bool first);
+
+  plan::Plan plan;
+  /// Empty where neither plan nor options name a file: the plan has an
+  /// initialisation then.
+  std::optional<WeightFiles> weights;
+  /// The plan's own, where `weights` are others that lack some buffer.
+  std::optional<WeightFiles> capturedWeights;
+  /// Whether to run the plan's initialisation, before any weights are read.
+  bool initialises = false;
+  std::optional<SafeTensors> data, evalData;
+  /// Null where nothing is to be written, or another process has it. Rank 0
+  /// commits them.
+  std::unique_ptr<OutputFile> outWeights, profile, trace;
+  /// Batches that each rank evaluates at a time.
+  int64_t evalBatches = 1;
+
+private:
+  void openWeights(const RunOptions &options, bool first);
+  void openData(const RunOptions &options, bool first);
+  void openEvaluation(const RunOptions &options);
+  void openOutputs(const RunOptions &options);
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_LAUNCH_RUNFILES_H

@@ -1,0 +1,163 @@
+//===- RunFiles.cpp - what a run reads, checked before it begins ----------===//
+#include "fsdp/Runtime/Launch/RunFiles.h"
+#include "fsdp/Plan/DeviceBuffers.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Execution/OpenPlan.h"
+#include "fsdp/Runtime/Execution/Profiler.h"
+#include "fsdp/Runtime/Execution/StepTrace.h"
+#include "fsdp/Runtime/Files/DataSource.h"
+#include "fsdp/Runtime/Operators/OperatorLibraries.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+
+namespace fsdp::runtime {
+
+namespace {
+
+/// Of an option that names a file for what steps after a warm-up measure.
+void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
+                    const RunOptions &options) {
+  if (path.empty())
+    return;
+  if (options.steps <= warmup)
+    throw InputError(std::string(option) + ": expected --steps of at least " +
+                     std::to_string(warmup + 1) + ", got " +
+                     std::to_string(options.steps));
+}
+
+} // namespace
+
+static plan::Plan openPlan(const RunOptions &options) {
+  loadOperators(options.operatorLibraries);
+  return openPlan(options.planPath, options.allowedPlugin);
+}
+
+RunFiles::RunFiles(const RunOptions &options, bool first)
+    : plan(openPlan(options)) {
+  if (plan.optimizer.name == "external")
+    throw InputError(options.planPath +
+                     ": the optimizer is \"external\", which the program that "
+                     "hosts the runtime updates with; fsdp-run has none");
+  if (options.backend != Backend::Shm)
+    plan::addDeviceBuffers(plan);
+  checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, options);
+  checkMeasuring("--trace", options.tracePath, StepTrace::kWarmup, options);
+  if (!options.profilePath.empty() && options.maxStreamDelay)
+    throw InputError("--profile: expected --streams serial, got threads");
+  openWeights(options, first);
+  openData(options, first);
+  openEvaluation(options);
+  if (!first)
+    return;
+  for (const auto *file : {&data, &evalData})
+    if (*file)
+      (*file)->checkHash();
+  openOutputs(options);
+}
+
+void RunFiles::openOutputs(const RunOptions &options) {
+  auto open = [](std::unique_ptr<OutputFile> &file, const std::string &path) {
+    if (!path.empty())
+      file = std::make_unique<OutputFile>(path);
+  };
+  open(outWeights, options.outWeightsPath);
+  open(profile, options.profilePath);
+  open(trace, options.tracePath);
+}
+
+namespace {
+
+/// Of a file that was given with the hash that it must have.
+void checkGivenHash(const std::string &path, const std::string &want,
+                    const std::string &got) {
+  if (!want.empty() && got != want)
+    throw InputError(path + ": expected a file with hash " + want + ", got " +
+                     (got.empty() ? "an index, which has none" : got));
+}
+
+} // namespace
+
+void RunFiles::openData(const RunOptions &options, bool first) {
+  if (options.dataPath.empty())
+    return;
+  data.emplace(options.dataPath);
+  checkData(plan, *data);
+  if (first && !options.dataHash.empty())
+    checkGivenHash(options.dataPath, options.dataHash, data->hash());
+}
+
+void RunFiles::openWeights(const RunOptions &options, bool first) {
+  std::string captured;
+  if (!plan.weights.path.empty())
+    captured = (std::filesystem::path(options.planPath).parent_path() /
+                plan.weights.path)
+                   .string();
+  if (!options.weightsPath.empty())
+    weights.emplace(options.weightsPath);
+  else if (!captured.empty())
+    weights.emplace(captured);
+  else if (plan.init.empty())
+    throw InputError(options.planPath +
+                     ": the plan names no weights (the model was captured "
+                     "without any); give some with --weights");
+  initialises = !weights;
+  if (!weights)
+    return;
+  weights->check(plan);
+  if (options.weightsPath.empty()) {
+    if (!first || plan.weights.hash.empty())
+      return;
+    if (std::string got = weights->hash(); got != plan.weights.hash)
+      throw InputError(captured + ": expected weights with hash " +
+                       plan.weights.hash + ", got " + got +
+                       "; the file changed since the model was captured "
+                       "(--weights accepts another file)");
+    return;
+  }
+  if (first && !options.weightsHash.empty())
+    checkGivenHash(options.weightsPath, options.weightsHash, weights->hash());
+  if (first)
+    weights->checkHash();
+  for (const plan::Buffer &buffer : plan.buffers) {
+    if (weights->has(buffer) || initialises || capturedWeights)
+      continue;
+    if (!plan.init.empty()) {
+      initialises = true;
+    } else if (!captured.empty()) {
+      capturedWeights.emplace(captured);
+      capturedWeights->check(plan);
+    } else {
+      throw InputError(weights->path() + ": no tensor for buffer \"" +
+                       buffer.name + "\"");
+    }
+  }
+}
+
+void RunFiles::openEvaluation(const RunOptions &options) {
+  if (options.evalEvery == 0)
+    return;
+  if (plan.evaluation.empty())
+    throw InputError(options.planPath +
+                     ": --eval-every: the plan has no evaluation; capture the "
+                     "model with --evaluation (capture(..., evaluation=True))");
+  if (data && options.evalDataPath.empty())
+    throw InputError(
+        "--eval-every: expected --eval-data where --data is given");
+  if (!options.evalDataPath.empty()) {
+    evalData.emplace(options.evalDataPath);
+    checkData(plan, *evalData);
+  }
+  evalBatches = std::max<int64_t>(1, options.evalBatches);
+  if (evalData && options.evalBatches == 0) {
+    int64_t samples = std::numeric_limits<int64_t>::max();
+    for (const plan::Input &input : plan.inputs)
+      samples =
+          std::min(samples, evalData->entries().at(input.name).spec.shape[0] /
+                                input.spec.shape[0]);
+    evalBatches = std::max<int64_t>(1, samples / plan.worldSize);
+  }
+}
+
+} // namespace fsdp::runtime
