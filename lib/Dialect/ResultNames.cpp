@@ -111,6 +111,10 @@ void ClipGradNormOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
   nameResults(*this, setNameFn);
 }
 
+void StageStateOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
+  nameResults(*this, setNameFn);
+}
+
 void WaitOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
   if (Operation *begun = getFuture().getDefiningOp(); begun && getNumResults())
     setNameFn(getResult(0), getName(begun));

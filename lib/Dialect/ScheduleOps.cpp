@@ -53,6 +53,15 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
          << whyAttrName << ", got: " << attribute.getValue();
 }
 
+LogicalResult StageStateOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (!symbols.lookupNearestSymbolFrom<UnitOp>(*this, getUnitAttr()))
+    return emitOpError("StageState-1: expected a unit, got: ") << getUnitAttr();
+  if (!getStaged().getType().getTypes().empty())
+    return emitOpError("StageState-1: expected a future without results, got: ")
+           << getStaged().getType();
+  return success();
+}
+
 int64_t ScheduleOp::getNumReducesInFlight() {
   return int64_t(getReduceScattersInFlight().value_or(2));
 }

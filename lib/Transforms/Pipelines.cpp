@@ -35,6 +35,7 @@ void mlir::fsdp::buildSchedulePipeline(OpPassManager &pm) {
   pm.addPass(createDelayReduceWaits()); // reduce while computation goes on
   pm.addPass(createOverlapActivationCopies()); // copy meanwhile
   pm.addPass(createPrefetchAllGathers());      // gather before it is needed
+  pm.addPass(createStageCheckpoints());        // copy what a checkpoint takes
 }
 
 void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {

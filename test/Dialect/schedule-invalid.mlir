@@ -99,3 +99,34 @@ fsdp.program @type_of_a_future(%l: tensor<f32>) -> tensor<f32> {
   %w = fsdp.wait %f : !fsdp.future<tensor<2xf32>>
   fsdp.return %l : tensor<f32>
 }
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.program @stage_of_no_unit(%l: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{StageState-1: expected a unit, got: @u}}
+  %f = fsdp.stage_state @u : !fsdp.future<>
+  fsdp.wait %f : !fsdp.future<>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.program @stage_with_results(%l: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{StageState-1: expected a future without results, got: '!fsdp.future<tensor<f32>>'}}
+  %f = fsdp.stage_state @u : !fsdp.future<tensor<f32>>
+  %r = fsdp.wait %f : !fsdp.future<tensor<f32>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.program @stage_never_awaited(%l: tensor<f32>) -> tensor<f32> {
+  // expected-error @below {{Program-10: expected a wait for its future}}
+  %f = fsdp.stage_state @u : !fsdp.future<>
+  fsdp.return %l : tensor<f32>
+}

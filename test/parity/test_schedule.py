@@ -37,6 +37,7 @@ OPTIONS: dict[str, list[Any]] = {
     "device": ["cpu", "h100"],
     "memory": ["policy", "auto"],
     "bucket": ["unit", "parameter", "saturation", "optimal"],
+    "stage_checkpoints": [False, True],
     # Of the config, not of its schedule.
     "activation_offload": [None, {"match": "layers.*", "min_bytes": 1}],
 }

@@ -47,6 +47,8 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
   session.start();
   if (settings.makeDevice)
     session.executor().useGraphs();
+  if (settings.makeStage)
+    session.executor().setStage(settings.makeStage(session.comm()));
   std::optional<StepTrace> trace;
   if (settings.takeTrace)
     session.executor().setTrace(&trace.emplace(plan, *device));

@@ -4,6 +4,7 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Devices/Device.h"
+#include "fsdp/Runtime/Execution/Interpreter.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
 
 #include <cstdint>
@@ -30,6 +31,8 @@ struct RunSettings {
   runtime::StreamSettings streams = {};
   /// Of a rank, which then captures its steps; without one, the CPU.
   std::function<std::unique_ptr<runtime::Device>()> makeDevice = {};
+  /// Of a rank: Executor::setStage.
+  std::function<runtime::Interpreter::Stage(runtime::Comm &)> makeStage = {};
   /// Takes the last step's times, each rank on its thread.
   std::function<void(const runtime::StepTrace &)> takeTrace = {};
 };

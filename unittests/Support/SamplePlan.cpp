@@ -225,6 +225,27 @@ void accumulateWhole(Plan &plan) {
   plan.instructions = std::move(instructions);
 }
 
+void stageState(Plan &plan) {
+  EventId events = 0;
+  for (const Instruction &instruction : plan.instructions)
+    events = std::max(events, instruction.records + 1);
+  std::vector<Instruction> begun, waits;
+  for (int32_t unit = 0; unit < int32_t(plan.units.size()); ++unit) {
+    begun.push_back(
+        {StageState{unit}, Phase::Forward, -1, {}, Stream::CopyToHost});
+    begun.back().records = events;
+    waits.push_back(
+        {Wait{}, Phase::Backward, -1, {}, Stream::Compute, {events++}});
+  }
+  auto end = std::find_if(plan.instructions.begin(), plan.instructions.end(),
+                          [](const Instruction &instruction) {
+                            return instruction.phase == Phase::Optimizer;
+                          });
+  plan.instructions.insert(end, waits.begin(), waits.end());
+  plan.instructions.insert(plan.instructions.begin() + 1, begun.begin(),
+                           begun.end());
+}
+
 void beginCollectives(Plan &plan) {
   EventId events = 0;
   std::vector<Instruction> result;

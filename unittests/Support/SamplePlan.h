@@ -54,6 +54,10 @@ void accumulatePartial(plan::Plan &plan);
 /// reduce-scatters take the sums, in the last one.
 void accumulateWhole(plan::Plan &plan);
 
+/// Copies both units' state for a checkpoint beside forward, and awaits the
+/// copies where backward ends.
+void stageState(plan::Plan &plan);
+
 /// Position of the first instruction of a kind.
 template <typename Kind> size_t find(const plan::Plan &plan, int skip = 0) {
   for (size_t i = 0; i < plan.instructions.size(); ++i)

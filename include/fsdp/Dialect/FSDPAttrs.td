@@ -150,9 +150,10 @@ def FSDP_FutureType : FSDP_Type<"Future", "future"> {
     `!fsdp.future<tensor<4xf32>, tensor<2xf32>>`: a collective with a result of
     this type has begun, and its results are there after an `fsdp.wait`. Nothing
     else takes a future, so nothing can use what has not come yet.
+    `!fsdp.future<>`: what is under way has an end, and no results.
   }];
-  let parameters = (ins ArrayRefParameter<"::mlir::Type">:$types);
-  let assemblyFormat = "`<` $types `>`";
+  let parameters = (ins OptionalArrayRefParameter<"::mlir::Type">:$types);
+  let assemblyFormat = "`<` (`>`) : ($types^ `>`)?";
 }
 
 def FSDP_HostType : FSDP_Type<"Host", "host"> {

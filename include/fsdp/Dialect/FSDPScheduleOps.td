@@ -27,6 +27,8 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
       so that the step is fast within the budget.
     - `memory_budget`: bytes a rank. No gather is launched where it would not
       fit; a step that cannot fit is an error.
+    - `stage_checkpoints`: copies of a step's state for a checkpoint are
+      instructions of the step after it, beside its computation.
     - `device`: the description that times and bytes come from: the name of one
       that fsdp-opt knows, or a YAML file.
 
@@ -43,6 +45,7 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
                        DefaultValuedAttr<StrAttr, "\"unit\"">:$bucket,
                        DefaultValuedAttr<StrAttr, "\"policy\"">:$memory,
                        OptionalAttr<I64Attr>:$memory_budget,
+                       DefaultValuedAttr<BoolAttr, "false">:$stage_checkpoints,
                        DefaultValuedAttr<StrAttr, "\"cpu\"">:$device);
   let assemblyFormat = "attr-dict";
   let hasVerifier = 1;
@@ -67,6 +70,29 @@ def FSDP_WaitOp : FSDP_Op<"wait", [
   let arguments = (ins FSDP_FutureType:$future);
   let results = (outs Variadic<FSDP_Awaited>:$values);
   let assemblyFormat = "$future attr-dict `:` qualified(type($future))";
+}
+
+def FSDP_StageStateOp : FSDP_Op<"stage_state", [
+    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
+    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "Copies a unit's state to a checkpoint's staging memory";
+  let description = [{
+    If a checkpoint of the step before is being taken, this rank's shards of the
+    unit's parameters, and of the optimizer's state of these, are copied to where
+    the checkpoint is written from. Otherwise nothing happens. It runs in the
+    first microbatch of a step, and only begins; the copies are there after the
+    `fsdp.wait`.
+
+    ```mlir
+    %f = fsdp.stage_state @layers.0 : !fsdp.future<>
+    ```
+
+    **StageState-1**: `unit` names a unit, and the future has no results.
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$unit);
+  let results = (outs FSDP_FutureType:$staged);
+  let assemblyFormat = "$unit attr-dict `:` qualified(type($staged))";
 }
 
 #endif // FSDP_DIALECT_FSDPSCHEDULEOPS_TD

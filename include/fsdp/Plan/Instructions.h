@@ -429,6 +429,22 @@ struct ClipGradNorm {
 
 /// groups[i] is 0 for Plan::optimizer, n for Plan::paramGroups[n - 1]; empty:
 /// all are 0.
+/// In the first microbatch.
+struct StageState {
+  int32_t unit = -1;
+
+  static constexpr bool firstMicrobatch = true;
+  static constexpr const char *verb = "stage_state";
+  static constexpr Stream ownStream = Stream::CopyToHost;
+  static constexpr const char *meaning =
+      "if a checkpoint of the step before is being taken, copies this rank's "
+      "shards of the unit's parameters, and of the optimizer's state of these, "
+      "to the checkpoint's staging memory; in the first microbatch of a step";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &StageState::unit, Role::Unit));
+  }
+};
+
 struct OptimizerStep {
   std::vector<int32_t> params;
   std::vector<ValueId> grads;
@@ -483,11 +499,12 @@ struct WriteBuffer {
 };
 
 /// All of them, in the order of docs/plan-format.md.
-using Kind = std::variant<Call, ReadBuffer, ReadParam, Constant, AllGather,
-                          Reshard, ReduceScatter, AllReduce, CopyToDevice,
-                          CopyToHost, OffloadActivation, ReloadActivation,
-                          Accumulate, LossScale, Unscale, ClipGradNorm,
-                          OptimizerStep, Wait, WriteParam, WriteBuffer>;
+using Kind =
+    std::variant<Call, ReadBuffer, ReadParam, Constant, AllGather, Reshard,
+                 ReduceScatter, AllReduce, CopyToDevice, CopyToHost,
+                 OffloadActivation, ReloadActivation, Accumulate, LossScale,
+                 Unscale, ClipGradNorm, StageState, OptimizerStep, Wait,
+                 WriteParam, WriteBuffer>;
 
 /// Calls `fn` with a default one of each kind, in that order.
 template <typename FnT> void forEachKind(FnT &&fn) {

@@ -482,6 +482,21 @@ def OverlapActivationCopies
   }];
 }
 
+def StageCheckpoints
+    : LevelPass<"fsdp-stage-checkpoints", "Scheduled", "Scheduled"> {
+  let summary = "Copy the state of a checkpoint beside forward and backward";
+  let description = [{
+    Without `stage_checkpoints` of the schedule, the pass changes nothing.
+    Otherwise, for each unit of which the step updates a parameter, one
+    `fsdp.stage_state` begins where forward first uses the unit, and all are
+    awaited where backward ends. So the state that the step before has left is
+    copied while forward and backward read it, and is complete before the
+    optimizer changes it.
+
+    Before: the program has one `fsdp.optimizer_step`. After: P39 holds.
+  }];
+}
+
 //===----------------------------------------------------------------------===//
 // Lower: scheduled level -> planned level
 //===----------------------------------------------------------------------===//

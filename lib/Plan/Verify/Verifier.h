@@ -35,9 +35,9 @@ std::string describe(const Strides &strides);
 std::optional<std::pair<ValueId, ValueId>> findOverlap(const Plan &plan,
                                                        const Memory &memory);
 
-/// Checks P26 to P30 of one of the plan's lists of instructions, whose values
-/// and phases hold; `list` is its name. PlanError for the first that does not
-/// hold.
+/// Checks P26 to P30, and P39, of one of the plan's lists of instructions,
+/// whose values and phases hold; `list` is its name. PlanError for the first
+/// that does not hold.
 void verifyStreams(const Plan &plan,
                    const std::vector<Instruction> &instructions,
                    const std::string &origin, const std::string &list);
@@ -149,6 +149,7 @@ private:
   void visit(const CopyToHost &copy);
   void visit(const OffloadActivation &offload);
   void visit(const ReloadActivation &reload);
+  void visit(const StageState &stage);
   void visit(const OptimizerStep &step);
   void visit(const ReadParam &read);
   void visit(const WriteParam &write);
@@ -187,6 +188,8 @@ private:
   void verifyGradScaler() const;
   /// P37.
   void verifyUpdated() const;
+  /// P39: that all units are staged of which the step updates parameters.
+  void verifyStaged() const;
 
   const Plan &plan;
   const std::string &origin;
@@ -221,6 +224,8 @@ private:
   /// Parameters whose gradients are accumulated.
   std::set<int32_t> accumulated;
   bool optimizerBegun = false;
+  /// Units whose state is staged for a checkpoint.
+  std::set<int32_t> staged;
   std::vector<bool> writtenParams, writtenBuffers;
   bool sawClipping = false, sawLossScale = false, sawUnscale = false;
   /// Parameters whose gradients are unscaled.

@@ -546,6 +546,7 @@ void Verifier::verify() {
                       quoted(plan.params[param].name) +
                       " is written but never reduced");
   verifyUpdated();
+  verifyStaged();
   verifyLoss(plan.loss);
   verifyArena();
   verifyHostArena();

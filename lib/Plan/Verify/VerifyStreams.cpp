@@ -107,7 +107,7 @@ private:
     bool stale = false;
   };
   struct UnitState {
-    int64_t gather = -1, reshard = -1, copy = -1;
+    int64_t gather = -1, reshard = -1, copy = -1, stage = -1;
   };
 
   [[noreturn]] void fail(const char *label, const std::string &message) const {
@@ -293,11 +293,12 @@ private:
                           " frees or uses last: no event orders them");
   }
 
-  /// P30: a unit's parameters and its shards.
+  /// P30: a unit's parameters and its shards; P39: copies of these.
   void visitUnit(const Instruction &instruction) {
-    auto expect = [&](int64_t other, const std::string &what) {
+    auto expect = [&](int64_t other, const std::string &what,
+                      const char *label = "P30") {
       if (other != -1 && !isComplete(other, now))
-        fail("P30", what + " before " + at(other) +
+        fail(label, what + " before " + at(other) +
                         " is complete: no event orders them");
     };
     if (const auto *gather = std::get_if<AllGather>(&instruction.kind)) {
@@ -315,10 +316,14 @@ private:
       expect(unit.reshard, "unit " + nameOf(copy->unit) + " is copied");
       expect(unit.gather, "unit " + nameOf(copy->unit) + " is copied");
       unit.copy = position;
+    } else if (const auto *stage = std::get_if<StageState>(&instruction.kind)) {
+      units[stage->unit].stage = position;
     } else if (std::holds_alternative<OptimizerStep>(instruction.kind)) {
       for (size_t u = 0; u < units.size(); ++u) {
-        expect(units[u].gather, "unit " + nameOf(int32_t(u)) + " is updated");
-        expect(units[u].copy, "unit " + nameOf(int32_t(u)) + " is updated");
+        std::string updated = "unit " + nameOf(int32_t(u)) + " is updated";
+        expect(units[u].gather, updated);
+        expect(units[u].copy, updated);
+        expect(units[u].stage, updated, "P39");
       }
     }
   }

@@ -289,6 +289,10 @@ Interpreter::Wait Interpreter::execute(const plan::Instruction &instruction,
     void operator()(const plan::ReloadActivation &reload) {
       e.host.reload(reload, e.values);
     }
+    void operator()(const plan::StageState &stage) {
+      if (e.stage && e.microbatch == 0)
+        begun = e.stage(stage.unit);
+    }
     void operator()(const plan::Wait &) {}
   };
   c10::InferenceMode guard;

@@ -321,6 +321,10 @@ private:
           append(op, std::move(kind));
           return success();
         })
+        .Case<StageStateOp>([&](auto stage) {
+          append(op, plan::StageState{getUnit(stage.getUnitAttr())});
+          return success();
+        })
         .Case<OptimizerStepOp>([&](auto step) {
           plan::OptimizerStep kind;
           if (auto groups = step.getGroups())

@@ -32,7 +32,7 @@ void mlir::fsdp::insertFrees(ProgramOp program,
   for (BlockArgument argument : body.getArguments())
     end(argument, nullptr);
   for (Operation &op : body) {
-    if (isa<AllGatherOp>(op) || (isa<WaitOp>(op) && getGather(op.getResult(0))))
+    if (op.getNumResults() > 0 && getGather(op.getResult(0)))
       continue;             // ended by its reshard
     if (isa<ReshardOp>(op)) // parts end with the gather from them
       continue;

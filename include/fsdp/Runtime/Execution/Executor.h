@@ -81,6 +81,10 @@ public:
   /// As Interpreter::setPublishes; without it the caller publishes before each
   /// step and evaluation.
   void setPublishes(bool value) { interpreter.setPublishes(value); }
+  /// As Interpreter::setStage; not with graphs.
+  void setStage(Interpreter::Stage value) {
+    interpreter.setStage(std::move(value));
+  }
   /// As Interpreter::setBuffer.
   void setBuffer(size_t buffer, const at::Tensor &tensor) {
     interpreter.setBuffer(buffer, tensor);

@@ -19,6 +19,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -84,6 +85,11 @@ public:
 
   /// Whether the update ends with Comm::publish, which is the default.
   void setPublishes(bool value) { publishes = value; }
+  /// Begins to copy a unit's state (plan::StageState), and returns the wait for
+  /// the copies. It is called on the stream of the instruction.
+  using Stage = std::function<Wait(int32_t unit)>;
+  /// Null: nothing is copied, which is the default. Between steps.
+  void setStage(Stage value) { stage = std::move(value); }
   /// Takes a buffer of the plan in place of the one that is there.
   void setBuffer(size_t buffer, const at::Tensor &tensor) {
     buffers[buffer] = tensor;
@@ -133,6 +139,7 @@ private:
   std::unique_ptr<ShardedOptimizer> optimizer;
   std::optional<GradScaler> scaler;
   bool publishes = true;
+  Stage stage;
   Gradients gradients;
   /// Per unit: its parameters while they are gathered.
   std::vector<std::vector<at::Tensor>> gathered;

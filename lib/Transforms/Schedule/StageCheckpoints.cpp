@@ -1,0 +1,74 @@
+//===- StageCheckpoints.cpp - copies of state beside the next step --------===//
+#include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/Schedule.h"
+#include "fsdp/Transforms/StepProgram.h"
+
+#include "llvm/ADT/SetVector.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_STAGECHECKPOINTS
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+struct StageCheckpoints
+    : mlir::fsdp::impl::StageCheckpointsBase<StageCheckpoints> {
+  void runOnModule() override {
+    ModuleOp module = getOperation();
+    ProgramOp program = getProgram(module);
+    if (!program)
+      return signalPassFailure();
+    auto steps = program.getOps<OptimizerStepOp>();
+    if (steps.empty() || !getOrCreateSchedule(module).getStageCheckpoints())
+      return;
+    llvm::SetVector<StringAttr> units;
+    for (auto name :
+         (*steps.begin()).getParamNames().getAsRange<FlatSymbolRefAttr>())
+      if (auto unit = module.lookupSymbol<ParamOp>(name).getUnitAttr())
+        units.insert(unit.getAttr());
+
+    Operation *backwardEnd = getPhase(program, Phase::Optimizer);
+    llvm::DenseMap<StringAttr, Operation *> uses = getFirstUses(program);
+    for (StringAttr unit : units) {
+      Operation *use = uses.lookup(unit);
+      OpBuilder builder(use ? use : getPhase(program, Phase::Backward));
+      auto stage = StageStateOp::create(builder, backwardEnd->getLoc(),
+                                        FutureType::get(&getContext(), {}),
+                                        FlatSymbolRefAttr::get(unit));
+      setReason(stage, use ? "where forward first uses the unit"
+                           : "forward does not use the unit");
+      builder.setInsertionPoint(backwardEnd);
+      WaitOp::create(builder, backwardEnd->getLoc(), TypeRange(),
+                     stage.getStaged());
+    }
+  }
+
+private:
+  /// Program-17: an optimizer step has its phase.
+  static Operation *getPhase(ProgramOp program, Phase which) {
+    for (auto phase : program.getOps<PhaseOp>())
+      if (phase.getPhase() == which)
+        return phase;
+    llvm_unreachable("a step without the phase");
+  }
+
+  /// By unit: what makes its parameters available in forward.
+  static llvm::DenseMap<StringAttr, Operation *>
+  getFirstUses(ProgramOp program) {
+    llvm::DenseMap<StringAttr, Operation *> uses;
+    for (Operation &op : program.getBody().front()) {
+      if (auto phase = dyn_cast<PhaseOp>(op);
+          phase && phase.getPhase() != Phase::Forward)
+        break;
+      if (op.getNumResults() > 0)
+        if (AllGatherOp gather = getGather(op.getResult(0));
+            gather && getResultsOp(gather) == &op)
+          uses.try_emplace(gather.getUnitAttr().getAttr(), &op);
+    }
+    return uses;
+  }
+};
+} // namespace
