@@ -1,0 +1,86 @@
+//===- Chunks.h - a checkpoint as the boxes that ranks wrote --------------===//
+//
+// What the forms of checkpoints have in common: a tensor is saved as chunks,
+// each a box of it, which may lie in different files. Whoever reads a
+// checkpoint proves that the chunks of each tensor tile it (checkTiling), and
+// may then gather any other box of it (copyBox), which is how a checkpoint is
+// loaded at another world size.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_CHECKPOINT_CHUNKS_H
+#define FSDP_RUNTIME_CHECKPOINT_CHUNKS_H
+
+#include "fsdp/Plan/Tensors.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// A box of a tensor: [offsets[d], offsets[d] + sizes[d]) of each dimension.
+/// Of a tensor without dimensions both are empty, and the box is its element.
+struct Chunk {
+  std::vector<int64_t> offsets, sizes;
+
+  bool operator==(const Chunk &) const = default;
+};
+
+/// A chunk where it was saved.
+struct ChunkData {
+  Chunk chunk;
+  /// Row-major elements, borrowed (SavedState::memory).
+  std::span<const std::byte> data;
+  /// The path of the file that they are from, for messages.
+  std::string file;
+};
+
+struct SavedTensor {
+  /// Of the whole tensor.
+  plan::TensorSpec spec;
+  /// In any order. A chunk without elements is legal, anywhere in the tensor.
+  std::vector<ChunkData> chunks;
+};
+
+/// A checkpoint. Names are torchtitan's (docs/checkpoints.md).
+struct SavedState {
+  std::map<std::string, SavedTensor> tensors;
+  /// What is no tensor. Bytes are json's binary.
+  std::map<std::string, nlohmann::json> values;
+  /// Keeps alive what chunks borrow: mapped files, copies.
+  std::vector<std::shared_ptr<const void>> memory;
+};
+
+/// "[0:4, 2:8]", for messages.
+std::string describe(const Chunk &box);
+
+/// The bytes of the tensor. Throws InputError, beginning with `place`, for a
+/// shape that is negative or has more bytes than an int64_t counts.
+int64_t checkedBytes(const std::string &place, const std::string &name,
+                     const plan::TensorSpec &spec);
+
+/// Throws InputError unless the chunks tile the tensor `name`: each lies within
+/// it and has the bytes of its box, and each element is in exactly one. Names
+/// tensor, files and a box that is missing or twice there; `place`, the file or
+/// folder of the checkpoint, comes first where it is no one file's fault.
+///
+/// Any number of dimensions. With n chunks, O(n log n) where they are cut along
+/// one dimension or as a grid; chunks whose bounds cross so that it would take
+/// far longer are an InputError too.
+void checkTiling(const std::string &place, const std::string &name,
+                 const SavedTensor &tensor);
+
+/// Gathers the box, which lies within the tensor, from the chunks, which tile
+/// it, to `to`: row-major, and of the box's size.
+void copyBox(const SavedTensor &tensor, const Chunk &box,
+             std::span<std::byte> to);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_CHECKPOINT_CHUNKS_H
