@@ -68,7 +68,9 @@ int main(int argc, char **argv) {
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   c10::initLogging();
   CLI::App app("Trains a model by executing a plan made by fsdp-opt.\n"
-               "Exit status: 0 success, 1 the run failed, 2 bad input.");
+               "Exit status: 0 success, 1 the run failed, 2 bad input, 143 it "
+               "stopped after a step as TERM, INT or --time-limit asked, 130 "
+               "it was asked twice and stopped at once.");
   RunOptions options;
   std::optional<int64_t> ranks;
   std::string fault;
@@ -206,10 +208,16 @@ int main(int argc, char **argv) {
     std::optional<TorchrunEnvironment> environment;
     if (!ranks)
       environment = torchrunEnvironment();
-    if (environment)
-      runUnderTorchrun(options, *environment);
-    else
-      runForked(options, ranks);
+    RunEnd end = environment ? runUnderTorchrun(options, *environment)
+                             : runForked(options, ranks);
+    switch (end) {
+    case RunEnd::Finished:
+      return 0;
+    case RunEnd::Stopped:
+      return kExitStopped;
+    case RunEnd::StoppedAtOnce:
+      return kExitStoppedAtOnce;
+    }
   } catch (const InputError &error) {
     return report(error, kExitBadInput);
   } catch (const fsdp::plan::PlanError &error) {

@@ -169,12 +169,14 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
     writeShards(step);
     comm.publish();
     std::vector<RankStats> stats =
-        comm.exchangeStats({double(step * 100 + rank), rank, 7, 0.5});
-    expect(stats.size() == (rank == 0 ? size_t(worldSize) : 0), "stats");
+        comm.exchangeStats({double(step * 100 + rank), rank, 7, 0.5, 0, 0, -1,
+                            uint32_t(step + rank)});
+    expect(stats.size() == size_t(worldSize), "stats");
     for (size_t r = 0; r < stats.size(); ++r)
       expect(stats[r].loss == double(step * 100 + int64_t(r)) &&
                  stats[r].peakBytes == int64_t(r) &&
-                 stats[r].evaluationLoss == 0.5,
+                 stats[r].evaluationLoss == 0.5 &&
+                 stats[r].requests == uint32_t(step) + r,
              "stats of a rank");
   }
 }

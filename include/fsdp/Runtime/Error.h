@@ -29,6 +29,10 @@ struct AbortedError : RunError {
 
 inline constexpr int kExitRunFailure = 1;
 inline constexpr int kExitBadInput = 2;
+/// The run was asked to stop, and did, after a whole step or before its first.
+inline constexpr int kExitStopped = 143;
+/// It was asked twice, and ended at once.
+inline constexpr int kExitStoppedAtOnce = 130;
 
 } // namespace fsdp::runtime
 

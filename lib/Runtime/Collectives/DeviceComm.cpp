@@ -26,7 +26,7 @@ namespace fsdp::runtime {
 namespace {
 
 /// Those of RankStats.
-constexpr int64_t kStatsFields = 7;
+constexpr int64_t kStatsFields = 8;
 
 /// Rows of a parameter that come before each part.
 std::vector<int64_t> rowBegins(int64_t rows, int64_t parts) {
@@ -527,7 +527,8 @@ std::vector<RankStats> DeviceComm::exchangeStats(const RankStats &own) {
                                  own.evaluationLoss,
                                  double(own.scratchBytes),
                                  double(own.heapAllocations),
-                                 double(own.badGradient)};
+                                 double(own.badGradient),
+                                 double(own.requests)};
   ownStats.copy_(at::from_blob(fields, {kStatsFields}, at::kDouble));
   std::vector<int64_t> begins;
   for (int64_t r = 0; r <= worldSize(); ++r)
@@ -537,13 +538,12 @@ std::vector<RankStats> DeviceComm::exchangeStats(const RankStats &own) {
     wait();
   at::Tensor all = allStats.cpu();
   checkFailure();
-  if (rank() != 0)
-    return {};
   std::vector<RankStats> stats;
   for (int64_t r = 0; r < worldSize(); ++r) {
     const double *from = all.const_data_ptr<double>() + r * kStatsFields;
     stats.push_back({from[0], int64_t(from[1]), int64_t(from[2]), from[3],
-                     int64_t(from[4]), int64_t(from[5]), int64_t(from[6])});
+                     int64_t(from[4]), int64_t(from[5]), int64_t(from[6]),
+                     uint32_t(from[7])});
   }
   return stats;
 }

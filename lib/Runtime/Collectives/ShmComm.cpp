@@ -360,20 +360,13 @@ void ShmComm::barrier() {
 }
 
 std::vector<RankStats> ShmComm::exchangeStats(const RankStats &stats) {
-  auto done = uint32_t(step) + 1;
-  // The ring has two places; the one of two steps ago must have been read.
-  if (step >= 2)
-    wait(0, &RankState::statsRead, done - 2, {"statistics"});
-  own().stats[step % 2] = stats;
-  own().statsWritten.publish(done);
-  if (ownRank != 0)
-    return {};
+  uint32_t slot = exchanges++ % 2;
+  own().stats[slot] = stats;
+  own().statsWritten.publish(exchanges);
+  waitAll(everybody, &RankState::statsWritten, exchanges, {"statistics"});
   std::vector<RankStats> all;
-  for (int64_t r = 0; r < worldSize(); ++r) {
-    wait(r, &RankState::statsWritten, done, {"statistics"});
-    all.push_back(segment.state(r).stats[step % 2]);
-  }
-  own().statsRead.publish(done);
+  for (int64_t r = 0; r < worldSize(); ++r)
+    all.push_back(segment.state(r).stats[slot]);
   return all;
 }
 

@@ -1,14 +1,18 @@
-//===- AgentWatch.cpp - a rank ends when torchrun does --------------------===//
+//===- AgentWatch.cpp - what the program that started a rank wants --------===//
 #include "fsdp/Runtime/Launch/AgentWatch.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/Files.h"
+#include "fsdp/Runtime/Launch/Requests.h"
 #include "fsdp/Runtime/Operators/CallTable.h"
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -22,10 +26,12 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// A rank that trains moves on within this.
-constexpr int kMovesMs = 500;
+using Clock = std::chrono::steady_clock;
+
 /// Enough to see a peer's death and to ask the others (RankBoard).
 constexpr int kExplainsMs = 3000;
+/// What comes within this of a signal may be the same, passed on.
+constexpr auto kRepeat = std::chrono::seconds(1);
 
 /// Whether process `pid` began with these variables of this one.
 bool sharesEnvironment(pid_t pid) {
@@ -72,14 +78,16 @@ struct AgentWatch::State {
   const plan::Plan *plan = nullptr;
   const Position *position = nullptr;
 
-  std::pair<int64_t, int64_t> where() {
+  std::atomic<uint32_t> requests = 0;
+  std::optional<Clock::time_point> asked; ///< first to stop
+
+  /// Whether the first step has begun.
+  bool begun() {
     std::lock_guard lock(mutex);
-    if (!position)
-      return {-1, -1};
-    return {position->step.load(), position->instruction.load()};
+    return position && position->step.load() >= 0;
   }
 
-  [[noreturn]] void end(const std::string &cause) {
+  [[noreturn]] void end(const std::string &cause, int status) {
     std::lock_guard lock(mutex);
     std::string text = "fsdp-run: error: rank " + std::to_string(rank) + ": " +
                        cause +
@@ -88,8 +96,8 @@ struct AgentWatch::State {
                        "\n";
     // One write: a line of this rank alone.
     if (::write(STDERR_FILENO, text.data(), text.size()) < 0)
-      _exit(kExitRunFailure);
-    _exit(kExitRunFailure);
+      _exit(status);
+    _exit(status);
   }
 
   /// Whether the rank ended by itself within `milliseconds`.
@@ -98,55 +106,68 @@ struct AgentWatch::State {
     return poll(&stop, 1, milliseconds) > 0;
   }
 
+  void hear(int signal) {
+    uint32_t request = requestOf(signal);
+    requests |= request;
+    if (!(request & kStopRequest))
+      return;
+    std::string cause = "stopped by " + nameStop(request);
+    Clock::time_point now = Clock::now();
+    if (!begun() && !stopsWithin(kExplainsMs) && !begun())
+      end(cause, kExitStopped);
+    if (!asked)
+      asked = now;
+    else if (now - *asked > kRepeat)
+      end(cause + " at once", kExitStoppedAtOnce);
+  }
+
   void run() {
     pollfd events[] = {
         {stopFd, POLLIN, 0}, {signalFd, POLLIN, 0}, {agentFd, POLLIN, 0}};
-    while (poll(events, 3, -1) < 0)
-      ;
-    if (events[0].revents)
-      return;
-    if (events[2].revents)
-      end("torchrun (pid " + std::to_string(agent) + ") is gone");
-    auto before = where();
-    if (stopsWithin(kMovesMs) ||
-        (where() == before && stopsWithin(kExplainsMs)))
-      return;
-    end("stopped by TERM");
+    for (;;) {
+      if (poll(events, 3, -1) < 0)
+        continue;
+      if (events[0].revents)
+        return;
+      if (events[2].revents)
+        end("torchrun (pid " + std::to_string(agent) + ") is gone",
+            kExitRunFailure);
+      signalfd_siginfo info{};
+      if (events[1].revents &&
+          read(signalFd, &info, sizeof(info)) == ssize_t(sizeof(info)))
+        hear(int(info.ssi_signo));
+    }
   }
 };
 
-AgentWatch::AgentWatch(int64_t rank) {
-  pid_t agent = std::getenv("TORCHELASTIC_RUN_ID") ? findAgent() : 0;
-  if (agent <= 0)
-    return;
-  state = std::make_unique<State>();
+AgentWatch::AgentWatch(int64_t rank) : state(std::make_unique<State>()) {
   state->rank = rank;
-  state->agent = agent;
-  state->agentFd = int(syscall(SYS_pidfd_open, agent, 0));
   state->stopFd = eventfd(0, EFD_CLOEXEC);
-  sigset_t term;
-  sigemptyset(&term);
-  sigaddset(&term, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &term, nullptr);
-  state->signalFd = signalfd(-1, &term, SFD_CLOEXEC);
-  // It may have ended, and its number be another's, before it was opened.
-  if (findAgent() != agent)
-    state->end("torchrun is gone");
+  sigset_t signals = askingSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  state->signalFd = signalfd(-1, &signals, SFD_CLOEXEC);
+  pid_t agent = std::getenv("TORCHELASTIC_RUN_ID") ? findAgent() : 0;
+  if (agent > 0) {
+    state->agent = agent;
+    state->agentFd = int(syscall(SYS_pidfd_open, agent, 0));
+    // It may have ended, and its number be another's, before it was opened.
+    if (findAgent() != agent)
+      state->end("torchrun is gone", kExitRunFailure);
+  }
   state->thread = std::thread([watched = state.get()] { watched->run(); });
 }
 
 AgentWatch::~AgentWatch() {
-  if (!state)
-    return;
   eventfd_write(state->stopFd, 1);
   state->thread.join();
   for (int fd : {state->agentFd, state->signalFd, state->stopFd})
-    close(fd);
+    if (fd >= 0)
+      close(fd);
 }
 
+uint32_t AgentWatch::takeRequests() { return state->requests.exchange(0); }
+
 void AgentWatch::follow(const plan::Plan *plan, const Position *position) {
-  if (!state)
-    return;
   std::lock_guard lock(state->mutex);
   state->plan = plan;
   state->position = position;

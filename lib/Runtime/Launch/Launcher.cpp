@@ -4,9 +4,9 @@
 #include "fsdp/Runtime/Collectives/ShmComm.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/LocalStore.h"
+#include "fsdp/Runtime/Launch/Requests.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sys/prctl.h>
@@ -26,17 +27,13 @@ namespace fsdp::runtime {
 namespace {
 
 constexpr auto kGrace = std::chrono::seconds(5);
-constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM};
 
 sigset_t handledSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (int signal : kHandled)
-    sigaddset(&set, signal);
+  sigset_t set = askingSignals();
+  sigaddset(&set, SIGCHLD);
   return set;
 }
 
-/// The body of a forked rank; does not return.
 /// What the ranks of one host share: always a segment, in which the launcher
 /// sees them, and a store where they have memory of their own.
 class Ties {
@@ -51,7 +48,7 @@ public:
 
   /// In the process of the rank.
   RankLink link(int64_t rank) {
-    RankLink link{rank, rank, shared.state(rank).position, {}, {}};
+    RankLink link{rank, rank, shared.state(rank).position, {}, {}, {}};
     link.connect = [this, rank](Device &device) {
       return connect(device, rank);
     };
@@ -59,6 +56,11 @@ public:
       shared.fail(rank, message);
       if (transport)
         transport->fail(message);
+    };
+    link.requests = [this, rank] {
+      uint32_t pending = takePendingSignals();
+      return rank == 0 ? pending | shared.header().requests.exchange(0)
+                       : pending;
     };
     return link;
   }
@@ -85,18 +87,22 @@ private:
   std::shared_ptr<Transport> transport;
 };
 
+/// The body of a forked rank; does not return.
 [[noreturn]] void rankMain(const RunFiles &files, const RunOptions &options,
                            Ties &ties, int64_t rank, pid_t parent,
                            const sigset_t &oldMask) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent)
     _exit(kExitRunFailure);
-  // A terminal sends ^C to the whole group; the parent ends the ranks.
-  std::signal(SIGINT, SIG_IGN);
-  sigprocmask(SIG_SETMASK, &oldMask, nullptr);
+  // What asks waits, for all threads, until the end of a step takes it: the
+  // parent ends who does not come to that.
+  sigset_t mask = oldMask, asking = askingSignals();
+  sigorset(&mask, &mask, &asking);
+  sigprocmask(SIG_SETMASK, &mask, nullptr);
   int status = 0;
   try {
-    runRank(files, options, ties.link(rank));
+    if (runRank(files, options, ties.link(rank)) == RunEnd::Stopped)
+      status = kExitStopped;
   } catch (const AbortedError &) {
     status = kExitRunFailure;
   } catch (const InputError &error) {
@@ -141,7 +147,7 @@ public:
   }
 
   /// Waits for the ranks; throws the cause if any failed.
-  void join() {
+  RunEnd join() {
     sigset_t signals = handledSignals();
     while (alive() > 0) {
       reap();
@@ -151,16 +157,44 @@ public:
         killAll();
       timespec slice{0, 200'000'000};
       int signal = sigtimedwait(&signals, nullptr, &slice);
-      if (signal == SIGINT || signal == SIGTERM) {
-        killAll();
-        throw RunError(std::string("stopped by ") + sigabbrev_np(signal));
-      }
+      if (signal > 0 && requestOf(signal))
+        if (std::optional<RunEnd> end = ask(requestOf(signal)))
+          return *end;
     }
     if (failed)
       report();
+    return stopped ? RunEnd::Stopped : RunEnd::Finished;
   }
 
 private:
+  /// Of the ranks; and ends them where they have nothing to finish, or were
+  /// asked before.
+  std::optional<RunEnd> ask(uint32_t request) {
+    std::string name = nameStop(request);
+    if (!(request & kStopRequest)) {
+      segment.header().requests |= request;
+      return std::nullopt;
+    }
+    bool again = std::exchange(asked, true);
+    if (again || !begun()) {
+      killAll();
+      std::fprintf(stderr, "fsdp-run: stopped by %s %s\n", name.c_str(),
+                   again ? "at once" : "before the first step");
+      return again ? RunEnd::StoppedAtOnce : RunEnd::Stopped;
+    }
+    segment.header().requests |= request;
+    std::fprintf(stderr, "fsdp-run: %s: stops after this step\n", name.c_str());
+    return std::nullopt;
+  }
+
+  /// Whether a rank has begun its first step.
+  bool begun() const {
+    for (int64_t rank = 0; rank < plan.worldSize; ++rank)
+      if (segment.state(rank).position.step.load() >= 0)
+        return true;
+    return false;
+  }
+
   int64_t alive() const {
     return std::count_if(pids.begin(), pids.end(),
                          [](pid_t pid) { return pid > 0; });
@@ -181,6 +215,10 @@ private:
       pids[rank] = 0;
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         continue;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == kExitStopped) {
+        stopped = true;
+        continue;
+      }
       if (!std::exchange(failed, true))
         failedAt = std::chrono::steady_clock::now();
       if (WIFEXITED(status))
@@ -216,6 +254,8 @@ private:
   Ties &ties;
   ShmSegment &segment;
   std::vector<pid_t> pids;
+  bool asked = false; ///< to stop
+  bool stopped = false;
   bool failed = false;
   bool killed = false;
   int worstStatus = 0;
@@ -254,7 +294,7 @@ void checkMachine(const plan::Plan &plan, const std::string &path) {
 
 } // namespace
 
-void runForked(const RunOptions &options, std::optional<int64_t> ranks) {
+RunEnd runForked(const RunOptions &options, std::optional<int64_t> ranks) {
   RunFiles files(options, /*first=*/true);
   if (ranks && *ranks != files.plan.worldSize)
     throw InputError(options.planPath + ": the plan is for world size " +
@@ -266,12 +306,14 @@ void runForked(const RunOptions &options, std::optional<int64_t> ranks) {
   sigset_t signals = handledSignals();
   sigset_t oldMask;
   sigprocmask(SIG_BLOCK, &signals, &oldMask);
+  RunEnd end;
   {
     Ranks running(files, ties);
     running.start(files, options, oldMask);
-    running.join();
+    end = running.join();
   }
   sigprocmask(SIG_SETMASK, &oldMask, nullptr);
+  return end;
 }
 
 } // namespace fsdp::runtime

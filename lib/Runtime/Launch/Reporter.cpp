@@ -1,5 +1,6 @@
 //===- Reporter.cpp - the progress of a run, as rank 0 tells it -----------===//
 #include "fsdp/Runtime/Launch/Reporter.h"
+#include "fsdp/Runtime/Launch/Requests.h"
 
 #include <algorithm>
 #include <cmath>
@@ -95,6 +96,12 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
   file->append("{\"step\": " + std::to_string(step + 1) +
                ", \"loss\": " + digits9(loss) + ", \"rank_losses\": [" +
                losses + "], " + evaluation + norm + scaling + host + common);
+}
+
+void Reporter::stopped(int64_t step, uint32_t requests) const {
+  std::fprintf(stderr,
+               "fsdp-run: stopped by %s after step %lld; nothing was saved\n",
+               nameStop(requests).c_str(), static_cast<long long>(step + 1));
 }
 
 void Reporter::warn(int64_t step, const StepResult &result,

@@ -54,28 +54,29 @@ std::string jobOf(plan::Plan plan, const RunOptions &options) {
   return text;
 }
 
-void runOnOneHost(const RunFiles &files, const RunOptions &options,
-                  Rendezvous &rendezvous, AgentWatch &watch) {
+RunEnd runOnOneHost(const RunFiles &files, const RunOptions &options,
+                    Rendezvous &rendezvous, AgentWatch &watch) {
   int64_t rank = rendezvous.rank();
   std::unique_ptr<ShmSegment> segment = shareSegment(files.plan, rendezvous);
   watchPlaces(rendezvous);
   Following following(watch, files.plan, segment->state(rank).position);
-  RankLink link{rank, rank, segment->state(rank).position, {}, {}};
+  RankLink link{rank, rank, segment->state(rank).position, {}, {}, {}};
   link.connect = [&](Device &) {
     return std::make_unique<ShmComm>(files.plan, *segment, rank,
                                      options.maxStreamDelay.has_value());
   };
   link.fail = [&](const std::string &message) { segment->fail(rank, message); };
-  runRank(files, options, link);
+  link.requests = [&watch] { return watch.takeRequests(); };
+  return runRank(files, options, link);
 }
 
-void runOnHosts(const RunFiles &files, const RunOptions &options,
-                const TorchrunEnvironment &environment, Rendezvous &rendezvous,
-                AgentWatch &watch) {
+RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
+                  const TorchrunEnvironment &environment,
+                  Rendezvous &rendezvous, AgentWatch &watch) {
   Position position;
   Following following(watch, files.plan, position);
   std::shared_ptr<Transport> transport;
-  RankLink link{environment.rank, environment.localRank, position, {}, {}};
+  RankLink link{environment.rank, environment.localRank, position, {}, {}, {}};
   link.connect = [&](Device &device) {
     transport = makeTransport(options.backend, rendezvous.connectStore(),
                               environment.rank, environment.worldSize, device);
@@ -88,13 +89,14 @@ void runOnHosts(const RunFiles &files, const RunOptions &options,
     if (transport)
       transport->fail(message);
   };
-  runRank(files, options, link);
+  link.requests = [&watch] { return watch.takeRequests(); };
+  return runRank(files, options, link);
 }
 
 } // namespace
 
-void runUnderTorchrun(const RunOptions &options,
-                      const TorchrunEnvironment &environment) {
+RunEnd runUnderTorchrun(const RunOptions &options,
+                        const TorchrunEnvironment &environment) {
   int64_t rank = environment.rank;
   AgentWatch watch(rank);
   RunFiles files(options, /*first=*/rank == 0);
@@ -107,9 +109,8 @@ void runUnderTorchrun(const RunOptions &options,
   try {
     Rendezvous rendezvous(environment, jobOf(files.plan, options));
     if (options.backend == Backend::Shm)
-      runOnOneHost(files, options, rendezvous, watch);
-    else
-      runOnHosts(files, options, environment, rendezvous, watch);
+      return runOnOneHost(files, options, rendezvous, watch);
+    return runOnHosts(files, options, environment, rendezvous, watch);
   } catch (const AbortedError &) {
     throw;
   } catch (const InputError &error) {

@@ -7,6 +7,7 @@
 #include "fsdp/Runtime/Execution/StepTrace.h"
 #include "fsdp/Runtime/Files/DataSource.h"
 #include "fsdp/Runtime/Launch/Reporter.h"
+#include "fsdp/Runtime/Launch/Requests.h"
 #include "fsdp/Runtime/Launch/SaveWeights.h"
 
 #include <ATen/Parallel.h>
@@ -47,10 +48,11 @@ double evaluate(const RunFiles &files, const RunOptions &options,
   return sum / double(files.evalBatches);
 }
 
-void train(const RunFiles &files, const RunOptions &options, Comm &comm,
-           Device &device, Position &position) {
+RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
+             Device &device, const RankLink &link) {
   const plan::Plan &plan = files.plan;
   int64_t rank = comm.rank();
+  Position &position = link.position;
   StreamSettings streams{options.maxStreamDelay, options.seed, options.threads};
   Session session(plan, comm, device, position, streams);
   std::optional<Reporter> reporter;
@@ -96,7 +98,8 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
         {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
          peakResidentBytes(), evalLoss,
          session.executor().memory().extraBytes(),
-         heapAllocations() - allocations, result.badGradient});
+         heapAllocations() - allocations, result.badGradient, link.requests()});
+    uint32_t requests = requestsOf(stats);
     std::chrono::duration<double> elapsed =
         trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
@@ -107,6 +110,11 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
                    session.executor().stepGraphs()->describe().c_str());
     if (profiler)
       profiler->endStep(elapsed.count());
+    if ((requests & kStopRequest) && step + 1 < options.steps) {
+      if (reporter)
+        reporter->stopped(step, requests);
+      return RunEnd::Stopped;
+    }
   }
   if (profiler)
     writeProfile(*profiler, plan, options.planPath, session.comm(),
@@ -119,12 +127,13 @@ void train(const RunFiles &files, const RunOptions &options, Comm &comm,
     position.saving.store(true, std::memory_order_relaxed);
     saveWeights(plan, session, files.outWeights.get());
   }
+  return RunEnd::Finished;
 }
 
 } // namespace
 
-void runRank(const RunFiles &files, const RunOptions &options,
-             const RankLink &link) {
+RunEnd runRank(const RunFiles &files, const RunOptions &options,
+               const RankLink &link) {
   c10::InferenceMode guard;
   at::set_num_threads(options.threads);
   // On a GPU its memory alone is counted and placed.
@@ -134,7 +143,7 @@ void runRank(const RunFiles &files, const RunOptions &options,
   std::unique_ptr<Comm> comm;
   try {
     comm = link.connect(*device);
-    train(files, options, *comm, *device, link.position);
+    return train(files, options, *comm, *device, link);
   } catch (const AbortedError &) {
     throw;
   } catch (const std::exception &error) {

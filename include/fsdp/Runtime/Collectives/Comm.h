@@ -28,7 +28,7 @@
 
 namespace fsdp::runtime {
 
-/// What each rank tells rank 0 at the end of a step.
+/// What each rank tells the others at the end of a step.
 struct RankStats {
   double loss = 0;
   /// Most bytes this rank had allocated at once, its share of the segment
@@ -41,6 +41,9 @@ struct RankStats {
   int64_t scratchBytes = 0;    ///< RankArena::extraBytes
   int64_t heapAllocations = 0; ///< in this step and the evaluation after it
   int64_t badGradient = -1;    ///< StepResult::badGradient
+  /// What this rank is asked for between this step and the next: bits that the
+  /// Comm knows nothing of. Every rank gets those of all.
+  uint32_t requests = 0;
 };
 
 /// A collective that this rank has begun.
@@ -141,7 +144,7 @@ public:
   /// Lets every wait of every rank fail with AbortedError, from any thread.
   virtual void abort() = 0;
 
-  /// Ends a step: rank 0 gets every rank's statistics, the others nothing.
+  /// Ends a step: every rank gets the statistics of all, by rank.
   virtual std::vector<RankStats> exchangeStats(const RankStats &own) = 0;
 
   /// Every rank's numbers, as many of each, on rank 0; nothing on the others.

@@ -141,6 +141,7 @@ private:
   uint32_t versions = 0;
   uint32_t copies = 0;
   uint32_t barriers = 0;
+  uint32_t exchanges = 0;
   /// Updates begun; a step's number may be set back.
   uint32_t releases = 0;
   /// Parts kept, over all steps, and per unit the number and the parameters'

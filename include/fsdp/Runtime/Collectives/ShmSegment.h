@@ -77,10 +77,10 @@ struct RankState {
   Counter shardsRead;
   /// Barriers this rank has come to.
   Counter barriers;
-  /// Steps whose statistics this rank has written (all) or read (rank 0).
+  /// Exchanges for which this rank has written its statistics.
   Counter statsWritten;
-  Counter statsRead;
-  /// Ring of two: statistics of even and odd steps.
+  /// Ring of two: who writes those of exchange n has read all of n - 1, and so
+  /// all have read those of n - 2.
   RankStats stats[2];
   /// What this rank has for Comm::gather, a part at a time.
   double numbers[256];
@@ -94,6 +94,9 @@ struct SegmentHeader {
   std::atomic<uint32_t> aborted{0};
   /// The first rank that failed, -1 if none did.
   std::atomic<int32_t> failedRank{-1};
+  /// What the launcher asks the run for, as RankStats::requests; rank 0 takes
+  /// it at the end of a step.
+  std::atomic<uint32_t> requests{0};
 };
 
 /// The mapping. Whoever creates it may fork; the children share it.

@@ -1,4 +1,4 @@
-//===- AgentWatch.h - a rank ends when torchrun does ----------------------===//
+//===- AgentWatch.h - what the program that started a rank wants of it ----===//
 #ifndef FSDP_RUNTIME_LAUNCH_AGENTWATCH_H
 #define FSDP_RUNTIME_LAUNCH_AGENTWATCH_H
 
@@ -10,15 +10,20 @@
 
 namespace fsdp::runtime {
 
-/// While it lives, a rank that torchrun started does not outlive torchrun: when
-/// that is gone the process ends with status 1 and one line that says where it
-/// was, from the beginning, whatever it waits for. The same at SIGTERM, by
-/// which torchrun ends the ranks when one has failed; but where this rank
-/// stands still it has a few seconds to find out by itself what failed, and to
-/// say that. Does nothing in a process that torchrun did not start.
+/// While it lives, a rank that another program started hears what that wants.
+///
+/// USR1, TERM and INT become requests, which the end of a step takes. Where no
+/// step has begun, TERM and INT end the process with status 143 and one line;
+/// but torchrun sends TERM also when a rank has failed, so that this one has a
+/// few seconds to find out by itself what did, and to say that. Later a second
+/// one ends it at once, with status 130, unless it comes within a second:
+/// torchrun passes on what a terminal has already sent to everybody.
+///
+/// A rank does not outlive torchrun: when that is gone the process ends with
+/// status 1 and one line that says where it was, whatever it waits for.
 class AgentWatch {
 public:
-  /// To be made before other threads, which are not to take SIGTERM.
+  /// To be made before other threads, which are not to take these signals.
   explicit AgentWatch(int64_t rank);
   AgentWatch(const AgentWatch &) = delete;
   AgentWatch &operator=(const AgentWatch &) = delete;
@@ -26,6 +31,9 @@ public:
 
   /// Where the rank is in its run; null: nowhere. Borrowed until the next call.
   void follow(const plan::Plan *plan, const Position *position);
+
+  /// What the rank was asked for since the last call (Requests.h).
+  uint32_t takeRequests();
 
 private:
   struct State;

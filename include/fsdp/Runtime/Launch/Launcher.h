@@ -12,13 +12,15 @@ namespace fsdp::runtime {
 
 /// Forks one process per rank and waits for all of them. On the first failure
 /// the others are stopped, at the latest after 5 s, and the cause is thrown
-/// as RunError. No rank outlives this process. Call before torch has started
+/// as RunError. USR1, TERM and INT are handed to the ranks (Requests.h); TERM
+/// or INT ends them at once where none has begun its first step, and where it
+/// is the second. No rank outlives this process. Call before torch has started
 /// threads. `ranks`, if given, must be the plan's world size.
-void runForked(const RunOptions &options, std::optional<int64_t> ranks);
+RunEnd runForked(const RunOptions &options, std::optional<int64_t> ranks);
 
 /// Runs as one of the ranks that torchrun started.
-void runUnderTorchrun(const RunOptions &options,
-                      const TorchrunEnvironment &environment);
+RunEnd runUnderTorchrun(const RunOptions &options,
+                        const TorchrunEnvironment &environment);
 
 } // namespace fsdp::runtime
 

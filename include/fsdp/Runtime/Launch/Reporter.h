@@ -27,6 +27,9 @@ public:
               const std::vector<RankStats> &stats, const RankArena &memory,
               bool evaluated);
 
+  /// The run ends after `step` as it was asked to.
+  void stopped(int64_t step, uint32_t requests) const;
+
 private:
   /// Once, where a rank's loss or gradient is no number any more.
   void warn(int64_t step, const StepResult &result,

@@ -22,12 +22,19 @@ struct RankLink {
   /// Tells the others why this rank fails, while it is still connected, or as
   /// far as it is.
   std::function<void(const std::string &message)> fail;
+  /// What this rank has been asked for since the last call (Requests.h).
+  std::function<uint32_t()> requests;
 };
+
+/// How a run ends that does not fail: after its last step, or before that as
+/// it was asked to, on all ranks after the same step; or at once, as somebody
+/// insisted.
+enum class RunEnd { Finished, Stopped, StoppedAtOnce };
 
 /// Runs a rank of the plan to the end: loads or initialises its rows of the
 /// weights, trains, and on rank 0 writes metrics, progress and weights. Throws.
-void runRank(const RunFiles &files, const RunOptions &options,
-             const RankLink &link);
+RunEnd runRank(const RunFiles &files, const RunOptions &options,
+               const RankLink &link);
 
 } // namespace fsdp::runtime
 
