@@ -87,9 +87,34 @@ int main(int argc, char **argv) {
   app.add_option("--steps", options.steps, "training steps")
       ->capture_default_str()
       ->check(wholeNumber(0, kMaxCount));
-  auto *data = app.add_option("--data", options.dataPath,
-                              "safetensors file with one tensor per input, "
-                              "samples in dim 0");
+  auto *data =
+      app.add_option("--data", options.data.sources,
+                     "[WEIGHT:]PATH[:DTYPE]: a safetensors file with one "
+                     "tensor per input, samples in dim 0; a flat file of "
+                     "tokens, of DTYPE or with llm.c's header; or the prefix "
+                     "of Megatron-LM's .bin and .idx. May be given several "
+                     "times: one after another, or mixed by WEIGHT")
+          ->expected(1)
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--shuffle-seed", options.data.shuffleSeed,
+                 "permute the samples of --data in each epoch anew, by this "
+                 "seed; by default they come in order")
+      ->needs(data)
+      ->check(wholeNumber(0, kMaxSeed));
+  app.add_option("--token-inputs", options.data.tokenInputs,
+                 "NAME[+SHIFT],...: inputs that get the tokens of a sample, "
+                 "SHIFT tokens later; by default the plan's integer inputs, "
+                 "the first with shift 0, the second with 1")
+      ->needs(data)
+      ->expected(1)
+      ->delimiter(',');
+  std::string documents = "cross";
+  app.add_option("--documents", documents,
+                 "cross: samples of tokens go over the ends of documents; "
+                 "within: each lies in one")
+      ->needs(data)
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cross", "within"}));
   app.add_flag("--synthetic", synthetic, "train on random inputs; the default")
       ->excludes(data);
   app.add_option("--seed", options.seed,
@@ -118,8 +143,8 @@ int main(int argc, char **argv) {
                  "hex digits")
       ->needs(weights);
   app.add_option("--data-hash", options.dataHash,
-                 "the hash that the file of --data must have: xxh3: and 32 hex "
-                 "digits")
+                 "the hash that the one file of --data must have: xxh3: and 32 "
+                 "hex digits")
       ->needs(data);
   app.add_option("--save-weights", options.outWeightsPath,
                  "write the final weights to this safetensors file");
@@ -164,12 +189,22 @@ int main(int argc, char **argv) {
       app.add_option("--eval-every", options.evalEvery,
                      "compute the loss in eval mode after every so many steps")
           ->check(wholeNumber(1, kMaxCount));
-  app.add_option("--eval-data", options.evalDataPath,
-                 "safetensors file like that of --data, for evaluations")
-      ->needs(evalEvery);
+  auto *evalData =
+      app.add_option("--eval-data", options.evalSources,
+                     "PATH[:DTYPE] like that of --data, for evaluations; may "
+                     "be given several times")
+          ->needs(evalEvery)
+          ->expected(1)
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--eval-split", options.data.evalSplit,
+                 "evaluate on the last part of each source of --data, this "
+                 "fraction of its tokens, documents or samples, and do not "
+                 "train on it")
+      ->needs(data)
+      ->excludes(evalData);
   app.add_option("--eval-batches", options.evalBatches,
                  "batches a rank in each evaluation; by default as many as "
-                 "--eval-data fills, at least one")
+                 "the data fill, at least one")
       ->needs(evalEvery)
       ->check(wholeNumber(1, kMaxCount));
   app.add_option("--inject-fault", fault,
@@ -183,6 +218,8 @@ int main(int argc, char **argv) {
     return report(error, kExitBadInput);
   }
 
+  if (documents == "within")
+    options.data.documents = Documents::Within;
   if (streams == "threads")
     options.maxStreamDelay = maxStreamDelay;
   try {

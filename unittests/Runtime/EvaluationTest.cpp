@@ -98,7 +98,7 @@ TEST_F(Evaluation, RefusesWhatDoesNotFit) {
   expectRefused({"--eval-every", "0"}, "--eval-every");
   expectRefused({"--eval-data", data}, "--eval-data requires --eval-every");
   expectRefused({"--data", data, "--eval-every", "1"},
-                "expected --eval-data where --data is given");
+                "expected --eval-data or --eval-split where --data is given");
   expectRefused({"--eval-every", "1", "--eval-data", dir / "none"}, "none");
 }
 

@@ -53,10 +53,11 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
   if (settings.takeTrace)
     session.executor().setTrace(&trace.emplace(plan, *device));
   Outcome outcome;
+  std::unique_ptr<DataSource> data = makeSyntheticData(plan, 1);
   for (int64_t step = 0; step < settings.steps; ++step) {
     auto inputs = [&](int64_t microbatch) {
-      return stepInputs(plan, nullptr, 1,
-                        step * plan.accumulationSteps + microbatch, rank);
+      int64_t number = step * plan.accumulationSteps + microbatch;
+      return data->inputs(number * samplesPerMicrobatch(plan), rank);
     };
     outcome.losses.push_back(session.step(inputs).loss);
   }

@@ -15,10 +15,7 @@
 #include <set>
 #include <utility>
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace fsdp::runtime {
 
@@ -98,27 +95,20 @@ std::string describe(const TensorSpec &spec) {
   return text + "]";
 }
 
-SafeTensors::SafeTensors(const std::string &path) : filePath(path) {
-  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0)
-    throw InputError(path + ": cannot open: " + systemError());
-  struct stat info{};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    close(fd);
-    throw InputError(path + ": not a safetensors file: not a regular file");
-  }
-  auto size = size_t(info.st_size);
-  if (size < 8) {
-    close(fd);
-    throw InputError(path +
+SafeTensors::SafeTensors(const std::string &path)
+    : SafeTensors(WatchedFile(path)) {}
+
+SafeTensors::SafeTensors(const WatchedFile &file) : filePath(file.path()) {
+  auto size = size_t(file.size());
+  if (size < 8)
+    throw InputError(filePath +
                      ": not a safetensors file: expected at least 8 "
                      "bytes, got " +
                      std::to_string(size));
-  }
-  void *mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-  close(fd);
+  void *mapped =
+      mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor(), 0);
   if (mapped == MAP_FAILED)
-    throw InputError(path + ": cannot map: " + systemError());
+    throw InputError(filePath + ": cannot map: " + systemError());
   bytes = {static_cast<const std::byte *>(mapped), size};
   try {
     parse();
@@ -238,15 +228,31 @@ std::string hashText(XXH128_hash_t hash) {
 }
 
 std::string hashTensors(const std::vector<NamedTensor> &tensors) {
-  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(
-      XXH3_createState(), XXH3_freeState);
-  XXH3_128bits_reset(state.get());
+  HashState state;
   for (const NamedTensor &tensor : tensors)
-    XXH3_128bits_update(state.get(), tensor.data.data(), tensor.data.size());
-  return hashText(XXH3_128bits_digest(state.get()));
+    state.add(tensor.data);
+  return state.text();
 }
 
 } // namespace
+
+struct HashState::State {
+  XXH3_state_t xxh3;
+};
+
+HashState::HashState() : state(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state->xxh3);
+}
+
+HashState::~HashState() = default;
+
+void HashState::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(&state->xxh3, bytes.data(), bytes.size());
+}
+
+std::string HashState::text() const {
+  return hashText(XXH3_128bits_digest(&state->xxh3));
+}
 
 std::string hashBytes(std::string_view bytes) {
   return hashText(XXH3_128bits(bytes.data(), bytes.size()));

@@ -132,7 +132,7 @@ void Rendezvous::enter(const std::string &job) {
                           : store->get_to_str(attempt + "job");
   if (found != shown)
     throw RunError("another job is at " + place +
-                   ": its plan, options or run id are not those of this rank");
+                   ": its plan, data, options or run id are not those of this rank");
   keys = attempt + secret + "/";
   std::string own = processIdentity();
   if (store->compareSet(keys + "rank " + std::to_string(ownRank), "", own) ==

@@ -5,12 +5,10 @@
 #include "fsdp/Runtime/Execution/OpenPlan.h"
 #include "fsdp/Runtime/Execution/Profiler.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
-#include "fsdp/Runtime/Files/DataSource.h"
 #include "fsdp/Runtime/Operators/OperatorLibraries.h"
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 
 namespace fsdp::runtime {
 
@@ -51,9 +49,10 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
   openEvaluation(options);
   if (!first)
     return;
-  for (const auto *file : {&data, &evalData})
-    if (*file)
-      (*file)->checkHash();
+  for (const auto *source : {&data, &evalData})
+    if (const FileData *read = *source ? (*source)->asFiles() : nullptr)
+      for (const auto &samples : read->sources())
+        samples->checkHash();
   openOutputs(options);
 }
 
@@ -80,12 +79,20 @@ void checkGivenHash(const std::string &path, const std::string &want,
 } // namespace
 
 void RunFiles::openData(const RunOptions &options, bool first) {
-  if (options.dataPath.empty())
+  const std::vector<std::string> &sources = options.data.sources;
+  if (sources.empty()) {
+    data = makeSyntheticData(plan, options.seed);
     return;
-  data.emplace(options.dataPath);
-  checkData(plan, *data);
+  }
+  if (!options.dataHash.empty() && sources.size() > 1)
+    throw InputError("--data-hash: expected one source, got " +
+                     std::to_string(sources.size()));
+  TrainingData opened = runtime::openData(plan, options.data);
   if (first && !options.dataHash.empty())
-    checkGivenHash(options.dataPath, options.dataHash, data->hash());
+    checkGivenHash(sources[0], options.dataHash,
+                   opened.training->sources()[0]->hash());
+  data = std::move(opened.training);
+  evalData = std::move(opened.heldOut);
 }
 
 void RunFiles::openWeights(const RunOptions &options, bool first) {
@@ -136,28 +143,26 @@ void RunFiles::openWeights(const RunOptions &options, bool first) {
 }
 
 void RunFiles::openEvaluation(const RunOptions &options) {
-  if (options.evalEvery == 0)
+  if (options.evalEvery == 0) {
+    evalData.reset();
     return;
+  }
   if (plan.evaluation.empty())
     throw InputError(options.planPath +
                      ": --eval-every: the plan has no evaluation; capture the "
                      "model with --evaluation (capture(..., evaluation=True))");
-  if (data && options.evalDataPath.empty())
-    throw InputError(
-        "--eval-every: expected --eval-data where --data is given");
-  if (!options.evalDataPath.empty()) {
-    evalData.emplace(options.evalDataPath);
-    checkData(plan, *evalData);
-  }
-  evalBatches = std::max<int64_t>(1, options.evalBatches);
-  if (evalData && options.evalBatches == 0) {
-    int64_t samples = std::numeric_limits<int64_t>::max();
-    for (const plan::Input &input : plan.inputs)
-      samples =
-          std::min(samples, evalData->entries().at(input.name).spec.shape[0] /
-                                input.spec.shape[0]);
-    evalBatches = std::max<int64_t>(1, samples / plan.worldSize);
-  }
+  if (data->asFiles() && !evalData && options.evalSources.empty())
+    throw InputError("--eval-every: expected --eval-data or --eval-split where "
+                     "--data is given");
+  if (!options.evalSources.empty())
+    evalData = openEvalData(plan, options.evalSources, options.data);
+  else if (!evalData)
+    // Another seed than that of the training data.
+    evalData = makeSyntheticData(plan, ~options.seed);
+  evalBatches = options.evalBatches > 0
+                    ? options.evalBatches
+                    : std::max<int64_t>(1, evalData->epoch() /
+                                               samplesPerMicrobatch(plan));
 }
 
 } // namespace fsdp::runtime

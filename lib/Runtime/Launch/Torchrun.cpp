@@ -39,8 +39,9 @@ void watchPlaces(Rendezvous &rendezvous) {
 }
 
 /// What all ranks of a job have in common, and the ranks of another have not:
-/// the plan, and the options that say which collectives there are.
-std::string jobOf(plan::Plan plan, const RunOptions &options) {
+/// the plan, the data, and the options that say which collectives there are.
+std::string jobOf(const RunFiles &files, const RunOptions &options) {
+  plan::Plan plan = files.plan;
   plan.optimizer.library.clear(); // of this host
   for (plan::Optimizer &group : plan.paramGroups)
     group.library.clear();
@@ -51,6 +52,8 @@ std::string jobOf(plan::Plan plan, const RunOptions &options) {
         int64_t(!options.profilePath.empty()),
         int64_t(!options.tracePath.empty())})
     text += " " + std::to_string(number);
+  for (const auto *data : {&files.data, &files.evalData})
+    text += " " + (*data ? (*data)->fingerprint() : "none");
   return text;
 }
 
@@ -107,7 +110,7 @@ RunEnd runUnderTorchrun(const RunOptions &options,
         ", got WORLD_SIZE=" + std::to_string(environment.worldSize));
   std::string prefix = "rank " + std::to_string(rank) + ": ";
   try {
-    Rendezvous rendezvous(environment, jobOf(files.plan, options));
+    Rendezvous rendezvous(environment, jobOf(files, options));
     if (options.backend == Backend::Shm)
       return runOnOneHost(files, options, rendezvous, watch);
     return runOnHosts(files, options, environment, rendezvous, watch);

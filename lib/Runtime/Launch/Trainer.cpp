@@ -5,7 +5,7 @@
 #include "fsdp/Runtime/Execution/Profiler.h"
 #include "fsdp/Runtime/Execution/Session.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
-#include "fsdp/Runtime/Files/DataSource.h"
+#include "fsdp/Runtime/Files/Prefetcher.h"
 #include "fsdp/Runtime/Launch/Reporter.h"
 #include "fsdp/Runtime/Launch/Requests.h"
 #include "fsdp/Runtime/Launch/SaveWeights.h"
@@ -36,15 +36,12 @@ int64_t peakResidentBytes() {
 
 /// The mean loss of this rank's batches of the evaluation data, which are the
 /// same at every call.
-double evaluate(const RunFiles &files, const RunOptions &options,
-                Executor &executor, int64_t rank) {
-  const SafeTensors *data = files.evalData ? &*files.evalData : nullptr;
+double evaluate(const RunFiles &files, Executor &executor, int64_t rank) {
+  int64_t stride = samplesPerMicrobatch(files.plan);
   double sum = 0;
   for (int64_t batch = 0; batch < files.evalBatches; ++batch)
-    // Another seed than that of the training data.
-    sum += executor.evaluate([&](int64_t) {
-      return stepInputs(files.plan, data, ~options.seed, batch, rank);
-    });
+    sum += executor.evaluate(
+        [&](int64_t) { return files.evalData->inputs(batch * stride, rank); });
   return sum / double(files.evalBatches);
 }
 
@@ -78,21 +75,26 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     trace.emplace(plan, device);
 
   device.seed(options.seed);
-  const SafeTensors *data = files.data ? &*files.data : nullptr;
+  std::optional<Prefetcher> prefetcher;
+  if (const FileData *data = files.data->asFiles())
+    prefetcher.emplace(plan, *data, rank, device);
+  // With the data's fingerprint, all that the order of the data is known by.
+  int64_t samplesDone = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
     if (trace && step == options.steps - 1)
       session.executor().setTrace(&*trace);
     int64_t allocations = heapAllocations();
     auto begin = std::chrono::steady_clock::now();
     StepResult result = session.step([&](int64_t microbatch) {
-      return stepInputs(plan, data, options.seed,
-                        step * plan.accumulationSteps + microbatch, rank);
+      int64_t first = samplesDone + microbatch * samplesPerMicrobatch(plan);
+      return prefetcher ? prefetcher->next(first)
+                        : files.data->inputs(first, rank);
     });
+    samplesDone += plan.accumulationSteps * samplesPerMicrobatch(plan);
     auto trained = std::chrono::steady_clock::now();
     bool evaluates =
         options.evalEvery > 0 && (step + 1) % options.evalEvery == 0;
-    double evalLoss =
-        evaluates ? evaluate(files, options, session.executor(), rank) : 0;
+    double evalLoss = evaluates ? evaluate(files, session.executor(), rank) : 0;
     auto evaluated = std::chrono::steady_clock::now();
     std::vector<RankStats> stats = session.comm().exchangeStats(
         {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),

@@ -1,30 +1,59 @@
-//===- DataSource.h - the inputs of each step -----------------------------===//
+//===- DataSource.h - the inputs of a run, by position --------------------===//
 #ifndef FSDP_RUNTIME_FILES_DATASOURCE_H
 #define FSDP_RUNTIME_FILES_DATASOURCE_H
 
 #include "fsdp/Plan/Plan.h"
-#include "fsdp/Runtime/Files/SafeTensors.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 namespace fsdp::runtime {
 
-/// Checks a data set against a plan's inputs: the same names, dtypes and
-/// shapes beyond dim 0, and at least one sample. Throws InputError.
-void checkData(const plan::Plan &plan, const SafeTensors &data);
+class FileData;
 
-/// The inputs of one rank at one microbatch, in the plan's order. `step` counts
-/// the microbatches of all steps from 0: a step with n of them takes n in a
-/// row. With `data`: samples [(step*W + rank)*b, (step*W + rank + 1)*b), b the
-/// plan's batch, each taken modulo the number of samples. Without:
-/// integers uniform in [low, high) and standard normal floats, from a
-/// generator seeded by seed, step and rank.
-std::vector<at::Tensor> stepInputs(const plan::Plan &plan,
-                                   const SafeTensors *data, uint64_t seed,
-                                   int64_t step, int64_t rank);
+/// Samples of a rank's microbatch, b: dim 0 of the first input that has one.
+int64_t batchSize(const plan::Plan &plan);
+/// Of the microbatch of all ranks, W b.
+int64_t samplesPerMicrobatch(const plan::Plan &plan);
+
+/// Where a run's inputs come from. They are a pure function of a position in
+/// one global order of samples: a microbatch of all ranks that begins at sample
+/// `first` takes [first, first + W b), of which rank r has [first + r b,
+/// first + (r + 1) b); the next one begins at first + W b. So the number of
+/// samples that were taken, with what fingerprint() says, is all that a run has
+/// to know of its data to go on, on any number of ranks.
+///
+/// Threads may call at a time; processes that were forked may share the files.
+class DataSource {
+public:
+  virtual ~DataSource() = default;
+
+  /// The inputs of a rank in a microbatch, in the plan's order and of its
+  /// shapes, row-major on the host. Throws InputError for data that the plan
+  /// cannot take, RunError where they cannot be read or are not as they were.
+  virtual std::vector<at::Tensor> inputs(int64_t first, int64_t rank) const = 0;
+  /// Samples until all were taken once; 0: there is no end.
+  virtual int64_t epoch() const = 0;
+  /// "xxh3:" and 32 hex digits, which are the same where the positions have
+  /// the same samples. The names of files are not part of it, so that data may
+  /// be moved, nor is the number of ranks.
+  virtual std::string fingerprint() const = 0;
+  /// What the data are, in one line.
+  virtual std::string describe() const = 0;
+  /// This source, if its batches can be read ahead; null: they are made when
+  /// they are asked for.
+  virtual const FileData *asFiles() const { return nullptr; }
+};
+
+/// Random inputs: integers uniform in [low, high) and standard normal floats,
+/// from a generator seeded by the seed, the microbatch's number first / (W b)
+/// and the rank. On another number of ranks they are others.
+std::unique_ptr<DataSource> makeSyntheticData(const plan::Plan &plan,
+                                              uint64_t seed);
 
 } // namespace fsdp::runtime
 

@@ -10,9 +10,11 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Files/Files.h"
+#include "fsdp/Runtime/Files/WatchedFile.h"
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,12 +35,18 @@ public:
 
   /// Throws InputError that names the file.
   explicit SafeTensors(const std::string &path);
+  /// The same of a file that is open.
+  explicit SafeTensors(const WatchedFile &file);
   SafeTensors(SafeTensors &&other) noexcept;
   SafeTensors &operator=(SafeTensors &&) = delete;
   ~SafeTensors();
 
   const std::string &path() const { return filePath; }
   const std::map<std::string, Entry> &entries() const { return table; }
+  /// The byte of the file where the entry's data begin.
+  uint64_t offsetOf(const Entry &entry) const {
+    return uint64_t(entry.data.data() - bytes.data());
+  }
   /// Gives this process's pages of the file back; reading maps them again.
   void dropPages() const;
   /// "xxh3:" and the 32 hex digits of XXH3-128 over the file.
@@ -71,6 +79,22 @@ void writeSafeTensors(OutputFile &file,
 
 /// "xxh3:" and the 32 hex digits of XXH3-128, in canonical form.
 std::string hashBytes(std::string_view bytes);
+
+/// The same of bytes that come in parts.
+class HashState {
+public:
+  HashState();
+  ~HashState();
+  HashState(const HashState &) = delete;
+  HashState &operator=(const HashState &) = delete;
+
+  void add(std::span<const std::byte> bytes);
+  std::string text() const;
+
+private:
+  struct State;
+  std::unique_ptr<State> state;
+};
 
 /// "float32[2, 3]", for messages.
 std::string describe(const plan::TensorSpec &spec);

@@ -5,6 +5,7 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Collectives/Backend.h"
 #include "fsdp/Runtime/Execution/Executor.h"
+#include "fsdp/Runtime/Files/OpenData.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Runtime/Files/WeightFiles.h"
 
@@ -24,7 +25,7 @@ struct RunOptions {
   /// Libraries of operators that the plan may call.
   std::vector<std::string> operatorLibraries;
   int64_t steps = 1;
-  std::string dataPath; ///< empty: synthetic data
+  DataOptions data;
   uint64_t seed = 0;
   /// Of the model's own initialisation; without it, `seed`.
   std::optional<uint64_t> initSeed;
@@ -33,7 +34,7 @@ struct RunOptions {
   std::string tracePath;      ///< of the last step; empty: none
   std::string weightsPath;    ///< empty: the plan's
   std::string weightsHash;    ///< that `weightsPath` must have; empty: any
-  std::string dataHash;       ///< that `dataPath` must have; empty: any
+  std::string dataHash;       ///< that the file of `data` must have
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;
   std::string device = "cpu"; ///< makeDevice
@@ -41,9 +42,10 @@ struct RunOptions {
   bool graphs = false; ///< Executor::useGraphs
   /// StreamSettings::maxDelayMicroseconds.
   std::optional<int64_t> maxStreamDelay;
-  int64_t evalEvery = 0;    ///< steps from one evaluation to the next; 0: none
-  int64_t evalBatches = 0;  ///< of each rank; 0: as many as the data fills
-  std::string evalDataPath; ///< empty: synthetic data
+  int64_t evalEvery = 0;   ///< steps from one evaluation to the next; 0: none
+  int64_t evalBatches = 0; ///< of each rank; 0: as many as the data fills
+  /// Of evaluations; empty: what `data` holds out, or synthetic data.
+  std::vector<std::string> evalSources;
   std::optional<Fault> fault;
 };
 
@@ -64,7 +66,8 @@ struct RunFiles {
   std::optional<WeightFiles> capturedWeights;
   /// Whether to run the plan's initialisation, before any weights are read.
   bool initialises = false;
-  std::optional<SafeTensors> data, evalData;
+  /// What is trained on, and evaluated; the latter null without evaluations.
+  std::unique_ptr<DataSource> data, evalData;
   /// Null where nothing is to be written, or another process has it. Rank 0
   /// commits them.
   std::unique_ptr<OutputFile> outWeights, profile, trace;
