@@ -131,8 +131,9 @@ void Rendezvous::enter(const std::string &job) {
                           ? store->compareSet(attempt + "job", "", shown)
                           : store->get_to_str(attempt + "job");
   if (found != shown)
-    throw RunError("another job is at " + place +
-                   ": its plan, data, options or run id are not those of this rank");
+    throw RunError(
+        "another job is at " + place +
+        ": its plan, data, options or run id are not those of this rank");
   keys = attempt + secret + "/";
   std::string own = processIdentity();
   if (store->compareSet(keys + "rank " + std::to_string(ownRank), "", own) ==
