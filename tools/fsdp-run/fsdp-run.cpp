@@ -106,7 +106,7 @@ int main(int argc, char **argv) {
                  "SHIFT tokens later; by default the plan's integer inputs, "
                  "the first with shift 0, the second with 1")
       ->needs(data)
-      ->expected(1)
+      ->allow_extra_args(false)
       ->delimiter(',');
   std::string documents = "cross";
   app.add_option("--documents", documents,

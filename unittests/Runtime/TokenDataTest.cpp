@@ -415,6 +415,11 @@ TEST_F(TokenData, TakesTheRangeOfTheEmbedding) {
   auto weight = std::get<plan::TensorArg>(call.args.at(0).value).value;
   call.op = "aten::embedding";
   plan.inputs[0].high = 3; // of the batch that was captured
+  call.args[1] = {plan::TensorArg{plan.inputs[1].value}};
+  EXPECT_THAT(errorOf({.sources = {dir / "t.bin:uint16"}}),
+              HasSubstr("input \"y\" goes into an embedding, and is not the "
+                        "first integer input of the plan: say which inputs get "
+                        "tokens and next tokens, as --token-inputs y,x"));
   call.args[1] = {plan::TensorArg{plan.inputs[0].value}};
   plan.values[size_t(weight)].shape = {500, 4};
   auto data = open({.sources = {dir / "t.bin:uint16"}});

@@ -31,25 +31,6 @@ Name parseName(const std::string &text, int64_t shift) {
   return {text.substr(0, plus), shift};
 }
 
-std::vector<Name> namesOf(const plan::Plan &plan,
-                          const std::vector<std::string> &given) {
-  std::vector<Name> names;
-  for (const std::string &name : given)
-    names.push_back(parseName(name, int64_t(names.size())));
-  if (!names.empty())
-    return names;
-  for (const plan::Input &input : plan.inputs)
-    if (isTokenDType(input.spec.dtype))
-      names.push_back({input.name, int64_t(names.size())});
-  if (names.empty() || names.size() > 2)
-    throw InputError(
-        "--data: token data are for one or two integer inputs, and the plan "
-        "has " +
-        std::to_string(names.size()) +
-        (names.empty() ? "" : "; name them with --token-inputs"));
-  return names;
-}
-
 /// Of the embedding that takes the ids: the rows of its weight.
 std::optional<int64_t> embeddingRows(const plan::Plan &plan,
                                      plan::ValueId ids) {
@@ -69,6 +50,44 @@ std::optional<int64_t> embeddingRows(const plan::Plan &plan,
       return rows.shape[0];
   }
   return std::nullopt;
+}
+
+/// Of two inputs that nobody named: not to give tokens to what are targets or
+/// positions.
+void checkOrder(const plan::Plan &plan, const std::vector<Name> &names) {
+  std::vector<std::string> embedded;
+  for (const plan::Input &input : plan.inputs)
+    if (isTokenDType(input.spec.dtype) && embeddingRows(plan, input.value))
+      embedded.push_back(input.name);
+  if (names.size() < 2 || embedded.empty() ||
+      (embedded.size() == 1 && embedded[0] == names[0].input))
+    return;
+  throw InputError(
+      "--data: input \"" + embedded.back() +
+      "\" goes into an embedding, and is not the first integer input of the "
+      "plan: say which inputs get tokens and next tokens, as --token-inputs " +
+      embedded[0] + "," +
+      (embedded[0] == names[0].input ? names[1] : names[0]).input);
+}
+
+std::vector<Name> namesOf(const plan::Plan &plan,
+                          const std::vector<std::string> &given) {
+  std::vector<Name> names;
+  for (const std::string &name : given)
+    names.push_back(parseName(name, int64_t(names.size())));
+  if (!names.empty())
+    return names;
+  for (const plan::Input &input : plan.inputs)
+    if (isTokenDType(input.spec.dtype))
+      names.push_back({input.name, int64_t(names.size())});
+  if (names.empty() || names.size() > 2)
+    throw InputError(
+        "--data: token data are for one or two integer inputs, and the plan "
+        "has " +
+        std::to_string(names.size()) +
+        (names.empty() ? "" : "; name them with --token-inputs"));
+  checkOrder(plan, names);
+  return names;
 }
 
 } // namespace

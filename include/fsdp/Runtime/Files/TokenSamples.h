@@ -33,9 +33,10 @@ struct TokenLayout {
 
 /// The layout of a plan whose inputs are all token ids, [b, L]. `names` are
 /// those of --token-inputs, each NAME or NAME+SHIFT; by default the integer
-/// inputs of the plan. The n-th has the shift n unless it says another. The
-/// ids may be those of the rows of the embedding (aten::embedding) that one of
-/// the inputs goes into; a plan without one takes ids in [low, high) of its
+/// inputs of the plan, of which there may be two if the first alone goes into
+/// an embedding, or none does. The n-th has the shift n unless it says another.
+/// The ids may be those of the rows of the embedding (aten::embedding) that one
+/// of the inputs goes into; a plan without one takes ids in [low, high) of its
 /// first token input, the range of the batch that was captured. Throws
 /// InputError.
 TokenLayout layOutTokens(const plan::Plan &plan,
