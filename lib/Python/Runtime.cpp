@@ -36,6 +36,10 @@ Backend backendOf(const std::string &comm) {
   throw InputError("comm: expected \"shm\" or \"gloo\", got \"" + comm + "\"");
 }
 
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(int64_t(seconds * 1000));
+}
+
 /// A session with all that it borrows. Tensors that are handed out keep the
 /// memory of the parameters alive.
 class OpenPlan {
@@ -47,9 +51,9 @@ public:
       : plan(open(path, allowedPlugin, operators)) {}
 
   /// With the other ranks: a collective, before all others. `comm`: as
-  /// fsdp-run's --comm. `other`: a session of the same model, whose parameters
-  /// this one trains.
-  void connect(Rendezvous &rendezvous, const std::string &comm,
+  /// fsdp-run's --comm. `deadline`: as its --deadline. `other`: a session of
+  /// the same model, whose parameters this one trains.
+  void connect(Rendezvous &rendezvous, const std::string &comm, double deadline,
                const std::shared_ptr<OpenPlan> &other) {
     rank = rendezvous.rank();
     if (rendezvous.worldSize() != plan.worldSize)
@@ -60,6 +64,7 @@ public:
     c10::InferenceMode guard;
     device = makeCpuDevice();
     connection = makeConnection(backendOf(comm), plan, rendezvous, *device,
+                                milliseconds(deadline),
                                 other ? &*other->connection : nullptr);
     session.emplace(plan, connection->comm(), *device, connection->position());
   }
@@ -242,9 +247,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<Agreement>(m, "Agreement")
       .def(py::init([](const std::string &comm, Rendezvous &rendezvous,
                        double seconds) {
-             return makeAgreement(
-                 backendOf(comm), rendezvous,
-                 std::chrono::milliseconds(int64_t(seconds * 1000)));
+             return makeAgreement(backendOf(comm), rendezvous,
+                                  milliseconds(seconds));
            }),
            py::arg("comm"), py::arg("rendezvous"), py::arg("deadline"),
            Release())

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -56,6 +57,42 @@ CLI::Validator wholeNumber(uint64_t low, uint64_t high) {
           ""};
 }
 
+/// "90", "0.5", "1:30:00": seconds, or hours, minutes and seconds; nullopt for
+/// anything else, and for none.
+std::optional<double> parseDuration(const std::string &text) {
+  double parts[3] = {};
+  size_t count = 0;
+  const char *at = text.data(), *end = at + text.size();
+  for (; count < 3; ++count) {
+    auto read =
+        std::from_chars(at, end, parts[count], std::chars_format::fixed);
+    bool whole = std::all_of(at, read.ptr, [](char c) { return c != '.'; });
+    if (read.ec != std::errc() || *at == '-')
+      return std::nullopt;
+    at = read.ptr;
+    if (at == end)
+      break;
+    if (*at++ != ':' || !whole)
+      return std::nullopt;
+  }
+  double seconds = parts[0];
+  if (count == 2 && parts[1] < 60 && parts[2] < 60)
+    seconds = parts[0] * 3600 + parts[1] * 60 + parts[2];
+  else if (count != 0)
+    return std::nullopt;
+  bool fits = seconds >= 0.001 && seconds <= 1e9;
+  return fits ? std::optional<double>(seconds) : std::nullopt;
+}
+
+const CLI::Validator kDuration(
+    [](const std::string &text) -> std::string {
+      if (parseDuration(text))
+        return {};
+      return "expected seconds, or HH:MM:SS, got \"" + text.substr(0, 80) +
+             "\"";
+    },
+    "");
+
 constexpr uint64_t kMaxCount = INT64_MAX;
 constexpr uint64_t kMaxSeed = UINT64_MAX;
 
@@ -84,7 +121,8 @@ int main(int argc, char **argv) {
                  "size, which is the default. Without it, a rank that "
                  "torchrun started joins the others")
       ->check(wholeNumber(1, kMaxCount));
-  app.add_option("--steps", options.steps, "training steps")
+  app.add_option("--steps,--max-steps", options.steps,
+                 "training steps in all, with those before a resumption")
       ->capture_default_str()
       ->check(wholeNumber(0, kMaxCount));
   auto *data =
@@ -207,6 +245,16 @@ int main(int argc, char **argv) {
                  "the data fill, at least one")
       ->needs(evalEvery)
       ->check(wholeNumber(1, kMaxCount));
+  std::string deadline, timeLimit;
+  app.add_option("--deadline", deadline,
+                 "seconds that a rank waits for others of which none moves on. "
+                 "By default 300 until a step is done, then 120 or 20 steps, "
+                 "whichever is longer")
+      ->check(kDuration);
+  app.add_option("--time-limit", timeLimit,
+                 "stop as TERM does, in time to have done so this long after "
+                 "the start: seconds, or HH:MM:SS")
+      ->check(kDuration);
   app.add_option("--inject-fault", fault,
                  "rank:step:instruction:kill|throw, for testing")
       ->group("");
@@ -240,6 +288,9 @@ int main(int argc, char **argv) {
     if (onGpu && options.maxStreamDelay)
       throw InputError("--streams: expected serial with --device cuda, which "
                        "has streams of its own, got threads");
+    if (std::optional<double> seconds = parseDuration(deadline))
+      options.deadline = std::chrono::milliseconds(int64_t(*seconds * 1000));
+    options.timeLimit = parseDuration(timeLimit);
     if (!fault.empty())
       options.fault = parseFault(fault);
     std::optional<TorchrunEnvironment> environment;

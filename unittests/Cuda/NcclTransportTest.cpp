@@ -60,11 +60,15 @@ void require(bool holds, const std::string &what) {
     throw std::runtime_error("not true: " + what);
 }
 
+NcclOptions within(std::chrono::milliseconds deadline) {
+  return {{std::make_shared<Patience>(deadline)}};
+}
+
 /// Forks ranks that run `body`; their errors as forkRanks gives them, "aborted:
 /// …" for an AbortedError.
-std::vector<std::string> forkGpuRanks(int64_t ranks,
-                                      const std::function<void(Rank &)> &body,
-                                      const NcclOptions &options = {60s}) {
+std::vector<std::string>
+forkGpuRanks(int64_t ranks, const std::function<void(Rank &)> &body,
+             const NcclOptions &options = within(60s)) {
   LocalStore local(ranks);
   return forkRanks(ranks, [&](int64_t index) {
     std::string id = "fsdp-test-" + std::to_string(index);
@@ -237,12 +241,13 @@ TEST(NcclTransport, TakesRegisteredMemory) {
 }
 
 TEST(NcclTransport, NamesWhoDoesNotConnect) {
-  auto errors = forkGpuRanks(3,
-                             [](Rank &rank) {
-                               if (rank.index != 1)
-                                 rank.connect("gather", 3);
-                             },
-                             {2s});
+  auto errors = forkGpuRanks(
+      3,
+      [](Rank &rank) {
+        if (rank.index != 1)
+          rank.connect("gather", 3);
+      },
+      within(2s));
   EXPECT_THAT(errors,
               Contains("communicator \"gather\": rank 1 has not come in 2 s"));
 }
@@ -258,20 +263,20 @@ void finish(Rank &rank) {
 
 TEST(NcclTransport, NamesWhoIsLateForACollective) {
   auto begun = std::chrono::steady_clock::now();
-  auto errors =
-      forkGpuRanks(3,
-                   [](Rank &rank) {
-                     auto comm = rank.connect("gather", 3);
-                     at::Tensor sum = at::ones({8}, rank.options(at::kFloat));
-                     comm->allReduce("the first", sum, ReduceOp::Sum);
-                     rank.device.synchronize();
-                     if (rank.index == 2)
-                       std::this_thread::sleep_for(8s);
-                     else
-                       comm->allReduce("the second", sum, ReduceOp::Sum);
-                     finish(rank);
-                   },
-                   {3s});
+  auto errors = forkGpuRanks(
+      3,
+      [](Rank &rank) {
+        auto comm = rank.connect("gather", 3);
+        at::Tensor sum = at::ones({8}, rank.options(at::kFloat));
+        comm->allReduce("the first", sum, ReduceOp::Sum);
+        rank.device.synchronize();
+        if (rank.index == 2)
+          std::this_thread::sleep_for(8s);
+        else
+          comm->allReduce("the second", sum, ReduceOp::Sum);
+        finish(rank);
+      },
+      within(3s));
   EXPECT_THAT(errors,
               Each(HasSubstr("the second (collective 2 of communicator "
                              "\"gather\") has not finished after 3 s; rank 2 "

@@ -2,7 +2,11 @@
 #ifndef FSDP_RUNTIME_ERROR_H
 #define FSDP_RUNTIME_ERROR_H
 
+#include <cstdint>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace fsdp::runtime {
 
@@ -17,9 +21,19 @@ struct RunError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A peer died while this rank waited for it; the message says where.
-struct PeerDiedError : RunError {
+/// A peer died while this rank waited for it, or does not move on; the message
+/// says where.
+struct PeerLostError : RunError {
   using RunError::RunError;
+};
+
+/// A wait has passed its deadline. What the ranks' processes or their store
+/// wait for may wait for ever too.
+struct PeerHungError : PeerLostError {
+  PeerHungError(const std::string &message, std::vector<int64_t> ranks)
+      : PeerLostError(message), ranks(std::move(ranks)) {}
+
+  std::vector<int64_t> ranks; ///< who hold up the others, if that is known
 };
 
 /// Another rank failed first and reports the cause; this one only stops.

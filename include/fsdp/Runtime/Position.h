@@ -15,6 +15,11 @@ struct Position {
   std::atomic<int64_t> instruction{-1};
   /// The steps are over: weights are gathered and written.
   std::atomic<bool> saving{false};
+  /// Moves on with every part of what takes long beside instructions: reading
+  /// weights and data, saving. What has moved is not taken for a hang.
+  std::atomic<uint64_t> beats{0};
+
+  void beat() { beats.fetch_add(1, std::memory_order_relaxed); }
 };
 
 } // namespace fsdp::runtime

@@ -12,9 +12,6 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// torch.distributed's default for Gloo; a step that takes longer is an error.
-constexpr auto kTimeout = std::chrono::minutes(30);
-
 constexpr std::string_view kNumbered = "cuda:";
 
 /// The N of "cuda:N"; nullopt for "cuda".
@@ -52,10 +49,12 @@ std::unique_ptr<Device> makeDevice(const std::string &device,
 
 std::unique_ptr<Transport>
 makeTransport(Backend backend, const c10::intrusive_ptr<c10d::Store> &store,
-              int64_t rank, int64_t worldSize, const Device &device) {
+              int64_t rank, int64_t worldSize, const Device &device,
+              const WaitSettings &waits) {
   if (backend == Backend::Nccl)
-    return makeNcclTransport(store, rank, worldSize, device.where().index());
-  return makeGlooTransport(store, rank, worldSize, kTimeout);
+    return makeNcclTransport(store, rank, worldSize, device.where().index(),
+                             {waits});
+  return makeGlooTransport(store, rank, worldSize, waits);
 }
 
 } // namespace fsdp::runtime

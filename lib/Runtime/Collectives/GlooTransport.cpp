@@ -28,9 +28,12 @@
 namespace fsdp::runtime {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 namespace {
+
+/// How often a wait looks whether it is late.
+constexpr milliseconds kSlice(50);
+constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
 class ProcessGroup : public c10d::ProcessGroupGloo {
 public:
@@ -113,10 +116,11 @@ class GlooCommunicator : public Communicator {
 public:
   GlooCommunicator(RankBoard &board, std::string name, std::string key,
                    std::vector<int64_t> ranks,
-                   c10::intrusive_ptr<ProcessGroup> group, milliseconds timeout,
+                   c10::intrusive_ptr<ProcessGroup> group,
+                   const WaitSettings &settings,
                    std::shared_ptr<Progress> progress)
       : board(board), name(std::move(name)), key(std::move(key)),
-        ranks(std::move(ranks)), group(std::move(group)), timeout(timeout),
+        ranks(std::move(ranks)), group(std::move(group)), settings(settings),
         progress(std::move(progress)) {}
 
   ~GlooCommunicator() override {
@@ -223,7 +227,6 @@ private:
         throw AbortedError(collective.text() + ": " + progress->aborted);
       ++progress->uncollected;
     }
-    auto begun = steady_clock::now();
     auto operations = std::make_shared<Operations>();
     std::function<void()> finish;
     try {
@@ -244,24 +247,32 @@ private:
             }
             progress->changed.notify_all();
           });
-    return [this, collective, begun, operations, finish] {
-      wait(collective, begun, *operations);
+    return [this, collective, operations, finish] {
+      wait(collective, *operations);
       if (finish)
         finish();
     };
   }
 
-  void wait(const CollectiveName &collective, steady_clock::time_point begun,
-            Operations &operations) {
+  void wait(const CollectiveName &collective, Operations &operations) {
+    WaitCount counted(*settings.sights);
+    Stall stall(*settings.sights, *settings.patience);
+    std::optional<Stall::Cause> cause;
     {
       std::unique_lock lock(progress->mutex);
-      progress->changed.wait(lock, [&] {
+      while (!progress->changed.wait_for(lock, kSlice, [&] {
         return operations.left == 0 || operations.error ||
                !progress->aborted.empty();
-      });
+      })) {
+        lock.unlock();
+        cause = stall.overdue();
+        lock.lock();
+        if (cause)
+          break;
+      }
       if (!progress->aborted.empty())
         throw AbortedError(collective.text() + ": " + progress->aborted);
-      if (!operations.error) {
+      if (operations.left == 0 && !operations.error) {
         --progress->uncollected;
         lock.unlock();
         // The future is complete a moment before its work.
@@ -272,44 +283,63 @@ private:
         return;
       }
     }
-    fail(collective, begun, operations.error);
+    if (operations.error)
+      fail(collective, operations.error);
+    failLate(collective, *cause);
   }
 
   [[noreturn]] void fail(const CollectiveName &collective,
-                         steady_clock::time_point begun,
                          const std::exception_ptr &error) {
-    bool timedOut = steady_clock::now() - begun >= timeout;
-    auto throwIfTold = [&](const std::string &failure) {
-      if (failure.empty())
-        return;
-      progress->abort(failure);
-      throw AbortedError(collective.text() + ": " + failure);
-    };
-    throwIfTold(board.awaitFailure());
+    throwIfTold(collective, board.awaitFailure());
     std::string late = board.describeLate(key, collective.number, ranks);
-    throwIfTold(board.failure());
-    std::string text = (timedOut ? describeTimeout(collective, timeout)
-                                 : collective.text() + ": " + reason(error)) +
-                       "; " + late;
+    throwIfTold(collective, board.failure());
+    std::string text = collective.text() + ": " + reason(error) + "; " + late;
     progress->abort(text);
     throw RunError(text);
+  }
+
+  [[noreturn]] void failLate(const CollectiveName &collective,
+                             const Stall::Cause &cause) {
+    std::string text =
+        cause.text + "; this rank was waiting in " + collective.text();
+    // Where ranks do not say how far they are, who has not come holds it up.
+    if (!settings.position && settings.sights->blindness().empty()) {
+      throwIfTold(collective, board.awaitFailure());
+      std::string late = board.describeLate(key, collective.number, ranks);
+      throwIfTold(collective, board.failure());
+      text = describeTimeout(collective, settings.patience->deadline()) + "; " +
+             late;
+    }
+    progress->abort(text);
+    throw PeerHungError(text, cause.ranks);
+  }
+
+  void throwIfTold(const CollectiveName &collective,
+                   const std::string &failure) {
+    if (failure.empty())
+      return;
+    progress->abort(failure);
+    throw AbortedError(collective.text() + ": " + failure);
   }
 
   RankBoard &board;
   std::string name, key;
   std::vector<int64_t> ranks;
   c10::intrusive_ptr<ProcessGroup> group;
-  milliseconds timeout;
+  const WaitSettings &settings;
   std::shared_ptr<Progress> progress;
 };
 
 class GlooTransport : public Transport {
 public:
   GlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
-                int64_t worldSize, milliseconds timeout)
-      : store(store), timeout(timeout),
-        board(std::make_unique<RankBoard>(store, rank, worldSize)) {
-    store->setTimeout(timeout);
+                int64_t worldSize, const WaitSettings &given)
+      : store(store), settings(given),
+        board(std::make_shared<RankBoard>(store, rank, worldSize,
+                                          settings.position)) {
+    store->setTimeout(settings.patience->deadline());
+    if (!settings.sights)
+      settings.sights = board;
     board->watch([this](const std::string &failure) {
       std::lock_guard lock(mutex);
       told = failure;
@@ -331,6 +361,8 @@ public:
     // All of them, and not only those that would wait.
     if (std::string failure = board->failure(); !failure.empty())
       throw AbortedError(failure);
+    milliseconds timeout = settings.patience->deadline();
+    WaitCount counted(*settings.sights);
     board->meet(key, name, ranks, timeout);
     auto progress = std::make_shared<Progress>();
     {
@@ -346,8 +378,10 @@ public:
           c10::make_intrusive<c10d::PrefixStore>("gloo/" + key, store),
           int(index), int(ranks.size()),
           c10d::ProcessGroupGloo::Options::create_default(timeout));
+      // How long a collective takes is not Gloo's concern.
+      group->setTimeout(kForever);
       return std::make_unique<GlooCommunicator>(*board, name, key, ranks, group,
-                                                timeout, progress);
+                                                settings, progress);
     } catch (const std::exception &) {
       std::string failure = board->awaitFailure();
       if (!failure.empty())
@@ -363,20 +397,28 @@ public:
 
 private:
   c10::intrusive_ptr<c10d::Store> store;
-  milliseconds timeout;
   std::mutex mutex; ///< guards the next two
   std::string told; ///< of a rank that has failed
   std::vector<std::weak_ptr<Progress>> communicators;
-  /// Its thread uses what is above.
-  std::unique_ptr<RankBoard> board;
+  /// The board's thread uses what is above.
+  WaitSettings settings;
+  std::shared_ptr<RankBoard> board;
 };
 
 } // namespace
 
 std::unique_ptr<Transport>
 makeGlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
-                  int64_t worldSize, std::chrono::milliseconds timeout) {
-  return std::make_unique<GlooTransport>(store, rank, worldSize, timeout);
+                  int64_t worldSize, const WaitSettings &settings) {
+  return std::make_unique<GlooTransport>(store, rank, worldSize, settings);
+}
+
+std::unique_ptr<Transport>
+makeGlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
+                  int64_t worldSize, milliseconds timeout) {
+  return makeGlooTransport(
+      store, rank, worldSize,
+      {std::make_shared<Patience>(timeout), nullptr, nullptr});
 }
 
 } // namespace fsdp::runtime

@@ -3,7 +3,11 @@
 // Keys: "come/<communicator>/<rank>", "failure" and, for who is late, "asked"
 // and the answers "begun/<rank>", one line "<count> <communicator>" for each.
 // A rank answers once: who asks is about to fail, and the job with it. "alarm"
-// is there when "failure" or "asked" is, so that nothing but it is polled.
+// is there when one of these or "look" is, so that nothing but it is polled.
+//
+// "look" is a number that grows while ranks want to know how far the others
+// are. With each new one that it sees a rank sets "sight/<rank>" to that number
+// and its RankSight: a rank whose number does not grow does not answer.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Collectives/RankBoard.h"
@@ -20,6 +24,7 @@
 #include <mutex>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 namespace fsdp::runtime {
 
@@ -33,6 +38,11 @@ constexpr milliseconds kPoll(100);
 constexpr milliseconds kTell(300);
 /// Enough for the others to see the question, and to answer it.
 constexpr milliseconds kAnswers(1500);
+/// How often a rank looks, for each rank a little more seldom, and for how long
+/// after it was wanted.
+constexpr milliseconds kLook(300), kLookOfRank(2), kLookOn(1000);
+/// A thread that lives has answered, and a store too, within this.
+constexpr milliseconds kSilence(1500);
 
 } // namespace
 
@@ -41,6 +51,8 @@ struct RankBoard::State {
   /// that return at once are made.
   c10::intrusive_ptr<c10d::Store> store;
   int64_t rank, worldSize;
+  const Position *position = nullptr; ///< guarded by mutex
+  std::atomic<int> waits = 0;
   /// Whoever served the store has ended, well or not: what matters of that the
   /// collectives say. It is not used again; c10d would log each failure.
   std::atomic<bool> lost = false;
@@ -48,10 +60,24 @@ struct RankBoard::State {
   std::mutex mutex;
   std::condition_variable stopped;
   bool stop = false;
+  bool calling = false; ///< the functions below
+  bool ended = false;   ///< the thread
   std::map<std::string, int64_t> begun;
   std::function<void(const std::string &)> onFailure;
   std::function<void()> onTick;
   std::thread thread;
+
+  struct Sight {
+    RankSight sight;
+    int64_t number = -1;
+    steady_clock::time_point heard;
+  };
+  // Guarded by mutex, but for `shown`, which is the thread's.
+  std::vector<Sight> seen;
+  steady_clock::time_point wanted, lastLook;
+  /// When the store answered, and from when it has been wanted without a break.
+  steady_clock::time_point answered, wantedSince;
+  int64_t shown = 0;
 
   /// Calls `use` unless the store is lost, or is then.
   template <typename Use> void ifThere(Use use) {
@@ -78,22 +104,88 @@ struct RankBoard::State {
     store->set("begun/" + std::to_string(rank), text.str());
   }
 
+  RankSight ownSight() {
+    std::lock_guard lock(mutex);
+    RankSight sight;
+    if (position)
+      sight = {position->step.load(), position->instruction.load(),
+               position->beats.load(), position->saving.load()};
+    sight.waits = waits > 0;
+    return sight;
+  }
+
+  void show() {
+    int64_t number = store->add("look", 0);
+    if (number == shown)
+      return;
+    shown = number;
+    RankSight own = ownSight();
+    std::ostringstream text;
+    text << number << ' ' << own.step << ' ' << own.instruction << ' '
+         << own.beats << ' ' << own.saving << ' ' << own.waits;
+    store->set("sight/" + std::to_string(rank), text.str());
+  }
+
+  void lookAtOthers() {
+    store->add("look", 1);
+    store->set("alarm", "1");
+    for (int64_t r = 0; r < worldSize; ++r) {
+      std::string key = "sight/" + std::to_string(r);
+      if (r == rank || !store->check({key}))
+        continue;
+      Sight sight;
+      std::istringstream text(store->get_to_str(key));
+      text >> sight.number >> sight.sight.step >> sight.sight.instruction >>
+          sight.sight.beats >> sight.sight.saving >> sight.sight.waits;
+      std::lock_guard lock(mutex);
+      if (sight.number == seen[size_t(r)].number)
+        continue;
+      sight.heard = steady_clock::now();
+      seen[size_t(r)] = sight;
+    }
+  }
+
+  bool isTimeToLook() {
+    std::lock_guard lock(mutex);
+    auto now = steady_clock::now();
+    if (now - wanted > kLookOn ||
+        now - lastLook < kLook + worldSize * kLookOfRank)
+      return false;
+    lastLook = now;
+    return true;
+  }
+
   void run() {
-    bool answered = false, failed = false;
+    bool hasAnswered = false, failed = false;
     std::unique_lock lock(mutex);
     while (!stopped.wait_for(lock, kPoll, [&] { return stop; })) {
       lock.unlock();
       std::string failure;
       ifThere([&] {
-        if (!store->check({"alarm"}))
-          return;
-        if (!answered && store->check({"asked"})) {
-          answer();
-          answered = true;
+        if (isTimeToLook())
+          lookAtOthers();
+        bool alarm = store->check({"alarm"});
+        {
+          std::lock_guard answering(mutex);
+          answered = steady_clock::now();
         }
+        if (!alarm)
+          return;
+        if (!hasAnswered && store->check({"asked"})) {
+          answer();
+          hasAnswered = true;
+        }
+        if (store->check({"look"}))
+          show();
         if (!failed)
           failure = readFailure();
       });
+      lock.lock();
+      // Who left this thread behind is gone.
+      if (stop)
+        break;
+      calling = true;
+      lock.unlock();
       if (!failure.empty()) {
         failed = true;
         onFailure(failure);
@@ -101,7 +193,10 @@ struct RankBoard::State {
       if (onTick)
         onTick();
       lock.lock();
+      calling = false;
     }
+    ended = true;
+    stopped.notify_all();
   }
 };
 
@@ -112,23 +207,66 @@ void ignoreBrokenPipes() {
 }
 
 RankBoard::RankBoard(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
-                     int64_t worldSize)
-    : state(std::make_unique<State>()) {
+                     int64_t worldSize, const Position *position)
+    : state(std::make_shared<State>()) {
   ignoreBrokenPipes();
   state->store = store->clone();
   state->rank = rank;
   state->worldSize = worldSize;
+  state->position = position;
+  state->seen.resize(size_t(worldSize));
 }
 
 RankBoard::~RankBoard() {
-  {
-    std::lock_guard lock(state->mutex);
-    state->stop = true;
-  }
+  std::unique_lock lock(state->mutex);
+  state->stop = true;
+  state->position = nullptr;
   state->stopped.notify_all();
-  if (state->thread.joinable())
+  if (!state->thread.joinable())
+    return;
+  bool ended =
+      state->stopped.wait_for(lock, kSilence, [&] { return state->ended; }) ||
+      state->calling;
+  lock.unlock();
+  if (ended)
     state->thread.join();
+  else
+    state->thread.detach();
 }
+
+std::vector<RankSight> RankBoard::look() {
+  RankSight own = state->ownSight();
+  std::lock_guard lock(state->mutex);
+  auto now = steady_clock::now();
+  if (now - state->wanted > kLookOn)
+    state->wantedSince = now;
+  state->wanted = now;
+  std::vector<RankSight> sights;
+  for (const State::Sight &other : state->seen)
+    sights.push_back(other.sight);
+  sights[size_t(state->rank)] = own;
+  return sights;
+}
+
+std::string RankBoard::obstacle(int64_t rank) {
+  std::lock_guard lock(state->mutex);
+  auto heard = std::max(state->seen[size_t(rank)].heard, state->wantedSince);
+  bool silent = rank != state->rank && steady_clock::now() - heard > kSilence;
+  return silent ? "does not answer" : "";
+}
+
+std::string RankBoard::blindness() {
+  std::lock_guard lock(state->mutex);
+  auto heard = std::max(state->answered, state->wantedSince);
+  bool blind = state->lost || steady_clock::now() - heard > kSilence;
+  if (!blind)
+    return "";
+  // Nobody is to wait for it again.
+  state->lost = true;
+  return "the ranks' store does not answer";
+}
+
+void RankBoard::addWaits(int change) { state->waits += change; }
 
 int64_t RankBoard::rank() const { return state->rank; }
 int64_t RankBoard::worldSize() const { return state->worldSize; }
@@ -137,7 +275,7 @@ void RankBoard::watch(std::function<void(const std::string &)> onFailure,
                       std::function<void()> onTick) {
   state->onFailure = std::move(onFailure);
   state->onTick = std::move(onTick);
-  state->thread = std::thread([board = state.get()] { board->run(); });
+  state->thread = std::thread([board = state] { board->run(); });
 }
 
 void RankBoard::meet(const std::string &communicator, const std::string &name,

@@ -33,7 +33,8 @@ void pauseCpu() {
 ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
                  bool concurrent, const ShmComm *other)
     : plan(plan), segment(segment), ownRank(rank), concurrent(concurrent),
-      pidfds(size_t(plan.worldSize), -1), keptParts(plan.units.size()) {
+      sights(segment, rank), pidfds(size_t(plan.worldSize), -1),
+      keptParts(plan.units.size()) {
   for (int64_t r = 0; r < worldSize(); ++r) {
     everybody.push_back(r);
     if (r / plan.shards() == ownRank / plan.shards())
@@ -434,20 +435,31 @@ void ShmComm::wait(int64_t peer, Counter RankState::*member, uint32_t target,
     if (counter.reached(target))
       return;
   }
+  WaitCount counted(sights);
+  Stall stall(sights, *patience);
   while (!counter.waitSlice(target)) {
     std::string where = std::string("in ") + waiting.collective;
     if (waiting.unit >= 0)
       where += " of unit \"" + plan.units[waiting.unit].name + "\"";
     where += " at step " + std::to_string(step + 1);
-    if (segment.header().aborted.load())
-      throw AbortedError("stopped while waiting " + where);
-    // What the peer did before it died counts.
-    if (peerDied(peer) && !counter.reached(target) &&
-        !segment.header().aborted.load())
-      throw PeerDiedError("rank " + std::to_string(peer) + " (pid " +
-                          std::to_string(segment.state(peer).pid.load()) +
-                          ") died; this rank was waiting " + where);
+    checkWait(peer, counter, target, where);
+    std::optional<Stall::Cause> cause = stall.overdue();
+    if (cause && !counter.reached(target))
+      throw PeerHungError(cause->text + "; this rank was waiting " + where,
+                          cause->ranks);
   }
+}
+
+void ShmComm::checkWait(int64_t peer, const Counter &counter, uint32_t target,
+                        const std::string &where) {
+  if (segment.header().aborted.load())
+    throw AbortedError("stopped while waiting " + where);
+  // What the peer did before it died counts.
+  if (peerDied(peer) && !counter.reached(target) &&
+      !segment.header().aborted.load())
+    throw PeerLostError("rank " + std::to_string(peer) + " (pid " +
+                        std::to_string(segment.state(peer).pid.load()) +
+                        ") died; this rank was waiting " + where);
 }
 
 } // namespace fsdp::runtime

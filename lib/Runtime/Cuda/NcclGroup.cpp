@@ -65,7 +65,7 @@ bool NcclGroup::destroy() {
     return true;
   // Finalizing waits for what the GPU is at.
   for (Pause pause;; pause()) {
-    (void)pending.overdue(steady_clock::now(), timeout);
+    (void)pending.overdue(steady_clock::now(), kTidy);
     if (pending.empty())
       break;
     if (!inTime())
@@ -97,7 +97,7 @@ void NcclGroup::throwIfRefused(const std::string &what) {
 
 bool NcclGroup::settle(const std::string &what, ncclResult_t result,
                        const Tick &tick) {
-  auto end = steady_clock::now() + timeout;
+  auto end = steady_clock::now() + patience->deadline();
   for (Pause pause;; pause()) {
     throwIfRefused(what);
     {
@@ -122,7 +122,7 @@ void NcclGroup::settleOrThrow(const std::string &what, ncclResult_t result,
                               const Tick &tick) {
   if (!settle(what, result, tick))
     throw RunError(what + " has not finished after " +
-                   std::to_string(timeout.count() / 1000) + " s");
+                   std::to_string(patience->deadline().count() / 1000) + " s");
 }
 
 void NcclGroup::connect(const ncclUniqueId &id, int index, const Tick &tick) {
@@ -243,11 +243,11 @@ std::optional<std::string> NcclGroup::asyncError() {
   return std::nullopt;
 }
 
-std::optional<CollectiveName> NcclGroup::overdue() {
+std::optional<CollectiveName> NcclGroup::pendingFor(milliseconds time) {
   std::lock_guard lock(mutex);
   if (!comm)
     return std::nullopt;
-  return pending.overdue(steady_clock::now(), timeout);
+  return pending.overdue(steady_clock::now(), time);
 }
 
 bool NcclGroup::refuse(const NcclFailure &reason) {

@@ -2,6 +2,7 @@
 #ifndef FSDP_RUNTIME_CUDA_NCCLGROUP_H
 #define FSDP_RUNTIME_CUDA_NCCLGROUP_H
 
+#include "fsdp/Runtime/Collectives/Patience.h"
 #include "fsdp/Runtime/Collectives/PendingCollectives.h"
 
 #include <cuda_runtime_api.h>
@@ -33,9 +34,9 @@ public:
   using Tick = std::function<void()>;
 
   NcclGroup(std::string name, std::vector<int64_t> ranks, int gpu,
-            std::chrono::milliseconds timeout)
+            std::shared_ptr<const Patience> patience)
       : name(std::move(name)), ranks(std::move(ranks)), gpu(gpu),
-        timeout(timeout) {}
+        patience(std::move(patience)) {}
   NcclGroup(const NcclGroup &) = delete;
   NcclGroup &operator=(const NcclGroup &) = delete;
   /// Aborted or destroyed before.
@@ -44,25 +45,25 @@ public:
   const std::string name;
   const std::vector<int64_t> ranks;
   const int gpu;
-  const std::chrono::milliseconds timeout;
+  const std::shared_ptr<const Patience> patience;
 
   /// Joins the communicator of `id` as its `index`-th rank. Throws RunError
-  /// after the timeout.
+  /// after the deadline.
   void connect(const ncclUniqueId &id, int index, const Tick &tick);
   /// Registers memory; collective with `window`. Throws as connect.
   void add(void *base, size_t bytes, bool window, const Tick &tick);
 
   /// Begins a collective on `stream` by `calls`, which throws by
   /// checkNccl and is called inside an NCCL group. Returns false if it is not
-  /// on the stream after the timeout: NCCL connects ranks when they first need
+  /// on the stream after the deadline: NCCL connects ranks when they first need
   /// it.
   bool run(const CollectiveName &collective, cudaStream_t stream,
            const std::function<void(ncclComm_t)> &calls);
 
   /// What NCCL or CUDA reports, with the last collective; or nullopt.
   std::optional<std::string> asyncError();
-  /// The collective that the GPU is at for longer than the timeout.
-  std::optional<CollectiveName> overdue();
+  /// The collective that the GPU is at for longer than `time`.
+  std::optional<CollectiveName> pendingFor(std::chrono::milliseconds time);
 
   /// Makes every call fail from now on; the first reason is kept. Returns at
   /// once, and whether it was the first.
@@ -76,7 +77,7 @@ public:
 private:
   void throwIfRefused(const std::string &what);
   /// Waits until NCCL has done what it was asked for, `what`; false: it has not
-  /// after the timeout.
+  /// after the deadline.
   bool settle(const std::string &what, ncclResult_t result, const Tick &tick);
   void settleOrThrow(const std::string &what, ncclResult_t result,
                      const Tick &tick);

@@ -24,6 +24,8 @@ namespace {
 constexpr milliseconds kAbortGrace(10000);
 /// How often a rank that connects asks whether another has failed.
 constexpr milliseconds kAsk(300);
+/// For how long the GPU is at a collective before this rank is said to wait.
+constexpr milliseconds kWait(1000);
 
 ncclRedOp_t ncclOp(ReduceOp op) {
   switch (op) {
@@ -139,7 +141,7 @@ private:
       if (!group->run(collective, stream,
                       [&](ncclComm_t comm) { calls(comm, stream); }))
         throw RunError(
-            describeTimeout(collective, group->timeout) + "; " +
+            describeTimeout(collective, group->patience->deadline()) + "; " +
             board.describeLate(key, collective.number, group->ranks));
     } catch (const AbortedError &) {
       throw;
@@ -186,8 +188,10 @@ public:
   NcclTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                 int64_t worldSize, int gpu, const NcclOptions &options)
       : store(store), gpu(gpu), options(options),
-        board(std::make_unique<RankBoard>(store, rank, worldSize)) {
-    store->setTimeout(options.timeout);
+        board(std::make_unique<RankBoard>(store, rank, worldSize,
+                                          options.waits.position)) {
+    sights = options.waits.sights ? options.waits.sights.get() : board.get();
+    store->setTimeout(options.waits.patience->deadline());
     board->watch(
         [this](const std::string &failure) {
           breakDown({failure, /*ofPeer=*/true});
@@ -214,8 +218,10 @@ public:
       return makeSoloCommunicator();
     // Groups without a common rank may have the same name.
     std::string key = name + "/" + std::to_string(ranks.front());
-    board->meet(key, name, ranks, options.timeout);
-    auto group = std::make_shared<NcclGroup>(name, ranks, gpu, options.timeout);
+    WaitCount counted(*sights);
+    board->meet(key, name, ranks, options.waits.patience->deadline());
+    auto group =
+        std::make_shared<NcclGroup>(name, ranks, gpu, options.waits.patience);
     int64_t index =
         std::lower_bound(ranks.begin(), ranks.end(), rank()) - ranks.begin();
     c10::cuda::CUDAGuard guard{c10::DeviceIndex(gpu)};
@@ -314,14 +320,37 @@ private:
         reportError(*error);
         return;
       }
-      if (std::optional<CollectiveName> late = group->overdue()) {
-        std::string key =
-            group->name + "/" + std::to_string(group->ranks.front());
-        reportError(describeTimeout(*late, options.timeout) + "; " +
-                    board->describeLate(key, late->number, group->ranks));
-        return;
-      }
     }
+    watchWaits();
+  }
+
+  /// Whether the GPU is at a collective that nobody comes to.
+  void watchWaits() {
+    milliseconds deadline = options.waits.patience->deadline();
+    std::shared_ptr<NcclGroup> group;
+    std::optional<CollectiveName> late;
+    for (const auto &each : living()) {
+      late = each->pendingFor(std::min(kWait, deadline / 4));
+      group = each;
+      if (late)
+        break;
+    }
+    if (late.has_value() != stall.has_value())
+      sights->addWaits(late ? 1 : -1);
+    if (!late) {
+      stall.reset();
+      return;
+    }
+    if (!stall)
+      stall.emplace(*sights, *options.waits.patience);
+    std::optional<Stall::Cause> cause = stall->overdue();
+    if (!cause)
+      return;
+    std::string key = group->name + "/" + std::to_string(group->ranks.front());
+    reportError(options.waits.position
+                    ? cause->text + "; this rank was waiting in " + late->text()
+                    : describeTimeout(*late, deadline) + "; " +
+                          board->describeLate(key, late->number, group->ranks));
   }
 
   /// What this rank finds out itself, unless it follows from a failure that
@@ -343,6 +372,8 @@ private:
   std::mutex mutex;      ///< guards the next two
   std::optional<NcclFailure> broken;
   std::vector<std::weak_ptr<NcclGroup>> groups;
+  std::optional<Stall> stall; ///< of the board's thread, while this rank waits
+  RankSights *sights = nullptr;
   /// Its thread uses what is above.
   std::unique_ptr<RankBoard> board;
 };

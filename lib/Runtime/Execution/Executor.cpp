@@ -100,7 +100,7 @@ auto Executor::naming(const Program &program, size_t index, RunT run) const
     return run();
   } catch (const AbortedError &) {
     throw;
-  } catch (const PeerDiedError &) {
+  } catch (const PeerLostError &) {
     throw;
   } catch (const c10::Error &error) {
     throw describe(error.what_without_backtrace());

@@ -29,6 +29,7 @@ void Session::load(const WeightFiles &weights) {
                               communication.shardIndex())
                   .begin;
     weights.read(param, begin, communication.shard(int32_t(p)));
+    position.beat();
   }
   for (size_t b = 0; b < ownBuffers.size(); ++b)
     if (weights.has(plan.buffers[b]))

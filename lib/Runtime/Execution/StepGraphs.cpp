@@ -104,7 +104,7 @@ StepGraphs::Outcome StepGraphs::run(Segment &segment, int64_t microbatch,
       abandon("the device has no graphs");
   } catch (const AbortedError &) {
     throw;
-  } catch (const PeerDiedError &) {
+  } catch (const PeerLostError &) {
     throw;
   } catch (const std::exception &error) {
     abandon("it cannot be captured: " + firstLine(error.what()));

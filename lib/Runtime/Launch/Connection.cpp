@@ -4,6 +4,7 @@
 #include "fsdp/Runtime/Collectives/DeviceComm.h"
 #include "fsdp/Runtime/Collectives/ShmComm.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
 
 #include <atomic>
 #include <optional>
@@ -12,10 +13,19 @@ namespace fsdp::runtime {
 
 namespace {
 
+/// Of whichever plan of the transport a rank is at.
+std::string describeStep(const Position &position) {
+  if (position.step.load() < 0)
+    return " before its first step";
+  return " at step " + std::to_string(position.step.load() + 1) +
+         ", instruction " + std::to_string(position.instruction.load());
+}
+
 /// Through memory that the ranks of one host share.
 class SharedConnection : public Connection {
 public:
   SharedConnection(const plan::Plan &plan, Rendezvous &rendezvous,
+                   std::chrono::milliseconds deadline,
                    const SharedConnection *other)
       : rank(rendezvous.rank()), segment(shareSegment(plan, rendezvous)),
         parameters(other ? other->parameters : segment) {
@@ -23,6 +33,10 @@ public:
       segment->useParametersOf(*parameters);
     ownComm.emplace(plan, *segment, rank, /*concurrent=*/false,
                     other ? &*other->ownComm : nullptr);
+    ownComm->setPatience(
+        std::make_shared<Patience>(deadline, [&plan](const Position &position) {
+          return describePosition(plan, position);
+        }));
   }
 
   Comm &comm() override { return *ownComm; }
@@ -54,11 +68,16 @@ class RemoteConnection : public Connection {
 public:
   RemoteConnection(Backend backend, const plan::Plan &plan,
                    Rendezvous &rendezvous, Device &device,
+                   std::chrono::milliseconds deadline,
                    const RemoteConnection *other)
       : rank(rendezvous.rank()),
+        ownPosition(other ? other->ownPosition : std::make_shared<Position>()),
         transport(other ? other->transport
                         : makeTransport(backend, rendezvous.connectStore(),
-                                        rank, rendezvous.worldSize(), device)) {
+                                        rank, rendezvous.worldSize(), device,
+                                        {std::make_shared<Patience>(
+                                             deadline, describeStep),
+                                         nullptr, &*ownPosition})) {
     try {
       ownComm.emplace(plan, device, transport,
                       other ? &*other->ownComm : nullptr);
@@ -71,7 +90,7 @@ public:
   }
 
   Comm &comm() override { return *ownComm; }
-  Position &position() override { return ownPosition; }
+  Position &position() override { return *ownPosition; }
 
   void fail(const std::string &message) override {
     failed = true;
@@ -87,9 +106,10 @@ public:
 
 private:
   int64_t rank;
+  /// Of all plans, as the transport shows it.
+  std::shared_ptr<Position> ownPosition;
   std::shared_ptr<Transport> transport;
   std::optional<DeviceComm> ownComm;
-  Position ownPosition;
   std::atomic<bool> failed = false;
 };
 
@@ -98,13 +118,15 @@ private:
 std::unique_ptr<Connection> makeConnection(Backend backend, plan::Plan &plan,
                                            Rendezvous &rendezvous,
                                            Device &device,
+                                           std::chrono::milliseconds deadline,
                                            const Connection *other) {
   if (backend == Backend::Shm)
     return std::make_unique<SharedConnection>(
-        plan, rendezvous, static_cast<const SharedConnection *>(other));
+        plan, rendezvous, deadline,
+        static_cast<const SharedConnection *>(other));
   plan::addDeviceBuffers(plan);
   return std::make_unique<RemoteConnection>(
-      backend, plan, rendezvous, device,
+      backend, plan, rendezvous, device, deadline,
       static_cast<const RemoteConnection *>(other));
 }
 

@@ -1,10 +1,12 @@
 //===- Launcher.cpp - forked ranks ----------------------------------------===//
 #include "fsdp/Runtime/Launch/Launcher.h"
 #include "fsdp/Runtime/Collectives/DeviceComm.h"
+#include "fsdp/Runtime/Collectives/SegmentSights.h"
 #include "fsdp/Runtime/Collectives/ShmComm.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/LocalStore.h"
 #include "fsdp/Runtime/Launch/Requests.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -26,7 +28,10 @@ namespace fsdp::runtime {
 
 namespace {
 
+/// After a failure the others end by themselves within this; where they wait
+/// for one that hangs they may not.
 constexpr auto kGrace = std::chrono::seconds(5);
+constexpr auto kHungGrace = std::chrono::seconds(2);
 
 sigset_t handledSignals() {
   sigset_t set = askingSignals();
@@ -39,16 +44,25 @@ sigset_t handledSignals() {
 class Ties {
 public:
   Ties(const RunFiles &files, const RunOptions &options)
-      : plan(files.plan), options(options), shared(files.plan) {
+      : plan(files.plan), options(options), shared(files.plan),
+        patience(std::make_shared<Patience>(
+            options.deadline,
+            [this](const Position &position) {
+              return describePosition(plan, position);
+            },
+            &shared.header().longestStep)) {
     if (options.backend != Backend::Shm)
       store.emplace(plan.worldSize);
   }
 
   ShmSegment &segment() { return shared; }
+  const Patience &waits() const { return *patience; }
 
   /// In the process of the rank.
   RankLink link(int64_t rank) {
-    RankLink link{rank, rank, shared.state(rank).position, {}, {}, {}};
+    RankState &state = shared.state(rank);
+    state.pid.store(getpid());
+    RankLink link{rank, rank, state.position, {}, {}, {}, {}, patience};
     link.connect = [this, rank](Device &device) {
       return connect(device, rank);
     };
@@ -56,6 +70,11 @@ public:
       shared.fail(rank, message);
       if (transport)
         transport->fail(message);
+    };
+    link.hung = [this, rank](const PeerHungError &error) {
+      shared.header().hung.store(1);
+      shared.fail(rank, error.what());
+      _exit(kExitRunFailure);
     };
     link.requests = [this, rank] {
       uint32_t pending = takePendingSignals();
@@ -71,17 +90,25 @@ public:
 
 private:
   std::unique_ptr<Comm> connect(Device &device, int64_t rank) {
-    if (!store)
-      return std::make_unique<ShmComm>(plan, shared, rank,
-                                       options.maxStreamDelay.has_value());
-    transport = makeTransport(options.backend, store->connect(rank), rank,
-                              plan.worldSize, device);
+    if (!store) {
+      auto comm = std::make_unique<ShmComm>(plan, shared, rank,
+                                            options.maxStreamDelay.has_value());
+      comm->setPatience(patience);
+      return comm;
+    }
+    auto sights = std::make_shared<SegmentSights>(shared, rank);
+    WaitCount counted(*sights);
+    transport = makeTransport(options.backend,
+                              store->connect(rank, patience->deadline()), rank,
+                              plan.worldSize, device,
+                              {patience, sights, &shared.state(rank).position});
     return std::make_unique<DeviceComm>(plan, device, transport);
   }
 
   const plan::Plan &plan;
   const RunOptions &options;
   ShmSegment shared;
+  std::shared_ptr<Patience> patience;
   std::optional<LocalStore> store;
   /// Of this process.
   std::shared_ptr<Transport> transport;
@@ -120,7 +147,8 @@ private:
 class Ranks {
 public:
   Ranks(const RunFiles &files, Ties &ties)
-      : plan(files.plan), ties(ties), segment(ties.segment()) {}
+      : plan(files.plan), ties(ties), segment(ties.segment()),
+        sights(segment, /*rank=*/-1), stall(sights, ties.waits()) {}
   Ranks(const Ranks &) = delete;
   Ranks &operator=(const Ranks &) = delete;
   /// Never leaves a process behind, whatever is thrown.
@@ -153,8 +181,14 @@ public:
       reap();
       if (alive() == 0)
         break;
-      if (failed && std::chrono::steady_clock::now() - failedAt > kGrace)
+      // Who fails may have to wait before it ends.
+      if (!failed && segment.header().failedRank.load() >= 0)
+        markFailed();
+      auto grace = segment.header().hung.load() ? kHungGrace : kGrace;
+      if (failed && std::chrono::steady_clock::now() - failedAt > grace)
         killAll();
+      if (!failed)
+        watchWaits();
       timespec slice{0, 200'000'000};
       int signal = sigtimedwait(&signals, nullptr, &slice);
       if (signal > 0 && requestOf(signal))
@@ -167,6 +201,22 @@ public:
   }
 
 private:
+  void markFailed() {
+    if (!std::exchange(failed, true))
+      failedAt = std::chrono::steady_clock::now();
+  }
+
+  /// For ranks that cannot tell themselves that one holds them up, as they
+  /// wait for a store that it serves; and where they do not come to the end of
+  /// the step at which they are to stop.
+  void watchWaits() {
+    std::optional<Stall::Cause> cause = stall.overdue(kHungGrace, asked);
+    if (!cause)
+      return;
+    killAll();
+    throw RunError(cause->text);
+  }
+
   /// Of the ranks; and ends them where they have nothing to finish, or were
   /// asked before.
   std::optional<RunEnd> ask(uint32_t request) {
@@ -219,8 +269,7 @@ private:
         stopped = true;
         continue;
       }
-      if (!std::exchange(failed, true))
-        failedAt = std::chrono::steady_clock::now();
+      markFailed();
       if (WIFEXITED(status))
         worstStatus = std::max(worstStatus, WEXITSTATUS(status));
       if (WIFSIGNALED(status) && !killed && signalCause.empty())
@@ -253,6 +302,8 @@ private:
   const plan::Plan &plan;
   Ties &ties;
   ShmSegment &segment;
+  SegmentSights sights;
+  Stall stall;
   std::vector<pid_t> pids;
   bool asked = false; ///< to stop
   bool stopped = false;

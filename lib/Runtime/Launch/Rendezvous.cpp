@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -91,7 +92,9 @@ std::optional<TorchrunEnvironment> torchrunEnvironment() {
 }
 
 Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment,
-                       const std::string &job) {
+                       const std::string &job,
+                       std::chrono::milliseconds timeout)
+    : timeout(timeout) {
   if (!environment)
     return;
   ignoreBrokenPipes();
@@ -105,7 +108,7 @@ Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment,
   options.waitWorkers = false;
   // torch.distributed may serve the same port in this process.
   options.multiTenant = true;
-  options.timeout = std::chrono::seconds(300);
+  options.timeout = timeout;
   place = environment->masterAddress + ":" +
           std::to_string(environment->masterPort);
   try {
@@ -127,9 +130,14 @@ void Rendezvous::enter(const std::string &job) {
   std::string secret =
       hashBytes(variableOr("TORCHELASTIC_RUN_ID", "") + "\n" + job);
   std::string shown = hashBytes("shown " + secret);
-  std::string found = ownRank == 0
-                          ? store->compareSet(attempt + "job", "", shown)
-                          : store->get_to_str(attempt + "job");
+  std::string found;
+  if (ownRank == 0)
+    found = store->compareSet(attempt + "job", "", shown);
+  else if (waitFor(attempt + "job", std::chrono::steady_clock::now() + timeout))
+    found = store->get_to_str(attempt + "job");
+  else
+    throw RunError("rank 0 has not come to " + place + " in " +
+                   std::to_string(timeout.count() / 1000) + " s");
   if (found != shown)
     throw RunError(
         "another job is at " + place +
@@ -186,24 +194,47 @@ Rendezvous::~Rendezvous() {
     watcher.join();
 }
 
-std::vector<std::string> Rendezvous::exchange(const std::string &own,
-                                              std::chrono::seconds timeout) {
+bool Rendezvous::waitFor(const std::string &key,
+                         std::chrono::steady_clock::time_point end) {
+  // Not by the store's wait, whose error does not say what it is.
+  for (auto pause = std::chrono::milliseconds(1); !store->check({key});
+       pause = std::min(2 * pause, kPause)) {
+    if (std::chrono::steady_clock::now() > end)
+      return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+std::vector<std::string>
+Rendezvous::exchange(const std::string &own,
+                     std::optional<std::chrono::milliseconds> given) {
   if (!store)
     return {own};
   std::string key = nextKey();
   std::vector<std::string> texts;
+  std::chrono::milliseconds patience = given.value_or(timeout);
+  auto end = std::chrono::steady_clock::now() + patience;
   try {
-    store->setTimeout(timeout);
     store->set(key + std::to_string(ownRank), own);
+    std::vector<int64_t> missing;
     for (int64_t rank = 0; rank < ranks; ++rank)
-      texts.push_back(store->get_to_str(key + std::to_string(rank)));
+      if (waitFor(key + std::to_string(rank), end))
+        texts.push_back(store->get_to_str(key + std::to_string(rank)));
+      else
+        missing.push_back(rank);
+    if (!missing.empty())
+      throw RunError(
+          "the ranks did not find each other: " + nameRanks(missing) +
+          (missing.size() == 1 ? " has" : " have") + " not come in " +
+          std::to_string(patience.count() / 1000) + " s");
     // Rank 0 may serve the store: it stays until everybody has asked for all
     // that it wants, and may end the moment the last one has said so.
     std::optional<std::string> twice = takenTwice();
     if (store->add(key + "read", 1) == ranks)
       store->set(key + "done", "1");
     if (ownRank == 0)
-      store->wait({key + "done"}, timeout);
+      waitFor(key + "done", end);
     if (twice)
       throw RunError(*twice);
   } catch (const c10::Error &error) {

@@ -40,6 +40,7 @@ void saveWeights(const plan::Plan &plan, Session &session, OutputFile *file) {
   std::vector<at::Tensor> params;
   for (size_t p = 0; p < plan.params.size(); ++p) {
     params.push_back(session.fullParam(int32_t(p)).cpu());
+    session.progress().beat();
     if (writes && !allFinite(params[p]))
       notFinite.push_back(plan.params[p].name);
     add(plan.params[p].name, plan.params[p].spec, params[p]);

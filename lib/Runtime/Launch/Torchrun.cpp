@@ -4,7 +4,10 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/AgentWatch.h"
 #include "fsdp/Runtime/Launch/Launcher.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
+#include "fsdp/Support/Message.h"
 
+#include <csignal>
 #include <cstdio>
 
 #include <unistd.h>
@@ -57,18 +60,49 @@ std::string jobOf(const RunFiles &files, const RunOptions &options) {
   return text;
 }
 
+std::shared_ptr<Patience> makePatience(const RunFiles &files,
+                                       const RunOptions &options) {
+  return std::make_shared<Patience>(
+      options.deadline, [&plan = files.plan](const Position &position) {
+        return describePosition(plan, position);
+      });
+}
+
+/// What waits for a store or a process that hangs cannot be ended otherwise.
+[[noreturn]] void endHung(int64_t rank, const PeerHungError &error) {
+  std::fprintf(stderr, "fsdp-run: error: rank %lld: %s\n",
+               static_cast<long long>(rank), oneLine(error.what()).c_str());
+  std::fflush(nullptr);
+  _exit(kExitRunFailure);
+}
+
 RunEnd runOnOneHost(const RunFiles &files, const RunOptions &options,
                     Rendezvous &rendezvous, AgentWatch &watch) {
   int64_t rank = rendezvous.rank();
   std::unique_ptr<ShmSegment> segment = shareSegment(files.plan, rendezvous);
   watchPlaces(rendezvous);
-  Following following(watch, files.plan, segment->state(rank).position);
-  RankLink link{rank, rank, segment->state(rank).position, {}, {}, {}};
+  Position &position = segment->state(rank).position;
+  Following following(watch, files.plan, position);
+  RankLink link{rank, rank, position, {},
+                {},   {},   {},       makePatience(files, options)};
   link.connect = [&](Device &) {
-    return std::make_unique<ShmComm>(files.plan, *segment, rank,
-                                     options.maxStreamDelay.has_value());
+    auto comm = std::make_unique<ShmComm>(files.plan, *segment, rank,
+                                          options.maxStreamDelay.has_value());
+    comm->setPatience(link.patience);
+    return comm;
   };
   link.fail = [&](const std::string &message) { segment->fail(rank, message); };
+  link.hung = [&](const PeerHungError &error) {
+    segment->fail(rank, error.what());
+    // The first to find out ends them; torchrun would wait.
+    if (segment->header().failedRank.load() == rank)
+      for (int64_t other : error.ranks)
+        if (pid_t pid = segment->state(other).pid.load(); pid > 0)
+          kill(pid, SIGKILL);
+    if (segment->header().failedRank.load() == rank)
+      endHung(rank, error);
+    throw AbortedError(error.what());
+  };
   link.requests = [&watch] { return watch.takeRequests(); };
   return runRank(files, options, link);
 }
@@ -79,10 +113,18 @@ RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
   Position position;
   Following following(watch, files.plan, position);
   std::shared_ptr<Transport> transport;
-  RankLink link{environment.rank, environment.localRank, position, {}, {}, {}};
+  RankLink link{environment.rank,
+                environment.localRank,
+                position,
+                {},
+                {},
+                {},
+                {},
+                makePatience(files, options)};
   link.connect = [&](Device &device) {
     transport = makeTransport(options.backend, rendezvous.connectStore(),
-                              environment.rank, environment.worldSize, device);
+                              environment.rank, environment.worldSize, device,
+                              {link.patience, nullptr, &position});
     auto comm = std::make_unique<DeviceComm>(files.plan, device, transport);
     rendezvous.confirm();
     watchPlaces(rendezvous);
@@ -91,6 +133,10 @@ RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
   link.fail = [&](const std::string &message) {
     if (transport)
       transport->fail(message);
+  };
+  link.hung = [&](const PeerHungError &error) {
+    transport->fail(error.what());
+    endHung(environment.rank, error);
   };
   link.requests = [&watch] { return watch.takeRequests(); };
   return runRank(files, options, link);
@@ -110,7 +156,8 @@ RunEnd runUnderTorchrun(const RunOptions &options,
         ", got WORLD_SIZE=" + std::to_string(environment.worldSize));
   std::string prefix = "rank " + std::to_string(rank) + ": ";
   try {
-    Rendezvous rendezvous(environment, jobOf(files, options));
+    Rendezvous rendezvous(environment, jobOf(files, options),
+                          options.deadline.value_or(kMeeting));
     if (options.backend == Backend::Shm)
       return runOnOneHost(files, options, rendezvous, watch);
     return runOnHosts(files, options, environment, rendezvous, watch);

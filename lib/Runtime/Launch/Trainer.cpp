@@ -9,6 +9,7 @@
 #include "fsdp/Runtime/Launch/Reporter.h"
 #include "fsdp/Runtime/Launch/Requests.h"
 #include "fsdp/Runtime/Launch/SaveWeights.h"
+#include "fsdp/Runtime/Launch/TimeLimit.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
@@ -80,12 +81,14 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     prefetcher.emplace(plan, *data, rank, device);
   // With the data's fingerprint, all that the order of the data is known by.
   int64_t samplesDone = 0;
+  TimeLimit limit(options.timeLimit, options.begun);
   for (int64_t step = 0; step < options.steps; ++step) {
     if (trace && step == options.steps - 1)
       session.executor().setTrace(&*trace);
     int64_t allocations = heapAllocations();
     auto begin = std::chrono::steady_clock::now();
     StepResult result = session.step([&](int64_t microbatch) {
+      position.beat();
       int64_t first = samplesDone + microbatch * samplesPerMicrobatch(plan);
       return prefetcher ? prefetcher->next(first)
                         : files.data->inputs(first, rank);
@@ -96,12 +99,15 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
         options.evalEvery > 0 && (step + 1) % options.evalEvery == 0;
     double evalLoss = evaluates ? evaluate(files, session.executor(), rank) : 0;
     auto evaluated = std::chrono::steady_clock::now();
+    limit.stepTook(evaluated - begin);
     std::vector<RankStats> stats = session.comm().exchangeStats(
         {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
          peakResidentBytes(), evalLoss,
          session.executor().memory().extraBytes(),
-         heapAllocations() - allocations, result.badGradient, link.requests()});
+         heapAllocations() - allocations, result.badGradient,
+         link.requests() | (limit.isNear() ? kStopByTimeLimit : 0)});
     uint32_t requests = requestsOf(stats);
+    link.patience->stepTook(std::chrono::steady_clock::now() - begin);
     std::chrono::duration<double> elapsed =
         trained - begin + (std::chrono::steady_clock::now() - evaluated);
     if (reporter)
@@ -147,6 +153,9 @@ RunEnd runRank(const RunFiles &files, const RunOptions &options,
     comm = link.connect(*device);
     return train(files, options, *comm, *device, link);
   } catch (const AbortedError &) {
+    throw;
+  } catch (const PeerHungError &error) {
+    link.hung(error);
     throw;
   } catch (const std::exception &error) {
     link.fail(error.what());

@@ -107,8 +107,10 @@ class Plans:
         cache: Path | None,
         rendezvous: Any,
         comm: str,
+        deadline: float,
     ) -> None:
         self.comm = comm
+        self._deadline = deadline
         self._model = model
         self._loss = loss
         self._optimizer = optimizer
@@ -285,7 +287,7 @@ class Plans:
 
         def connect() -> None:
             with _as_no_plan():
-                session.connect(self._rendezvous, self.comm, self._first)
+                session.connect(self._rendezvous, self.comm, self._deadline, self._first)
 
         self.together(connect, lambda _: "")
         _, seeds = self.together(torch.initial_seed, str)

@@ -3,6 +3,7 @@
 #define FSDP_RUNTIME_COLLECTIVES_BACKEND_H
 
 #include "fsdp/Runtime/Collectives/Communicator.h"
+#include "fsdp/Runtime/Collectives/Patience.h"
 #include "fsdp/Runtime/Devices/Device.h"
 
 #include <c10/util/intrusive_ptr.h>
@@ -34,7 +35,8 @@ std::unique_ptr<Device> makeDevice(const std::string &device,
 /// is new.
 std::unique_ptr<Transport>
 makeTransport(Backend backend, const c10::intrusive_ptr<c10d::Store> &store,
-              int64_t rank, int64_t worldSize, const Device &device);
+              int64_t rank, int64_t worldSize, const Device &device,
+              const WaitSettings &waits);
 
 } // namespace fsdp::runtime
 

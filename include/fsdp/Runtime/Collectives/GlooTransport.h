@@ -3,6 +3,7 @@
 #define FSDP_RUNTIME_COLLECTIVES_GLOOTRANSPORT_H
 
 #include "fsdp/Runtime/Collectives/Communicator.h"
+#include "fsdp/Runtime/Collectives/Patience.h"
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -20,8 +21,13 @@ namespace fsdp::runtime {
 /// GLOO_SOCKET_IFNAME, else at the host's name, else on loopback.
 ///
 /// `store` is shared by the ranks and new: no earlier job or attempt has used
-/// its keys. It gets `timeout`, as do connect() and each collective. A
-/// communicator is gone before its transport.
+/// its keys. A communicator is gone before its transport.
+std::unique_ptr<Transport>
+makeGlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
+                  int64_t worldSize, const WaitSettings &settings);
+
+/// The same with a deadline of connect() and of each collective, which begins
+/// with the wait for it, whatever the others do meanwhile.
 std::unique_ptr<Transport>
 makeGlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                   int64_t worldSize, std::chrono::milliseconds timeout);

@@ -3,10 +3,10 @@
 #define FSDP_RUNTIME_COLLECTIVES_NCCLTRANSPORT_H
 
 #include "fsdp/Runtime/Collectives/Communicator.h"
+#include "fsdp/Runtime/Collectives/Patience.h"
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <cstddef>
 
 namespace c10d {
@@ -16,8 +16,9 @@ class Store;
 namespace fsdp::runtime {
 
 struct NcclOptions {
-  /// Of connect(), and of each collective from when the GPU can begin it.
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// Its deadline is that of connect(), and of each collective from when the
+  /// GPU can begin it and nobody moves.
+  WaitSettings waits;
   /// Register memory as symmetric windows too: every rank of a communicator
   /// then has the same ranges, of equal sizes, at the same offsets.
   bool windows = false;

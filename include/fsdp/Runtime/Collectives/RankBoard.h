@@ -3,6 +3,7 @@
 #define FSDP_RUNTIME_COLLECTIVES_RANKBOARD_H
 
 #include "fsdp/Runtime/Collectives/LateRanks.h"
+#include "fsdp/Runtime/Collectives/Patience.h"
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -26,14 +27,18 @@ void ignoreBrokenPipes();
 
 /// Who has come to a communicator, who has failed and how far each rank is,
 /// over a store that the ranks of a job share. A thread answers the questions
-/// of the others. All methods may be called from any thread.
-class RankBoard {
+/// of the others, and asks them how far they are while look() is called. All
+/// methods may be called from any thread; those of RankSights do not wait for
+/// the store.
+class RankBoard : public RankSights {
 public:
   /// `store` is new: no key of an earlier job or attempt is in it.
+  /// `position`: how far this rank is; null where it does not say.
   RankBoard(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
-            int64_t worldSize);
-  /// Ends the thread; `onFailure` is not called any more.
-  ~RankBoard();
+            int64_t worldSize, const Position *position = nullptr);
+  /// Ends the thread; `onFailure` is not called any more. A thread that the
+  /// store does not answer stays behind.
+  ~RankBoard() override;
 
   int64_t rank() const;
   int64_t worldSize() const;
@@ -60,6 +65,11 @@ public:
   /// which may tell a little later: waits for that, 300 ms at most.
   std::string awaitFailure();
 
+  std::vector<RankSight> look() override;
+  std::string obstacle(int64_t rank) override;
+  std::string blindness() override;
+  void addWaits(int change) override;
+
   /// Counts a collective that this rank begins; returns its number, from 1.
   int64_t begin(const std::string &communicator);
   /// Says of the collective that is the number-th, and failed here, which of
@@ -75,7 +85,7 @@ private:
                        const std::vector<int64_t> &ranks);
 
   struct State;
-  std::unique_ptr<State> state;
+  std::shared_ptr<State> state; ///< the thread's, too
 };
 
 } // namespace fsdp::runtime

@@ -15,10 +15,13 @@
 #define FSDP_RUNTIME_COLLECTIVES_SHMCOMM_H
 
 #include "fsdp/Runtime/Collectives/Comm.h"
+#include "fsdp/Runtime/Collectives/Patience.h"
+#include "fsdp/Runtime/Collectives/SegmentSights.h"
 #include "fsdp/Runtime/Collectives/ShmSegment.h"
 
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -35,6 +38,11 @@ public:
   ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
           bool concurrent = false, const ShmComm *other = nullptr);
   ~ShmComm() override;
+
+  /// How long this rank waits; by default, as Patience does. Before it waits.
+  void setPatience(std::shared_ptr<const Patience> given) {
+    patience = std::move(given);
+  }
 
   int64_t rank() const override { return ownRank; }
   int64_t worldSize() const override { return plan.worldSize; }
@@ -118,12 +126,17 @@ private:
   void finishAllReduces();
   /// This rank's part of a parameter where it lies in `whole`.
   at::Tensor shardOf(const at::Tensor &whole, int32_t param) const;
+  /// Throws where a wait that `where` describes cannot end well.
+  void checkWait(int64_t peer, const Counter &counter, uint32_t target,
+                 const std::string &where);
   RankState &own() { return segment.state(ownRank); }
 
   const plan::Plan &plan;
   ShmSegment &segment;
   const int64_t ownRank;
   const bool concurrent;
+  SegmentSights sights;
+  std::shared_ptr<const Patience> patience = std::make_shared<Patience>();
   /// Everybody, the ranks of this replica, the ranks of all replicas that own
   /// the same rows; ascending, this rank included.
   std::vector<int64_t> everybody, shardGroup, replicateGroup;

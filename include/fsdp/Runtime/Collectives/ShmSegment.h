@@ -56,6 +56,8 @@ struct alignas(64) Counter {
 struct RankState {
   std::atomic<int32_t> pid{0};
   Position position;
+  /// In how many of its threads this rank waits for others.
+  std::atomic<int32_t> waits{0};
   /// Parameter versions published: 1 after the load, +1 a step.
   Counter published;
   /// Parts of units this rank has put in its group's place, over all steps.
@@ -97,6 +99,10 @@ struct SegmentHeader {
   /// What the launcher asks the run for, as RankStats::requests; rank 0 takes
   /// it at the end of a step.
   std::atomic<uint32_t> requests{0};
+  /// A rank has passed its deadline: others may not end by themselves.
+  std::atomic<uint32_t> hung{0};
+  /// That of Patience.
+  std::atomic<int64_t> longestStep{0};
 };
 
 /// The mapping. Whoever creates it may fork; the children share it.

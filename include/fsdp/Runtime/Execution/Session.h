@@ -33,6 +33,8 @@ public:
           Position &position, const StreamSettings &streams = {});
 
   Comm &comm() { return communication; }
+  /// Where others see how far this rank is.
+  Position &progress() { return position; }
   /// After start.
   Executor &executor() { return *program; }
   const Executor &executor() const { return *program; }

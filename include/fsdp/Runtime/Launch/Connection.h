@@ -8,6 +8,7 @@
 #include "fsdp/Runtime/Launch/Rendezvous.h"
 #include "fsdp/Runtime/Position.h"
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -37,12 +38,13 @@ public:
 };
 
 /// A collective. Adds to the plan what the backend needs; borrows it and the
-/// device. `other`: that of another plan of the same parameters, by the same
-/// backend, in whose memory this one has them. Throws InputError for Shm if the
-/// ranks are on more than one host.
+/// device. `deadline`: of every wait in a step. `other`: that of another plan
+/// of the same parameters, by the same backend, in whose memory this one has
+/// them. Throws InputError for Shm if the ranks are on more than one host.
 std::unique_ptr<Connection> makeConnection(Backend backend, plan::Plan &plan,
                                            Rendezvous &rendezvous,
                                            Device &device,
+                                           std::chrono::milliseconds deadline,
                                            const Connection *other);
 
 } // namespace fsdp::runtime

@@ -34,6 +34,9 @@ struct TorchrunEnvironment {
 /// missing or malformed.
 std::optional<TorchrunEnvironment> torchrunEnvironment();
 
+/// How long ranks wait for each other that start, unless they are told.
+inline constexpr std::chrono::milliseconds kMeeting = std::chrono::minutes(5);
+
 /// The ranks of one job, by torchrun's store. Without an environment: a rank
 /// alone, which needs no store.
 ///
@@ -46,9 +49,11 @@ std::optional<TorchrunEnvironment> torchrunEnvironment();
 class Rendezvous {
 public:
   /// `job`: what the ranks of this job have in common. Throws RunError where
-  /// there is no store, or that of another job, or this rank is there already.
+  /// there is no store, or that of another job, or this rank is there already,
+  /// or others have not come after `timeout`.
   explicit Rendezvous(std::optional<TorchrunEnvironment> environment,
-                      const std::string &job = "");
+                      const std::string &job = "",
+                      std::chrono::milliseconds timeout = kMeeting);
   ~Rendezvous();
 
   int64_t rank() const { return ownRank; }
@@ -56,10 +61,11 @@ public:
 
   /// Every rank gives a text and gets all ranks'; returns when all have called.
   /// Calls belong together by their order in the process, over all objects of
-  /// this class. Throws RunError after `timeout`.
+  /// this class. Throws RunError after `timeout`, by default the object's, that
+  /// names the ranks that have not.
   std::vector<std::string>
   exchange(const std::string &own,
-           std::chrono::seconds timeout = std::chrono::seconds(300));
+           std::optional<std::chrono::milliseconds> timeout = {});
 
   /// The first rank that is on another host than rank 0, where processes share
   /// no memory with it. The first call is a collective.
@@ -81,10 +87,14 @@ public:
 
 private:
   void enter(const std::string &job);
+  /// Whether the key is there before `end`.
+  bool waitFor(const std::string &key,
+               std::chrono::steady_clock::time_point end);
   std::string nextKey();
 
   int64_t ownRank = 0;
   int64_t ranks = 1;
+  std::chrono::milliseconds timeout = kMeeting;
   std::atomic<bool> stop = false;
   std::thread watcher;
   std::string keys;  ///< what every key of this job begins with

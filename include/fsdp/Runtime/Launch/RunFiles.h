@@ -9,6 +9,7 @@
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Runtime/Files/WeightFiles.h"
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -47,6 +48,12 @@ struct RunOptions {
   /// Of evaluations; empty: what `data` holds out, or synthetic data.
   std::vector<std::string> evalSources;
   std::optional<Fault> fault;
+  /// Patience's; without it, the default.
+  std::optional<std::chrono::milliseconds> deadline;
+  /// Seconds after `begun` by which the run is to have stopped.
+  std::optional<double> timeLimit;
+  std::chrono::steady_clock::time_point begun =
+      std::chrono::steady_clock::now();
 };
 
 /// Everything a run reads, and all that it writes at its end, opened and

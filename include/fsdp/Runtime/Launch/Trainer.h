@@ -2,6 +2,8 @@
 #ifndef FSDP_RUNTIME_LAUNCH_TRAINER_H
 #define FSDP_RUNTIME_LAUNCH_TRAINER_H
 
+#include "fsdp/Runtime/Collectives/Patience.h"
+#include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/RunFiles.h"
 
 #include <cstdint>
@@ -22,8 +24,13 @@ struct RankLink {
   /// Tells the others why this rank fails, while it is still connected, or as
   /// far as it is.
   std::function<void(const std::string &message)> fail;
+  /// The same for a wait that has passed its deadline. Does not return: others
+  /// may not either.
+  std::function<void(const PeerHungError &error)> hung;
   /// What this rank has been asked for since the last call (Requests.h).
   std::function<uint32_t()> requests;
+  /// Learns how long steps take.
+  std::shared_ptr<Patience> patience;
 };
 
 /// How a run ends that does not fail: after its last step, or before that as

@@ -1,0 +1,94 @@
+//===- Patience.cpp - how long ranks wait for each other ------------------===//
+#include "fsdp/Runtime/Collectives/Patience.h"
+
+#include <algorithm>
+
+namespace fsdp::runtime {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kBeforeASecondStep = std::chrono::minutes(5);
+constexpr milliseconds kLeast = std::chrono::minutes(2);
+constexpr int64_t kSteps = 20;
+/// A wait looks at the others from when it is long.
+constexpr milliseconds kLong(1000);
+
+std::string seconds(milliseconds time) {
+  std::string text = std::to_string(time.count() / 1000);
+  if (int64_t tenths = time.count() % 1000 / 100)
+    text += "." + std::to_string(tenths);
+  return text + " s";
+}
+
+} // namespace
+
+milliseconds Patience::deadline() const {
+  if (given)
+    return *given;
+  int64_t step = longest->load(std::memory_order_relaxed);
+  return step == 0 ? kBeforeASecondStep
+                   : std::max(kLeast, milliseconds(kSteps * step));
+}
+
+void Patience::stepTook(std::chrono::duration<double> seconds) {
+  auto step = std::max<int64_t>(1, int64_t(seconds.count() * 1000));
+  int64_t before = longest->load();
+  while (before < step && !longest->compare_exchange_weak(before, step))
+    ;
+}
+
+std::optional<Stall::Cause> Stall::overdue(milliseconds grace, bool always,
+                                           Clock::time_point now) {
+  milliseconds deadline = patience.deadline();
+  if (now - begun < std::min(kLong, deadline / 4))
+    return std::nullopt;
+  std::vector<RankSight> sight = sights.look();
+  bool waits = always;
+  for (size_t rank = 0; rank < sight.size(); ++rank) {
+    waits |= sight[rank].waits;
+    if (rank < seen.size() && sight[rank].movedSince(seen[rank]))
+      since = now;
+  }
+  if (!waits)
+    since = now;
+  seen = std::move(sight);
+  if (now - since < deadline + grace)
+    return std::nullopt;
+  return cause(deadline);
+}
+
+Stall::Cause Stall::cause(milliseconds deadline) const {
+  std::string time = " has not moved for " + seconds(deadline);
+  if (std::string blind = sights.blindness(); !blind.empty())
+    return {{}, blind};
+  Cause cause;
+  std::string first;
+  for (size_t rank = 0; rank < seen.size(); ++rank) {
+    std::string obstacle = sights.obstacle(int64_t(rank));
+    if (seen[rank].waits && obstacle.empty())
+      continue;
+    cause.ranks.push_back(int64_t(rank));
+    if (cause.ranks.size() > 1)
+      continue;
+    Position position;
+    position.step = seen[rank].step;
+    position.instruction = seen[rank].instruction;
+    position.saving = seen[rank].saving;
+    first = "rank " + std::to_string(rank) +
+            (obstacle.empty() ? "" : ", which " + obstacle + ",") + time +
+            patience.where(position);
+  }
+  if (cause.ranks.empty())
+    cause.text = "no rank" + time + ": each waits for another";
+  else
+    cause.text =
+        first + (cause.ranks.size() == 1
+                     ? ""
+                     : ", nor have " + std::to_string(cause.ranks.size() - 1) +
+                           " others");
+  return cause;
+}
+
+} // namespace fsdp::runtime
