@@ -40,6 +40,21 @@ Fault parseFault(const std::string &text) {
   return {rank, step, instruction, std::string(kind) == "kill"};
 }
 
+SaveFault parseSaveFault(const std::string &text) {
+  long long rank = 0, step = 0, times = 0;
+  int signal = 0;
+  char point[24] = {};
+  const auto *known = kSavePoints.end();
+  if (std::sscanf(text.c_str(), "%23[^:]:%lld:%lld:%lld:%d", point, &rank,
+                  &step, &times, &signal) == 5)
+    known = std::find(kSavePoints.begin() + 1, kSavePoints.end(), point);
+  if (known == kSavePoints.end())
+    throw InputError("--checkpoint-fault: expected "
+                     "point:rank:step:times:signal, got \"" +
+                     text + "\"");
+  return {rank, step, SavePoint(known - kSavePoints.begin()), times, signal};
+}
+
 /// A whole number within [low, high], in digits alone: CLI11 takes a sign, and
 /// a number that is too large, for another number.
 CLI::Validator wholeNumber(uint64_t low, uint64_t high) {
@@ -258,6 +273,40 @@ int main(int argc, char **argv) {
   app.add_option("--inject-fault", fault,
                  "rank:step:instruction:kill|throw, for testing")
       ->group("");
+  auto *checkpoint =
+      app.add_option("--checkpoint", options.checkpointPath,
+                     "save checkpoints to this folder, as step-N after N "
+                     "steps: after the last, and as --checkpoint-every says");
+  app.add_option("--checkpoint-every", options.checkpointEvery,
+                 "steps from one checkpoint to the next")
+      ->needs(checkpoint)
+      ->check(wholeNumber(1, kMaxCount));
+  app.add_option("--keep", options.keep,
+                 "checkpoints that stay, the newest, at least two; by default "
+                 "all")
+      ->needs(checkpoint)
+      ->check(wholeNumber(2, kMaxCount));
+  app.add_flag("--checkpoint-async", options.checkpointAsync,
+               "write checkpoints beside the next steps, from copies of what "
+               "they have")
+      ->needs(checkpoint);
+  app.add_option("--resume", options.resume,
+                 "go on from this checkpoint, a folder; auto: from the newest "
+                 "valid one of --checkpoint, or from the beginning if there is "
+                 "none");
+  std::string saveFault;
+  app.add_option("--checkpoint-fault", saveFault,
+                 "point:rank:step:times:signal, for testing")
+      ->group("");
+  app.add_option("--checkpoint-piece", options.checkpointPiece,
+                 "bytes of one write, a multiple of 4096, for testing")
+      ->group("");
+  int64_t patience = kChannelPatience.count();
+  app.add_option("--checkpoint-patience", patience,
+                 "seconds that ranks wait for each other's part of a "
+                 "checkpoint, for testing")
+      ->group("")
+      ->check(wholeNumber(1, 86400));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp &help) {
@@ -293,6 +342,13 @@ int main(int argc, char **argv) {
     options.timeLimit = parseDuration(timeLimit);
     if (!fault.empty())
       options.fault = parseFault(fault);
+    if (!saveFault.empty())
+      options.saveFault = parseSaveFault(saveFault);
+    options.checkpointPatience = std::chrono::seconds(patience);
+    if (options.checkpointPiece == 0 || options.checkpointPiece % 4096 != 0)
+      throw InputError("--checkpoint-piece: expected a multiple of 4096");
+    if (options.resume == "auto" && options.checkpointPath.empty())
+      throw InputError("--resume: expected --checkpoint with auto");
     std::optional<TorchrunEnvironment> environment;
     if (!ranks)
       environment = torchrunEnvironment();

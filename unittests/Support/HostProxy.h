@@ -21,6 +21,7 @@ public:
   void *allocate(size_t bytes) override { return host->allocate(bytes); }
   c10::DeleterFnPtr deleter() const override { return host->deleter(); }
   void seed(uint64_t seed) override { host->seed(seed); }
+  at::Generator generator() override { return host->generator(); }
   std::unique_ptr<runtime::Streams> makeStreams() override {
     return host->makeStreams();
   }

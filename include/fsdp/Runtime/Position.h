@@ -2,6 +2,8 @@
 #ifndef FSDP_RUNTIME_POSITION_H
 #define FSDP_RUNTIME_POSITION_H
 
+#include "fsdp/Runtime/SavePoint.h"
+
 #include <atomic>
 #include <cstdint>
 
@@ -15,6 +17,9 @@ struct Position {
   std::atomic<int64_t> instruction{-1};
   /// The steps are over: weights are gathered and written.
   std::atomic<bool> saving{false};
+  /// Of a checkpoint that is read or written, also beside later steps.
+  std::atomic<SavePoint> savePoint{SavePoint::None};
+  std::atomic<int64_t> savedStep{0}; ///< steps done at that
   /// Moves on with every part of what takes long beside instructions: reading
   /// weights and data, saving. What has moved is not taken for a hang.
   std::atomic<uint64_t> beats{0};

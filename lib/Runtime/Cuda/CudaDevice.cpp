@@ -40,10 +40,12 @@ public:
   void *allocate(size_t bytes) override { return allocateInCudaHeap(bytes); }
   c10::DeleterFnPtr deleter() const override { return &freeInCudaHeap; }
   void seed(uint64_t seed) override {
-    at::Generator generator =
-        at::cuda::detail::getDefaultCUDAGenerator(device.index());
-    std::lock_guard guard(generator.mutex());
-    generator.set_current_seed(seed);
+    at::Generator own = generator();
+    std::lock_guard guard(own.mutex());
+    own.set_current_seed(seed);
+  }
+  at::Generator generator() override {
+    return at::cuda::detail::getDefaultCUDAGenerator(device.index());
   }
   std::unique_ptr<Streams> makeStreams() override {
     return makeCudaStreams(device.index());

@@ -64,9 +64,9 @@ public:
   }
   void *allocate(size_t bytes) override { return allocateInHeap(bytes); }
   c10::DeleterFnPtr deleter() const override { return &freeInHeap; }
-  void seed(uint64_t seed) override {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    generator.set_current_seed(seed);
+  void seed(uint64_t seed) override { generator().set_current_seed(seed); }
+  at::Generator generator() override {
+    return at::detail::getDefaultCPUGenerator();
   }
   std::unique_ptr<Streams> makeStreams() override {
     return makeSerialStreams();

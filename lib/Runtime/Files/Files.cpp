@@ -111,7 +111,7 @@ void OutputFile::commit() {
   }
 }
 
-LineFile::LineFile(std::string path) : path(std::move(path)) {
+LineFile::LineFile(std::string path, size_t kept) : path(std::move(path)) {
   struct stat there{}, behind{};
   bool isLink =
       lstat(this->path.c_str(), &there) == 0 && S_ISLNK(there.st_mode);
@@ -120,11 +120,15 @@ LineFile::LineFile(std::string path) : path(std::move(path)) {
     unlink(this->path.c_str());
     isLink = false;
   }
-  int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+  int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (kept > 0 ? 0 : O_TRUNC);
   fd = open(this->path.c_str(), isLink ? flags : flags | O_NOFOLLOW, kMode);
   if (fd < 0)
     throw InputError(this->path + ": cannot write: " + systemError());
   regular = fstat(fd, &there) == 0 && S_ISREG(there.st_mode);
+  if (kept > 0 && regular &&
+      (ftruncate(fd, off_t(kept)) != 0 || lseek(fd, 0, SEEK_END) < 0))
+    throw InputError(this->path + ": cannot write: " + systemError());
+  bytes = regular ? int64_t(kept) : 0;
 }
 
 LineFile::~LineFile() { close(fd); }

@@ -48,14 +48,6 @@ constexpr std::array<std::pair<std::string_view, DType>, 16> kDTypes = {{
     {"C64", DType::Complex64},
 }};
 
-/// Empty where the format has none.
-std::string_view formatName(DType dtype) {
-  for (auto [name, type] : kDTypes)
-    if (type == dtype)
-      return name;
-  return "";
-}
-
 std::string systemError() { return std::strerror(errno); }
 
 /// Parses the header; duplicate names are errors, nesting is bounded.
@@ -86,6 +78,13 @@ nlohmann::json parseHeader(std::string_view text, const std::string &path) {
 }
 
 } // namespace
+
+std::string_view safeTensorsName(DType dtype) {
+  for (auto [name, type] : kDTypes)
+    if (type == dtype)
+      return name;
+  return "";
+}
 
 std::string describe(const TensorSpec &spec) {
   std::string text(plan::dtypeName(spec.dtype));
@@ -264,7 +263,7 @@ void writeSafeTensors(OutputFile &file,
   header[kMetadata] = {{"format", "pt"}, {kDataHash, hashTensors(tensors)}};
   uint64_t offset = 0;
   for (const NamedTensor &tensor : tensors) {
-    std::string_view dtype = formatName(tensor.spec.dtype);
+    std::string_view dtype = safeTensorsName(tensor.spec.dtype);
     if (dtype.empty())
       throw RunError("tensor \"" + tensor.name +
                      "\": safetensors has no dtype " +

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <sys/prctl.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
@@ -40,7 +42,7 @@ sigset_t handledSignals() {
 }
 
 /// What the ranks of one host share: always a segment, in which the launcher
-/// sees them, and a store where they have memory of their own.
+/// sees them, and a store where they have memory of their own or checkpoints.
 class Ties {
 public:
   Ties(const RunFiles &files, const RunOptions &options)
@@ -51,7 +53,7 @@ public:
               return describePosition(plan, position);
             },
             &shared.header().longestStep)) {
-    if (options.backend != Backend::Shm)
+    if (options.backend != Backend::Shm || options.hasCheckpoints())
       store.emplace(plan.worldSize);
   }
 
@@ -62,7 +64,8 @@ public:
   RankLink link(int64_t rank) {
     RankState &state = shared.state(rank);
     state.pid.store(getpid());
-    RankLink link{rank, rank, state.position, {}, {}, {}, {}, patience};
+    RankLink link{rank, rank, state.position};
+    link.patience = patience;
     link.connect = [this, rank](Device &device) {
       return connect(device, rank);
     };
@@ -81,16 +84,23 @@ public:
       return rank == 0 ? pending | shared.header().requests.exchange(0)
                        : pending;
     };
+    link.channel = [this, rank] {
+      return makeStoreChannel(
+          c10::make_intrusive<c10d::PrefixStore>("checkpoints",
+                                                 storeOf(rank)->clone()),
+          rank, plan.worldSize, options.checkpointPatience,
+          [this] { return shared.header().aborted.load() != 0; });
+    };
     return link;
   }
   void leave() {
-    if (transport)
+    if (connected)
       store->leave();
   }
 
 private:
   std::unique_ptr<Comm> connect(Device &device, int64_t rank) {
-    if (!store) {
+    if (options.backend == Backend::Shm) {
       auto comm = std::make_unique<ShmComm>(plan, shared, rank,
                                             options.maxStreamDelay.has_value());
       comm->setPatience(patience);
@@ -98,11 +108,17 @@ private:
     }
     auto sights = std::make_shared<SegmentSights>(shared, rank);
     WaitCount counted(*sights);
-    transport = makeTransport(options.backend,
-                              store->connect(rank, patience->deadline()), rank,
+    transport = makeTransport(options.backend, storeOf(rank), rank,
                               plan.worldSize, device,
                               {patience, sights, &shared.state(rank).position});
     return std::make_unique<DeviceComm>(plan, device, transport);
+  }
+
+  /// Of this process, which is the rank's.
+  const c10::intrusive_ptr<c10d::Store> &storeOf(int64_t rank) {
+    if (!connected)
+      connected = store->connect(rank, patience->deadline());
+    return connected;
   }
 
   const plan::Plan &plan;
@@ -110,6 +126,7 @@ private:
   ShmSegment shared;
   std::shared_ptr<Patience> patience;
   std::optional<LocalStore> store;
+  c10::intrusive_ptr<c10d::Store> connected;
   /// Of this process.
   std::shared_ptr<Transport> transport;
 };

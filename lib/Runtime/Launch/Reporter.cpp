@@ -2,9 +2,13 @@
 #include "fsdp/Runtime/Launch/Reporter.h"
 #include "fsdp/Runtime/Launch/Requests.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 
 namespace fsdp::runtime {
 
@@ -29,16 +33,36 @@ std::string digits9(double value) {
 
 } // namespace
 
-Reporter::Reporter(const plan::Plan &plan, const std::string &path)
+/// Bytes of the lines, from the first on, that are of the first `steps` steps.
+static size_t bytesOfSteps(const std::string &path, int64_t steps) {
+  std::error_code error;
+  size_t bytes = 0;
+  if (steps == 0 || !std::filesystem::is_regular_file(path, error))
+    return bytes;
+  std::ifstream file(path, std::ios::binary);
+  for (std::string line; std::getline(file, line);) {
+    auto tree = nlohmann::json::parse(line, nullptr, false);
+    // The last line may be cut.
+    if (file.eof() || !tree.is_object() || !tree.contains("step") ||
+        !tree["step"].is_number_integer() || tree["step"] > steps)
+      break;
+    bytes += line.size() + 1;
+  }
+  return bytes;
+}
+
+Reporter::Reporter(const plan::Plan &plan, const std::string &path,
+                   int64_t steps)
     : plan(plan),
       tokens(tokensPerStep(plan) * plan.accumulationSteps * plan.worldSize) {
   if (!path.empty())
-    file.emplace(path);
+    file.emplace(path, bytesOfSteps(path, steps));
 }
 
 void Reporter::report(int64_t step, double seconds, const StepResult &result,
                       const std::vector<RankStats> &stats,
-                      const RankArena &memory, bool evaluated) {
+                      const RankArena &memory, bool evaluated,
+                      const std::optional<SaveReport> &saved) {
   double loss = 0, evalLoss = 0;
   int64_t peak = 0, peakRss = 0, scratch = 0, allocations = 0;
   std::string losses, evalLosses;
@@ -83,6 +107,19 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
   if (evaluated)
     evaluation = "\"eval_loss\": " + digits9(evalLoss) +
                  ", \"rank_eval_losses\": [" + evalLosses + "], ";
+  std::string checkpoint;
+  if (saved) {
+    bool wrote = saved->error.empty() && saved->seconds > 0;
+    checkpoint =
+        "\"saved_step\": " + std::to_string(saved->step) +
+        ", \"saved\": " + (saved->error.empty() ? "true" : "false") +
+        ", \"save_stall_ms\": " + digits9(saved->stallSeconds * 1e3) +
+        ", \"save_ms\": " + digits9(saved->seconds * 1e3) +
+        ", \"save_bytes\": " + std::to_string(saved->bytes) +
+        ", \"save_gb_per_s\": " +
+        digits9(wrote ? double(saved->bytes) / saved->seconds * 1e-9 : 0) +
+        ", ";
+  }
   std::string common(1024, '\0');
   common.resize(size_t(std::snprintf(
       common.data(), common.size(),
@@ -93,15 +130,16 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
       result.learningRate, seconds * 1e3, rate, static_cast<long long>(peak),
       static_cast<long long>(peakRss), static_cast<long long>(memory.bytes()),
       static_cast<long long>(scratch), static_cast<long long>(allocations))));
-  file->append("{\"step\": " + std::to_string(step + 1) +
-               ", \"loss\": " + digits9(loss) + ", \"rank_losses\": [" +
-               losses + "], " + evaluation + norm + scaling + host + common);
+  file->append("{\"step\": " + std::to_string(step + 1) + ", \"loss\": " +
+               digits9(loss) + ", \"rank_losses\": [" + losses + "], " +
+               evaluation + checkpoint + norm + scaling + host + common);
 }
 
-void Reporter::stopped(int64_t step, uint32_t requests) const {
-  std::fprintf(stderr,
-               "fsdp-run: stopped by %s after step %lld; nothing was saved\n",
-               nameStop(requests).c_str(), static_cast<long long>(step + 1));
+void Reporter::stopped(int64_t step, uint32_t requests, bool saved) const {
+  std::fprintf(stderr, "fsdp-run: stopped by %s after step %lld; %s\n",
+               nameStop(requests).c_str(), static_cast<long long>(step + 1),
+               saved ? "--resume auto goes on from there"
+                     : "nothing was saved");
 }
 
 void Reporter::warn(int64_t step, const StepResult &result,

@@ -1,6 +1,7 @@
 //===- RunFiles.cpp - what a run reads, checked before it begins ----------===//
 #include "fsdp/Runtime/Launch/RunFiles.h"
 #include "fsdp/Plan/DeviceBuffers.h"
+#include "fsdp/Runtime/Checkpoint/CheckpointFolder.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Execution/OpenPlan.h"
 #include "fsdp/Runtime/Execution/Profiler.h"
@@ -32,19 +33,32 @@ static plan::Plan openPlan(const RunOptions &options) {
   return openPlan(options.planPath, options.allowedPlugin);
 }
 
+std::string hashOfPlan(plan::Plan plan) {
+  plan.optimizer.library.clear();
+  for (plan::Optimizer &group : plan.paramGroups)
+    group.library.clear();
+  return hashBytes(plan::printPlan(plan));
+}
+
 RunFiles::RunFiles(const RunOptions &options, bool first)
     : plan(openPlan(options)) {
   if (plan.optimizer.name == "external")
     throw InputError(options.planPath +
                      ": the optimizer is \"external\", which the program that "
                      "hosts the runtime updates with; fsdp-run has none");
+  if (options.hasCheckpoints())
+    planHash = hashOfPlan(plan);
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
   checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, options);
   checkMeasuring("--trace", options.tracePath, StepTrace::kWarmup, options);
   if (!options.profilePath.empty() && options.maxStreamDelay)
     throw InputError("--profile: expected --streams serial, got threads");
-  openWeights(options, first);
+  resumes = options.resume == "auto"
+                ? !CheckpointFolder(options.checkpointPath).steps().empty()
+                : !options.resume.empty();
+  if (!resumes)
+    openWeights(options, first);
   openData(options, first);
   openEvaluation(options);
   if (!first)

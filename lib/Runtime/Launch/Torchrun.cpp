@@ -44,16 +44,14 @@ void watchPlaces(Rendezvous &rendezvous) {
 /// What all ranks of a job have in common, and the ranks of another have not:
 /// the plan, the data, and the options that say which collectives there are.
 std::string jobOf(const RunFiles &files, const RunOptions &options) {
-  plan::Plan plan = files.plan;
-  plan.optimizer.library.clear(); // of this host
-  for (plan::Optimizer &group : plan.paramGroups)
-    group.library.clear();
-  std::string text = hashBytes(plan::printPlan(plan));
+  std::string text = hashOfPlan(files.plan);
   for (int64_t number :
        {int64_t(options.backend), options.steps, options.evalEvery,
         options.evalBatches, int64_t(!options.outWeightsPath.empty()),
         int64_t(!options.profilePath.empty()),
-        int64_t(!options.tracePath.empty())})
+        int64_t(!options.tracePath.empty()),
+        int64_t(!options.checkpointPath.empty()), options.checkpointEvery,
+        int64_t(options.checkpointAsync), int64_t(!options.resume.empty())})
     text += " " + std::to_string(number);
   for (const auto *data : {&files.data, &files.evalData})
     text += " " + (*data ? (*data)->fingerprint() : "none");
@@ -83,8 +81,8 @@ RunEnd runOnOneHost(const RunFiles &files, const RunOptions &options,
   watchPlaces(rendezvous);
   Position &position = segment->state(rank).position;
   Following following(watch, files.plan, position);
-  RankLink link{rank, rank, position, {},
-                {},   {},   {},       makePatience(files, options)};
+  RankLink link{rank, rank, position};
+  link.patience = makePatience(files, options);
   link.connect = [&](Device &) {
     auto comm = std::make_unique<ShmComm>(files.plan, *segment, rank,
                                           options.maxStreamDelay.has_value());
@@ -104,6 +102,12 @@ RunEnd runOnOneHost(const RunFiles &files, const RunOptions &options,
     throw AbortedError(error.what());
   };
   link.requests = [&watch] { return watch.takeRequests(); };
+  link.channel = [&] {
+    return makeStoreChannel(
+        rendezvous.connectStore(), rank, rendezvous.worldSize(),
+        options.checkpointPatience,
+        [&] { return segment->header().aborted.load() != 0; });
+  };
   return runRank(files, options, link);
 }
 
@@ -113,14 +117,8 @@ RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
   Position position;
   Following following(watch, files.plan, position);
   std::shared_ptr<Transport> transport;
-  RankLink link{environment.rank,
-                environment.localRank,
-                position,
-                {},
-                {},
-                {},
-                {},
-                makePatience(files, options)};
+  RankLink link{environment.rank, environment.localRank, position};
+  link.patience = makePatience(files, options);
   link.connect = [&](Device &device) {
     transport = makeTransport(options.backend, rendezvous.connectStore(),
                               environment.rank, environment.worldSize, device,
@@ -139,6 +137,12 @@ RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
     endHung(environment.rank, error);
   };
   link.requests = [&watch] { return watch.takeRequests(); };
+  link.channel = [&] {
+    return makeStoreChannel(
+        rendezvous.connectStore(), environment.rank, environment.worldSize,
+        options.checkpointPatience,
+        [&] { return transport && !transport->failure().empty(); });
+  };
   return runRank(files, options, link);
 }
 

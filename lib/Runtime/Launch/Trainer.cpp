@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/Execution/Session.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
 #include "fsdp/Runtime/Files/Prefetcher.h"
+#include "fsdp/Runtime/Launch/Checkpointer.h"
 #include "fsdp/Runtime/Launch/Reporter.h"
 #include "fsdp/Runtime/Launch/Requests.h"
 #include "fsdp/Runtime/Launch/SaveWeights.h"
@@ -53,9 +54,18 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
   Position &position = link.position;
   StreamSettings streams{options.maxStreamDelay, options.seed, options.threads};
   Session session(plan, comm, device, position, streams);
+  std::optional<Checkpointer> checkpoints;
+  if (options.hasCheckpoints())
+    checkpoints.emplace(files, options, device, position, link.channel());
+  const NativeCheckpoint *resumed =
+      checkpoints ? checkpoints->choose() : nullptr;
+  int64_t begin = resumed ? resumed->manifest().state.step : 0;
   std::optional<Reporter> reporter;
   if (rank == 0)
-    reporter.emplace(plan, options.metricsPath);
+    reporter.emplace(plan, options.metricsPath, begin);
+  SessionState state(plan, session, device);
+  if (resumed)
+    state.readModel(*resumed);
   if (files.initialises)
     session.initialise(options.initSeed.value_or(options.seed));
   for (const auto *weights : {&files.capturedWeights, &files.weights})
@@ -82,11 +92,16 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
   // With the data's fingerprint, all that the order of the data is known by.
   int64_t samplesDone = 0;
   TimeLimit limit(options.timeLimit, options.begun);
-  for (int64_t step = 0; step < options.steps; ++step) {
+  if (resumed) {
+    state.readTraining(*resumed);
+    samplesDone = resumed->manifest().state.samples;
+    checkpoints->begin();
+  }
+  for (int64_t step = begin; step < options.steps; ++step) {
     if (trace && step == options.steps - 1)
       session.executor().setTrace(&*trace);
     int64_t allocations = heapAllocations();
-    auto begin = std::chrono::steady_clock::now();
+    auto started = std::chrono::steady_clock::now();
     StepResult result = session.step([&](int64_t microbatch) {
       position.beat();
       int64_t first = samplesDone + microbatch * samplesPerMicrobatch(plan);
@@ -99,7 +114,7 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
         options.evalEvery > 0 && (step + 1) % options.evalEvery == 0;
     double evalLoss = evaluates ? evaluate(files, session.executor(), rank) : 0;
     auto evaluated = std::chrono::steady_clock::now();
-    limit.stepTook(evaluated - begin);
+    limit.stepTook(evaluated - started);
     std::vector<RankStats> stats = session.comm().exchangeStats(
         {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
          peakResidentBytes(), evalLoss,
@@ -107,23 +122,31 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
          heapAllocations() - allocations, result.badGradient,
          link.requests() | (limit.isNear() ? kStopByTimeLimit : 0)});
     uint32_t requests = requestsOf(stats);
-    link.patience->stepTook(std::chrono::steady_clock::now() - begin);
+    link.patience->stepTook(std::chrono::steady_clock::now() - started);
     std::chrono::duration<double> elapsed =
-        trained - begin + (std::chrono::steady_clock::now() - evaluated);
+        trained - started + (std::chrono::steady_clock::now() - evaluated);
+    bool stops = (requests & kStopRequest) && step + 1 < options.steps;
+    std::optional<SaveReport> saved;
+    if (checkpoints)
+      saved = checkpoints->endStep(session, step + 1, samplesDone,
+                                   requests & kSaveRequest,
+                                   stops || step + 1 == options.steps);
     if (reporter)
       reporter->report(step, elapsed.count(), result, stats,
-                       session.executor().memory(), evaluates);
-    if (reporter && options.graphs && step == StepGraphs::kWarmup)
+                       session.executor().memory(), evaluates, saved);
+    if (reporter && options.graphs && step == begin + StepGraphs::kWarmup)
       std::fprintf(stderr, "cuda graphs: %s\n",
                    session.executor().stepGraphs()->describe().c_str());
     if (profiler)
       profiler->endStep(elapsed.count());
-    if ((requests & kStopRequest) && step + 1 < options.steps) {
+    if (stops) {
       if (reporter)
-        reporter->stopped(step, requests);
+        reporter->stopped(step, requests, saved.has_value());
       return RunEnd::Stopped;
     }
   }
+  if (checkpoints && begin >= options.steps)
+    checkpoints->finish();
   if (profiler)
     writeProfile(*profiler, plan, options.planPath, session.comm(),
                  options.steps, session.executor().memory().extraBytes(),

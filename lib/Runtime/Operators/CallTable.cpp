@@ -58,7 +58,18 @@ std::string describeInstruction(const plan::Plan &plan,
   return text;
 }
 
-std::string describePosition(const plan::Plan &plan, const Position &position) {
+/// Of a checkpoint that is read or written.
+static std::string describeSave(const Position &position) {
+  SavePoint point = position.savePoint.load();
+  if (point == SavePoint::None)
+    return "";
+  return ", in the checkpoint of step " +
+         std::to_string(position.savedStep.load()) + " (" +
+         std::string(kSavePoints[size_t(point)]) + ")";
+}
+
+static std::string describeStep(const plan::Plan &plan,
+                                const Position &position) {
   int64_t step = position.step.load();
   if (step < 0)
     return " before its first step";
@@ -77,6 +88,10 @@ std::string describePosition(const plan::Plan &plan, const Position &position) {
     return text;
   return text + ", instruction " + std::to_string(instruction) + ": " +
          describeInstruction(plan, (*program)[instruction]);
+}
+
+std::string describePosition(const plan::Plan &plan, const Position &position) {
+  return describeStep(plan, position) + describeSave(position);
 }
 
 CallTable::CallTable(const plan::Plan &plan,

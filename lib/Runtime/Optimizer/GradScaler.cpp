@@ -64,4 +64,14 @@ void GradScaler::update() {
   foundAnywhere.zero_();
 }
 
+GradScaler::State GradScaler::state() const {
+  return {currentScale.item<float>(), growthTracker.item<int32_t>()};
+}
+
+void GradScaler::setState(const State &state) {
+  c10::InferenceMode guard;
+  currentScale.fill_(state.scale);
+  growthTracker.fill_(state.growthTracker);
+}
+
 } // namespace fsdp::runtime

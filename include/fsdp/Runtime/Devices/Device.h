@@ -11,6 +11,7 @@
 #include "fsdp/Runtime/Devices/Streams.h"
 #include "fsdp/Runtime/Devices/Timer.h"
 
+#include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 #include <c10/util/UniqueVoidPtr.h>
 
@@ -63,6 +64,8 @@ public:
   virtual c10::DeleterFnPtr deleter() const = 0;
   /// Seeds the default generator of the device.
   virtual void seed(uint64_t seed) = 0;
+  /// That generator.
+  virtual at::Generator generator() = 0;
   /// Those that execute a plan.
   virtual std::unique_ptr<Streams> makeStreams() = 0;
   /// Captures what `work` submits to streams that begin and end with the

@@ -78,6 +78,8 @@ public:
   ShardedOptimizer *shardedOptimizer() const {
     return interpreter.shardedOptimizer();
   }
+  /// As Interpreter::gradScaler.
+  GradScaler *gradScaler() { return interpreter.gradScaler(); }
   /// As Interpreter::setPublishes; without it the caller publishes before each
   /// step and evaluation.
   void setPublishes(bool value) { interpreter.setPublishes(value); }

@@ -103,6 +103,8 @@ public:
   /// Null for a plan that updates nothing itself. Its shards are those of the
   /// plan's optimizer_step.
   ShardedOptimizer *shardedOptimizer() const { return optimizer.get(); }
+  /// Null for a plan without one.
+  GradScaler *gradScaler() { return scaler ? &*scaler : nullptr; }
   const HostStore &hostStore() const { return host; }
 
 private:

@@ -47,8 +47,9 @@ private:
 /// is no regular file (/dev/stdout); else the link is replaced.
 class LineFile {
 public:
-  /// Begins the file anew. Throws InputError.
-  explicit LineFile(std::string path);
+  /// Begins the file anew, behind its first `kept` bytes if it is a regular
+  /// one. Throws InputError.
+  explicit LineFile(std::string path, size_t kept = 0);
   LineFile(const LineFile &) = delete;
   LineFile &operator=(const LineFile &) = delete;
   ~LineFile();

@@ -96,6 +96,9 @@ private:
   std::unique_ptr<State> state;
 };
 
+/// The format's name of a dtype, "F32"; empty where it has none.
+std::string_view safeTensorsName(plan::DType dtype);
+
 /// "float32[2, 3]", for messages.
 std::string describe(const plan::TensorSpec &spec);
 

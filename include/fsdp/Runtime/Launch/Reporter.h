@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/Collectives/Comm.h"
 #include "fsdp/Runtime/Execution/Executor.h"
 #include "fsdp/Runtime/Files/Files.h"
+#include "fsdp/Runtime/Launch/Checkpointer.h"
 
 #include <cstdint>
 #include <optional>
@@ -17,18 +18,19 @@ namespace fsdp::runtime {
 /// The progress line on stderr and the metrics file.
 class Reporter {
 public:
-  /// Borrows the plan. `path`: the metrics file; empty: none. Throws
-  /// InputError.
-  Reporter(const plan::Plan &plan, const std::string &path);
+  /// Borrows the plan. `path`: the metrics file; empty: none. Of one that is
+  /// there the lines of the first `steps` steps stay. Throws InputError.
+  Reporter(const plan::Plan &plan, const std::string &path, int64_t steps = 0);
 
   /// Of a step, counted from 0, that took `seconds`. `result` is rank 0's; of
   /// it the loss alone differs between ranks. `stats` are those of all ranks.
   void report(int64_t step, double seconds, const StepResult &result,
               const std::vector<RankStats> &stats, const RankArena &memory,
-              bool evaluated);
+              bool evaluated, const std::optional<SaveReport> &saved);
 
-  /// The run ends after `step` as it was asked to.
-  void stopped(int64_t step, uint32_t requests) const;
+  /// The run ends after `step` as it was asked to, with a checkpoint or
+  /// without.
+  void stopped(int64_t step, uint32_t requests, bool saved) const;
 
 private:
   /// Once, where a rank's loss or gradient is no number any more.

@@ -3,11 +3,14 @@
 #define FSDP_RUNTIME_LAUNCH_RUNFILES_H
 
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Checkpoint/DurableFile.h"
+#include "fsdp/Runtime/Checkpoint/Progress.h"
 #include "fsdp/Runtime/Collectives/Backend.h"
 #include "fsdp/Runtime/Execution/Executor.h"
 #include "fsdp/Runtime/Files/OpenData.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Runtime/Files/WeightFiles.h"
+#include "fsdp/Runtime/Launch/StoreChannel.h"
 
 #include <chrono>
 #include <cstdint>
@@ -54,7 +57,22 @@ struct RunOptions {
   std::optional<double> timeLimit;
   std::chrono::steady_clock::time_point begun =
       std::chrono::steady_clock::now();
+  std::string checkpointPath;   ///< --checkpoint; empty: none are saved
+  int64_t checkpointEvery = 0;  ///< steps; 0: after the last alone
+  int64_t keep = 0;             ///< checkpoints; 0: all
+  bool checkpointAsync = false; ///< written beside the next steps
+  std::string resume;           ///< "auto", a checkpoint, or empty
+  std::optional<SaveFault> saveFault;
+  size_t checkpointPiece = DurableFile::kPiece;
+  std::chrono::seconds checkpointPatience = kChannelPatience;
+
+  bool hasCheckpoints() const {
+    return !checkpointPath.empty() || !resume.empty();
+  }
 };
+
+/// Without the paths of libraries, which are of one host.
+std::string hashOfPlan(plan::Plan plan);
 
 /// Everything a run reads, and all that it writes at its end, opened and
 /// checked before any rank begins.
@@ -66,6 +84,10 @@ struct RunFiles {
   RunFiles(const RunOptions &options, bool first);
 
   plan::Plan plan;
+  /// With checkpoints: of the plan as it was read.
+  std::string planHash;
+  /// Weights and initialisation are those of a checkpoint; none is read here.
+  bool resumes = false;
   /// Empty where neither plan nor options name a file: the plan has an
   /// initialisation then.
   std::optional<WeightFiles> weights;

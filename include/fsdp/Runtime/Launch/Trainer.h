@@ -2,6 +2,7 @@
 #ifndef FSDP_RUNTIME_LAUNCH_TRAINER_H
 #define FSDP_RUNTIME_LAUNCH_TRAINER_H
 
+#include "fsdp/Runtime/Checkpoint/Channel.h"
 #include "fsdp/Runtime/Collectives/Patience.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/RunFiles.h"
@@ -31,6 +32,8 @@ struct RankLink {
   std::function<uint32_t()> requests;
   /// Learns how long steps take.
   std::shared_ptr<Patience> patience;
+  /// That for checkpoints. Called once, after connect.
+  std::function<std::unique_ptr<Channel>()> channel;
 };
 
 /// How a run ends that does not fail: after its last step, or before that as

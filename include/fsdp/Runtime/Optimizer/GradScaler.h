@@ -39,6 +39,14 @@ public:
   /// Ends the step: backs off or grows.
   void update();
 
+  /// What the next step depends on, between steps.
+  struct State {
+    float scale = 0;
+    int32_t growthTracker = 0;
+  };
+  State state() const;
+  void setState(const State &state);
+
 private:
   plan::GradScaler settings;
   at::Tensor currentScale, growthTracker, foundAnywhere;

@@ -1,0 +1,80 @@
+//===- NativeCheckpoint.h - reading a native checkpoint -------------------===//
+//
+// A checkpoint is opened by its manifest, which proves that the chunks of every
+// tensor tile it. Nothing that is read is believed before it has the hash that
+// the manifest says.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_CHECKPOINT_NATIVECHECKPOINT_H
+#define FSDP_RUNTIME_CHECKPOINT_NATIVECHECKPOINT_H
+
+#include "fsdp/Runtime/Checkpoint/Chunks.h"
+#include "fsdp/Runtime/Checkpoint/Manifest.h"
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+
+namespace fsdp::runtime {
+
+/// Whose own a tensor is that each rank has for itself (a buffer, an ignored
+/// parameter, a generator): "rank.3.NAME". Where rank 3 has the same bytes as
+/// rank 0, there is only rank 0's, under its plain name.
+std::string ownName(int64_t rank, const std::string &name);
+/// Whether it is such a name.
+bool isOwnName(const std::string &name);
+
+/// Thread-compatible. All throw InputError that names the file.
+class NativeCheckpoint {
+public:
+  /// Reads the manifest, and compares the sizes of all files.
+  explicit NativeCheckpoint(std::string folder);
+  NativeCheckpoint(const NativeCheckpoint &) = delete;
+  NativeCheckpoint &operator=(const NativeCheckpoint &) = delete;
+
+  /// The same, without the reason why not.
+  static bool looksWhole(const std::string &folder);
+
+  const std::string &path() const { return folder; }
+  const Manifest &manifest() const { return contents; }
+  /// Of the manifest, and so of the checkpoint.
+  const std::string &hash() const { return ownHash; }
+
+  /// Reads a file of the manifest, by its index, and compares its hash. `check`
+  /// is called now and then, and may throw.
+  void verify(size_t file, const std::function<void()> &check = {}) const;
+
+  bool has(const std::string &tensor) const {
+    return contents.tensors.contains(tensor);
+  }
+  /// Reads a box that lies within the tensor to `to`, row-major and of the
+  /// box's size, and compares the hash of every chunk that it is in.
+  void read(const std::string &tensor, const Chunk &box,
+            std::span<std::byte> to) const;
+
+  /// All of it, in memory that is mapped; call verify for each file before.
+  SavedState state() const;
+
+private:
+  /// A chunk, and the file that has it.
+  struct Place {
+    const Manifest::File *file;
+    const Manifest::FileChunk *chunk;
+  };
+
+  std::string pathOf(const Manifest::File &file) const {
+    return folder + "/" + file.name;
+  }
+  void readChunk(const Place &place, std::span<std::byte> to) const;
+
+  std::string folder;
+  Manifest contents;
+  std::string ownHash;
+  std::map<std::string, std::vector<Place>> places;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_CHECKPOINT_NATIVECHECKPOINT_H

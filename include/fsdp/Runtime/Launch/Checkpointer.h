@@ -1,0 +1,109 @@
+//===- Checkpointer.h - a rank's part in the checkpoints of a run ---------===//
+#ifndef FSDP_RUNTIME_LAUNCH_CHECKPOINTER_H
+#define FSDP_RUNTIME_LAUNCH_CHECKPOINTER_H
+
+#include "fsdp/Runtime/Checkpoint/Channel.h"
+#include "fsdp/Runtime/Checkpoint/CheckpointFolder.h"
+#include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
+#include "fsdp/Runtime/Checkpoint/Progress.h"
+#include "fsdp/Runtime/Launch/RunFiles.h"
+#include "fsdp/Runtime/Launch/SessionState.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// What became of a save.
+struct SaveReport {
+  int64_t step = 0;        ///< that was saved
+  double stallSeconds = 0; ///< for which the run stood still
+  double seconds = 0;      ///< from its begin to its end
+  uint64_t bytes = 0;      ///< of all ranks
+  std::string error;       ///< why it failed; empty: it did not
+};
+
+/// The folder --checkpoint, and --resume. All ranks call the same methods in
+/// the same order, from one thread each.
+class Checkpointer {
+public:
+  /// Borrows all but the channel. On rank 0 takes the folder. Throws InputError
+  /// where it has checkpoints that this run does not go on from.
+  Checkpointer(const RunFiles &files, const RunOptions &options, Device &device,
+               Position &position, std::unique_ptr<Channel> channel);
+  Checkpointer(const Checkpointer &) = delete;
+  Checkpointer &operator=(const Checkpointer &) = delete;
+  /// Gives up a save that is under way.
+  ~Checkpointer();
+
+  /// What the run goes on from, once all ranks have verified it; null: nothing.
+  /// Throws InputError where there is something, but nothing valid.
+  const NativeCheckpoint *choose();
+
+  /// To be called when all of it has been read.
+  void begin() {
+    chosen.reset();
+    progress.end();
+  }
+
+  /// Saves what the session is after so many steps and samples, if it is time
+  /// to, is `asked` for, or this is the `last`. With --checkpoint-async goes on
+  /// writing when this returns, and first waits for the save before; after the
+  /// last for this one, too. Returns what has ended since the last call; rank 0
+  /// says that on stderr. Throws RunError for a save that fails, or
+  /// AbortedError where another rank does; not for one that goes on beside
+  /// training.
+  std::optional<SaveReport> endStep(Session &session, int64_t step,
+                                    int64_t samples, bool asked, bool last);
+  /// Waits for the save that is under way, and for all ranks.
+  void finish();
+
+private:
+  void save(Session &session, int64_t step, int64_t samples);
+  RunState stateOf(Session &session, int64_t step, int64_t samples) const;
+  /// Opens and verifies one; returns why not, or nothing.
+  std::string tryOpen(const std::string &path, int64_t step);
+  void chooseNewest(const std::vector<int64_t> &steps);
+  void openFolder();
+  void tellDifferences() const;
+  /// An error of rank 0's that all know: nothing where it is empty.
+  void throwOnAll(const std::string &error) const;
+  void write(std::chrono::steady_clock::time_point begin);
+  /// Waits for the save that is under way.
+  void collect();
+  /// Of the last save that has ended.
+  void throwFailure() const;
+
+  const RunFiles &files;
+  const RunOptions &options;
+  Device &device;
+  std::unique_ptr<Channel> channel;
+  Progress progress;
+  CheckpointFolder folder;
+  std::unique_ptr<NativeCheckpoint> chosen;
+  std::unique_ptr<SessionState> source;
+
+  /// What the thread that writes has until it has ended.
+  struct Outcome {
+    SaveReport report;
+    std::string warning;
+    int64_t failedRank = -1; ///< -1: none, or the run ends
+  };
+  SaveRequest request;
+  Outcome current;
+  std::atomic<bool> ended = false;
+  bool isUnderWay = false;
+  double stallSeconds = 0;
+  std::thread thread;
+  std::optional<SaveReport> report;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_LAUNCH_CHECKPOINTER_H

@@ -1,0 +1,85 @@
+//===- SessionState.h - a session's tensors, as checkpoints have them -----===//
+//
+// Names are those of docs/checkpoints.md: a parameter's and a buffer's own,
+// `optimizer.state.NAME.exp_avg` and so on, `rank.0.rng.cpu`.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_LAUNCH_SESSIONSTATE_H
+#define FSDP_RUNTIME_LAUNCH_SESSIONSTATE_H
+
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
+#include "fsdp/Runtime/Checkpoint/SaveProtocol.h"
+#include "fsdp/Runtime/Devices/Device.h"
+#include "fsdp/Runtime/Execution/Session.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// Of one rank. Borrows all.
+class SessionState {
+public:
+  SessionState(const plan::Plan &plan, Session &session, Device &device)
+      : plan(plan), session(session), device(device) {}
+
+  /// The tensors that this rank saves, after Session::start, between steps:
+  /// SaveRequest::chunks and own. With `copies` they are copies in memory of
+  /// the host that this object keeps until the next call; else those of the
+  /// session, where they lie on the host, which no step may write until the
+  /// save has ended.
+  ///
+  /// Of ranks with the same shards, which replicas have, one saves each
+  /// parameter, so that all save about as many bytes.
+  void stage(SaveRequest &request, bool copies);
+
+  /// Before Session::start: reads parameters and buffers, at any world size.
+  /// Throws InputError that names what the checkpoint does not have as the plan
+  /// does.
+  void readModel(const NativeCheckpoint &checkpoint);
+  /// After it: the optimizer's state, and counters. This rank's generators, too
+  /// where the checkpoint is of as many ranks; else the device's is seeded with
+  /// the sum of seed and steps. Throws InputError, also for what the plan has
+  /// not.
+  void readTraining(const NativeCheckpoint &checkpoint);
+
+private:
+  /// A tensor of this rank's.
+  struct Item {
+    std::string name;
+    plan::TensorSpec spec; ///< of the whole tensor
+    Chunk chunk;
+    at::Tensor tensor;
+    /// Each rank has one of its own.
+    bool isOwn = false;
+    /// Each rank has the same, whole.
+    bool isShared = false;
+  };
+
+  Item paramItem(int32_t param) const;
+  std::vector<Item> modelItems() const;
+  std::vector<Item> optimizerItems() const;
+  std::vector<std::pair<std::string, at::Generator>> generators() const;
+  void read(const NativeCheckpoint &checkpoint, const Item &item) const;
+  /// Where the tensor's bytes are, row-major, on the host.
+  void stage(std::vector<ShardTensor> &to, const Item &item, bool copies);
+  /// The replica that saves each of the items.
+  std::vector<int64_t> writers(const std::vector<Item> &items) const;
+
+  const plan::Plan &plan;
+  Session &session;
+  Device &device;
+  std::unique_ptr<DeviceMemory> staging;
+  size_t staged = 0;
+  /// What is staged, and lies elsewhere.
+  std::vector<at::Tensor> kept;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_LAUNCH_SESSIONSTATE_H
