@@ -73,6 +73,14 @@ void WeightFiles::openIndex() {
   }
 }
 
+void WeightFiles::checkIndexIsWhole() const {
+  for (const SafeTensors &file : files)
+    for (const auto &[name, entry] : file.entries())
+      if (auto it = table.find(name); it == table.end() || it->second != &entry)
+        throw InputError(filePath + ": tensor \"" + name + "\" of " +
+                         file.path() + " is not in its \"weight_map\"");
+}
+
 const WeightFiles::Entry *
 WeightFiles::find(const std::vector<std::string> &names) const {
   for (const std::string &name : names)

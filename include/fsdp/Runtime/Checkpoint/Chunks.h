@@ -53,6 +53,9 @@ struct SavedState {
   std::map<std::string, SavedTensor> tensors;
   /// What is no tensor. Bytes are json's binary.
   std::map<std::string, nlohmann::json> values;
+  /// Of names that DCP made of nested dicts and lists: the keys and indices
+  /// that lead there, ["train_state", "sizes", 0] of "train_state.sizes.0".
+  std::map<std::string, nlohmann::json> paths;
   /// Keeps alive what chunks borrow: mapped files, copies.
   std::vector<std::shared_ptr<const void>> memory;
 };

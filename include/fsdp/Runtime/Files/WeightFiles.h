@@ -30,6 +30,11 @@ public:
   explicit WeightFiles(const std::string &path);
 
   const std::string &path() const { return filePath; }
+  /// The files, in the order of their names.
+  const std::vector<SafeTensors> &opened() const { return files; }
+  /// Throws InputError if a file has a tensor that the index does not name, or
+  /// names as another file's.
+  void checkIndexIsWhole() const;
   /// Throws InputError if a parameter, or a persistent buffer, of the plan is
   /// not there in its shape. Other buffers may be absent: published
   /// checkpoints do not have them.

@@ -1,0 +1,170 @@
+//===- Pickle.h - what a pickle describes, and executes nowhere -----------===//
+//
+// A pickle is a program that builds an object on a stack. This reader knows
+// the instructions that data need, of protocols 2 to 5, and calls nothing: a
+// class or function is its name, which must be one that the caller expects, and
+// a call of it is a record of its name and arguments.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_RUNTIME_CHECKPOINT_PICKLE_H
+#define FSDP_RUNTIME_CHECKPOINT_PICKLE_H
+
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace fsdp::runtime {
+
+/// The objects of a pickle. Objects may be shared, and a hostile pickle may
+/// have circles, or describe far more than it has bytes; so whoever follows
+/// objects does it to a depth of its own, and each access counts: those of more
+/// objects than an honest pickle has are an error.
+///
+/// All that reads throws InputError: `place`, ": ", and what was expected and
+/// came. `what` in accesses names the object in messages.
+class Pickle {
+public:
+  using Object = uint32_t;
+
+  /// Reads `bytes`, which are borrowed. `globals` are the classes and functions
+  /// that may be named, each as "module name"; borrowed too.
+  Pickle(std::string place, std::span<const std::byte> bytes,
+         std::span<const std::string_view> globals);
+
+  Object root() const { return rootObject; }
+  /// The bytes that the pickle has; what follows them is not its own.
+  size_t size() const { return end; }
+
+  bool isNone(Object object) const;
+  bool isInteger(Object object) const;
+  bool boolean(Object object, std::string_view what) const;
+  int64_t integer(Object object, std::string_view what) const;
+  std::string_view text(Object object, std::string_view what) const;
+  /// The name of a class or function.
+  std::string_view global(Object object, std::string_view what) const;
+  std::span<const Object> tuple(Object object, std::string_view what) const;
+  std::span<const Object> list(Object object, std::string_view what) const;
+  /// Of a tuple or a torch.Size; integers that are not negative.
+  std::vector<int64_t> extents(Object object, std::string_view what) const;
+  /// Keys and values.
+  std::vector<std::pair<Object, Object>> dict(Object object,
+                                              std::string_view what) const;
+  /// The value of a key that is a text; all keys must be among `keys`.
+  std::vector<std::optional<Object>>
+  members(Object object, std::span<const std::string_view> keys,
+          std::string_view what) const;
+  bool isCall(Object object, std::string_view name) const;
+  /// The arguments of a call of `name`.
+  std::span<const Object> arguments(Object object, std::string_view name,
+                                    std::string_view what) const;
+  /// What the object that a call of `name` without arguments made was set to.
+  Object state(Object object, std::string_view name,
+               std::string_view what) const;
+  /// What stands for an object that lies outside of the pickle.
+  Object persistent(Object object, std::string_view what) const;
+  /// None, bool, int, float, str, bytes, and lists, tuples and dicts of them; a
+  /// tuple becomes an array too. Bytes need "_codecs encode" and
+  /// "__builtin__ bytes" among the globals.
+  nlohmann::json value(Object object, std::string_view what) const;
+
+  [[noreturn]] void fail(std::string_view what,
+                         const std::string &message) const;
+
+private:
+  friend class PickleMachine;
+
+  enum class Kind : uint8_t {
+    None,
+    Bool,
+    Int,
+    Unsigned, ///< beyond int64_t
+    Float,
+    Text,
+    Global,
+    Tuple,
+    List,
+    Dict,       ///< items: key, value, key, ...
+    Call,       ///< items: callee, arguments as a tuple, and the state if any
+    Persistent, ///< items: what stands for it
+  };
+  struct Node {
+    Kind kind = Kind::None;
+    union {
+      int64_t integer = 0;
+      double number;
+    };
+    std::string_view text;
+    std::vector<Object> items;
+  };
+
+  const Node &visit(Object object) const;
+  const Node &expect(Object object, Kind kind, std::string_view what) const;
+  nlohmann::json value(Object object, std::string_view what, int depth) const;
+  static std::string_view nameOf(Kind kind);
+
+  std::string place;
+  std::vector<Node> nodes;
+  Object rootObject = 0;
+  size_t end = 0;
+  mutable uint64_t visitsLeft = 0;
+};
+
+/// Appends objects to a pickle of protocol 2, which every Python reads; texts
+/// and globals that come again are mentioned. Each call appends one object, or
+/// makes one of those before it.
+class PickleWriter {
+public:
+  PickleWriter();
+
+  void none() { text += 'N'; }
+  void boolean(bool value) { text += value ? '\x88' : '\x89'; }
+  void integer(int64_t value);
+  void real(double value);
+  void string(std::string_view utf8);
+  /// "module name".
+  void global(std::string_view name);
+  /// Begins what endTuple(), endItems() or endAppends() end.
+  void mark() { text += '('; }
+  void endTuple() { text += 't'; }
+  void dict() { text += '}'; }
+  /// The objects since the mark are keys and values of the dict before it.
+  void endItems() { text += 'u'; }
+  void list() { text += ']'; }
+  /// The objects since the mark are elements of the list before it.
+  void endAppends() { text += 'e'; }
+  /// Of a callee and a tuple.
+  void call() { text += 'R'; }
+  /// An object of a class without arguments, to which set() gives its state.
+  void object(std::string_view name);
+  void set() { text += 'b'; }
+  void persistent() { text += 'Q'; }
+  void extents(std::span<const int64_t> values);
+  /// torch.Size.
+  void size(std::span<const int64_t> values);
+  /// What Pickle::value() reads; arrays become tuples or lists.
+  void value(const nlohmann::json &value, bool tuples);
+
+  /// The pickle, which is of one object.
+  std::string finish() &&;
+
+private:
+  /// Appends what the key stands for, if that is there already; else the caller
+  /// appends it and memoizes it.
+  bool recall(std::string key);
+  void memoize();
+
+  std::string text;
+  std::unordered_map<std::string, size_t> memo;
+};
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_CHECKPOINT_PICKLE_H

@@ -1,0 +1,159 @@
+//===- fsdp-checkpoint.cpp - shows, verifies and converts checkpoints -----===//
+#include "fsdp/Runtime/Checkpoint/Dcp.h"
+#include "fsdp/Runtime/Checkpoint/HuggingFace.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Files/SafeTensors.h"
+#include "fsdp/Support/Message.h"
+
+#include <CLI/CLI.hpp>
+#include <c10/util/Logging.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+using namespace fsdp::runtime;
+
+namespace {
+
+int report(const std::exception &error, int status) {
+  std::fprintf(stderr, "fsdp-checkpoint: error: %s\n",
+               fsdp::oneLine(error.what()).c_str());
+  return status;
+}
+
+struct Opened {
+  const char *form;
+  SavedState state;
+};
+
+/// Reads all of a checkpoint, whatever its form.
+Opened openCheckpoint(const std::string &path, const NameMap *map) {
+  if (isDcp(path)) {
+    if (map)
+      throw InputError("--name-map: expected a checkpoint of Hugging Face, "
+                       "which has other names, got " +
+                       path);
+    return {"dcp", readDcp(path)};
+  }
+  if (isHuggingFace(path))
+    return {"huggingface", readHuggingFace(path, map)};
+  std::error_code error;
+  if (!std::filesystem::exists(path, error))
+    throw InputError(path + ": not there");
+  throw InputError(path + ": expected a checkpoint: a folder with .metadata, "
+                          "model.safetensors.index.json or "
+                          "model.safetensors");
+}
+
+void printLine(const std::string &line) {
+  std::printf("%s\n", fsdp::oneLine(line).c_str());
+}
+
+std::string counted(size_t count, const char *what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string summary(const Opened &opened) {
+  int64_t bytes = 0;
+  size_t chunks = 0;
+  for (const auto &[name, tensor] : opened.state.tensors) {
+    bytes += tensor.spec.numBytes();
+    chunks += tensor.chunks.size();
+  }
+  return std::string(opened.form) + ": " +
+         counted(opened.state.tensors.size(), "tensor") + " in " +
+         counted(chunks, "chunk") + ", " + counted(size_t(bytes), "byte") +
+         ", " + counted(opened.state.values.size(), "value");
+}
+
+std::string show(const nlohmann::json &value) {
+  if (value.is_binary())
+    return counted(value.get_binary().size(), "byte");
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+void show(const std::string &path) {
+  Opened opened = openCheckpoint(path, nullptr);
+  printLine(summary(opened));
+  for (const auto &[name, tensor] : opened.state.tensors)
+    printLine(name + ": " + describe(tensor.spec) + " in " +
+              counted(tensor.chunks.size(), "chunk"));
+  for (const auto &[name, value] : opened.state.values)
+    printLine(name + " = " + show(value));
+}
+
+void convert(const std::string &from, const std::string &to,
+             const std::string &form, const std::optional<NameMap> &map) {
+  const NameMap *names = map ? &*map : nullptr;
+  // The names of both are Hugging Face's, or neither's.
+  bool toTheirs = form == "huggingface";
+  Opened opened = openCheckpoint(from, toTheirs ? nullptr : names);
+  if (form == "dcp") {
+    writeDcp(to, opened.state);
+  } else {
+    for (const std::string &name : writeHuggingFace(to, opened.state, names))
+      printLine("left out: " + name);
+  }
+  printLine(to + ": from " + summary(opened));
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  // A limit of file sizes is an error of whoever writes, who names the file.
+  std::signal(SIGXFSZ, SIG_IGN);
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();
+  CLI::App app("Shows, verifies and converts checkpoints. The form of one that "
+               "is read is recognised.\n"
+               "Exit status: 0 success, 1 the conversion failed, 2 bad input.");
+  app.require_subcommand(1);
+  std::string from, to, form, mapPath;
+  auto *showing = app.add_subcommand(
+      "show", "verify a checkpoint, and print its tensors and values");
+  showing->add_option("checkpoint", from, "its folder")->required();
+  auto *verifying = app.add_subcommand(
+      "verify",
+      "read all of a checkpoint: hashes, and that chunks tile tensors");
+  verifying->add_option("checkpoint", from, "its folder")->required();
+  auto *converting =
+      app.add_subcommand("convert", "write a checkpoint in another form");
+  converting->add_option("from", from, "its folder")->required();
+  converting->add_option("to", to, "a folder that is new or empty")->required();
+  converting
+      ->add_option("--to", form,
+                   "dcp: of torch.distributed.checkpoint; huggingface: "
+                   "safetensors with an index, of the model alone")
+      ->required()
+      ->check(CLI::IsMember({"dcp", "huggingface"}));
+  converting->add_option("--name-map", mapPath,
+                         "JSON file: an object from our names to those of "
+                         "Hugging Face, with {} for a number");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp &help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError &error) {
+    return report(error, kExitBadInput);
+  }
+  try {
+    if (showing->parsed())
+      show(from);
+    else if (verifying->parsed())
+      printLine(from + ": whole: " + summary(openCheckpoint(from, nullptr)));
+    else
+      convert(from, to, form,
+              mapPath.empty() ? std::nullopt : std::optional<NameMap>(mapPath));
+  } catch (const InputError &error) {
+    return report(error, kExitBadInput);
+  } catch (const std::exception &error) {
+    return report(error, kExitRunFailure);
+  }
+  return 0;
+}
