@@ -30,10 +30,11 @@ struct PeerLostError : RunError {
 /// A wait has passed its deadline. What the ranks' processes or their store
 /// wait for may wait for ever too.
 struct PeerHungError : PeerLostError {
-  PeerHungError(const std::string &message, std::vector<int64_t> ranks)
-      : PeerLostError(message), ranks(std::move(ranks)) {}
+  PeerHungError(const std::string &message, std::vector<int32_t> processes)
+      : PeerLostError(message), processes(std::move(processes)) {}
 
-  std::vector<int64_t> ranks; ///< who hold up the others, if that is known
+  /// Those of this host that hold up the others, as far as that is known.
+  std::vector<int32_t> processes;
 };
 
 /// Another rank failed first and reports the cause; this one only stops.

@@ -311,7 +311,7 @@ private:
              late;
     }
     progress->abort(text);
-    throw PeerHungError(text, cause.ranks);
+    throw PeerHungError(text, cause.processes);
   }
 
   void throwIfTold(const CollectiveName &collective,
@@ -335,8 +335,8 @@ public:
   GlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                 int64_t worldSize, const WaitSettings &given)
       : store(store), settings(given),
-        board(std::make_shared<RankBoard>(store, rank, worldSize,
-                                          settings.position)) {
+        board(std::make_shared<RankBoard>(
+            store, rank, worldSize, settings.position, settings.storeServer)) {
     store->setTimeout(settings.patience->deadline());
     if (!settings.sights)
       settings.sights = board;

@@ -64,30 +64,27 @@ Stall::Cause Stall::cause(milliseconds deadline) const {
   if (std::string blind = sights.blindness(); !blind.empty())
     return {{}, blind};
   Cause cause;
-  std::string first;
+  int64_t others = -1;
   for (size_t rank = 0; rank < seen.size(); ++rank) {
     std::string obstacle = sights.obstacle(int64_t(rank));
     if (seen[rank].waits && obstacle.empty())
       continue;
-    cause.ranks.push_back(int64_t(rank));
-    if (cause.ranks.size() > 1)
+    if (int32_t pid = sights.process(int64_t(rank)))
+      cause.processes.push_back(pid);
+    if (++others > 0)
       continue;
     Position position;
     position.step = seen[rank].step;
     position.instruction = seen[rank].instruction;
     position.saving = seen[rank].saving;
-    first = "rank " + std::to_string(rank) +
-            (obstacle.empty() ? "" : ", which " + obstacle + ",") + time +
-            patience.where(position);
+    cause.text = "rank " + std::to_string(rank) +
+                 (obstacle.empty() ? "" : ", which " + obstacle + ",") + time +
+                 patience.where(position);
   }
-  if (cause.ranks.empty())
+  if (others < 0)
     cause.text = "no rank" + time + ": each waits for another";
-  else
-    cause.text =
-        first + (cause.ranks.size() == 1
-                     ? ""
-                     : ", nor have " + std::to_string(cause.ranks.size() - 1) +
-                           " others");
+  else if (others > 0)
+    cause.text += ", nor have " + std::to_string(others) + " others";
   return cause;
 }
 

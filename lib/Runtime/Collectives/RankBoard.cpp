@@ -7,10 +7,12 @@
 //
 // "look" is a number that grows while ranks want to know how far the others
 // are. With each new one that it sees a rank sets "sight/<rank>" to that number
-// and its RankSight: a rank whose number does not grow does not answer.
+// its RankSight and its process: a rank whose number does not grow does not
+// answer.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Collectives/RankBoard.h"
+#include "fsdp/Runtime/Collectives/ProcessIdentity.h"
 #include "fsdp/Runtime/Error.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -25,6 +27,8 @@
 #include <sstream>
 #include <thread>
 #include <utility>
+
+#include <unistd.h>
 
 namespace fsdp::runtime {
 
@@ -52,6 +56,7 @@ struct RankBoard::State {
   c10::intrusive_ptr<c10d::Store> store;
   int64_t rank, worldSize;
   const Position *position = nullptr; ///< guarded by mutex
+  std::optional<int64_t> server;
   std::atomic<int> waits = 0;
   /// Whoever served the store has ended, well or not: what matters of that the
   /// collectives say. It is not used again; c10d would log each failure.
@@ -70,6 +75,8 @@ struct RankBoard::State {
   struct Sight {
     RankSight sight;
     int64_t number = -1;
+    int32_t pid = 0;
+    std::string identity;
     steady_clock::time_point heard;
   };
   // Guarded by mutex, but for `shown`, which is the thread's.
@@ -114,15 +121,14 @@ struct RankBoard::State {
     return sight;
   }
 
-  void show() {
-    int64_t number = store->add("look", 0);
-    if (number == shown)
-      return;
+  /// As an answer to the number-th look.
+  void show(int64_t number) {
     shown = number;
     RankSight own = ownSight();
     std::ostringstream text;
     text << number << ' ' << own.step << ' ' << own.instruction << ' '
-         << own.beats << ' ' << own.saving << ' ' << own.waits;
+         << own.beats << ' ' << own.saving << ' ' << own.waits << ' '
+         << getpid() << ' ' << processIdentity(getpid());
     store->set("sight/" + std::to_string(rank), text.str());
   }
 
@@ -136,7 +142,9 @@ struct RankBoard::State {
       Sight sight;
       std::istringstream text(store->get_to_str(key));
       text >> sight.number >> sight.sight.step >> sight.sight.instruction >>
-          sight.sight.beats >> sight.sight.saving >> sight.sight.waits;
+          sight.sight.beats >> sight.sight.saving >> sight.sight.waits >>
+          sight.pid >> std::ws;
+      std::getline(text, sight.identity);
       std::lock_guard lock(mutex);
       if (sight.number == seen[size_t(r)].number)
         continue;
@@ -157,6 +165,8 @@ struct RankBoard::State {
 
   void run() {
     bool hasAnswered = false, failed = false;
+    // A rank that is stopped before anybody looks has said where it is.
+    ifThere([&] { show(0); });
     std::unique_lock lock(mutex);
     while (!stopped.wait_for(lock, kPoll, [&] { return stop; })) {
       lock.unlock();
@@ -176,7 +186,8 @@ struct RankBoard::State {
           hasAnswered = true;
         }
         if (store->check({"look"}))
-          show();
+          if (int64_t number = store->add("look", 0); number != shown)
+            show(number);
         if (!failed)
           failure = readFailure();
       });
@@ -207,13 +218,15 @@ void ignoreBrokenPipes() {
 }
 
 RankBoard::RankBoard(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
-                     int64_t worldSize, const Position *position)
+                     int64_t worldSize, const Position *position,
+                     std::optional<int64_t> server)
     : state(std::make_shared<State>()) {
   ignoreBrokenPipes();
   state->store = store->clone();
   state->rank = rank;
   state->worldSize = worldSize;
   state->position = position;
+  state->server = server;
   state->seen.resize(size_t(worldSize));
 }
 
@@ -263,7 +276,16 @@ std::string RankBoard::blindness() {
     return "";
   // Nobody is to wait for it again.
   state->lost = true;
-  return "the ranks' store does not answer";
+  return state->server ? "rank " + std::to_string(*state->server) +
+                             ", which serves the ranks' store, does not answer"
+                       : "the ranks' store does not answer";
+}
+
+int32_t RankBoard::process(int64_t rank) {
+  std::lock_guard lock(state->mutex);
+  const State::Sight &other = state->seen[size_t(rank)];
+  bool isHere = other.pid > 0 && processIdentity(other.pid) == other.identity;
+  return isHere ? other.pid : 0;
 }
 
 void RankBoard::addWaits(int change) { state->waits += change; }

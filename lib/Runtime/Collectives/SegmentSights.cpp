@@ -35,6 +35,10 @@ std::string SegmentSights::obstacle(int64_t peer) {
              : "";
 }
 
+int32_t SegmentSights::process(int64_t peer) {
+  return segment.state(peer).pid.load();
+}
+
 void SegmentSights::addWaits(int change) {
   if (rank >= 0)
     segment.state(rank).waits += change;

@@ -446,7 +446,7 @@ void ShmComm::wait(int64_t peer, Counter RankState::*member, uint32_t target,
     std::optional<Stall::Cause> cause = stall.overdue();
     if (cause && !counter.reached(target))
       throw PeerHungError(cause->text + "; this rank was waiting " + where,
-                          cause->ranks);
+                          cause->processes);
   }
 }
 

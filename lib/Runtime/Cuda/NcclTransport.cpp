@@ -189,7 +189,8 @@ public:
                 int64_t worldSize, int gpu, const NcclOptions &options)
       : store(store), gpu(gpu), options(options),
         board(std::make_unique<RankBoard>(store, rank, worldSize,
-                                          options.waits.position)) {
+                                          options.waits.position,
+                                          options.waits.storeServer)) {
     sights = options.waits.sights ? options.waits.sights.get() : board.get();
     store->setTimeout(options.waits.patience->deadline());
     board->watch(

@@ -30,6 +30,10 @@ using Clock = std::chrono::steady_clock;
 
 /// Enough to see a peer's death and to ask the others (RankBoard).
 constexpr int kExplainsMs = 3000;
+/// How often it is looked whether the ranks have met, and how much longer than
+/// the deadline they get to say themselves who has not come.
+constexpr int kLookMs = 500;
+constexpr auto kMeetingGrace = std::chrono::seconds(3);
 /// What comes within this of a signal may be the same, passed on.
 constexpr auto kRepeat = std::chrono::seconds(1);
 
@@ -72,7 +76,7 @@ pid_t findAgent() {
 struct AgentWatch::State {
   int64_t rank = 0;
   pid_t agent = 0;
-  int agentFd = -1, signalFd = -1, stopFd = -1;
+  int agentFd = -1, signalFd = -1, stopFd = -1, wakeFd = -1;
   std::thread thread;
   std::mutex mutex;
   const plan::Plan *plan = nullptr;
@@ -80,6 +84,14 @@ struct AgentWatch::State {
 
   std::atomic<uint32_t> requests = 0;
   std::optional<Clock::time_point> asked; ///< first to stop
+
+  std::optional<Clock::time_point> meeting; ///< guarded by mutex
+  int64_t meetingSeconds = 0;
+
+  std::optional<Clock::time_point> meetingBy() {
+    std::lock_guard lock(mutex);
+    return meeting;
+  }
 
   /// Whether the first step has begun.
   bool begun() {
@@ -122,16 +134,26 @@ struct AgentWatch::State {
   }
 
   void run() {
-    pollfd events[] = {
-        {stopFd, POLLIN, 0}, {signalFd, POLLIN, 0}, {agentFd, POLLIN, 0}};
+    pollfd events[] = {{stopFd, POLLIN, 0},
+                       {signalFd, POLLIN, 0},
+                       {agentFd, POLLIN, 0},
+                       {wakeFd, POLLIN, 0}};
     for (;;) {
-      if (poll(events, 3, -1) < 0)
+      int ready = poll(events, 4, meetingBy() ? kLookMs : -1);
+      if (meetingBy() && Clock::now() > *meetingBy())
+        end("the ranks have not met in " + std::to_string(meetingSeconds) +
+                " s: their store does not answer",
+            kExitRunFailure);
+      if (ready <= 0)
         continue;
       if (events[0].revents)
         return;
       if (events[2].revents)
         end("torchrun (pid " + std::to_string(agent) + ") is gone",
             kExitRunFailure);
+      eventfd_t woken;
+      if (events[3].revents)
+        eventfd_read(wakeFd, &woken);
       signalfd_siginfo info{};
       if (events[1].revents &&
           read(signalFd, &info, sizeof(info)) == ssize_t(sizeof(info)))
@@ -143,6 +165,7 @@ struct AgentWatch::State {
 AgentWatch::AgentWatch(int64_t rank) : state(std::make_unique<State>()) {
   state->rank = rank;
   state->stopFd = eventfd(0, EFD_CLOEXEC);
+  state->wakeFd = eventfd(0, EFD_CLOEXEC);
   sigset_t signals = askingSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   state->signalFd = signalfd(-1, &signals, SFD_CLOEXEC);
@@ -160,9 +183,23 @@ AgentWatch::AgentWatch(int64_t rank) : state(std::make_unique<State>()) {
 AgentWatch::~AgentWatch() {
   eventfd_write(state->stopFd, 1);
   state->thread.join();
-  for (int fd : {state->agentFd, state->signalFd, state->stopFd})
+  for (int fd : {state->agentFd, state->signalFd, state->stopFd, state->wakeFd})
     if (fd >= 0)
       close(fd);
+}
+
+void AgentWatch::awaitMeeting(std::chrono::milliseconds deadline) {
+  {
+    std::lock_guard lock(state->mutex);
+    state->meeting = Clock::now() + deadline + kMeetingGrace;
+    state->meetingSeconds = deadline.count() / 1000;
+  }
+  eventfd_write(state->wakeFd, 1);
+}
+
+void AgentWatch::met() {
+  std::lock_guard lock(state->mutex);
+  state->meeting.reset();
 }
 
 uint32_t AgentWatch::takeRequests() { return state->requests.exchange(0); }

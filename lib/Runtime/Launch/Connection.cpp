@@ -72,12 +72,13 @@ public:
                    const RemoteConnection *other)
       : rank(rendezvous.rank()),
         ownPosition(other ? other->ownPosition : std::make_shared<Position>()),
-        transport(other ? other->transport
-                        : makeTransport(backend, rendezvous.connectStore(),
-                                        rank, rendezvous.worldSize(), device,
-                                        {std::make_shared<Patience>(
-                                             deadline, describeStep),
-                                         nullptr, &*ownPosition})) {
+        transport(
+            other ? other->transport
+                  : makeTransport(
+                        backend, rendezvous.connectStore(), rank,
+                        rendezvous.worldSize(), device,
+                        {std::make_shared<Patience>(deadline, describeStep),
+                         nullptr, &*ownPosition, rendezvous.storeServer()})) {
     try {
       ownComm.emplace(plan, device, transport,
                       other ? &*other->ownComm : nullptr);

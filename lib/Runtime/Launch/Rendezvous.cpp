@@ -1,5 +1,6 @@
 //===- Rendezvous.cpp - how ranks find each other -------------------------===//
 #include "fsdp/Runtime/Launch/Rendezvous.h"
+#include "fsdp/Runtime/Collectives/ProcessIdentity.h"
 #include "fsdp/Runtime/Collectives/RankBoard.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
@@ -13,9 +14,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include <unistd.h>
 
@@ -45,28 +43,6 @@ int64_t number(const char *name) {
 std::string variableOr(const char *name, const char *otherwise) {
   const char *value = std::getenv(name);
   return value ? value : otherwise;
-}
-
-/// Names this kernel and what processes it shows to this one. torchrun's own
-/// groups of ranks ("nodes") may all be on one host.
-std::string hostIdentity() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  std::error_code none;
-  return boot + " " +
-         std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
-}
-
-/// No other process has it, on whatever host and at whatever time.
-std::string processIdentity() {
-  std::string stat;
-  std::getline(std::ifstream("/proc/self/stat"), stat);
-  // The 22nd field is when it began; the second may have blanks.
-  std::istringstream fields(stat.substr(stat.rfind(')') + 1));
-  std::string began;
-  for (int field = 3; field <= 22; ++field)
-    fields >> began;
-  return hostIdentity() + " " + std::to_string(getpid()) + " " + began;
 }
 
 /// An error of a rank, as it travels among texts that are none.
@@ -105,6 +81,7 @@ Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment,
   const char *shared = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   bool agentServes = shared && std::strcmp(shared, "True") == 0;
   options.isServer = ownRank == 0 && !agentServes;
+  rankServes = !agentServes;
   options.waitWorkers = false;
   // torch.distributed may serve the same port in this process.
   options.multiTenant = true;
@@ -143,7 +120,7 @@ void Rendezvous::enter(const std::string &job) {
         "another job is at " + place +
         ": its plan, data, options or run id are not those of this rank");
   keys = attempt + secret + "/";
-  std::string own = processIdentity();
+  std::string own = processIdentity(getpid());
   if (store->compareSet(keys + "rank " + std::to_string(ownRank), "", own) ==
       own)
     return;

@@ -66,11 +66,14 @@ std::shared_ptr<Patience> makePatience(const RunFiles &files,
       });
 }
 
-/// What waits for a store or a process that hangs cannot be ended otherwise.
+/// Ends this process, whose other threads may wait for a store that hangs, and
+/// those that hold it up: torchrun would wait for them.
 [[noreturn]] void endHung(int64_t rank, const PeerHungError &error) {
   std::fprintf(stderr, "fsdp-run: error: rank %lld: %s\n",
                static_cast<long long>(rank), oneLine(error.what()).c_str());
   std::fflush(nullptr);
+  for (pid_t pid : error.processes)
+    kill(pid, SIGKILL);
   _exit(kExitRunFailure);
 }
 
@@ -78,6 +81,7 @@ RunEnd runOnOneHost(const RunFiles &files, const RunOptions &options,
                     Rendezvous &rendezvous, AgentWatch &watch) {
   int64_t rank = rendezvous.rank();
   std::unique_ptr<ShmSegment> segment = shareSegment(files.plan, rendezvous);
+  watch.met();
   watchPlaces(rendezvous);
   Position &position = segment->state(rank).position;
   Following following(watch, files.plan, position);
@@ -92,11 +96,7 @@ RunEnd runOnOneHost(const RunFiles &files, const RunOptions &options,
   link.fail = [&](const std::string &message) { segment->fail(rank, message); };
   link.hung = [&](const PeerHungError &error) {
     segment->fail(rank, error.what());
-    // The first to find out ends them; torchrun would wait.
-    if (segment->header().failedRank.load() == rank)
-      for (int64_t other : error.ranks)
-        if (pid_t pid = segment->state(other).pid.load(); pid > 0)
-          kill(pid, SIGKILL);
+    // The others say nothing.
     if (segment->header().failedRank.load() == rank)
       endHung(rank, error);
     throw AbortedError(error.what());
@@ -120,11 +120,13 @@ RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
   RankLink link{environment.rank, environment.localRank, position};
   link.patience = makePatience(files, options);
   link.connect = [&](Device &device) {
-    transport = makeTransport(options.backend, rendezvous.connectStore(),
-                              environment.rank, environment.worldSize, device,
-                              {link.patience, nullptr, &position});
+    transport = makeTransport(
+        options.backend, rendezvous.connectStore(), environment.rank,
+        environment.worldSize, device,
+        {link.patience, nullptr, &position, rendezvous.storeServer()});
     auto comm = std::make_unique<DeviceComm>(files.plan, device, transport);
     rendezvous.confirm();
+    watch.met();
     watchPlaces(rendezvous);
     return comm;
   };
@@ -159,9 +161,10 @@ RunEnd runUnderTorchrun(const RunOptions &options,
         std::to_string(files.plan.worldSize) +
         ", got WORLD_SIZE=" + std::to_string(environment.worldSize));
   std::string prefix = "rank " + std::to_string(rank) + ": ";
+  std::chrono::milliseconds meeting = options.deadline.value_or(kMeeting);
+  watch.awaitMeeting(meeting);
   try {
-    Rendezvous rendezvous(environment, jobOf(files, options),
-                          options.deadline.value_or(kMeeting));
+    Rendezvous rendezvous(environment, jobOf(files, options), meeting);
     if (options.backend == Backend::Shm)
       return runOnOneHost(files, options, rendezvous, watch);
     return runOnHosts(files, options, environment, rendezvous, watch);

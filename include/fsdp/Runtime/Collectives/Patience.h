@@ -82,6 +82,8 @@ public:
   /// What keeps a rank's process from doing anything, "is stopped"; empty if
   /// nothing is known of that kind.
   virtual std::string obstacle(int64_t rank) = 0;
+  /// Its process, where that is on this host; 0 elsewhere, or if unknown.
+  virtual int32_t process(int64_t rank) = 0;
   /// Why nothing of the others can be seen; empty if it can.
   virtual std::string blindness() { return ""; }
   /// Adds to the number of waits that this rank is in.
@@ -95,6 +97,8 @@ struct WaitSettings {
   std::shared_ptr<RankSights> sights;
   /// Where others see how far this rank is; null: nowhere.
   const Position *position = nullptr;
+  /// The rank that serves the store, if one does.
+  std::optional<int64_t> storeServer = std::nullopt;
 };
 
 /// While it lives, this rank waits.
@@ -118,8 +122,9 @@ public:
 
   /// What keeps the ranks, and for how long nobody has moved.
   struct Cause {
-    std::vector<int64_t> ranks; ///< who hold up the others; none: unknown
-    std::string text;           ///< "rank 1, which …, has not moved for 9 s …"
+    /// Of this host, that hold up the others.
+    std::vector<int32_t> processes;
+    std::string text; ///< "rank 1, which …, has not moved for 9 s …"
   };
 
   Stall(RankSights &sights, const Patience &patience,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,11 @@ void ignoreBrokenPipes();
 class RankBoard : public RankSights {
 public:
   /// `store` is new: no key of an earlier job or attempt is in it.
-  /// `position`: how far this rank is; null where it does not say.
+  /// `position`: how far this rank is; null where it does not say. `server`:
+  /// the rank that serves the store, if one does.
   RankBoard(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
-            int64_t worldSize, const Position *position = nullptr);
+            int64_t worldSize, const Position *position = nullptr,
+            std::optional<int64_t> server = std::nullopt);
   /// Ends the thread; `onFailure` is not called any more. A thread that the
   /// store does not answer stays behind.
   ~RankBoard() override;
@@ -67,6 +70,7 @@ public:
 
   std::vector<RankSight> look() override;
   std::string obstacle(int64_t rank) override;
+  int32_t process(int64_t rank) override;
   std::string blindness() override;
   void addWaits(int change) override;
 

@@ -18,6 +18,7 @@ public:
 
   std::vector<RankSight> look() override;
   std::string obstacle(int64_t rank) override;
+  int32_t process(int64_t rank) override;
   void addWaits(int change) override;
 
 private:

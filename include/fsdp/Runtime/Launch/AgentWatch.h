@@ -5,6 +5,7 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Position.h"
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -31,6 +32,11 @@ public:
 
   /// Where the rank is in its run; null: nowhere. Borrowed until the next call.
   void follow(const plan::Plan *plan, const Position *position);
+
+  /// Ends the process, with status 1, if met() is not called by `deadline` and
+  /// a few seconds: who waits for a store that does not answer cannot do that.
+  void awaitMeeting(std::chrono::milliseconds deadline);
+  void met();
 
   /// What the rank was asked for since the last call (Requests.h).
   uint32_t takeRequests();

@@ -58,6 +58,10 @@ public:
 
   int64_t rank() const { return ownRank; }
   int64_t worldSize() const { return ranks; }
+  /// The rank that serves the store; nullopt: torchrun does.
+  std::optional<int64_t> storeServer() const {
+    return rankServes ? std::optional<int64_t>(0) : std::nullopt;
+  }
 
   /// Every rank gives a text and gets all ranks'; returns when all have called.
   /// Calls belong together by their order in the process, over all objects of
@@ -94,6 +98,7 @@ private:
 
   int64_t ownRank = 0;
   int64_t ranks = 1;
+  bool rankServes = false;
   std::chrono::milliseconds timeout = kMeeting;
   std::atomic<bool> stop = false;
   std::thread watcher;

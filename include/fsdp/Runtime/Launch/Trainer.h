@@ -21,19 +21,19 @@ struct RankLink {
   /// Where others see how far it is.
   Position &position;
   /// Called once, in the rank's process.
-  std::function<std::unique_ptr<Comm>(Device &device)> connect;
+  std::function<std::unique_ptr<Comm>(Device &device)> connect = {};
   /// Tells the others why this rank fails, while it is still connected, or as
   /// far as it is.
-  std::function<void(const std::string &message)> fail;
+  std::function<void(const std::string &message)> fail = {};
   /// The same for a wait that has passed its deadline. Does not return: others
   /// may not either.
-  std::function<void(const PeerHungError &error)> hung;
+  std::function<void(const PeerHungError &error)> hung = {};
   /// What this rank has been asked for since the last call (Requests.h).
-  std::function<uint32_t()> requests;
+  std::function<uint32_t()> requests = {};
   /// Learns how long steps take.
-  std::shared_ptr<Patience> patience;
+  std::shared_ptr<Patience> patience = {};
   /// That for checkpoints. Called once, after connect.
-  std::function<std::unique_ptr<Channel>()> channel;
+  std::function<std::unique_ptr<Channel>()> channel = {};
 };
 
 /// How a run ends that does not fail: after its last step, or before that as
