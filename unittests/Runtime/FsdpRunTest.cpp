@@ -370,6 +370,35 @@ TEST_F(FsdpRun, RefusesRanksOfAnotherJobAtItsPort) {
   }
 }
 
+TEST_F(FsdpRun, RefusesRanksWithOtherData) {
+  writeSample(dir, samplePlan(2));
+  Tensors data = sampleData(32);
+  data["x"][31][0] += 1;
+  writeTensors(dir / "other.safetensors", data);
+  std::filesystem::copy(dir / "data.safetensors", dir / "moved.safetensors");
+  std::vector<std::string> args = {dir / "plan.json", "--steps", "3", "--data",
+                                   dir / "data.safetensors"};
+  // The same data may lie elsewhere.
+  std::vector<std::string> moved = args;
+  moved.back() = dir / "moved.safetensors";
+  std::vector<std::string> shuffled = args, others = args;
+  shuffled.insert(shuffled.end(), {"--shuffle-seed", "1"});
+  others.back() = dir / "other.safetensors";
+  int port = freePort();
+  std::vector<ToolResult> results(2);
+  std::thread first([&] { results[0] = runTool(args, rankAt(port, 0, 2)); });
+  for (const auto &wrong : {shuffled, others}) {
+    ToolResult stranger = runTool(wrong, rankAt(port, 1, 2));
+    EXPECT_EQ(stranger.status, 1);
+    EXPECT_THAT(stranger.err, HasSubstr("its plan, data, options or run id are "
+                                        "not those of this rank"));
+  }
+  results[1] = runTool(moved, rankAt(port, 1, 2));
+  first.join();
+  for (const ToolResult &result : results)
+    EXPECT_EQ(result.status, 0) << result.err;
+}
+
 // The steps last until the second process is there; it ends them.
 TEST_F(FsdpRun, RefusesASecondProcessInAPlace) {
   writeSample(dir, samplePlan(2));
