@@ -1,6 +1,7 @@
 //===- DataSourceTest.cpp - batches by position, and their errors ---------===//
 #include "fsdp/Runtime/Files/DataSource.h"
 #include "Support/Fixtures.h"
+#include "Support/HostProxy.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Devices/Device.h"
 #include "fsdp/Runtime/Error.h"
@@ -235,6 +236,29 @@ TEST(Prefetcher, GivesWhatTheSourceGives) {
     for (size_t i = 0; i < got.size(); ++i)
       EXPECT_TRUE(got[i].equal(want[i])) << first;
   }
+}
+
+/// A device with memory of its own: batches are views then.
+class Elsewhere final : public HostProxy {
+public:
+  c10::Device where() const override { return c10::DeviceType::Meta; }
+};
+
+TEST(Prefetcher, GivesViewsOfHostMemoryToOtherDevices) {
+  ScratchDir dir;
+  writeTensors(dir / "d", sampleData(10));
+  plan::Plan plan = samplePlan(2);
+  auto data = open(plan, {.sources = {dir / "d"}});
+  Elsewhere device;
+  runtime::Prefetcher prefetcher(plan, *data, 0, device);
+  std::set<const void *> places;
+  for (int64_t first = 0; first < 80; first += samplesPerMicrobatch(plan)) {
+    auto got = prefetcher.next(first), want = data->inputs(first, 0);
+    places.insert(got.at(0).const_data_ptr());
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(got[i].equal(want[i])) << first;
+  }
+  EXPECT_EQ(places.size(), 2u);
 }
 
 TEST(Prefetcher, FailsOnlyWhereItsBatchIsTaken) {

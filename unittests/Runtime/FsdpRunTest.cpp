@@ -242,6 +242,48 @@ TEST_F(FsdpRun, RefusesBadData) {
                 "no tensor for input \"y\"");
 }
 
+TEST_F(FsdpRun, RefusesBadDataOptions) {
+  writeSample(dir, samplePlan(2));
+  std::string plan = dir / "plan.json", data = dir / "data.safetensors";
+  for (const char *option : {"--shuffle-seed", "--token-inputs", "--eval-split",
+                             "--documents", "--data-hash"})
+    expectRefused(
+        {plan, option, option == std::string("--documents") ? "cross" : "1"},
+        std::string(option) + " requires --data");
+  expectRefused({plan, "--data", data, "--shuffle-seed", "-1"},
+                "--shuffle-seed: expected a whole number from 0 to ");
+  expectRefused({plan, "--data", data, "--documents", "some"}, "--documents");
+  expectRefused({plan, "--data", data, "--eval-split", "2"},
+                "--eval-split: expected a fraction between 0 and 1");
+  expectRefused({plan, "--data", data, "--eval-every", "1", "--eval-split",
+                 "0.5", "--eval-data", data},
+                "--eval-data excludes --eval-split");
+  expectRefused({plan, "--data", "a:b"},
+                "--data: expected [WEIGHT:]PATH[:DTYPE], where a path has no "
+                "colon, got \"a:b\"");
+  expectRefused({plan, "--data", "1:" + data, "--data", "0:" + data},
+                "expected a weight above 0");
+  expectRefused({plan, "--data", data, "--data", data, "--data-hash", "x"},
+                "--data-hash: expected one source, got 2");
+  expectRefused({plan, "--data", dir / "model.safetensors"},
+                "is no input of the plan");
+  expectRefused({plan, "--data", dir / "none"}, "none: cannot open: ");
+}
+
+TEST_F(FsdpRun, MixesShufflesAndHoldsOutTensors) {
+  writeSample(dir, samplePlan(2), 40);
+  std::string data = dir / "data.safetensors";
+  ToolResult result = runTool({dir / "plan.json", "--steps", "2", "--data",
+                               "0.25:" + data, "--data", "0.75:" + data,
+                               "--shuffle-seed", "3", "--eval-split", "0.5"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.err, testing::StartsWith(
+                              "data: 0.25 of " + data +
+                              " (safetensors, 20 samples), 0.75 of " + data +
+                              " (safetensors, 20 samples), shuffled by "
+                              "seed 3\nstep:  1"));
+}
+
 TEST_F(FsdpRun, NamesRankStepAndOperatorThatThrew) {
   plan::Plan plan = samplePlan(2);
   // A shape error that only the operator can see.

@@ -93,6 +93,9 @@ TEST_F(TokenData, GivesNextTokensToTheSecondInput) {
   EXPECT_EQ(inputs.at(0).scalar_type(), at::kLong);
   // The last sample, then the first of the next epoch.
   EXPECT_EQ(beginsOf(*data, 6), (std::vector<int64_t>{0, 5, 10, 15, 20, 0}));
+  EXPECT_EQ(data->describe(),
+            dir / "t.bin (uint16, 26 tokens, 5 samples of 5: x+0, y+1), in "
+                  "order");
   writeFlat("t.bin", 25); // one short of the last target
   EXPECT_EQ(open({.sources = {dir / "t.bin:uint16"}})->epoch(), 4);
 }

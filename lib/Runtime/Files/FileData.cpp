@@ -1,10 +1,12 @@
 //===- FileData.cpp - inputs read from files ------------------------------===//
 #include "fsdp/Runtime/Files/FileData.h"
 #include "fsdp/Runtime/Memory/Layout.h"
+#include "fsdp/Support/Message.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -13,6 +15,8 @@ namespace fsdp::runtime {
 namespace {
 
 constexpr size_t kAlignment = 64;
+/// Sources that a description names.
+constexpr size_t kDescribed = 4;
 
 std::vector<int64_t> countsOf(const FileData::Sources &sources) {
   std::vector<int64_t> counts;
@@ -100,15 +104,17 @@ std::string FileData::fingerprint() const {
 
 std::string FileData::describe() const {
   std::string text;
-  for (size_t i = 0; i < all.size(); ++i) {
+  for (size_t i = 0; i < std::min(all.size(), kDescribed); ++i) {
     char weight[32] = "";
     if (!weights.empty())
       std::snprintf(weight, sizeof(weight), "%g of ",
                     double(weights[i]) / double(kMillion));
     text += (i ? ", " : "") + std::string(weight) + all[i]->describe();
   }
-  return text +
-         (seed ? ", shuffled by seed " + std::to_string(*seed) : ", in order");
+  if (all.size() > kDescribed)
+    text += " and " + std::to_string(all.size() - kDescribed) + " more";
+  return oneLine(text + (seed ? ", shuffled by seed " + std::to_string(*seed)
+                              : ", in order"));
 }
 
 } // namespace fsdp::runtime

@@ -115,9 +115,13 @@ public:
            file->fingerprint();
   }
   std::string describe() const override {
-    return file->file().path() + " (" + file->describe() + ", " +
-           std::to_string(samples) + " samples of " +
-           std::to_string(layout.length) + ")";
+    std::string text = file->file().path() + " (" + file->describe() + ", " +
+                       std::to_string(samples) + " samples of " +
+                       std::to_string(layout.length) + ": ";
+    for (const TokenInput &input : layout.inputs)
+      text += (&input == layout.inputs.data() ? "" : ", ") +
+              plan.inputs[input.input].name + "+" + std::to_string(input.shift);
+    return text + ")";
   }
   std::string hash() const override {
     if (file->documents() > 0)

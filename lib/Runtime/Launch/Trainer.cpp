@@ -89,6 +89,8 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
   std::optional<Prefetcher> prefetcher;
   if (const FileData *data = files.data->asFiles())
     prefetcher.emplace(plan, *data, rank, device);
+  if (prefetcher && rank == 0)
+    std::fprintf(stderr, "data: %s\n", files.data->describe().c_str());
   // With the data's fingerprint, all that the order of the data is known by.
   int64_t samplesDone = 0;
   TimeLimit limit(options.timeLimit, options.begun);

@@ -42,7 +42,7 @@ public:
   /// the same samples. The names of files are not part of it, so that data may
   /// be moved, nor is the number of ranks.
   virtual std::string fingerprint() const = 0;
-  /// What the data are, in one line.
+  /// What the data are, in one line that a terminal shows as it is.
   virtual std::string describe() const = 0;
   /// This source, if its batches can be read ahead; null: they are made when
   /// they are asked for.
