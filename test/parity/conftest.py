@@ -23,6 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--random-cases", type=int, default=8, help="random models to train")
     group.addoption("--random-seed", default="0", help="which random models")
     group.addoption("--random-case", metavar="JSON", help="one model, as a failure printed it")
+    group = parser.getgroup("test_save_faults.py")
+    group.addoption("--save-faults", default="some", choices=["some", "all"], help="faults to make")
 
 
 @pytest.fixture(scope="session")

@@ -151,16 +151,23 @@ const NativeCheckpoint *Checkpointer::choose() {
         openFolder();
       if (chosen)
         tellDifferences();
+      if (!options.checkpointPath.empty())
+        decision["steps"] = folder.steps();
     } catch (const InputError &error) {
       decision["error"] = error.what();
     }
   decision = json::parse(channel->broadcast(print(decision)));
   throwOnAll(decision.value("error", ""));
+  if (!isAuto)
+    there = decision.value("steps", there);
   progress.reach(chosen ? SavePoint::Read : SavePoint::None);
+  if (chosen)
+    resumedStep = chosen->manifest().state.step;
   return chosen.get();
 }
 
 void Checkpointer::chooseNewest(const std::vector<int64_t> &steps) {
+  there = steps;
   if (steps.empty() == files.resumes)
     throw InputError(options.checkpointPath +
                      ": other checkpoints are there than rank 0 sees");
@@ -215,7 +222,10 @@ std::optional<SaveReport> Checkpointer::endStep(Session &session, int64_t step,
                                                 bool last) {
   bool isDue =
       options.checkpointEvery > 0 && step % options.checkpointEvery == 0;
-  if (!options.checkpointPath.empty() && (isDue || asked || last))
+  // That of the resumed step is there where this one makes no more.
+  bool isThere = step == resumedStep &&
+                 std::find(there.begin(), there.end(), step) != there.end();
+  if (!options.checkpointPath.empty() && !isThere && (isDue || asked || last))
     save(session, step, samples);
   if (last)
     finish();

@@ -94,8 +94,11 @@ public:
     return link;
   }
   void leave() {
+    // The segment has said why a run fails.
+    bool isKnown =
+        options.backend == Backend::Shm && shared.header().aborted.load() != 0;
     if (connected)
-      store->leave();
+      store->leave(std::chrono::milliseconds(isKnown ? 0 : 2000));
   }
 
 private:

@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 namespace fsdp::runtime {
@@ -23,6 +26,65 @@ constexpr size_t kPart = size_t(4) << 20;
 constexpr milliseconds kShortest{1}, kLongest{20};
 /// By which the others wait longer than rank 0.
 constexpr milliseconds kLonger{10'000};
+
+/// Calls of a store, on a thread of its own: a store whose server is stopped
+/// answers no more, and the call could not be ended.
+class Caller {
+public:
+  Caller() : state(std::make_shared<State>()) {
+    std::thread([state = state] { state->run(); }).detach();
+  }
+  Caller(const Caller &) = delete;
+  Caller &operator=(const Caller &) = delete;
+  ~Caller() {
+    std::lock_guard lock(state->mutex);
+    state->stops = true;
+    state->changed.notify_all();
+  }
+
+  /// Whether the call, which keeps alive what it uses, has ended within the
+  /// time; `check` is called meanwhile. No further call follows one that has
+  /// not.
+  template <typename CheckT>
+  bool call(std::function<void()> body, milliseconds patience, CheckT check) {
+    auto until = steady_clock::now() + patience;
+    std::unique_lock lock(state->mutex);
+    state->body = std::move(body);
+    state->changed.notify_all();
+    while (state->body && steady_clock::now() < until) {
+      state->changed.wait_for(lock, kLongest);
+      lock.unlock();
+      check();
+      lock.lock();
+    }
+    return !state->body;
+  }
+
+private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::function<void()> body; ///< until it has ended
+    bool stops = false;
+
+    void run() {
+      std::unique_lock lock(mutex);
+      while (!stops) {
+        if (body) {
+          std::function<void()> own = body;
+          lock.unlock();
+          own();
+          lock.lock();
+          body = nullptr;
+          changed.notify_all();
+        } else {
+          changed.wait(lock);
+        }
+      }
+    }
+  };
+  std::shared_ptr<State> state;
+};
 
 class StoreChannel final : public Channel {
 public:
@@ -93,30 +155,55 @@ private:
     return text + " did not come to the checkpoint";
   }
 
-  /// What `call` gives; a store that is gone is an error of the run.
-  template <typename CallT> auto reach(CallT call) -> decltype(call()) {
-    try {
-      return call();
-    } catch (const c10::Error &error) {
+  /// What `call` gives of the store; one that is gone is an error of the run.
+  /// The call has copies of all that it uses.
+  template <typename CallT>
+  auto reach(CallT call) -> decltype(call(std::declval<c10d::Store &>())) {
+    using Result = decltype(call(*store));
+    struct Outcome {
+      std::conditional_t<std::is_void_v<Result>, bool, Result> result{};
+      std::string error;
+    };
+    auto outcome = std::make_shared<Outcome>();
+    bool ended = caller.call(
+        [outcome, call, store = store] {
+          try {
+            if constexpr (std::is_void_v<Result>)
+              call(*store);
+            else
+              outcome->result = call(*store);
+          } catch (const c10::Error &error) {
+            outcome->error = firstLine(error.what_without_backtrace());
+          } catch (const std::exception &error) {
+            outcome->error = firstLine(error.what());
+          }
+        },
+        patience + kLonger, [this] { check(); });
+    if (!ended)
+      throw RunError("the store of the ranks, which rank 0 or torchrun "
+                     "serves, did not answer within " +
+                     seconds(patience + kLonger));
+    if (!outcome->error.empty()) {
       check();
-      throw RunError("the store of the ranks failed: " +
-                     firstLine(error.what_without_backtrace()));
+      throw RunError("the store of the ranks failed: " + outcome->error);
     }
+    if constexpr (!std::is_void_v<Result>)
+      return std::move(outcome->result);
   }
 
   /// The first part says how many there are, and comes last.
   void put(const std::string &name, const std::string &text) {
     size_t parts = std::max<size_t>(1, (text.size() + kPart - 1) / kPart);
-    reach([&] {
+    reach([name, text, parts](c10d::Store &store) {
       for (size_t part = parts; part-- > 0;)
-        store->set(name + "/" + std::to_string(part),
-                   (part ? "" : std::to_string(parts) + "\n") +
-                       text.substr(part * kPart, kPart));
+        store.set(name + "/" + std::to_string(part),
+                  (part ? "" : std::to_string(parts) + "\n") +
+                      text.substr(part * kPart, kPart));
     });
   }
   bool await(const std::string &name, steady_clock::time_point until) {
-    for (milliseconds pause = kShortest;
-         !reach([&] { return store->check({name + "/0"}); });
+    for (milliseconds pause = kShortest; !reach(
+             [name](c10d::Store &store) { return store.check({name + "/0"}); });
          pause = std::min(kLongest, pause * 2)) {
       check();
       if (steady_clock::now() > until)
@@ -126,20 +213,21 @@ private:
     return true;
   }
   std::string take(const std::string &name, bool removes) {
-    return reach([&] {
-      std::string text = store->get_to_str(name + "/0");
+    return reach([name, removes](c10d::Store &store) {
+      std::string text = store.get_to_str(name + "/0");
       size_t line = text.find('\n');
       size_t parts = std::stoul(text);
       text.erase(0, line + 1);
       for (size_t part = 1; part < parts; ++part)
-        text += store->get_to_str(name + "/" + std::to_string(part));
+        text += store.get_to_str(name + "/" + std::to_string(part));
       for (size_t part = 0; removes && part < parts; ++part)
-        store->deleteKey(name + "/" + std::to_string(part));
+        store.deleteKey(name + "/" + std::to_string(part));
       return text;
     });
   }
 
   c10::intrusive_ptr<c10d::Store> store;
+  Caller caller;
   int64_t ownRank, ranks;
   milliseconds patience;
   std::function<bool()> ended;

@@ -148,7 +148,7 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     }
   }
   if (checkpoints && begin >= options.steps)
-    checkpoints->finish();
+    checkpoints->endStep(session, begin, samplesDone, false, /*last=*/true);
   if (profiler)
     writeProfile(*profiler, plan, options.planPath, session.comm(),
                  options.steps, session.executor().memory().extraBytes(),

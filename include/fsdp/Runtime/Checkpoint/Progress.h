@@ -5,10 +5,7 @@
 #include "fsdp/Runtime/Position.h"
 #include "fsdp/Runtime/SavePoint.h"
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 
 namespace fsdp::runtime {

@@ -87,6 +87,8 @@ private:
   Progress progress;
   CheckpointFolder folder;
   std::unique_ptr<NativeCheckpoint> chosen;
+  int64_t resumedStep = -1;
+  std::vector<int64_t> there; ///< steps in the folder when the run began
   std::unique_ptr<SessionState> source;
 
   /// What the thread that writes has until it has ended.
