@@ -222,7 +222,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   py::class_<Rendezvous>(m, "Rendezvous")
       .def(py::init([] {
-             return std::make_unique<Rendezvous>(torchrunEnvironment());
+             return std::make_unique<Rendezvous>(rankEnvironment());
            }),
            Release())
       .def_property_readonly("rank", &Rendezvous::rank)

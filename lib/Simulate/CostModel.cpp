@@ -2,7 +2,6 @@
 #include "fsdp/Simulate/CostModel.h"
 
 #include "Fusion.h"
-#include "OperatorWork.h"
 
 #include <algorithm>
 #include <map>
@@ -58,7 +57,6 @@ public:
     result.instructions.resize(count);
     works.assign(count, OperatorWork{OperatorWork::Kind::Free});
     launches.assign(count, true);
-    std::map<DType, double> flopsOf;
     for (size_t i = 0; i < count; ++i) {
       const Instruction &instruction = plan.instructions[i];
       const auto *call = std::get_if<Call>(&instruction.kind);
@@ -67,21 +65,10 @@ public:
       works[i] = workOf(plan, *call);
       if (call->reduceInputOf >= 0)
         inPlace.insert(call->reduceInputOf);
-      if (call->recompute || works[i].modelFlops == 0)
-        continue;
-      double flops =
-          works[i].modelFlops * double(instruction.phase == Phase::Optimizer
-                                           ? 1
-                                           : plan.accumulationSteps);
-      result.modelFlops += flops;
-      flopsOf[works[i].dtype] += flops;
     }
-    double most = 0;
-    for (const auto &[dtype, flops] : flopsOf)
-      if (flops > most) {
-        most = flops;
-        result.flopsDtype = dtype;
-      }
+    ModelWork model = modelWork(plan);
+    result.modelFlops = model.flops;
+    result.flopsDtype = model.dtype;
     if (device.fusePointwise)
       fuse(plan, works, launches);
     for (size_t i = 0; i < count; ++i)

@@ -2,7 +2,7 @@
 #ifndef FSDP_LIB_SIMULATE_FUSION_H
 #define FSDP_LIB_SIMULATE_FUSION_H
 
-#include "OperatorWork.h"
+#include "fsdp/Plan/OperatorWork.h"
 
 namespace fsdp::simulate {
 
@@ -11,7 +11,7 @@ namespace fsdp::simulate {
 /// kernel if a chain of values links them that no other operator is part of.
 /// A kernel reads each storage from outside once and writes those that are used
 /// outside; the first call of it alone launches (`launches`, one each).
-void fuse(const plan::Plan &plan, std::vector<OperatorWork> &works,
+void fuse(const plan::Plan &plan, std::vector<plan::OperatorWork> &works,
           std::vector<bool> &launches);
 
 } // namespace fsdp::simulate

@@ -1,5 +1,6 @@
 //===- fsdp-run.cpp - executes a plan on N ranks --------------------------===//
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Launch/DryRun.h"
 #include "fsdp/Runtime/Launch/Launcher.h"
 #include "fsdp/Support/Message.h"
 
@@ -116,8 +117,9 @@ constexpr uint64_t kMaxSeed = UINT64_MAX;
 int main(int argc, char **argv) {
   // A limit of file sizes is an error of whoever writes, who names the file.
   std::signal(SIGXFSZ, SIG_IGN);
-  // c10d warns at length of a peer that is gone, of which this program reports.
-  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  // c10d writes at length of a peer that is gone, or does not come, of which
+  // this program reports.
+  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
   CLI::App app("Trains a model by executing a plan made by fsdp-opt.\n"
                "Exit status: 0 success, 1 the run failed, 2 bad input, 143 it "
@@ -134,7 +136,7 @@ int main(int argc, char **argv) {
   app.add_option("--nproc", ranks,
                  "start this many ranks here; it must be the plan's world "
                  "size, which is the default. Without it, a rank that "
-                 "torchrun started joins the others")
+                 "torchrun, srun or mpirun started joins the others")
       ->check(wholeNumber(1, kMaxCount));
   app.add_option("--steps,--max-steps", options.steps,
                  "training steps in all, with those before a resumption")
@@ -180,6 +182,17 @@ int main(int argc, char **argv) {
       ->check(wholeNumber(0, kMaxSeed));
   app.add_option("--metrics", options.metricsPath,
                  "write one JSON object a step to this file");
+  app.add_option("--tensorboard", options.tensorboardFolder,
+                 "write the scalars of each step, by torchtitan's names, to a "
+                 "file of TensorBoard's in this folder");
+  app.add_option("--peak-flops", options.peakFlops,
+                 "FLOP/s that a rank's device can do in the model's dtype, of "
+                 "which MFU is the part that the model needs")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--halt-on-nonfinite", options.haltsOnNotFinite,
+               "fail where a loss, or a norm or value of the gradients, is not "
+               "finite, before anything is saved; without it there is a "
+               "warning");
   app.add_option("--profile", options.profilePath,
                  "measure every instruction and write its seconds to this "
                  "file: the mean over ranks of medians over the steps after "
@@ -260,6 +273,10 @@ int main(int argc, char **argv) {
                  "the data fill, at least one")
       ->needs(evalEvery)
       ->check(wholeNumber(1, kMaxCount));
+  bool dryRuns = false;
+  app.add_flag("--dry-run", dryRuns,
+               "check everything that the run reads and where it writes, print "
+               "what it would do, and start no rank");
   std::string deadline, timeLimit;
   app.add_option("--deadline", deadline,
                  "seconds that a rank waits for others of which none moves on. "
@@ -349,9 +366,13 @@ int main(int argc, char **argv) {
       throw InputError("--checkpoint-piece: expected a multiple of 4096");
     if (options.resume == "auto" && options.checkpointPath.empty())
       throw InputError("--resume: expected --checkpoint with auto");
-    std::optional<TorchrunEnvironment> environment;
+    if (dryRuns) {
+      dryRun(options, ranks);
+      return 0;
+    }
+    std::optional<RankEnvironment> environment;
     if (!ranks)
-      environment = torchrunEnvironment();
+      environment = rankEnvironment();
     RunEnd end = environment ? runUnderTorchrun(options, *environment)
                              : runForked(options, ranks);
     switch (end) {

@@ -24,13 +24,8 @@ struct StepCost {
   std::vector<Cost> instructions;
   /// Seconds of a step outside of its instructions; a profile has them.
   double outsideSeconds = 0;
-  /// Floating-point operations that the model's step needs on this rank, all
-  /// microbatches: matrix products, convolutions and attention in forward and
-  /// backward, a multiply-add being two; attention as if it were not causal;
-  /// what is recomputed does not count. For a transformer this is PaLM's 6 N +
-  /// 12 L H Q T a token (arXiv:2204.02311, appendix B).
+  /// ModelWork of the plan.
   double modelFlops = 0;
-  /// The dtype of most of them, whose peak MFU is relative to.
   plan::DType flopsDtype = plan::DType::Float32;
   /// Instructions whose seconds a profile has, and others that run a kernel.
   int64_t measured = 0, modelled = 0;

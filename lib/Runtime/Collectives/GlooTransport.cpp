@@ -303,7 +303,7 @@ private:
     std::string text =
         cause.text + "; this rank was waiting in " + collective.text();
     // Where ranks do not say how far they are, who has not come holds it up.
-    if (!settings.position && settings.sights->blindness().empty()) {
+    if (!settings.position && !settings.sights->blindness()) {
       throwIfTold(collective, board.awaitFailure());
       std::string late = board.describeLate(key, collective.number, ranks);
       throwIfTold(collective, board.failure());

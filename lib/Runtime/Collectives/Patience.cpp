@@ -61,8 +61,11 @@ std::optional<Stall::Cause> Stall::overdue(milliseconds grace, bool always,
 
 Stall::Cause Stall::cause(milliseconds deadline) const {
   std::string time = " has not moved for " + seconds(deadline);
-  if (std::string blind = sights.blindness(); !blind.empty())
-    return {{}, blind};
+  if (std::optional<RankSights::Blindness> blind = sights.blindness()) {
+    int32_t pid = blind->rank ? sights.process(*blind->rank) : 0;
+    return {pid ? std::vector<int32_t>{pid} : std::vector<int32_t>(),
+            blind->text};
+  }
   Cause cause;
   int64_t others = -1;
   for (size_t rank = 0; rank < seen.size(); ++rank) {

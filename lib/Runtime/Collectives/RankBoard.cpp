@@ -135,10 +135,13 @@ struct RankBoard::State {
   void lookAtOthers() {
     store->add("look", 1);
     store->set("alarm", "1");
-    for (int64_t r = 0; r < worldSize; ++r) {
-      std::string key = "sight/" + std::to_string(r);
-      if (r == rank || !store->check({key}))
-        continue;
+    for (int64_t r = 0; r < worldSize; ++r)
+      lookAt(r);
+  }
+
+  void lookAt(int64_t r) {
+    std::string key = "sight/" + std::to_string(r);
+    if (r != rank && store->check({key})) {
       Sight sight;
       std::istringstream text(store->get_to_str(key));
       text >> sight.number >> sight.sight.step >> sight.sight.instruction >>
@@ -147,7 +150,7 @@ struct RankBoard::State {
       std::getline(text, sight.identity);
       std::lock_guard lock(mutex);
       if (sight.number == seen[size_t(r)].number)
-        continue;
+        return;
       sight.heard = steady_clock::now();
       seen[size_t(r)] = sight;
     }
@@ -268,17 +271,18 @@ std::string RankBoard::obstacle(int64_t rank) {
   return silent ? "does not answer" : "";
 }
 
-std::string RankBoard::blindness() {
+std::optional<RankSights::Blindness> RankBoard::blindness() {
   std::lock_guard lock(state->mutex);
   auto heard = std::max(state->answered, state->wantedSince);
-  bool blind = state->lost || steady_clock::now() - heard > kSilence;
-  if (!blind)
-    return "";
+  if (!state->lost && steady_clock::now() - heard <= kSilence)
+    return std::nullopt;
   // Nobody is to wait for it again.
   state->lost = true;
-  return state->server ? "rank " + std::to_string(*state->server) +
-                             ", which serves the ranks' store, does not answer"
-                       : "the ranks' store does not answer";
+  if (!state->server)
+    return Blindness{"the ranks' store does not answer"};
+  return Blindness{"rank " + std::to_string(*state->server) +
+                       ", which serves the ranks' store, does not answer",
+                   state->server};
 }
 
 int32_t RankBoard::process(int64_t rank) {
@@ -313,8 +317,12 @@ void RankBoard::meet(const std::string &communicator, const std::string &name,
       std::erase_if(missing, [&](int64_t rank) {
         return state->store->check({key(rank)});
       });
-      if (missing.empty())
+      if (missing.empty()) {
+        // Later it may not be able to say who it is.
+        if (state->server)
+          state->lookAt(*state->server);
         return;
+      }
       if (std::string failure = state->readFailure(); !failure.empty())
         throw AbortedError(failure);
       if (steady_clock::now() > end)

@@ -111,9 +111,9 @@ private:
     }
     auto sights = std::make_shared<SegmentSights>(shared, rank);
     WaitCount counted(*sights);
-    transport = makeTransport(options.backend, storeOf(rank), rank,
-                              plan.worldSize, device,
-                              {patience, sights, &shared.state(rank).position});
+    transport =
+        makeTransport(options.backend, storeOf(rank), rank, plan.worldSize,
+                      device, {patience, sights, &shared.state(rank).position});
     return std::make_unique<DeviceComm>(plan, device, transport);
   }
 
@@ -365,13 +365,18 @@ void checkMachine(const plan::Plan &plan, const std::string &path) {
 
 } // namespace
 
-RunEnd runForked(const RunOptions &options, std::optional<int64_t> ranks) {
-  RunFiles files(options, /*first=*/true);
+void checkRanks(const RunFiles &files, const RunOptions &options,
+                std::optional<int64_t> ranks) {
   if (ranks && *ranks != files.plan.worldSize)
     throw InputError(options.planPath + ": the plan is for world size " +
                      std::to_string(files.plan.worldSize) + ", got --nproc " +
                      std::to_string(*ranks));
   checkMachine(files.plan, options.planPath);
+}
+
+RunEnd runForked(const RunOptions &options, std::optional<int64_t> ranks) {
+  RunFiles files(options, /*first=*/true);
+  checkRanks(files, options, ranks);
   Ties ties(files, options);
 
   sigset_t signals = handledSignals();

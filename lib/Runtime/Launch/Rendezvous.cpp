@@ -11,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 
@@ -20,25 +19,6 @@
 namespace fsdp::runtime {
 
 namespace {
-
-std::string variable(const char *name) {
-  const char *value = std::getenv(name);
-  if (!value)
-    throw InputError(std::string("RANK is set but ") + name +
-                     " is not; start with torchrun, or use --nproc");
-  return value;
-}
-
-int64_t number(const char *name) {
-  std::string text = variable(name);
-  int64_t value = 0;
-  auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0)
-    throw InputError(std::string(name) + ": expected a number, got \"" + text +
-                     "\"");
-  return value;
-}
 
 std::string variableOr(const char *name, const char *otherwise) {
   const char *value = std::getenv(name);
@@ -54,20 +34,7 @@ constexpr auto kPause = std::chrono::milliseconds(100);
 
 } // namespace
 
-std::optional<TorchrunEnvironment> torchrunEnvironment() {
-  if (!std::getenv("RANK"))
-    return std::nullopt;
-  TorchrunEnvironment environment;
-  environment.rank = number("RANK");
-  environment.worldSize = number("WORLD_SIZE");
-  if (std::getenv("LOCAL_RANK"))
-    environment.localRank = number("LOCAL_RANK");
-  environment.masterAddress = variable("MASTER_ADDR");
-  environment.masterPort = int(number("MASTER_PORT"));
-  return environment;
-}
-
-Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment,
+Rendezvous::Rendezvous(std::optional<RankEnvironment> environment,
                        const std::string &job,
                        std::chrono::milliseconds timeout)
     : timeout(timeout) {
@@ -97,7 +64,8 @@ Rendezvous::Rendezvous(std::optional<TorchrunEnvironment> environment,
     if (options.isServer && text.find("EADDRINUSE") != std::string::npos)
       throw RunError("cannot serve the ranks' store at " + place +
                      ": another program, or another job, has the port");
-    throw RunError("no store of the ranks at " + place + ": " + text);
+    throw RunError("no store of the ranks at " + place +
+                   (rankServes ? ", which rank 0 serves: " : ": ") + text);
   }
 }
 

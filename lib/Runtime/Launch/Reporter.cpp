@@ -1,5 +1,6 @@
 //===- Reporter.cpp - the progress of a run, as rank 0 tells it -----------===//
 #include "fsdp/Runtime/Launch/Reporter.h"
+#include "fsdp/Plan/OperatorWork.h"
 #include "fsdp/Runtime/Launch/Requests.h"
 
 #include <nlohmann/json.hpp>
@@ -14,8 +15,37 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// Units of training throughput in one rank's step: tokens if an input is a
-/// matrix of integers, else samples.
+std::string digits9(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", value);
+  // JSON has no spelling for these.
+  return std::isfinite(value) ? text : "null";
+}
+
+/// "1:02:03", with days before it where there are any.
+std::string duration(double seconds) {
+  auto whole = int64_t(std::min(seconds, 1e9));
+  char text[64];
+  if (int64_t days = whole / 86400)
+    std::snprintf(text, sizeof(text), "%lldd %02lld:%02lld:%02lld",
+                  static_cast<long long>(days),
+                  static_cast<long long>(whole / 3600 % 24),
+                  static_cast<long long>(whole / 60 % 60),
+                  static_cast<long long>(whole % 60));
+  else
+    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld",
+                  static_cast<long long>(whole / 3600),
+                  static_cast<long long>(whole / 60 % 60),
+                  static_cast<long long>(whole % 60));
+  return text;
+}
+
+constexpr double kGiB = 1 << 30;
+/// How much the last step counts in the time of a step.
+constexpr double kNewest = 0.1;
+
+} // namespace
+
 int64_t tokensPerStep(const plan::Plan &plan) {
   for (const plan::Input &input : plan.inputs) {
     if (plan::isInteger(input.spec.dtype) && input.spec.shape.size() == 2)
@@ -24,14 +54,15 @@ int64_t tokensPerStep(const plan::Plan &plan) {
   return plan.inputs.empty() ? 0 : plan.inputs[0].spec.shape[0];
 }
 
-std::string digits9(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.9g", value);
-  // JSON has no spelling for these.
-  return std::isfinite(value) ? text : "null";
-}
-
-} // namespace
+struct Reporter::Summary {
+  double seconds = 0, loss = 0, evalLoss = 0, rate = 0;
+  double flops = 0; ///< of a rank, a second
+  std::optional<double> utilization;
+  double secondsLeft = 0;
+  int64_t peak = 0, peakRss = 0, scratch = 0, allocations = 0;
+  std::string losses, evalLosses;
+  bool evaluated = false;
+};
 
 /// Bytes of the lines, from the first on, that are of the first `steps` steps.
 static size_t bytesOfSteps(const std::string &path, int64_t steps) {
@@ -51,48 +82,100 @@ static size_t bytesOfSteps(const std::string &path, int64_t steps) {
   return bytes;
 }
 
-Reporter::Reporter(const plan::Plan &plan, const std::string &path,
-                   int64_t steps)
-    : plan(plan),
-      tokens(tokensPerStep(plan) * plan.accumulationSteps * plan.worldSize) {
-  if (!path.empty())
-    file.emplace(path, bytesOfSteps(path, steps));
+Reporter::Reporter(const plan::Plan &plan, const ReportSettings &settings,
+                   int64_t stepsDone)
+    : plan(plan), settings(settings),
+      tokens(tokensPerStep(plan) * plan.accumulationSteps * plan.worldSize),
+      modelFlops(plan::modelWork(plan).flops) {
+  if (!settings.metricsPath.empty())
+    file.emplace(settings.metricsPath,
+                 bytesOfSteps(settings.metricsPath, stepsDone));
+  if (!settings.tensorboardFolder.empty())
+    events.emplace(settings.tensorboardFolder);
 }
 
 void Reporter::report(int64_t step, double seconds, const StepResult &result,
                       const std::vector<RankStats> &stats,
                       const RankArena &memory, bool evaluated,
                       const std::optional<SaveReport> &saved) {
-  double loss = 0, evalLoss = 0;
-  int64_t peak = 0, peakRss = 0, scratch = 0, allocations = 0;
-  std::string losses, evalLosses;
-  for (const RankStats &rank : stats) {
-    loss += rank.loss;
-    evalLoss += rank.evaluationLoss;
-    peak = std::max(peak, rank.peakBytes);
-    peakRss = std::max(peakRss, rank.peakRssBytes);
-    scratch = std::max(scratch, rank.scratchBytes);
-    allocations = std::max(allocations, rank.heapAllocations);
-    losses += (losses.empty() ? "" : ", ") + digits9(rank.loss);
-    evalLosses +=
-        (evalLosses.empty() ? "" : ", ") + digits9(rank.evaluationLoss);
+  Summary summary = summarise(step, seconds, result, stats);
+  summary.evaluated = evaluated;
+  printLine(step, summary, result);
+  std::optional<NotFinite> bad;
+  if (!warned)
+    bad = findNotFinite(plan, result, stats);
+  if (bad) {
+    std::fprintf(stderr, "fsdp-run: warning: step %lld: %s\n",
+                 static_cast<long long>(step + 1), bad->text.c_str());
+    warned = true;
   }
-  loss /= double(stats.size());
-  evalLoss /= double(stats.size());
-  double rate = double(tokens) / seconds;
-  std::fprintf(stderr, "step: %2lld  loss: %8.5f  memory: %.2fGiB  tps: %.0f",
-               static_cast<long long>(step + 1), loss,
-               double(peak) / double(1 << 30), rate);
-  if (evaluated)
-    std::fprintf(stderr, "  eval_loss: %8.5f", evalLoss);
+  if (file)
+    writeMetrics(step, summary, result, memory, saved);
+  if (events)
+    writeScalars(step, summary, result);
+}
+
+Reporter::Summary Reporter::summarise(int64_t step, double seconds,
+                                      const StepResult &result,
+                                      const std::vector<RankStats> &stats) {
+  Summary sum;
+  for (const RankStats &rank : stats) {
+    sum.loss += rank.loss;
+    sum.evalLoss += rank.evaluationLoss;
+    sum.peak = std::max(sum.peak, rank.peakBytes);
+    sum.peakRss = std::max(sum.peakRss, rank.peakRssBytes);
+    sum.scratch = std::max(sum.scratch, rank.scratchBytes);
+    sum.allocations = std::max(sum.allocations, rank.heapAllocations);
+    sum.losses += (sum.losses.empty() ? "" : ", ") + digits9(rank.loss);
+    sum.evalLosses +=
+        (sum.evalLosses.empty() ? "" : ", ") + digits9(rank.evaluationLoss);
+  }
+  sum.loss /= double(stats.size());
+  sum.evalLoss /= double(stats.size());
+  sum.seconds = seconds;
+  sum.rate = double(tokens) / seconds;
+  sum.flops = modelFlops / seconds;
+  if (settings.peakFlops)
+    sum.utilization = sum.flops / *settings.peakFlops;
+  auto now = std::chrono::steady_clock::now();
+  double whole = seconds;
+  if (secondsPerStep)
+    whole = std::chrono::duration<double>(now - before).count();
+  before = now;
+  // The first one warms up.
+  secondsPerStep = secondsPerStep && step > 1
+                       ? (1 - kNewest) * *secondsPerStep + kNewest * whole
+                       : whole;
+  sum.secondsLeft =
+      double(std::max<int64_t>(0, settings.steps - step - 1)) * *secondsPerStep;
+  return sum;
+}
+
+void Reporter::printLine(int64_t step, const Summary &summary,
+                         const StepResult &result) const {
+  std::fprintf(stderr, "step: %2lld  loss: %8.5f",
+               static_cast<long long>(step + 1), summary.loss);
+  if (result.gradNorm)
+    std::fprintf(stderr, "  grad_norm: %7.4f", *result.gradNorm);
+  std::fprintf(stderr, "  memory: %.2fGiB  tps: %.0f",
+               double(summary.peak) / kGiB, summary.rate);
+  if (modelFlops > 0)
+    std::fprintf(stderr, "  tflops: %.3g", summary.flops / 1e12);
+  if (summary.utilization)
+    std::fprintf(stderr, "  mfu: %.2f%%", *summary.utilization * 100);
+  if (summary.secondsLeft > 0)
+    std::fprintf(stderr, "  eta: %s", duration(summary.secondsLeft).c_str());
+  if (summary.evaluated)
+    std::fprintf(stderr, "  eval_loss: %8.5f", summary.evalLoss);
   if (result.skipped)
     std::fprintf(stderr, "  skipped: not finite at loss scale %g",
                  *result.lossScale);
   std::fputc('\n', stderr);
-  if (!warned)
-    warn(step, result, stats);
-  if (!file)
-    return;
+}
+
+void Reporter::writeMetrics(int64_t step, const Summary &summary,
+                            const StepResult &result, const RankArena &memory,
+                            const std::optional<SaveReport> &saved) {
   std::string norm;
   if (result.gradNorm)
     norm = "\"grad_norm\": " + digits9(*result.gradNorm) + ", ";
@@ -104,9 +187,9 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
     scaling = "\"loss_scale\": " + digits9(*result.lossScale) +
               ", \"skipped\": " + (result.skipped ? "true" : "false") + ", ";
   std::string evaluation;
-  if (evaluated)
-    evaluation = "\"eval_loss\": " + digits9(evalLoss) +
-                 ", \"rank_eval_losses\": [" + evalLosses + "], ";
+  if (summary.evaluated)
+    evaluation = "\"eval_loss\": " + digits9(summary.evalLoss) +
+                 ", \"rank_eval_losses\": [" + summary.evalLosses + "], ";
   std::string checkpoint;
   if (saved) {
     bool wrote = saved->error.empty() && saved->seconds > 0;
@@ -120,19 +203,50 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
         digits9(wrote ? double(saved->bytes) / saved->seconds * 1e-9 : 0) +
         ", ";
   }
+  std::string work;
+  if (modelFlops > 0)
+    work = "\"tflops\": " + digits9(summary.flops / 1e12) + ", ";
+  if (summary.utilization)
+    work += "\"mfu\": " + digits9(*summary.utilization) + ", ";
   std::string common(1024, '\0');
-  common.resize(size_t(std::snprintf(
-      common.data(), common.size(),
-      "\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
-      "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld, "
-      "\"arena_bytes\": %lld, \"scratch_bytes\": %lld, "
-      "\"allocator_calls\": %lld}\n",
-      result.learningRate, seconds * 1e3, rate, static_cast<long long>(peak),
-      static_cast<long long>(peakRss), static_cast<long long>(memory.bytes()),
-      static_cast<long long>(scratch), static_cast<long long>(allocations))));
-  file->append("{\"step\": " + std::to_string(step + 1) + ", \"loss\": " +
-               digits9(loss) + ", \"rank_losses\": [" + losses + "], " +
-               evaluation + checkpoint + norm + scaling + host + common);
+  common.resize(size_t(
+      std::snprintf(common.data(), common.size(),
+                    "\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
+                    "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld, "
+                    "\"arena_bytes\": %lld, \"scratch_bytes\": %lld, "
+                    "\"allocator_calls\": %lld}\n",
+                    result.learningRate, summary.seconds * 1e3, summary.rate,
+                    static_cast<long long>(summary.peak),
+                    static_cast<long long>(summary.peakRss),
+                    static_cast<long long>(memory.bytes()),
+                    static_cast<long long>(summary.scratch),
+                    static_cast<long long>(summary.allocations))));
+  file->append("{\"step\": " + std::to_string(step + 1) +
+               ", \"loss\": " + digits9(summary.loss) + ", \"rank_losses\": [" +
+               summary.losses + "], " + evaluation + checkpoint + norm +
+               scaling + host + work + common);
+}
+
+// torchtitan's names, where it has one.
+void Reporter::writeScalars(int64_t step, const Summary &summary,
+                            const StepResult &result) {
+  EventFile::Scalars scalars = {
+      {"loss_metrics/global_avg_loss", summary.loss},
+      {"lr", result.learningRate},
+      {"throughput(tps)", summary.rate},
+      {"time_metrics/end_to_end(s)", summary.seconds},
+      {"memory/max_active(GiB)", double(summary.peak) / kGiB}};
+  if (result.gradNorm)
+    scalars.emplace_back("grad_norm", *result.gradNorm);
+  if (result.lossScale)
+    scalars.emplace_back("loss_scale", *result.lossScale);
+  if (modelFlops > 0)
+    scalars.emplace_back("tflops", summary.flops / 1e12);
+  if (summary.utilization)
+    scalars.emplace_back("mfu(%)", *summary.utilization * 100);
+  if (summary.evaluated)
+    scalars.emplace_back("validation_metrics/loss", summary.evalLoss);
+  events->add(step + 1, scalars);
 }
 
 void Reporter::stopped(int64_t step, uint32_t requests, bool saved) const {
@@ -142,24 +256,24 @@ void Reporter::stopped(int64_t step, uint32_t requests, bool saved) const {
                      : "nothing was saved");
 }
 
-void Reporter::warn(int64_t step, const StepResult &result,
-                    const std::vector<RankStats> &stats) {
-  auto say = [&](const std::string &what) {
-    std::fprintf(stderr, "fsdp-run: warning: step %lld: %s\n",
-                 static_cast<long long>(step + 1), what.c_str());
-    warned = true;
-  };
-  for (size_t r = 0; r < stats.size() && !warned; ++r) {
+std::optional<NotFinite> findNotFinite(const plan::Plan &plan,
+                                       const StepResult &result,
+                                       const std::vector<RankStats> &stats) {
+  for (size_t r = 0; r < stats.size(); ++r) {
     std::string rank = "rank " + std::to_string(r) + ": ";
     if (!std::isfinite(stats[r].loss))
-      say(rank + "the loss is " + std::to_string(stats[r].loss));
-    else if (stats[r].badGradient != -1)
-      say(rank + "the gradient of \"" +
-          plan.params[size_t(stats[r].badGradient)].name + "\" is not finite");
+      return NotFinite{int64_t(r),
+                       rank + "the loss is " + std::to_string(stats[r].loss)};
+    if (stats[r].badGradient != -1)
+      return NotFinite{int64_t(r),
+                       rank + "the gradient of \"" +
+                           plan.params[size_t(stats[r].badGradient)].name +
+                           "\" is not finite"};
   }
-  if (!warned && result.gradNorm && !std::isfinite(*result.gradNorm) &&
-      !result.skipped)
-    say("the norm of the gradients is " + std::to_string(*result.gradNorm));
+  if (result.gradNorm && !std::isfinite(*result.gradNorm) && !result.skipped)
+    return NotFinite{-1, "the norm of the gradients is " +
+                             std::to_string(*result.gradNorm)};
+  return std::nullopt;
 }
 
 } // namespace fsdp::runtime

@@ -49,7 +49,7 @@ std::string jobOf(const RunFiles &files, const RunOptions &options) {
        {int64_t(options.backend), options.steps, options.evalEvery,
         options.evalBatches, int64_t(!options.outWeightsPath.empty()),
         int64_t(!options.profilePath.empty()),
-        int64_t(!options.tracePath.empty()),
+        int64_t(!options.tracePath.empty()), int64_t(options.haltsOnNotFinite),
         int64_t(!options.checkpointPath.empty()), options.checkpointEvery,
         int64_t(options.checkpointAsync), int64_t(!options.resume.empty())})
     text += " " + std::to_string(number);
@@ -112,8 +112,8 @@ RunEnd runOnOneHost(const RunFiles &files, const RunOptions &options,
 }
 
 RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
-                  const TorchrunEnvironment &environment,
-                  Rendezvous &rendezvous, AgentWatch &watch) {
+                  const RankEnvironment &environment, Rendezvous &rendezvous,
+                  AgentWatch &watch) {
   Position position;
   Following following(watch, files.plan, position);
   std::shared_ptr<Transport> transport;
@@ -151,15 +151,15 @@ RunEnd runOnHosts(const RunFiles &files, const RunOptions &options,
 } // namespace
 
 RunEnd runUnderTorchrun(const RunOptions &options,
-                        const TorchrunEnvironment &environment) {
+                        const RankEnvironment &environment) {
   int64_t rank = environment.rank;
   AgentWatch watch(rank);
   RunFiles files(options, /*first=*/rank == 0);
   if (environment.worldSize != files.plan.worldSize)
-    throw InputError(
-        options.planPath + ": the plan is for world size " +
-        std::to_string(files.plan.worldSize) +
-        ", got WORLD_SIZE=" + std::to_string(environment.worldSize));
+    throw InputError(options.planPath + ": the plan is for world size " +
+                     std::to_string(files.plan.worldSize) + ", got " +
+                     environment.sizeVariable + "=" +
+                     std::to_string(environment.worldSize));
   std::string prefix = "rank " + std::to_string(rank) + ": ";
   std::chrono::milliseconds meeting = options.deadline.value_or(kMeeting);
   watch.awaitMeeting(meeting);

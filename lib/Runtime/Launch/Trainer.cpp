@@ -15,6 +15,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -47,6 +48,15 @@ double evaluate(const RunFiles &files, Executor &executor, int64_t rank) {
   return sum / double(files.evalBatches);
 }
 
+/// Ends the run, on all ranks, before the step is saved.
+[[noreturn]] void halt(int64_t step, int64_t rank, const NotFinite &bad) {
+  std::string text = "step " + std::to_string(step + 1) + ": " + bad.text;
+  // All ranks are here; one says so.
+  if (rank == std::max<int64_t>(0, bad.rank))
+    throw RunError(text);
+  throw AbortedError(text);
+}
+
 RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
              Device &device, const RankLink &link) {
   const plan::Plan &plan = files.plan;
@@ -62,7 +72,11 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
   int64_t begin = resumed ? resumed->manifest().state.step : 0;
   std::optional<Reporter> reporter;
   if (rank == 0)
-    reporter.emplace(plan, options.metricsPath, begin);
+    reporter.emplace(plan,
+                     ReportSettings{options.metricsPath,
+                                    options.tensorboardFolder, options.steps,
+                                    options.peakFlops},
+                     begin);
   SessionState state(plan, session, device);
   if (resumed)
     state.readModel(*resumed);
@@ -128,14 +142,19 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     std::chrono::duration<double> elapsed =
         trained - started + (std::chrono::steady_clock::now() - evaluated);
     bool stops = (requests & kStopRequest) && step + 1 < options.steps;
+    std::optional<NotFinite> bad;
+    if (options.haltsOnNotFinite)
+      bad = findNotFinite(plan, result, stats);
     std::optional<SaveReport> saved;
-    if (checkpoints)
+    if (checkpoints && !bad)
       saved = checkpoints->endStep(session, step + 1, samplesDone,
                                    requests & kSaveRequest,
                                    stops || step + 1 == options.steps);
     if (reporter)
       reporter->report(step, elapsed.count(), result, stats,
                        session.executor().memory(), evaluates, saved);
+    if (bad)
+      halt(step, rank, *bad);
     if (reporter && options.graphs && step == begin + StepGraphs::kWarmup)
       std::fprintf(stderr, "cuda graphs: %s\n",
                    session.executor().stepGraphs()->describe().c_str());

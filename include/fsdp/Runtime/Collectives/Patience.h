@@ -84,8 +84,13 @@ public:
   virtual std::string obstacle(int64_t rank) = 0;
   /// Its process, where that is on this host; 0 elsewhere, or if unknown.
   virtual int32_t process(int64_t rank) = 0;
-  /// Why nothing of the others can be seen; empty if it can.
-  virtual std::string blindness() { return ""; }
+  /// Why nothing of the others can be seen, and the rank that is why.
+  struct Blindness {
+    std::string text;
+    std::optional<int64_t> rank = std::nullopt;
+  };
+  /// nullopt if it can.
+  virtual std::optional<Blindness> blindness() { return std::nullopt; }
   /// Adds to the number of waits that this rank is in.
   virtual void addWaits(int change) = 0;
 };

@@ -71,7 +71,7 @@ public:
   std::vector<RankSight> look() override;
   std::string obstacle(int64_t rank) override;
   int32_t process(int64_t rank) override;
-  std::string blindness() override;
+  std::optional<Blindness> blindness() override;
   void addWaits(int change) override;
 
   /// Counts a collective that this rank begins; returns its number, from 1.

@@ -54,7 +54,7 @@ public:
   LineFile &operator=(const LineFile &) = delete;
   ~LineFile();
 
-  /// Appends `line`, which ends with a newline, or leaves a regular file as it
+  /// Appends `line`, which ends with a newline where the file is text, or leaves a regular file as it
   /// was and throws RunError.
   void append(std::string_view line);
 

@@ -10,6 +10,11 @@
 
 namespace fsdp::runtime {
 
+/// Throws InputError where the plan is not for that many `ranks`, if they are
+/// given, or this machine cannot hold those that it is for.
+void checkRanks(const RunFiles &files, const RunOptions &options,
+                std::optional<int64_t> ranks);
+
 /// Forks one process per rank and waits for all of them. On the first failure
 /// the others are stopped, at the latest after 5 s, and the cause is thrown
 /// as RunError. USR1, TERM and INT are handed to the ranks (Requests.h); TERM
@@ -18,9 +23,9 @@ namespace fsdp::runtime {
 /// threads. `ranks`, if given, must be the plan's world size.
 RunEnd runForked(const RunOptions &options, std::optional<int64_t> ranks);
 
-/// Runs as one of the ranks that torchrun started.
+/// Runs as one of the ranks that torchrun, or another launcher, started.
 RunEnd runUnderTorchrun(const RunOptions &options,
-                        const TorchrunEnvironment &environment);
+                        const RankEnvironment &environment);
 
 } // namespace fsdp::runtime
 

@@ -4,6 +4,7 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Collectives/ShmSegment.h"
+#include "fsdp/Runtime/Launch/RankEnvironment.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -20,25 +21,11 @@
 
 namespace fsdp::runtime {
 
-/// What torchrun says about this process.
-struct TorchrunEnvironment {
-  int64_t rank = 0;
-  int64_t worldSize = 1;
-  std::string masterAddress;
-  int masterPort = 0;
-  int64_t localRank = 0;
-};
-
-/// Reads RANK, WORLD_SIZE, LOCAL_RANK (0 where it is not set), MASTER_ADDR and
-/// MASTER_PORT; nullopt if RANK is not set. Throws InputError if some are
-/// missing or malformed.
-std::optional<TorchrunEnvironment> torchrunEnvironment();
-
 /// How long ranks wait for each other that start, unless they are told.
 inline constexpr std::chrono::milliseconds kMeeting = std::chrono::minutes(5);
 
-/// The ranks of one job, by torchrun's store. Without an environment: a rank
-/// alone, which needs no store.
+/// The ranks of one job, by torchrun's store, or one that rank 0 serves.
+/// Without an environment: a rank alone, which needs no store.
 ///
 /// Another job may be at the same port. So ranks belong together only where
 /// their `job` is the same: rank 0 leaves a hash of it in the store, and keys
@@ -51,7 +38,7 @@ public:
   /// `job`: what the ranks of this job have in common. Throws RunError where
   /// there is no store, or that of another job, or this rank is there already,
   /// or others have not come after `timeout`.
-  explicit Rendezvous(std::optional<TorchrunEnvironment> environment,
+  explicit Rendezvous(std::optional<RankEnvironment> environment,
                       const std::string &job = "",
                       std::chrono::milliseconds timeout = kMeeting);
   ~Rendezvous();

@@ -5,9 +5,11 @@
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Collectives/Comm.h"
 #include "fsdp/Runtime/Execution/Executor.h"
+#include "fsdp/Runtime/Files/EventFile.h"
 #include "fsdp/Runtime/Files/Files.h"
 #include "fsdp/Runtime/Launch/Checkpointer.h"
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,12 +17,39 @@
 
 namespace fsdp::runtime {
 
-/// The progress line on stderr and the metrics file.
+/// Units of training throughput in one rank's microbatch: tokens if an input is
+/// a matrix of integers, else samples.
+int64_t tokensPerStep(const plan::Plan &plan);
+
+/// Where a step's numbers are none any more.
+struct NotFinite {
+  int64_t rank = -1; ///< -1: all of them alike
+  std::string text;  ///< "rank 1: the loss is nan"
+};
+
+/// The first of a step, the same on every rank; a step that the gradient scaler
+/// skipped is none.
+std::optional<NotFinite> findNotFinite(const plan::Plan &plan,
+                                       const StepResult &result,
+                                       const std::vector<RankStats> &stats);
+
+/// What a Reporter writes, and what it needs for that.
+struct ReportSettings {
+  std::string metricsPath;       ///< empty: none
+  std::string tensorboardFolder; ///< empty: none
+  int64_t steps = 0;             ///< of the run in all, for the time left
+  /// FLOP/s of a rank's device in the dtype of most of the plan's; without
+  /// them there is no MFU.
+  std::optional<double> peakFlops;
+};
+
+/// The progress line on stderr, the metrics file, and scalars for TensorBoard.
 class Reporter {
 public:
-  /// Borrows the plan. `path`: the metrics file; empty: none. Of one that is
-  /// there the lines of the first `steps` steps stay. Throws InputError.
-  Reporter(const plan::Plan &plan, const std::string &path, int64_t steps = 0);
+  /// Borrows the plan. Of a metrics file that is there the lines of the first
+  /// `stepsDone` steps stay. Throws InputError.
+  Reporter(const plan::Plan &plan, const ReportSettings &settings,
+           int64_t stepsDone = 0);
 
   /// Of a step, counted from 0, that took `seconds`. `result` is rank 0's; of
   /// it the loss alone differs between ranks. `stats` are those of all ranks.
@@ -33,14 +62,29 @@ public:
   void stopped(int64_t step, uint32_t requests, bool saved) const;
 
 private:
-  /// Once, where a rank's loss or gradient is no number any more.
-  void warn(int64_t step, const StepResult &result,
-            const std::vector<RankStats> &stats);
+  /// What a step comes to over all ranks.
+  struct Summary;
+  Summary summarise(int64_t step, double seconds, const StepResult &result,
+                    const std::vector<RankStats> &stats);
+  void printLine(int64_t step, const Summary &summary,
+                 const StepResult &result) const;
+  void writeMetrics(int64_t step, const Summary &summary,
+                    const StepResult &result, const RankArena &memory,
+                    const std::optional<SaveReport> &saved);
+  void writeScalars(int64_t step, const Summary &summary,
+                    const StepResult &result);
 
   const plan::Plan &plan;
-  int64_t tokens;
+  const ReportSettings settings;
+  const int64_t tokens;
+  /// Of a rank's step.
+  const double modelFlops;
+  /// Smoothed, from one report to the next: with evaluations and saves.
+  std::optional<double> secondsPerStep;
+  std::chrono::steady_clock::time_point before;
   bool warned = false;
   std::optional<LineFile> file;
+  std::optional<EventFile> events;
 };
 
 } // namespace fsdp::runtime

@@ -33,7 +33,12 @@ struct RunOptions {
   uint64_t seed = 0;
   /// Of the model's own initialisation; without it, `seed`.
   std::optional<uint64_t> initSeed;
-  std::string metricsPath;    ///< empty: none
+  std::string metricsPath;       ///< empty: none
+  std::string tensorboardFolder; ///< empty: no events
+  /// ReportSettings::peakFlops.
+  std::optional<double> peakFlops;
+  /// The run fails at the first number that is not finite.
+  bool haltsOnNotFinite = false;
   std::string profilePath;    ///< empty: none is measured
   std::string tracePath;      ///< of the last step; empty: none
   std::string weightsPath;    ///< empty: the plan's

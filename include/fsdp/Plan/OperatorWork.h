@@ -1,6 +1,6 @@
 //===- OperatorWork.h - FLOPs and bytes of an operator's call -------------===//
-#ifndef FSDP_LIB_SIMULATE_OPERATORWORK_H
-#define FSDP_LIB_SIMULATE_OPERATORWORK_H
+#ifndef FSDP_PLAN_OPERATORWORK_H
+#define FSDP_PLAN_OPERATORWORK_H
 
 #include "fsdp/Plan/Operands.h"
 #include "fsdp/Plan/Plan.h"
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fsdp::simulate {
+namespace fsdp::plan {
 
 struct OperatorWork {
   enum class Kind : uint8_t {
@@ -24,24 +24,37 @@ struct OperatorWork {
   /// Read and written, each storage once.
   double bytes = 0;
   /// Of the operands that are multiplied.
-  plan::DType dtype = plan::DType::Float32;
+  DType dtype = DType::Float32;
   /// An Inductor-like compiler makes one kernel of several such: pointwise
   /// operators, reductions, and copies.
   bool fusable = false;
 };
 
-OperatorWork workOf(const plan::Plan &plan, const plan::Call &call);
+OperatorWork workOf(const Plan &plan, const Call &call);
+
+/// Floating-point operations that the model's step needs on one rank, all
+/// microbatches: matrix products, convolutions and attention in forward and
+/// backward, a multiply-add being two; attention as if it were not causal; what
+/// is recomputed does not count. For a transformer this is PaLM's 6 N +
+/// 12 L H Q T a token (arXiv:2204.02311, appendix B).
+struct ModelWork {
+  double flops = 0;
+  /// The dtype of most of them, whose peak MFU is relative to.
+  DType dtype = DType::Float32;
+};
+
+ModelWork modelWork(const Plan &plan);
 
 /// The value that owns the storage.
-inline plan::ValueId ownerOf(const plan::Plan &plan, plan::ValueId id) {
-  plan::ValueId owner = plan.values[id].storage;
+inline ValueId ownerOf(const Plan &plan, ValueId id) {
+  ValueId owner = plan.values[id].storage;
   return owner >= 0 ? owner : id;
 }
 
 /// Bytes of a value, and not more than its storage has: a broadcast view is
 /// larger than what is read.
-int64_t touchedBytes(const plan::Plan &plan, plan::ValueId id);
+int64_t touchedBytes(const Plan &plan, ValueId id);
 
-} // namespace fsdp::simulate
+} // namespace fsdp::plan
 
-#endif // FSDP_LIB_SIMULATE_OPERATORWORK_H
+#endif // FSDP_PLAN_OPERATORWORK_H

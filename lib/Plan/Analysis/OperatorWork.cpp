@@ -1,13 +1,12 @@
 //===- OperatorWork.cpp - FLOPs and bytes of an operator's call -----------===//
-#include "OperatorWork.h"
+#include "fsdp/Plan/OperatorWork.h"
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <type_traits>
 
-namespace fsdp::simulate {
-
-using namespace plan;
+namespace fsdp::plan {
 
 namespace {
 
@@ -326,4 +325,30 @@ OperatorWork workOf(const Plan &plan, const Call &call) {
   return work;
 }
 
-} // namespace fsdp::simulate
+ModelWork modelWork(const Plan &plan) {
+  ModelWork model;
+  std::map<DType, double> flopsOf;
+  for (const Instruction &instruction : plan.instructions) {
+    const auto *call = std::get_if<Call>(&instruction.kind);
+    if (!call || call->recompute)
+      continue;
+    OperatorWork work = workOf(plan, *call);
+    double flops =
+        work.modelFlops * double(instruction.phase == Phase::Optimizer
+                                     ? 1
+                                     : plan.accumulationSteps);
+    if (flops == 0)
+      continue;
+    model.flops += flops;
+    flopsOf[work.dtype] += flops;
+  }
+  double most = 0;
+  for (const auto &[dtype, flops] : flopsOf)
+    if (flops > most) {
+      most = flops;
+      model.dtype = dtype;
+    }
+  return model;
+}
+
+} // namespace fsdp::plan

@@ -1,0 +1,21 @@
+//===- DryRun.h - what a run would do -------------------------------------===//
+#ifndef FSDP_RUNTIME_LAUNCH_DRYRUN_H
+#define FSDP_RUNTIME_LAUNCH_DRYRUN_H
+
+#include "fsdp/Runtime/Launch/RunFiles.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace fsdp::runtime {
+
+/// Checks what a run of these options reads and could write, as the run would,
+/// and prints to stdout what it would do. Starts no rank and leaves no file
+/// behind or changed. `ranks`, if given, must be the plan's world size. Throws
+/// what the run would throw, and InputError where a folder has no room for what
+/// is to be written there.
+void dryRun(const RunOptions &options, std::optional<int64_t> ranks);
+
+} // namespace fsdp::runtime
+
+#endif // FSDP_RUNTIME_LAUNCH_DRYRUN_H
