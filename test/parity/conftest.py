@@ -12,6 +12,7 @@ from harness import Captured, Case, Model, Run, capture, largest_group, run_refe
 # What the models and scripts of the tests import.
 ranks.PRELOAD += [
     "front_door_ranks",
+    "interchange_ranks",
     "resume_ranks",
     "parity_models",
     "transformers.models.gpt2.modeling_gpt2",

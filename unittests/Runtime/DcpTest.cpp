@@ -1,7 +1,7 @@
 //===- DcpTest.cpp - checkpoints of torch.distributed.checkpoint ----------===//
 //
 // That PyTorch reads what is written here, and the other way round, is tested
-// in test/python/test_interchange.py.
+// in test/parity/test_interchange.py.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Checkpoint/Dcp.h"
