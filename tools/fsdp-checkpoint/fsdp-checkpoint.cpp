@@ -1,6 +1,8 @@
 //===- fsdp-checkpoint.cpp - shows, verifies and converts checkpoints -----===//
+#include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Checkpoint/Dcp.h"
 #include "fsdp/Runtime/Checkpoint/HuggingFace.h"
+#include "fsdp/Runtime/Checkpoint/NativeForm.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Support/Message.h"
@@ -32,21 +34,30 @@ struct Opened {
   SavedState state;
 };
 
+/// What belongs to a form of names or values.
+struct Context {
+  std::optional<NameMap> names;
+  std::optional<fsdp::plan::Plan> plan;
+  std::string planPath;
+  NativeStart start;
+
+  const NameMap *map() const { return names ? &*names : nullptr; }
+  const fsdp::plan::Plan *knownPlan() const { return plan ? &*plan : nullptr; }
+};
+
 /// Reads all of a checkpoint, whatever its form.
-Opened openCheckpoint(const std::string &path, const NameMap *map) {
-  if (isDcp(path)) {
-    if (map)
-      throw InputError("--name-map: expected a checkpoint of Hugging Face, "
-                       "which has other names, got " +
-                       path);
+Opened openCheckpoint(const std::string &path, const Context &context) {
+  if (isNative(path))
+    return {"native", readNative(path, context.knownPlan())};
+  if (isDcp(path))
     return {"dcp", readDcp(path)};
-  }
   if (isHuggingFace(path))
-    return {"huggingface", readHuggingFace(path, map)};
+    return {"huggingface", readHuggingFace(path, context.map())};
   std::error_code error;
   if (!std::filesystem::exists(path, error))
     throw InputError(path + ": not there");
-  throw InputError(path + ": expected a checkpoint: a folder with .metadata, "
+  throw InputError(path + ": expected a checkpoint: a folder with "
+                          "manifest.json, .metadata, "
                           "model.safetensors.index.json or "
                           "model.safetensors");
 }
@@ -79,7 +90,7 @@ std::string show(const nlohmann::json &value) {
 }
 
 void show(const std::string &path) {
-  Opened opened = openCheckpoint(path, nullptr);
+  Opened opened = openCheckpoint(path, {});
   printLine(summary(opened));
   for (const auto &[name, tensor] : opened.state.tensors)
     printLine(name + ": " + describe(tensor.spec) + " in " +
@@ -88,16 +99,40 @@ void show(const std::string &path) {
     printLine(name + " = " + show(value));
 }
 
+/// What a model folder has not: further names of tied parameters, and buffers
+/// that a model makes itself.
+void keepModel(SavedState &state, const fsdp::plan::Plan &plan) {
+  for (const fsdp::plan::Param &param : plan.params)
+    for (const std::string &alias : param.aliases)
+      state.tensors.erase(alias);
+  for (const fsdp::plan::Buffer &buffer : plan.buffers)
+    if (!buffer.persistent)
+      state.tensors.erase(buffer.name);
+}
+
 void convert(const std::string &from, const std::string &to,
-             const std::string &form, const std::optional<NameMap> &map) {
-  const NameMap *names = map ? &*map : nullptr;
-  // The names of both are Hugging Face's, or neither's.
-  bool toTheirs = form == "huggingface";
-  Opened opened = openCheckpoint(from, toTheirs ? nullptr : names);
+             const std::string &form, const Context &context) {
+  bool toModel = form == "huggingface", fromModel = isHuggingFace(from);
+  if (context.names && toModel == fromModel)
+    throw InputError("--name-map: expected a checkpoint of Hugging Face and "
+                     "one of another form, got " +
+                     from + " to " + form);
+  if (!context.plan && (form == "native" || (form == "dcp" && isNative(from))))
+    throw InputError("--plan: expected the plan of the run, which has the "
+                     "optimizer's options");
+  Opened opened = openCheckpoint(from, context);
   if (form == "dcp") {
     writeDcp(to, opened.state);
+  } else if (form == "native") {
+    for (const std::string &remark :
+         writeNative(to, from, opened.state, *context.plan, context.planPath,
+                     context.start))
+      printLine(remark);
   } else {
-    for (const std::string &name : writeHuggingFace(to, opened.state, names))
+    if (context.plan)
+      keepModel(opened.state, *context.plan);
+    for (const std::string &name :
+         writeHuggingFace(to, opened.state, context.map()))
       printLine("left out: " + name);
   }
   printLine(to + ": from " + summary(opened));
@@ -115,6 +150,7 @@ int main(int argc, char **argv) {
                "Exit status: 0 success, 1 the conversion failed, 2 bad input.");
   app.require_subcommand(1);
   std::string from, to, form, mapPath;
+  Context context;
   auto *showing = app.add_subcommand(
       "show", "verify a checkpoint, and print its tensors and values");
   showing->add_option("checkpoint", from, "its folder")->required();
@@ -128,13 +164,26 @@ int main(int argc, char **argv) {
   converting->add_option("to", to, "a folder that is new or empty")->required();
   converting
       ->add_option("--to", form,
-                   "dcp: of torch.distributed.checkpoint; huggingface: "
-                   "safetensors with an index, of the model alone")
+                   "native: of fsdp-run; dcp: of "
+                   "torch.distributed.checkpoint; huggingface: safetensors "
+                   "with an index, of the model alone")
       ->required()
-      ->check(CLI::IsMember({"dcp", "huggingface"}));
+      ->check(CLI::IsMember({"native", "dcp", "huggingface"}));
   converting->add_option("--name-map", mapPath,
                          "JSON file: an object from our names to those of "
                          "Hugging Face, with {} for a number");
+  converting->add_option("--plan", context.planPath,
+                         "the plan of the run, for native checkpoints");
+  converting
+      ->add_option("--seed", context.start.seed,
+                   "with --to native: the seed to go on with, that of "
+                   "fsdp-run --seed")
+      ->capture_default_str();
+  converting
+      ->add_option("--samples", context.start.samples,
+                   "with --to native: samples that were taken of the data; by "
+                   "default as many as the plan takes in so many steps")
+      ->check(CLI::NonNegativeNumber);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp &help) {
@@ -143,14 +192,19 @@ int main(int argc, char **argv) {
     return report(error, kExitBadInput);
   }
   try {
+    if (!mapPath.empty())
+      context.names.emplace(mapPath);
+    if (!context.planPath.empty())
+      context.plan = fsdp::plan::readPlan(context.planPath);
     if (showing->parsed())
       show(from);
     else if (verifying->parsed())
-      printLine(from + ": whole: " + summary(openCheckpoint(from, nullptr)));
+      printLine(from + ": whole: " + summary(openCheckpoint(from, {})));
     else
-      convert(from, to, form,
-              mapPath.empty() ? std::nullopt : std::optional<NameMap>(mapPath));
+      convert(from, to, form, context);
   } catch (const InputError &error) {
+    return report(error, kExitBadInput);
+  } catch (const fsdp::plan::PlanError &error) {
     return report(error, kExitBadInput);
   } catch (const std::exception &error) {
     return report(error, kExitRunFailure);

@@ -57,7 +57,7 @@ void checkFolder(const std::string &folder, const WeightFiles &weights) {
 /// Of a training run, and not of a model (docs/checkpoints.md).
 bool isModels(std::string_view name) {
   for (std::string_view prefix :
-       {"optimizer.", "lr_scheduler.", "train_state.", "dataloader."})
+       {"optimizer.", "lr_scheduler.", "train_state.", "dataloader.", "rank."})
     if (name.starts_with(prefix))
       return false;
   return true;
