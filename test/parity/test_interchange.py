@@ -9,13 +9,27 @@ import pickle
 import pickletools
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from harness import BIN
+from harness import (
+    ADAMW,
+    BIN,
+    GPT2,
+    LLAMA,
+    Captured,
+    Case,
+    Model,
+    compile_plan,
+    execute,
+    read_run,
+    reference_args,
+    run_command,
+)
 from ranks import run_ranks
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -25,7 +39,7 @@ NAMES = {"0.weight": "embed.weight", "{}.weight": "net.{}.w", "{}.bias": "net.{}
 
 
 def run(*words: Any) -> subprocess.CompletedProcess[str]:
-    command = [TOOL, *words]
+    command = [str(word) for word in (TOOL, *words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -191,3 +205,46 @@ def test_nothing_is_executed(saved: tuple[Path, list[Any]], tmp_path: Path) -> N
     done = run("verify", broken)
     assert done.returncode == 2 and "that is not expected here" in done.stderr
     assert not (tmp_path / "harm").exists()
+
+
+# A schedule, so that options of the optimizer depend on the step; GPT-2's weights are tied.
+SCHEDULE = {"lr_schedule": {"warmup_steps": 4, "decay": "cosine", "total_steps": 10}}
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_either_goes_on(captured: Callable[..., Captured], tmp_path: Path, model: Model) -> None:
+    """FSDP2 from fsdp-run's checkpoint, and fsdp-run from FSDP2's, as one run would."""
+    made = captured(model)
+    case = Case(model, ADAMW, steps=6, training=SCHEDULE, seed=3)
+    plan = compile_plan(made, case, f"interchange{tmp_path.name}")
+
+    def theirs(name: str, *more: Any) -> Any:
+        files = [tmp_path / f"{name}.jsonl", tmp_path / f"{name}.safetensors"]
+        words = [*reference_args(made, case, "fsdp2"), "--metrics", files[0]]
+        run_ranks("train_fsdp2", [*words, "--save-weights", files[1], *more], 2, attempts=2)
+        return read_run(*files)
+
+    def ours(name: str, *more: Any) -> Any:
+        files = [tmp_path / f"{name}.jsonl", tmp_path / f"{name}.safetensors"]
+        words = [*run_command(made, plan, case), "--metrics", files[0], "--save-weights", files[1]]
+        execute([*words, *more])
+        return read_run(*files)
+
+    reference = theirs("whole", "--save-checkpoint", tmp_path / "dcp", "--save-after", 3)
+    options = ["--plan", plan, "--seed", case.seed]
+    said = convert(tmp_path / "dcp", tmp_path / "native", "native", *options)
+    assert f"assumed: {3 * 2 * model.batch} samples were taken" in said
+    assert "param_groups" not in said and "left out" not in said
+    mine = ours("mine", "--resume", tmp_path / "native/step-3")
+
+    whole = ours("ours", "--checkpoint", tmp_path / "run", "--checkpoint-every", 3)
+    convert(tmp_path / "run/step-3", tmp_path / "back", "dcp", "--plan", plan)
+    other = theirs("other", "--load-checkpoint", tmp_path / "back")
+
+    assert whole.rank_losses == reference.rank_losses
+    for run in (mine, other):
+        assert run.rank_losses == reference.rank_losses[3:]
+        assert run.column("lr") == reference.column("lr")[3:]
+    for run in (mine, whole, other):
+        for name, tensor in run.weights.items():
+            assert bits(tensor) == bits(reference.weights[name])

@@ -28,8 +28,16 @@ from typing import Any
 import rank_order
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -97,6 +105,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--eval-every", type=int, default=0, help="steps; 0: no evaluation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--metrics", help="JSON lines, written at the end")
+    parser.add_argument("--save-checkpoint", help="a folder, by torch.distributed.checkpoint")
+    parser.add_argument("--save-after", type=int, help="the steps after which; by default all")
+    parser.add_argument("--load-checkpoint", help="the same, to go on from")
     parser.add_argument("--save-weights", help="full parameters and buffers at the end")
     return parser.parse_args()
 
@@ -307,6 +318,40 @@ def clip(model: nn.Module, given: Any) -> float:
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def checkpoint_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    step: int,
+) -> dict[str, Any]:
+    """Under torchtitan's names."""
+    return get_model_state_dict(model) | {
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT),
+        "lr_scheduler": {"last_epoch": schedule.last_epoch},
+        "train_state": {"step": step},
+    }
+
+
+def load_checkpoint(
+    path: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> int:
+    """Returns the steps that were done."""
+    state = checkpoint_state(model, optimizer, schedule, 0)
+    dcp.load(state, checkpoint_id=path)
+    set_model_state_dict(model, {n: x for n, x in state.items() if isinstance(x, Tensor)})
+    given = state["optimizer"]
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=given, options=FLAT)
+    schedule.last_epoch = state["lr_scheduler"]["last_epoch"]
+    schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
+    return state["train_state"]["step"]
+
+
 class Cast:
     """A copy of a model in the policy's `param_dtype`, which computes for it: the arithmetic of
     mixed precision on one rank, without FSDP. Buffers are cast too, as the policy casts what
@@ -358,8 +403,11 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
     )
 
     steps: list[dict[str, Any]] = []
+    done = 0
+    if args.load_checkpoint:
+        done = load_checkpoint(args.load_checkpoint, model, optimizer, schedule)
     torch.manual_seed(args.seed)
-    for step in range(args.steps):
+    for step in range(done, args.steps):
         batches = [
             take_batch(data, ((step * microbatches + m) * world + rank) * args.batch, args.batch)
             for m in range(microbatches)
@@ -398,6 +446,9 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
                 model, load_file(args.eval_data), args.batch, rank, world
             )
         steps.append({**record, "loss": sum(losses) / microbatches, "rss": peak_rss_bytes()})
+        if args.save_checkpoint and step + 1 == (args.save_after or args.steps):
+            state = checkpoint_state(model, optimizer, schedule, step + 1)
+            dcp.save(state, checkpoint_id=args.save_checkpoint)
 
     gathered: list[Any] = [steps]
     if args.mode == "fsdp2":
