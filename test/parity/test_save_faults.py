@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from harness import BIN, Captured, Case, execute
-from test_bad_input import nothing_left
+from test_bad_input import children, nothing_left
 from test_mixed_precision import NORMS
 from test_saved_runs import Runs
 
@@ -249,6 +252,39 @@ def test_training_goes_on(worlds: Callable[[int], World], tmp_path: Path) -> Non
     assert go_on(world, tmp_path / "saved") == END
     done = run_with(call, world, tmp_path / "again", "--steps", NEW, "--checkpoint-async")
     assert done.returncode == 1, done.stderr
+
+
+def test_restarts(captured: Capture, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Killed at random, by whole runs and by single ranks, again and again."""
+    kills = 200 if pytestconfig.getoption("--save-faults") == "all" else 4
+    steps, seed = 10 * kills, random.SystemRandom().randrange(2**32)
+    chance = random.Random(seed)
+    runs = Runs(captured(NORMS), Case(NORMS, ADAMW), tmp_path)
+    runs.train(steps=steps)
+    want = runs.result()
+    runs.metrics.unlink()
+    words = ["--steps", steps, "--metrics", runs.metrics, "--save-weights", runs.weights]
+    words += ["--checkpoint", tmp_path / "saved", "--checkpoint-every", 1, "--keep", 2]
+    words += ["--resume", "auto"]
+    for number in range(kills):
+        # Each gets a few steps further than the one before.
+        last = steps * (number + 1) // (kills + 1)
+        mode = ["--checkpoint-async"] if chance.random() < 0.5 else []
+        command = [str(word) for word in [*runs.command, *words, *mode]]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if (found := re.match(r"step: +(\d+) ", line)) and int(found[1]) >= last:
+                    break
+            time.sleep(chance.uniform(0, 0.02))
+            ranks = children(process.pid)
+            victim = chance.choice([process.pid, *ranks])
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+            process.stderr.read()
+            process.wait(timeout=LIMIT_S)
+    done = execute([*runs.command, *words])
+    assert runs.result() == want, f"seed {seed}: {done.stderr}"
 
 
 def test_files_may_not_grow(worlds: Callable[[int], World], tmp_path: Path) -> None:

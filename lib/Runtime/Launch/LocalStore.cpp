@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <random>
 #include <thread>
 #include <utility>
@@ -81,14 +83,22 @@ LocalStore::connect(int64_t rank, std::chrono::milliseconds timeout) {
 
 void LocalStore::leave(std::chrono::milliseconds patience) {
   auto end = std::chrono::steady_clock::now() + patience;
-  try {
-    store->add(kLeft, 1);
-    while (ownRank == 0 && store->add(kLeft, 0) < worldSize &&
-           std::chrono::steady_clock::now() < end)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  } catch (const std::exception &) {
-    // Rank 0 is gone: there is nothing to leave.
-  }
+  auto left = std::make_shared<std::promise<void>>();
+  std::future<void> waited = left->get_future();
+  // On a thread of its own: where rank 0 is stopped, the store does not answer.
+  std::thread([store = store, isFirst = ownRank == 0, ranks = worldSize, end,
+               left] {
+    try {
+      store->add(kLeft, 1);
+      while (isFirst && store->add(kLeft, 0) < ranks &&
+             std::chrono::steady_clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    } catch (const std::exception &) {
+      // Rank 0 is gone: there is nothing to leave.
+    }
+    left->set_value();
+  }).detach();
+  waited.wait_until(end + std::chrono::seconds(1));
 }
 
 } // namespace fsdp::runtime
