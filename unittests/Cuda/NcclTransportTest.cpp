@@ -61,7 +61,9 @@ void require(bool holds, const std::string &what) {
 }
 
 NcclOptions within(std::chrono::milliseconds deadline) {
-  return {{std::make_shared<Patience>(deadline)}};
+  NcclOptions options;
+  options.waits.patience = std::make_shared<Patience>(deadline);
+  return options;
 }
 
 /// Forks ranks that run `body`; their errors as forkRanks gives them, "aborted:
@@ -211,6 +213,8 @@ TEST(NcclTransport, DisjointGroupsMayHaveOneName) {
 
 TEST(NcclTransport, TakesRegisteredMemory) {
   for (bool windows : {false, true}) {
+    NcclOptions options = within(60s);
+    options.windows = windows;
     auto errors = forkGpuRanks(
         2,
         [](Rank &rank) {
@@ -235,7 +239,7 @@ TEST(NcclTransport, TakesRegisteredMemory) {
           before.reset();
           after.reset();
         },
-        {60s, windows});
+        options);
     EXPECT_THAT(errors, Each(IsEmpty())) << "windows: " << windows;
   }
 }
