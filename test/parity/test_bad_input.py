@@ -31,7 +31,7 @@ from harness import (
 from ranks import free_port
 from safetensors.torch import load_file, save_file
 
-LIMIT_S = 120  # seconds, for a hang on a loaded machine; the ranks' own limit is half an hour
+LIMIT_S = 120  # seconds, for a hang on a loaded machine; the ranks' own limit is longer
 CASE = Case(LLAMA, ADAMW_FUSED, steps=3)
 
 

@@ -40,14 +40,19 @@ c10::intrusive_ptr<c10d::Store> hashStore() {
 /// AbortedError, empty where there was none.
 std::vector<std::string>
 runRanks(int64_t ranks, const Body &body,
-         std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+         std::chrono::milliseconds timeout = std::chrono::seconds(60),
+         const std::vector<Position> *positions = nullptr) {
   auto store = hashStore();
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       try {
-        auto transport = makeGlooTransport(store, rank, ranks, timeout);
+        WaitSettings settings;
+        settings.patience = std::make_shared<Patience>(timeout);
+        if (positions)
+          settings.position = &(*positions)[size_t(rank)];
+        auto transport = makeGlooTransport(store, rank, ranks, settings);
         body(*transport);
       } catch (const AbortedError &error) {
         errors[size_t(rank)] = "aborted: " + std::string(error.what());
@@ -317,6 +322,46 @@ TEST(GlooTransport, NamesWhoIsLateForACollective) {
   EXPECT_THAT(errors[0], HasSubstr("the second"));
   EXPECT_THAT(errors[1], HasSubstr("the second"));
   EXPECT_EQ(errors[2], "");
+}
+
+TEST(GlooTransport, NamesWhoDoesNotMove) {
+  std::latch ended(2);
+  std::vector<Position> positions(3);
+  auto errors = runRanks(
+      3,
+      [&](Transport &transport) {
+        auto comm = transport.connect("gather", {0, 1, 2});
+        at::Tensor sum = at::ones({8});
+        if (transport.rank() == 2)
+          return ended.wait();
+        AtEnd tell{ended};
+        finish(comm->allReduce("the first", sum, ReduceOp::Sum));
+      },
+      2s, &positions);
+  EXPECT_THAT(errors, testing::Contains(
+                          "rank 2 has not moved for 2 s; this rank was waiting "
+                          "in the first (collective 1 of communicator "
+                          "\"gather\")"));
+  EXPECT_EQ(errors[2], "");
+}
+
+TEST(GlooTransport, WaitsForWhoMoves) {
+  std::vector<Position> positions(2);
+  auto errors = runRanks(
+      2,
+      [&](Transport &transport) {
+        auto comm = transport.connect("gather", {0, 1});
+        at::Tensor sum = at::ones({8});
+        // Twice the deadline in all, and never that long without a beat.
+        for (int i = 0; transport.rank() == 1 && i < 16; ++i) {
+          std::this_thread::sleep_for(250ms);
+          positions[1].beat();
+        }
+        finish(comm->allReduce("the first", sum, ReduceOp::Sum));
+        EXPECT_EQ(sum[0].item<float>(), 2);
+      },
+      2s, &positions);
+  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 TEST(GlooTransport, AFailureThatIsToldEndsAllWaits) {

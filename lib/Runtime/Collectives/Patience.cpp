@@ -82,12 +82,16 @@ Stall::Cause Stall::cause(milliseconds deadline) const {
     position.saving = seen[rank].saving;
     cause.text = "rank " + std::to_string(rank) +
                  (obstacle.empty() ? "" : ", which " + obstacle + ",") + time +
+                 (seen[rank].current ? "" : " since it was last seen") +
                  patience.where(position);
   }
   if (others < 0)
-    cause.text = "no rank" + time + ": each waits for another";
+    cause.text = "no rank has moved for " + seconds(deadline) +
+                 ": each waits for another";
   else if (others > 0)
-    cause.text += ", nor have " + std::to_string(others) + " others";
+    cause.text +=
+        ", nor " + (others == 1 ? "has another"
+                                : "have " + std::to_string(others) + " others");
   return cause;
 }
 

@@ -8,7 +8,8 @@
 // "look" is a number that grows while ranks want to know how far the others
 // are. With each new one that it sees a rank sets "sight/<rank>" to that number
 // its RankSight and its process: a rank whose number does not grow does not
-// answer.
+// answer. It sets them now and then besides, so that others know where it was
+// last.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Collectives/RankBoard.h"
@@ -42,11 +43,13 @@ constexpr milliseconds kPoll(100);
 constexpr milliseconds kTell(300);
 /// Enough for the others to see the question, and to answer it.
 constexpr milliseconds kAnswers(1500);
-/// How often a rank looks, for each rank a little more seldom, and for how long
-/// after it was wanted.
+/// How often a rank says unasked where it is, and how often it looks, both more
+/// seldom the more ranks there are, and for how long it looks after that was
+/// wanted.
+constexpr milliseconds kShow(200), kShowOfRank(10);
 constexpr milliseconds kLook(300), kLookOfRank(2), kLookOn(1000);
 /// A thread that lives has answered, and a store too, within this.
-constexpr milliseconds kSilence(1500);
+constexpr milliseconds kSilence(1000);
 
 } // namespace
 
@@ -77,14 +80,19 @@ struct RankBoard::State {
     int64_t number = -1;
     int32_t pid = 0;
     std::string identity;
+    std::string text; ///< of all that
     steady_clock::time_point heard;
   };
-  // Guarded by mutex, but for `shown`, which is the thread's.
+  // Guarded by mutex.
   std::vector<Sight> seen;
   steady_clock::time_point wanted, lastLook;
   /// When the store answered, and from when it has been wanted without a break.
   steady_clock::time_point answered, wantedSince;
-  int64_t shown = 0;
+  /// The number of the first look since then; -1 before that.
+  int64_t firstLook = -1;
+  // The thread's.
+  int64_t shown = 0, shownStep = -1;
+  steady_clock::time_point lastShown;
 
   /// Calls `use` unless the store is lost, or is then.
   template <typename Use> void ifThere(Use use) {
@@ -124,7 +132,9 @@ struct RankBoard::State {
   /// As an answer to the number-th look.
   void show(int64_t number) {
     shown = number;
+    lastShown = steady_clock::now();
     RankSight own = ownSight();
+    shownStep = own.step;
     std::ostringstream text;
     text << number << ' ' << own.step << ' ' << own.instruction << ' '
          << own.beats << ' ' << own.saving << ' ' << own.waits << ' '
@@ -133,27 +143,41 @@ struct RankBoard::State {
   }
 
   void lookAtOthers() {
-    store->add("look", 1);
+    int64_t number = store->add("look", 1);
     store->set("alarm", "1");
+    {
+      std::lock_guard lock(mutex);
+      if (firstLook < 0)
+        firstLook = number;
+    }
     for (int64_t r = 0; r < worldSize; ++r)
       lookAt(r);
   }
 
   void lookAt(int64_t r) {
     std::string key = "sight/" + std::to_string(r);
-    if (r != rank && store->check({key})) {
-      Sight sight;
-      std::istringstream text(store->get_to_str(key));
-      text >> sight.number >> sight.sight.step >> sight.sight.instruction >>
-          sight.sight.beats >> sight.sight.saving >> sight.sight.waits >>
-          sight.pid >> std::ws;
-      std::getline(text, sight.identity);
-      std::lock_guard lock(mutex);
-      if (sight.number == seen[size_t(r)].number)
-        return;
-      sight.heard = steady_clock::now();
-      seen[size_t(r)] = sight;
-    }
+    if (r == rank || !store->check({key}))
+      return;
+    Sight sight;
+    sight.text = store->get_to_str(key);
+    std::istringstream text(sight.text);
+    text >> sight.number >> sight.sight.step >> sight.sight.instruction >>
+        sight.sight.beats >> sight.sight.saving >> sight.sight.waits >>
+        sight.pid >> std::ws;
+    std::getline(text, sight.identity);
+    std::lock_guard lock(mutex);
+    Sight &before = seen[size_t(r)];
+    if (sight.text == before.text)
+      return;
+    // What it said before it was asked is no sign of life.
+    bool answers = firstLook >= 0 && sight.number >= firstLook;
+    sight.heard = answers ? steady_clock::now() : before.heard;
+    before = sight;
+  }
+
+  bool isTimeToShow() {
+    return steady_clock::now() - lastShown > kShow + worldSize * kShowOfRank &&
+           ownSight().step != shownStep;
   }
 
   bool isTimeToLook() {
@@ -175,6 +199,8 @@ struct RankBoard::State {
       lock.unlock();
       std::string failure;
       ifThere([&] {
+        if (isTimeToShow())
+          show(shown);
         if (isTimeToLook())
           lookAtOthers();
         bool alarm = store->check({"alarm"});
@@ -254,12 +280,16 @@ std::vector<RankSight> RankBoard::look() {
   RankSight own = state->ownSight();
   std::lock_guard lock(state->mutex);
   auto now = steady_clock::now();
-  if (now - state->wanted > kLookOn)
+  if (now - state->wanted > kLookOn) {
     state->wantedSince = now;
+    state->firstLook = -1;
+  }
   state->wanted = now;
   std::vector<RankSight> sights;
-  for (const State::Sight &other : state->seen)
+  for (const State::Sight &other : state->seen) {
     sights.push_back(other.sight);
+    sights.back().current = now - other.heard <= kSilence;
+  }
   sights[size_t(state->rank)] = own;
   return sights;
 }

@@ -48,10 +48,14 @@ std::string folderOf(const std::string &path) {
   return folder.string();
 }
 
-/// Throws InputError where a file cannot be made or changed.
-void checkWritable(const std::string &path) {
-  bool there = std::filesystem::exists(path);
-  if (access((there ? path : folderOf(path)).c_str(), W_OK) != 0)
+/// Throws InputError where a file, in a folder that is there, or a folder,
+/// wherever it is, cannot be made or changed.
+void checkWritable(const std::string &path, bool isFolder) {
+  std::string place = path;
+  if (!std::filesystem::exists(path))
+    place = isFolder ? folderOf(path)
+                     : std::filesystem::absolute(path).parent_path().string();
+  if (access(place.c_str(), W_OK) != 0)
     throw InputError(path + ": cannot write: " + std::strerror(errno));
 }
 
@@ -174,7 +178,7 @@ void printCheckpoints(const RunFiles &files, const RunOptions &options) {
                          : std::string("at the beginning"));
   if (options.checkpointPath.empty())
     return;
-  checkWritable(options.checkpointPath);
+  checkWritable(options.checkpointPath, /*isFolder=*/true);
   print("checkpoints",
         options.checkpointPath + ", each about " +
             checkSpace(options.checkpointPath, checkpointBytes(files.plan)));
@@ -189,12 +193,13 @@ void printOutputs(const RunFiles &files, const RunOptions &options) {
               ? files.weights->path()
               : "initialised, seed " +
                     std::to_string(options.initSeed.value_or(options.seed)));
-  for (const std::string &path :
-       {options.metricsPath, options.tensorboardFolder}) {
-    if (path.empty())
-      continue;
-    checkWritable(path);
-    print("writes", path);
+  if (!options.metricsPath.empty()) {
+    checkWritable(options.metricsPath, /*isFolder=*/false);
+    print("writes", options.metricsPath);
+  }
+  if (!options.tensorboardFolder.empty()) {
+    checkWritable(options.tensorboardFolder, /*isFolder=*/true);
+    print("writes", options.tensorboardFolder);
   }
   for (const std::string &path : {options.profilePath, options.tracePath})
     if (!path.empty())

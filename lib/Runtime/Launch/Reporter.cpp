@@ -256,6 +256,13 @@ void Reporter::stopped(int64_t step, uint32_t requests, bool saved) const {
                      : "nothing was saved");
 }
 
+void Reporter::cannotSave(int64_t step) const {
+  std::fprintf(stderr,
+               "fsdp-run: warning: USR1 after step %lld: nothing was "
+               "saved\n",
+               static_cast<long long>(step + 1));
+}
+
 std::optional<NotFinite> findNotFinite(const plan::Plan &plan,
                                        const StepResult &result,
                                        const std::vector<RankStats> &stats) {

@@ -160,6 +160,8 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
                    session.executor().stepGraphs()->describe().c_str());
     if (profiler)
       profiler->endStep(elapsed.count());
+    if (reporter && (requests & kSaveRequest) && options.checkpointPath.empty())
+      reporter->cannotSave(step);
     if (stops) {
       if (reporter)
         reporter->stopped(step, requests, saved.has_value());

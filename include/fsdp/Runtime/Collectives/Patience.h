@@ -62,7 +62,8 @@ struct RankSight {
   int64_t instruction = -1;
   uint64_t beats = 0;
   bool saving = false;
-  bool waits = false; ///< for other ranks
+  bool waits = false;  ///< for other ranks
+  bool current = true; ///< not only where it was when it last said so
 
   /// Whether it has moved on since `before`.
   bool movedSince(const RankSight &before) const {

@@ -60,6 +60,8 @@ public:
   /// The run ends after `step` as it was asked to, with a checkpoint or
   /// without.
   void stopped(int64_t step, uint32_t requests, bool saved) const;
+  /// It was asked to save after `step`, and has nowhere to.
+  void cannotSave(int64_t step) const;
 
 private:
   /// What a step comes to over all ranks.
