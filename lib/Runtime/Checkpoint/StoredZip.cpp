@@ -135,16 +135,19 @@ void checkLocalExtra(Cursor &cursor, const Entry &entry, uint16_t extraBytes) {
   uint64_t end = cursor.at + extraBytes;
   auto field = cursor.number<uint16_t>();
   auto fieldBytes = cursor.number<uint16_t>();
-  if (field == kZip64Field) {
-    // The writer does not know a size that follows the data.
-    if (fieldBytes != 16 && fieldBytes != 24)
+  bool wideSize = entry.size >= kElsewhere,
+       wideOffset = entry.offset >= kElsewhere;
+  if (wideSize || wideOffset) {
+    if (field != kZip64Field ||
+        fieldBytes != (wideSize ? 16 : 0) + (wideOffset ? 8 : 0))
       cursor.fail("unexpected field of " + std::to_string(fieldBytes) +
                   " bytes");
-    for (int i = 0; i < 2; ++i)
+    // The writer may not know a size that follows the data.
+    for (int i = 0; wideSize && i < 2; ++i)
       if (auto size = cursor.number<uint64_t>();
           size != 0 && size != entry.size)
         cursor.fail("unexpected size");
-    if (fieldBytes == 24)
+    if (wideOffset)
       cursor.expect<uint64_t>(entry.offset, "offset");
     field = cursor.number<uint16_t>();
     fieldBytes = cursor.number<uint16_t>();
@@ -164,8 +167,8 @@ std::string_view readRecord(Cursor &cursor, const Entry &entry) {
   if (local.flags != entry.flags)
     cursor.fail("unexpected flags " + std::to_string(local.flags));
   bool follows = entry.flags & kHasDescriptor;
-  // Of an empty record all of it is 0.
-  bool wide = entry.size >= kElsewhere;
+  // Then both sizes have 64 bits.
+  bool wide = entry.size >= kElsewhere || entry.offset >= kElsewhere;
   cursor.expect<uint32_t>(follows ? 0 : entry.crc, "CRC");
   for (int i = 0; i < 2; ++i)
     cursor.expect<uint32_t>(follows ? 0 : uint32_t(entry.size), "size");
