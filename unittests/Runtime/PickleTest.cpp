@@ -1,5 +1,6 @@
 //===- PickleTest.cpp - pickles that are read, and those that are not -----===//
 #include "fsdp/Runtime/Checkpoint/Pickle.h"
+#include "fsdp/Runtime/Checkpoint/PickleWriter.h"
 #include "fsdp/Runtime/Error.h"
 
 #include <gmock/gmock.h>

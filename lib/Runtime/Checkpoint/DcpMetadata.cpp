@@ -1,6 +1,7 @@
 //===- DcpMetadata.cpp - the file .metadata of a DCP checkpoint -----------===//
 #include "fsdp/Runtime/Checkpoint/DcpMetadata.h"
 #include "fsdp/Runtime/Checkpoint/Pickle.h"
+#include "fsdp/Runtime/Checkpoint/PickleWriter.h"
 #include "fsdp/Runtime/Checkpoint/TorchItems.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Support/Hash.h"

@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Checkpoint/TorchItems.h"
 #include "fsdp/Runtime/Checkpoint/Chunks.h"
 #include "fsdp/Runtime/Checkpoint/Pickle.h"
+#include "fsdp/Runtime/Checkpoint/PickleWriter.h"
 #include "fsdp/Runtime/Checkpoint/StoredZip.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"

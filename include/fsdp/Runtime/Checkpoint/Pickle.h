@@ -17,7 +17,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -115,54 +114,6 @@ private:
   Object rootObject = 0;
   size_t end = 0;
   mutable uint64_t visitsLeft = 0;
-};
-
-/// Appends objects to a pickle of protocol 2, which every Python reads; texts
-/// and globals that come again are mentioned. Each call appends one object, or
-/// makes one of those before it.
-class PickleWriter {
-public:
-  PickleWriter();
-
-  void none() { text += 'N'; }
-  void boolean(bool value) { text += value ? '\x88' : '\x89'; }
-  void integer(int64_t value);
-  void real(double value);
-  void string(std::string_view utf8);
-  /// "module name".
-  void global(std::string_view name);
-  /// Begins what endTuple(), endItems() or endAppends() end.
-  void mark() { text += '('; }
-  void endTuple() { text += 't'; }
-  void dict() { text += '}'; }
-  /// The objects since the mark are keys and values of the dict before it.
-  void endItems() { text += 'u'; }
-  void list() { text += ']'; }
-  /// The objects since the mark are elements of the list before it.
-  void endAppends() { text += 'e'; }
-  /// Of a callee and a tuple.
-  void call() { text += 'R'; }
-  /// An object of a class without arguments, to which set() gives its state.
-  void object(std::string_view name);
-  void set() { text += 'b'; }
-  void persistent() { text += 'Q'; }
-  void extents(std::span<const int64_t> values);
-  /// torch.Size.
-  void size(std::span<const int64_t> values);
-  /// What Pickle::value() reads; arrays become tuples or lists.
-  void value(const nlohmann::json &value, bool tuples);
-
-  /// The pickle, which is of one object.
-  std::string finish() &&;
-
-private:
-  /// Appends what the key stands for, if that is there already; else the caller
-  /// appends it and memoizes it.
-  bool recall(std::string key);
-  void memoize();
-
-  std::string text;
-  std::unordered_map<std::string, size_t> memo;
 };
 
 } // namespace fsdp::runtime
