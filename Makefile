@@ -69,7 +69,7 @@ test-kernels: setup ## strides of fake tensors beside those of the CPU's kernels
 test-zoo: build ## every architecture of test/zoo beside FSDP2; writes docs/models.md
 	@PYTHONPATH=test/parity $(PYTHON) test/zoo/zoo.py --write docs/models.md $(ARGS)
 
-demo: build ## capture, compile, train beside FSDP2, compare
+demo: build ## capture, compile, train beside FSDP2, compare; kill a run and resume it
 	@$(PYTHON) scripts/demo.py
 
 bench: build ## step time and memory beside FSDP2 (ARGS="--rounds 5 --batch 8")

@@ -1,12 +1,16 @@
-"""Captures, compiles and trains two models, with FSDP2 beside them, and compares the numbers.
+"""Captures, compiles and trains two models, with FSDP2 beside them, and compares the numbers; then
+kills a run that saves checkpoints, and lets it go on.
 
 Everything it makes stays in out/demo/ to be looked at. Exits non-zero if a loss or a final
-parameter differs from FSDP2's.
+parameter differs from FSDP2's, or those of the resumed run from the whole one's.
 """
 
 from __future__ import annotations
 
+import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -22,11 +26,14 @@ from harness import (  # noqa: E402
     BIN,
     GPT2,
     LLAMA_29M,
+    Captured,
     Case,
     Run,
     capture,
     compile_plan,
     execute,
+    read_run,
+    run_command,
     run_reference,
     train_plan,
 )
@@ -90,6 +97,35 @@ def emit_mlir(directory: Path) -> None:
         execute([*command, "--level", level, "-o", directory / f"{level}.mlir"])
 
 
+def kill_and_resume(stem: str, case: Case, whole: Run) -> bool:
+    """Whether a run that is killed and goes on has the losses and weights of the whole one."""
+    directory, folder = OUT / stem, OUT / stem / "checkpoints"
+    shutil.rmtree(folder, ignore_errors=True)
+    metrics, weights = directory / "resumed.jsonl", directory / "resumed.safetensors"
+    metrics.unlink(missing_ok=True)
+    captured = Captured(case.model, directory)
+    command = [*run_command(captured, directory / "fsdp.plan.json", case), "--metrics", metrics]
+    command += ["--checkpoint", folder, "--checkpoint-every", 2, "--resume", "auto"]
+    command = [str(word) for word in [*command, "--save-weights", weights]]
+    say(f"killed and resumed: {stem}, a checkpoint every 2 steps")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step:  7"):
+                break
+        process.send_signal(signal.SIGKILL)
+    say("  kill -9 after step 7; the same command again:")
+    for line in execute(command).stderr.splitlines():
+        if line.startswith("resumed: "):
+            say(f"  {line.replace(str(OUT.parent.parent) + '/', '')}")
+    resumed = read_run(metrics, weights)
+    equal = resumed.rank_losses == whole.rank_losses and all(
+        torch.equal(resumed.weights[name], weight) for name, weight in whole.weights.items()
+    )
+    say(f"  losses and weights {'equal' if equal else 'DIFFER FROM'} the undisturbed run's")
+    return equal
+
+
 def print_losses(result: Result) -> None:
     print(f"\n{result.title}: loss of rank 0 and rank 1")
     print(f"  {'step':>4}  {'fsdp-run':^25}  {'FSDP2':^25}")
@@ -114,6 +150,7 @@ def print_costs(results: list[Result]) -> None:
 
 def main() -> int:
     results = [train(title, *case) for title, case in CASES.items()]
+    resumes = kill_and_resume(*CASES[results[-1].title], results[-1].ours)
     for result in results:
         print_losses(result)
     print_costs(results)
@@ -126,6 +163,9 @@ Where to look next, in {OUT.relative_to(ROOT)}/<model>/:
 `make bench` measures over several rounds, with the machine's floor beside.""")
     if not all(result.equal for result in results):
         print("demo: error: results differ from FSDP2's", file=sys.stderr)
+        return 1
+    if not resumes:
+        print("demo: error: a resumed run differs from the whole one", file=sys.stderr)
         return 1
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,25 @@ def test_each_way_to_start(captured: Capture, ways: tuple[str, int], tmp_path: P
             run_nodes([*runs.command, "--steps", steps, *options, *words], nodes, 2)
         else:
             runs.train(*words, steps=steps)
+    assert runs.result() == want
+
+
+def test_torchrun_restarts(captured: Capture, tmp_path: Path) -> None:
+    """A restart goes on by itself, here to the next death: rank 1's in the save of step 4."""
+    runs = Runs(captured(GPT2_DROPOUT), CASES["dropout"], tmp_path)
+    want = runs.whole()
+    runs.metrics.unlink()
+    words = ["--metrics", runs.metrics, "--save-weights", runs.weights, "--steps", STEPS]
+    words += ["--checkpoint", tmp_path / "saved", "--checkpoint-every", 2, "--resume", "auto"]
+    words += ["--checkpoint-fault", "stage:1:4:1:9"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone"]
+    launcher += ["--nproc-per-node", 2, "--max-restarts", 1]
+    # The fault is there again after the restart, too, which is the last one.
+    died = execute([*launcher, *runs.command, *words], check=False)
+    assert died.returncode != 0
+    assert died.stderr.count("resumed: ") == 1
+    done = execute([*launcher, *runs.command, *words[:-2]])
+    assert "step-2, after step 2" in done.stderr
     assert runs.result() == want
 
 

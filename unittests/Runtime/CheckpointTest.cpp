@@ -52,7 +52,6 @@ struct Part {
     request.state.scaler = {512, 3};
     request.state.environment = {{"torch", "1"}};
     request.aliases = {{"tied", "w"}};
-    request.values = {{"lr", 0.1}};
     request.chunks = {{"w",
                        {{3, 2}, plan::DType::Float32},
                        {{begin, 0}, {size, 2}},
@@ -155,7 +154,6 @@ TEST_F(Checkpoint, HasWhatWasSaved) {
   EXPECT_EQ(manifest.state.seed, UINT64_MAX);
   EXPECT_EQ(manifest.state.scaler, (RunState::Scaler{512, 3}));
   EXPECT_EQ(manifest.aliases.at("tied"), "w");
-  EXPECT_EQ(manifest.values.at("lr"), 0.1);
   // Any box, of either file or both.
   EXPECT_THAT(read(checkpoint, "w", {{0, 0}, {3, 2}}),
               ElementsAre(4, 5, 6, 7, 8, 9));

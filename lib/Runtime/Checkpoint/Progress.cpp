@@ -1,7 +1,9 @@
 //===- Progress.cpp - how far a save is -----------------------------------===//
 #include "fsdp/Runtime/Checkpoint/Progress.h"
 
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 #include <unistd.h>
 
@@ -15,9 +17,12 @@ void Progress::begin(int64_t ofStep) {
 
 void Progress::reach(SavePoint point) {
   position.savePoint.store(point, std::memory_order_relaxed);
-  if (fault && fault->rank == rank && fault->step == step &&
-      fault->point == point && ++times == fault->times)
-    kill(getpid(), fault->signal);
+  if (!fault || fault->rank != rank || fault->step != step ||
+      fault->point != point || ++times != fault->times)
+    return;
+  kill(getpid(), fault->signal);
+  // It goes to another thread where this one blocks it.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
 }
 
 } // namespace fsdp::runtime

@@ -181,7 +181,6 @@ private:
     manifest.attempt = attempt;
     manifest.state = request.state;
     manifest.aliases = request.aliases;
-    manifest.values = request.values;
     uint64_t bytes = 0;
     for (size_t rank = 0; rank < messages.size(); ++rank) {
       Manifest one =

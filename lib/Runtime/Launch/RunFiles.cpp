@@ -17,13 +17,11 @@ namespace {
 
 /// Of an option that names a file for what steps after a warm-up measure.
 void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
-                    const RunOptions &options) {
-  if (path.empty())
-    return;
-  if (options.steps <= warmup)
+                    int64_t begin, int64_t steps) {
+  if (!path.empty() && steps <= begin + warmup)
     throw InputError(std::string(option) + ": expected --steps of at least " +
-                     std::to_string(warmup + 1) + ", got " +
-                     std::to_string(options.steps));
+                     std::to_string(begin + warmup + 1) + ", got " +
+                     std::to_string(steps));
 }
 
 } // namespace
@@ -31,6 +29,13 @@ void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
 static plan::Plan openPlan(const RunOptions &options) {
   loadOperators(options.operatorLibraries);
   return openPlan(options.planPath, options.allowedPlugin);
+}
+
+void checkMeasuring(const RunOptions &options, int64_t begin) {
+  checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, begin,
+                 options.steps);
+  checkMeasuring("--trace", options.tracePath, StepTrace::kWarmup, begin,
+                 options.steps);
 }
 
 std::string hashOfPlan(plan::Plan plan) {
@@ -50,8 +55,7 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
     planHash = hashOfPlan(plan);
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
-  checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, options);
-  checkMeasuring("--trace", options.tracePath, StepTrace::kWarmup, options);
+  checkMeasuring(options, 0);
   if (!options.profilePath.empty() && options.maxStreamDelay)
     throw InputError("--profile: expected --streams serial, got threads");
   resumes = options.resume == "auto"

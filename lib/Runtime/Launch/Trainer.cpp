@@ -77,6 +77,7 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
                                     options.tensorboardFolder, options.steps,
                                     options.peakFlops},
                      begin);
+  checkMeasuring(options, begin);
   SessionState state(plan, session, device);
   if (resumed)
     state.readModel(*resumed);
@@ -172,8 +173,8 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     checkpoints->endStep(session, begin, samplesDone, false, /*last=*/true);
   if (profiler)
     writeProfile(*profiler, plan, options.planPath, session.comm(),
-                 options.steps, session.executor().memory().extraBytes(),
-                 files.profile.get());
+                 options.steps - begin,
+                 session.executor().memory().extraBytes(), files.profile.get());
   if (trace)
     writeTrace(*trace, plan, options.planPath, session.comm(), options.steps,
                files.trace.get());

@@ -12,8 +12,6 @@
 #include "fsdp/Plan/Tensors.h"
 #include "fsdp/Runtime/Checkpoint/Chunks.h"
 
-#include <nlohmann/json.hpp>
-
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -68,8 +66,6 @@ struct Manifest {
   std::map<std::string, plan::TensorSpec> tensors;
   /// Further names of tied parameters, and that under which they are saved.
   std::map<std::string, std::string> aliases;
-  /// Further state, which only other programs read (SavedState::values).
-  nlohmann::json values = nlohmann::json::object();
   std::vector<File> files;
 };
 

@@ -35,7 +35,6 @@ namespace fsdp::runtime {
 struct SaveRequest {
   RunState state; ///< equal on all ranks
   std::map<std::string, std::string> aliases;
-  nlohmann::json values = nlohmann::json::object();
   /// The chunks that this rank writes.
   std::vector<ShardTensor> chunks;
   /// Whole tensors of which each rank has one of its own: the same names in the

@@ -76,6 +76,10 @@ struct RunOptions {
   }
 };
 
+/// Throws InputError where --profile or --trace need more steps than a run has
+/// that begins after step `begin`.
+void checkMeasuring(const RunOptions &options, int64_t begin);
+
 /// Without the paths of libraries, which are of one host.
 std::string hashOfPlan(plan::Plan plan);
 
