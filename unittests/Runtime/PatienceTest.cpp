@@ -88,11 +88,11 @@ TEST_F(StallTest, NamesAWaitingRankThatIsStopped) {
   for (RankSight &rank : sights.ranks)
     rank.waits = true;
   sights.obstacles[2] = "is stopped";
-  EXPECT_EQ(textAt(11s), "");
-  EXPECT_EQ(textAt(20s), "rank 2, which is stopped, has not moved for 10 s at "
+  EXPECT_EQ(textAt(9s), "");
+  EXPECT_EQ(textAt(11s), "rank 2, which is stopped, has not moved for 10 s at "
                          "-1");
   sights.obstacles[2] = "";
-  EXPECT_EQ(textAt(21s), "no rank has moved for 10 s: each waits for another");
+  EXPECT_EQ(textAt(12s), "no rank has moved for 10 s: each waits for another");
 }
 
 TEST_F(StallTest, SaysHowManyOthersThereAre) {

@@ -300,8 +300,8 @@ private:
 
   [[noreturn]] void failLate(const CollectiveName &collective,
                              const Stall::Cause &cause) {
-    std::string text =
-        cause.text + "; this rank was waiting in " + collective.text();
+    std::string text = cause.text + "; this rank was waiting in " +
+                       collective.text() + settings.step();
     // Where ranks do not say how far they are, who has not come holds it up.
     if (!settings.position && !settings.sights->blindness()) {
       throwIfTold(collective, board.awaitFailure());

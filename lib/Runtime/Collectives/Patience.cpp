@@ -39,6 +39,11 @@ void Patience::stepTook(std::chrono::duration<double> seconds) {
     ;
 }
 
+std::string WaitSettings::step() const {
+  int64_t number = position ? position->step.load() : -1;
+  return number < 0 ? "" : " at step " + std::to_string(number + 1);
+}
+
 std::optional<Stall::Cause> Stall::overdue(milliseconds grace, bool always,
                                            Clock::time_point now) {
   milliseconds deadline = patience.deadline();

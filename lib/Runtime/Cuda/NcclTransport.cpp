@@ -349,7 +349,8 @@ private:
       return;
     std::string key = group->name + "/" + std::to_string(group->ranks.front());
     reportError(options.waits.position
-                    ? cause->text + "; this rank was waiting in " + late->text()
+                    ? cause->text + "; this rank was waiting in " +
+                          late->text() + options.waits.step()
                     : describeTimeout(*late, deadline) + "; " +
                           board->describeLate(key, late->number, group->ranks));
   }

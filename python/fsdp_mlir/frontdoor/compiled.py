@@ -103,10 +103,11 @@ def compile(
     What has no plan runs as FSDP2 does, after one warning that says why; with fallback="error" it
     is the error. `comm`: how the ranks reach each other, "shm", the memory of one host, or "gloo";
     by default the first where all are on one host. `deadline`: seconds after which a call fails
-    whose other ranks do not come, or do not go on in it. The files of the first plan lie in `path`, by default in a
-    temporary folder until it is open. Plans are kept in the folder `cache`, by default that of the
-    variable FSDP_MLIR_CACHE if there is one, and found there by a later process with the same code,
-    model, settings and versions. A collective: an error of one rank is raised on all of them.
+    whose other ranks do not come, or do not go on in it. The files of the first plan lie in `path`,
+    by default in a temporary folder until it is open. Plans are kept in the folder `cache`, by
+    default that of the variable FSDP_MLIR_CACHE if there is one, and found there by a later process
+    with the same code, model, settings and versions. A collective: an error of one rank is raised
+    on all of them.
     """
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback: expected 'eager' or 'error', got {fallback!r}")

@@ -105,6 +105,9 @@ struct WaitSettings {
   const Position *position = nullptr;
   /// The rank that serves the store, if one does.
   std::optional<int64_t> storeServer = std::nullopt;
+
+  /// " at step 3", of this rank; empty where it does not say.
+  std::string step() const;
 };
 
 /// While it lives, this rank waits.
