@@ -189,6 +189,7 @@ Manifest readManifest(const Reader &read, const json &tree) {
   const json &aliases = read.member(tree, "aliases");
   for (const auto &[alias, name] : read.object(aliases, "aliases").items())
     manifest.aliases[alias] = read.string(name, "aliases");
+  manifest.values = read.object(read.member(tree, "values"), "values");
   std::set<std::string> names;
   for (const json &file : read.list(read.member(tree, "files"), "files")) {
     manifest.files.push_back(readManifestFile(read, file));
@@ -226,6 +227,7 @@ std::string printManifest(const Manifest &manifest) {
                        {"loss_scaler", scaler},
                        {"environment", state.environment},
                        {"aliases", manifest.aliases},
+                       {"values", manifest.values},
                        {"tensors", tensors},
                        {"files", files}};
   // Its first brace is before the hash.

@@ -206,6 +206,8 @@ SavedState NativeCheckpoint::state() const {
           {chunk.chunk, {mapped.get() + chunk.begin, chunk.bytes}, path});
     state.memory.push_back(std::move(mapped));
   }
+  for (const auto &[name, value] : contents.values.items())
+    state.values[name] = value;
   return state;
 }
 

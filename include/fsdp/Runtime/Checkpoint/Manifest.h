@@ -12,6 +12,8 @@
 #include "fsdp/Plan/Tensors.h"
 #include "fsdp/Runtime/Checkpoint/Chunks.h"
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -66,6 +68,9 @@ struct Manifest {
   std::map<std::string, plan::TensorSpec> tensors;
   /// Further names of tied parameters, and that under which they are saved.
   std::map<std::string, std::string> aliases;
+  /// Values of a checkpoint that was converted, which other programs read
+  /// (SavedState::values).
+  nlohmann::json values = nlohmann::json::object();
   std::vector<File> files;
 };
 

@@ -54,7 +54,7 @@ public:
   void read(const std::string &tensor, const Chunk &box,
             std::span<std::byte> to) const;
 
-  /// Its tensors, in memory that is mapped; call verify for each file before.
+  /// All of it, in memory that is mapped; call verify for each file before.
   SavedState state() const;
 
 private:
