@@ -33,8 +33,8 @@ build-tsan: setup ## the runtime under ThreadSanitizer (build-tsan/)
 	@scripts/build.sh tsan $(JOBS)
 
 test: check-format check-docs test-compiler build-runtime test-asan test-tsan ## everything that CI runs
-	@echo "== test/python, test/parity, test/zoo"
-	@$(PYTEST) test/python test/parity test/zoo
+	@echo "== test/python, test/parity, test/faults, test/zoo"
+	@$(PYTEST) test/python test/parity test/faults test/zoo
 
 test-all: test test-runtime test-kernels test-zoo ## the same, and what is exhaustive
 
