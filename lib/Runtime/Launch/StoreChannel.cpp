@@ -1,5 +1,6 @@
 //===- StoreChannel.cpp - a channel over a store of the ranks -------------===//
 #include "fsdp/Runtime/Launch/StoreChannel.h"
+#include "fsdp/Runtime/Collectives/ProcessIdentity.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Operators/CallTable.h"
 
@@ -7,11 +8,18 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
+#include <cstdlib>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <type_traits>
 #include <utility>
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace fsdp::runtime {
 
@@ -26,6 +34,8 @@ constexpr size_t kPart = size_t(4) << 20;
 constexpr milliseconds kShortest{1}, kLongest{20};
 /// By which the others wait longer than rank 0.
 constexpr milliseconds kLonger{10'000};
+/// Between two looks whether a rank that is waited for is alive.
+constexpr milliseconds kLook{200};
 
 /// Calls of a store, on a thread of its own: a store whose server is stopped
 /// answers no more, and the call could not be ended.
@@ -86,13 +96,52 @@ private:
   std::shared_ptr<State> state;
 };
 
+/// The process of a rank, if it is on this host.
+class Peer {
+public:
+  explicit Peer(const std::string &identity) {
+    size_t blank = identity.rfind(' ');
+    if (identity.substr(0, blank) != hostIdentity())
+      return;
+    pid = pid_t(std::atoi(identity.c_str() + blank + 1));
+    fd = int(syscall(SYS_pidfd_open, pid, 0));
+    isGone = fd < 0 && errno == ESRCH;
+  }
+  Peer(const Peer &) = delete;
+  Peer &operator=(const Peer &) = delete;
+  ~Peer() {
+    if (fd >= 0)
+      close(fd);
+  }
+
+  static std::string ownIdentity() {
+    return hostIdentity() + " " + std::to_string(getpid());
+  }
+  bool hasEnded() const {
+    pollfd event{fd, POLLIN, 0};
+    return isGone || (fd >= 0 && poll(&event, 1, 0) > 0);
+  }
+  std::string describe(int64_t rank) const {
+    return "rank " + std::to_string(rank) + " (pid " + std::to_string(pid) +
+           ") ended in the checkpoint";
+  }
+
+private:
+  pid_t pid = 0;
+  int fd = -1;
+  bool isGone = false;
+};
+
 class StoreChannel final : public Channel {
 public:
   StoreChannel(c10::intrusive_ptr<c10d::Store> store, int64_t rank,
                int64_t worldSize, milliseconds patience,
                std::function<bool()> ended)
       : store(std::move(store)), ownRank(rank), ranks(worldSize),
-        patience(patience), ended(std::move(ended)) {}
+        patience(patience), ended(std::move(ended)) {
+    if (ranks > 1)
+      put(nameOf(ownRank), Peer::ownIdentity());
+  }
 
   int64_t rank() const override { return ownRank; }
   int64_t worldSize() const override { return ranks; }
@@ -107,7 +156,7 @@ public:
     auto until = steady_clock::now() + patience;
     std::vector<int64_t> late;
     for (int64_t other = 1; other < ranks; ++other)
-      if (!await(key(round, other), until))
+      if (!await(other, round, until))
         late.push_back(other);
     if (!late.empty())
       throw RunError(describe(late) + " within " + seconds(patience));
@@ -128,7 +177,7 @@ public:
       given.push_back(key(round, 0));
       return text;
     }
-    if (!await(key(round, 0), steady_clock::now() + patience + kLonger))
+    if (!await(0, round, steady_clock::now() + patience + kLonger))
       throw RunError(describe({0}) + " within " + seconds(patience + kLonger));
     return take(key(round, 0), /*removes=*/false);
   }
@@ -201,16 +250,39 @@ private:
                       text.substr(part * kPart, kPart));
     });
   }
-  bool await(const std::string &name, steady_clock::time_point until) {
-    for (milliseconds pause = kShortest; !reach(
-             [name](c10d::Store &store) { return store.check({name + "/0"}); });
+  static std::string nameOf(int64_t rank) {
+    return "process " + std::to_string(rank);
+  }
+  bool isThere(const std::string &name) {
+    return reach(
+        [name](c10d::Store &store) { return store.check({name + "/0"}); });
+  }
+  /// Whether a rank's text comes. Throws RunError if it cannot.
+  bool await(int64_t rank, int64_t round, steady_clock::time_point until) {
+    std::string name = key(round, rank);
+    auto look = steady_clock::now() + kLook;
+    for (milliseconds pause = kShortest; !isThere(name);
          pause = std::min(kLongest, pause * 2)) {
       check();
       if (steady_clock::now() > until)
         return false;
       std::this_thread::sleep_for(pause);
+      if (steady_clock::now() < look)
+        continue;
+      look = steady_clock::now() + kLook;
+      // What it did before it ended counts.
+      const Peer *peer = find(rank);
+      if (peer && peer->hasEnded() && !isThere(name))
+        throw RunError(peer->describe(rank));
     }
     return true;
+  }
+  /// Null as long as it has not said who it is.
+  const Peer *find(int64_t rank) {
+    std::unique_ptr<Peer> &peer = peers[rank];
+    if (!peer && isThere(nameOf(rank)))
+      peer = std::make_unique<Peer>(take(nameOf(rank), /*removes=*/false));
+    return peer.get();
   }
   std::string take(const std::string &name, bool removes) {
     return reach([name, removes](c10d::Store &store) {
@@ -232,6 +304,7 @@ private:
   milliseconds patience;
   std::function<bool()> ended;
   std::atomic<bool> stopped = false;
+  std::map<int64_t, std::unique_ptr<Peer>> peers; ///< by rank
   int64_t rounds = 0;
   /// What rank 0 has broadcast since the last gather.
   std::vector<std::string> given;

@@ -11,7 +11,7 @@ namespace fsdp::runtime {
 /// Beside the collectives of training, so that a save may go on while they do.
 /// All ranks call gather and broadcast in the same order, each from one thread
 /// at a time. These throw RunError that names the ranks that do not come in
-/// time, AbortedError when the run ends for another reason.
+/// time or have ended, AbortedError when the run ends for another reason.
 class Channel {
 public:
   virtual ~Channel() = default;
