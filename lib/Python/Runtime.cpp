@@ -221,9 +221,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         memory.device()));
   });
   py::class_<Rendezvous>(m, "Rendezvous")
-      .def(py::init([] {
-             return std::make_unique<Rendezvous>(rankEnvironment());
-           }),
+      .def(py::init(
+               [] { return std::make_unique<Rendezvous>(rankEnvironment()); }),
            Release())
       .def_property_readonly("rank", &Rendezvous::rank)
       .def_property_readonly("world_size", &Rendezvous::worldSize)

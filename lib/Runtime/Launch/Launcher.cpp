@@ -33,7 +33,7 @@ namespace {
 /// After a failure the others end by themselves within this; where they wait
 /// for one that hangs they may not.
 constexpr auto kGrace = std::chrono::seconds(5);
-constexpr auto kHungGrace = std::chrono::seconds(2);
+constexpr auto kHungGrace = std::chrono::seconds(1);
 
 sigset_t handledSignals() {
   sigset_t set = askingSignals();

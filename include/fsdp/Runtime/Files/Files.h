@@ -54,8 +54,8 @@ public:
   LineFile &operator=(const LineFile &) = delete;
   ~LineFile();
 
-  /// Appends `line`, which ends with a newline where the file is text, or leaves a regular file as it
-  /// was and throws RunError.
+  /// Appends `line`, which ends with a newline where the file is text, or
+  /// leaves a regular file as it was and throws RunError.
   void append(std::string_view line);
 
 private:
