@@ -137,7 +137,6 @@ void aten::CallOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
     return;
   StringRef name = getCallee();
   name = name.drop_front(name.rfind(':') + 1).split('.').first;
-  auto location = dyn_cast<NameLoc>(getLoc());
-  std::string module = location ? location.getName().str() : "";
+  std::string module = fsdp::getModuleName(*this).str();
   setNameFn(getResult(0), (module.empty() ? "" : module + ".") + name.str());
 }

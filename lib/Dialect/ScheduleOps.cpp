@@ -1,4 +1,4 @@
-//===- ScheduleOps.cpp - futures, reasons, a schedule's policy ------------===//
+//===- ScheduleOps.cpp - futures, and a schedule's policy ---------------===//
 #include "fsdp/Dialect/FSDP.h"
 
 using namespace mlir;
@@ -23,34 +23,6 @@ Operation *mlir::fsdp::getResultsOp(Operation *collective) {
       collective->hasOneUse())
     return *collective->user_begin();
   return collective;
-}
-
-void mlir::fsdp::setReason(Operation *op, const llvm::Twine &why) {
-  op->setDiscardableAttr(whyAttrName, StringAttr::get(op->getContext(), why));
-}
-
-StringRef mlir::fsdp::getReason(Operation *op) {
-  auto why =
-      llvm::dyn_cast_or_null<StringAttr>(op->getDiscardableAttr(whyAttrName));
-  return why ? why.getValue() : StringRef();
-}
-
-LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
-                                                    NamedAttribute attribute) {
-  if (attribute.getName() == levelAttrName) {
-    if (isa<ModuleOp>(op) && isa<LevelAttr>(attribute.getValue()))
-      return success();
-    return op->emitOpError("Level-1: expected ")
-           << levelAttrName
-           << " on the module, an #fsdp.level, got: " << attribute.getValue();
-  }
-  if (attribute.getName() != whyAttrName)
-    return success();
-  auto why = llvm::dyn_cast<StringAttr>(attribute.getValue());
-  if (why && !why.empty())
-    return success();
-  return op->emitOpError("Why-1: expected a text as ")
-         << whyAttrName << ", got: " << attribute.getValue();
 }
 
 LogicalResult StageStateOp::verifySymbolUses(SymbolTableCollection &symbols) {

@@ -303,8 +303,26 @@ private:
         call.random, FlatSymbolRefAttr(), /*recompute=*/false,
         getResultStrides(call),
         call.schema.empty() ? nullptr : builder.getStringAttr(call.schema));
+    setSource(op, call);
     for (auto [value, result] : llvm::zip(call.outValues, op.getResults()))
       values[value] = result;
+  }
+
+  /// Of the file's path the last folder is enough for people, and the same on
+  /// every machine.
+  void setSource(aten::CallOp op, const ::fsdp::CapturedCall &call) {
+    NamedAttrList source;
+    if (!call.module.empty())
+      source.set(moduleAttrName, builder.getStringAttr(call.module));
+    if (hasLine(call.file, call.line)) {
+      StringRef path = call.file;
+      size_t slash = path.rfind('/');
+      if (slash != StringRef::npos)
+        slash = path.rfind('/', slash);
+      source.set(lineAttrName, builder.getStringAttr(path.substr(slash + 1) +
+                                                     ":" + Twine(call.line)));
+    }
+    op->setDiscardableAttrs(source.getDictionary(builder.getContext()));
   }
 
   /// Null for a row-major tensor.
@@ -402,9 +420,14 @@ private:
     llvm_unreachable("all element types are listed");
   }
 
+  static bool hasLine(StringRef file, int64_t line) {
+    return !file.empty() && line > 0;
+  }
+
+  /// For errors alone.
   Location getLoc(StringRef module, StringRef file, int64_t line) {
     Location source = builder.getUnknownLoc();
-    if (!file.empty() && line > 0)
+    if (hasLine(file, line))
       source = FileLineColLoc::get(builder.getContext(), file, line, 0);
     return NameLoc::get(builder.getStringAttr(module), source);
   }

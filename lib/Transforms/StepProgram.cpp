@@ -11,11 +11,6 @@ PhaseOp mlir::fsdp::getBackward(ProgramOp program) {
   return {};
 }
 
-StringRef mlir::fsdp::getModuleName(Operation *op) {
-  auto named = dyn_cast<NameLoc>(op->getLoc());
-  return named ? named.getName().strref() : StringRef();
-}
-
 aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
   Value loss =
       cast<ReturnOp>(program.getBody().front().getTerminator()).getLoss();

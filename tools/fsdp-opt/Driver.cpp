@@ -11,7 +11,6 @@
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/ExploreBuckets.h"
 #include "fsdp/Transforms/ExploreMemory.h"
-#include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
 #include "mlir/Bytecode/BytecodeWriter.h"
@@ -165,13 +164,10 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   if (failed(applyPassManagerCLOptions(pm)))
     return failure();
   pm.enableTiming(timing);
-  pm.addPass(createReadModuleNames());
   if (failed(config.setupPassPipeline(pm)))
     return failure();
-  if (pm.size() == 1 && failed(addPasses(pm, module)))
+  if (pm.empty() && failed(addPasses(pm, module)))
     return failure();
-  if (emitKind == Emit::MLIR)
-    pm.addPass(createWriteModuleNames());
   return pm.run(module);
 }
 

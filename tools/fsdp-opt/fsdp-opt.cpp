@@ -7,9 +7,7 @@
 #include "Driver.h"
 #include "Report.h"
 
-#include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
-#include "mlir/Bytecode/BytecodeReader.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Tools/Plugins/DialectPlugin.h"
 #include "mlir/Tools/Plugins/PassPlugin.h"
@@ -33,19 +31,9 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
   auto buffer = fsdp::readSource(input);
   if (failed(buffer))
     return failure();
-  // Text with the names of modules gives text with them.
-  auto withNames = config;
-  if (isBytecode(**buffer) || (*buffer)->getBuffer().contains("fsdp.module = "))
-    withNames.setPassPipelineSetupFn([&](PassManager &pm) -> LogicalResult {
-      pm.addPass(fsdp::createReadModuleNames());
-      if (failed(config.setupPassPipeline(pm)))
-        return failure();
-      pm.addPass(fsdp::createWriteModuleNames());
-      return success();
-    });
   std::string text;
   llvm::raw_string_ostream stream(text);
-  if (failed(MlirOptMain(stream, std::move(*buffer), registry, withNames)))
+  if (failed(MlirOptMain(stream, std::move(*buffer), registry, config)))
     return failure();
   return fsdp::writeOutput(output, text);
 }

@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 #include "mlir/IR/PatternMatch.h"
 #include "mlir/IR/TypeUtilities.h"
 #include "mlir/Reducer/ReductionPatternInterface.h"
@@ -57,8 +58,8 @@ struct ReplaceByZeros : OpRewritePattern<aten::CallOp> {
       Attribute dtype =
           rewriter.getI64IntegerAttr(*getScalarType(type.getElementType()));
       Attribute shape = rewriter.getI64ArrayAttr(type.getShape());
-      auto made = aten::CallOp::create(
-          rewriter, call.getLoc(), type, "aten::zeros", ValueRange(),
+      auto made = fsdp::createFor<aten::CallOp>(
+          call, rewriter, type, "aten::zeros", ValueRange(),
           rewriter.getArrayAttr({shape, dtype, none, none, none}),
           /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
           /*reduce_input_of=*/nullptr, /*recompute=*/false,

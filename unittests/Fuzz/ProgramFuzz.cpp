@@ -9,7 +9,6 @@
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Support/Nesting.h"
 #include "fsdp/Transforms/EmitPlan.h"
-#include "fsdp/Transforms/ModuleNames.h"
 #include "fsdp/Transforms/Passes.h"
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
@@ -26,7 +25,6 @@ static llvm::LogicalResult compile(llvm::StringRef text,
       failed(mlir::fsdp::applyDefaultConfig(*module, /*worldSize=*/2)))
     return mlir::failure();
   mlir::PassManager pm(&context);
-  pm.addPass(mlir::fsdp::createReadModuleNames());
   mlir::fsdp::buildPipeline(pm);
   if (failed(pm.run(*module)))
     return mlir::failure();

@@ -59,7 +59,10 @@ inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";
 inline constexpr llvm::StringLiteral inputHighAttrName = "fsdp.high";
 /// Attribute of the module: its level, an `#fsdp.level`.
 inline constexpr llvm::StringLiteral levelAttrName = "fsdp.level";
-/// Attribute of any op in a program: why it stands where it does.
+/// Attributes of any op in a program: the module that it comes from, the line
+/// of the model's source, and why it stands where it does.
+inline constexpr llvm::StringLiteral moduleAttrName = "fsdp.module";
+inline constexpr llvm::StringLiteral lineAttrName = "fsdp.line";
 inline constexpr llvm::StringLiteral whyAttrName = "fsdp.why";
 
 } // namespace mlir::fsdp
@@ -109,6 +112,16 @@ AllGatherOp getGather(Value param);
 /// The op that gives the results of a collective: the wait for its future, else
 /// the collective itself.
 Operation *getResultsOp(Operation *collective);
+
+/// The qualified name of the module whose forward, or the backward of it, made
+/// the op; empty where that is the model itself, or none.
+StringRef getModuleName(Operation *op);
+/// The line of the model's source, `folder/file.py:12`; empty where it is not
+/// known.
+StringRef getSourceLine(Operation *op);
+/// Gives `op` the module of `origin`, and a call the line too, where it has
+/// them.
+void copyOrigin(Operation *origin, Operation *op);
 
 /// Says, for people, why an op stands where it does; the last pass that places
 /// it has the word.

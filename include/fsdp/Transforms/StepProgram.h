@@ -10,9 +10,27 @@ namespace mlir::fsdp {
 /// Where backward begins; null in a program without it.
 PhaseOp getBackward(ProgramOp program);
 
-/// The qualified name of the module whose forward, or the backward of it, made
-/// the op; empty if it is of none.
-llvm::StringRef getModuleName(Operation *op);
+/// What a pass creates an op for: another op, or a value.
+class Origin {
+public:
+  Origin(Operation *op) : op(op), loc(op->getLoc()) {}
+  Origin(OpState op) : Origin(op.getOperation()) {}
+  Origin(Value value) : op(value.getDefiningOp()), loc(value.getLoc()) {}
+
+  Operation *op; ///< null for an argument
+  Location loc;
+};
+
+/// Creates an op at the location of `origin` and with its module, on which
+/// units, checkpoints and messages depend; a call with its line too. (A clone
+/// has its attributes by itself.)
+template <typename OpT, typename... Args>
+OpT createFor(Origin origin, OpBuilder &builder, Args &&...args) {
+  auto op = OpT::create(builder, origin.loc, std::forward<Args>(args)...);
+  if (origin.op)
+    copyOrigin(origin.op, op);
+  return op;
+}
 
 /// The `aten::ones_like` of the loss with which backward begins; null, with an
 /// error on the program that gives `reason`, where it begins otherwise.

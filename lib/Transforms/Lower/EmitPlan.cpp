@@ -228,13 +228,21 @@ private:
   // Instructions
   //===--------------------------------------------------------------------===//
 
+  /// The parameter or buffer that is read or written, the module of other ops.
+  static StringRef getOwnerName(Operation *op) {
+    return llvm::TypeSwitch<Operation *, StringRef>(op)
+        .Case<ReadOp, WriteParamOp>([](auto op) { return op.getParam(); })
+        .Case<ReadBufferOp, WriteBufferOp>(
+            [](auto op) { return op.getBuffer(); })
+        .Default([](Operation *op) { return getModuleName(op); });
+  }
+
   template <typename KindT> void append(Operation *op, KindT kind) {
     plan::Instruction instruction;
     instruction.kind = std::move(kind);
     instruction.phase = phase;
-    instruction.module = sources.getModule(op->getLoc());
-    if (isa<aten::CallOp>(op))
-      instruction.line = sources.getLine(op->getLoc());
+    instruction.module = sources.getModule(getOwnerName(op));
+    instruction.line = sources.getLine(getSourceLine(op));
     instruction.why = getReason(op).str();
     instructions->push_back(std::move(instruction));
     if (ops && instructions == &result.instructions)

@@ -3,10 +3,7 @@
 #define FSDP_LIB_TRANSFORMS_LOWER_SOURCETABLES_H
 
 #include "fsdp/Plan/Plan.h"
-#include "mlir/IR/Location.h"
-
-#include <map>
-#include <string>
+#include "llvm/ADT/StringMap.h"
 
 namespace mlir::fsdp {
 
@@ -16,15 +13,29 @@ public:
   /// Fills those of `plan`, which outlives it.
   explicit SourceTables(::fsdp::plan::Plan &plan) : plan(plan) {}
 
-  /// -1 where the line is not known. Of the file's path the last folder is
-  /// enough for people, and the same on every machine.
-  int32_t getLine(Location loc);
+  /// -1 where the line is not known.
+  int32_t getLine(llvm::StringRef line) {
+    return line.empty() ? -1 : getIndex(line, lines, plan.lines);
+  }
   /// The index of "" where the module is not known.
-  int32_t getModule(Location loc);
+  int32_t getModule(llvm::StringRef name) {
+    return getIndex(name, modules, plan.modules);
+  }
 
 private:
+  /// The index of `text` in `table`, where `indices` knows it; added if it is
+  /// new.
+  static int32_t getIndex(llvm::StringRef text,
+                          llvm::StringMap<int32_t> &indices,
+                          std::vector<std::string> &table) {
+    auto [it, inserted] = indices.try_emplace(text, table.size());
+    if (inserted)
+      table.push_back(text.str());
+    return it->second;
+  }
+
   ::fsdp::plan::Plan &plan;
-  std::map<std::string, int32_t> modules, lines; ///< index by text
+  llvm::StringMap<int32_t> modules, lines; ///< index by text
 };
 
 } // namespace mlir::fsdp

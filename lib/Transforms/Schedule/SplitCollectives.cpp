@@ -1,5 +1,6 @@
 //===- SplitCollectives.cpp - collectives begin, and are waited for -------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_SPLITCOLLECTIVES
@@ -32,8 +33,8 @@ private:
     state.addAttributes(
         llvm::to_vector(op->getDiscardableAttrDictionary().getValue()));
     Operation *begun = builder.create(state);
-    auto wait = WaitOp::create(builder, op->getLoc(), future.getTypes(),
-                               begun->getResult(0));
+    auto wait =
+        createFor<WaitOp>(op, builder, future.getTypes(), begun->getResult(0));
     op->replaceAllUsesWith(wait.getValues());
     op->erase();
   }

@@ -34,15 +34,15 @@ struct StageCheckpoints
     llvm::DenseMap<StringAttr, Operation *> uses = getFirstUses(program);
     for (StringAttr unit : units) {
       Operation *use = uses.lookup(unit);
-      OpBuilder builder(use ? use : getPhase(program, Phase::Backward));
-      auto stage = StageStateOp::create(builder, backwardEnd->getLoc(),
-                                        FutureType::get(&getContext(), {}),
-                                        FlatSymbolRefAttr::get(unit));
+      Operation *at = use ? use : getPhase(program, Phase::Backward);
+      OpBuilder builder(at);
+      auto stage = createFor<StageStateOp>(at, builder,
+                                           FutureType::get(&getContext(), {}),
+                                           FlatSymbolRefAttr::get(unit));
       setReason(stage, use ? "where forward first uses the unit"
                            : "forward does not use the unit");
       builder.setInsertionPoint(backwardEnd);
-      WaitOp::create(builder, backwardEnd->getLoc(), TypeRange(),
-                     stage.getStaged());
+      createFor<WaitOp>(at, builder, TypeRange(), stage.getStaged());
     }
   }
 

@@ -106,10 +106,9 @@ private:
           phase && phase.getPhase() == Phase::Backward)
         break;
       auto call = dyn_cast<aten::CallOp>(op);
-      auto caller = dyn_cast<NameLoc>(op.getLoc());
-      if (!call || !caller)
+      if (!call)
         continue;
-      for (StringRef name = caller.getName(); !name.empty();
+      for (StringRef name = getModuleName(call); !name.empty();
            name = name.contains('.') ? name.rsplit('.').first : StringRef())
         if (auto it = modules.find(name); it != modules.end())
           it->second.calls.push_back(call.getCalleeAttr());

@@ -46,9 +46,9 @@ private:
     OpBuilder builder(program.getContext());
     builder.setInsertionPointAfter(call);
     Value one = call.getResult(0);
-    auto scaled = aten::CallOp::create(builder, call.getLoc(), one.getType(),
-                                       "aten::div.Scalar",
-                                       {one, builder.getI64IntegerAttr(steps)});
+    auto scaled = createFor<aten::CallOp>(
+        call, builder, one.getType(), "aten::div.Scalar",
+        ArrayRef<OpFoldResult>{one, builder.getI64IntegerAttr(steps)});
     one.replaceAllUsesExcept(scaled.getResult(0), scaled);
     return success();
   }
@@ -62,8 +62,8 @@ private:
     if (gradients.empty())
       return;
     OpBuilder builder(getStepEnd(program));
-    auto sums = AccumulateOp::create(
-        builder, gradients.getValues().front().getLoc(), gradients.getTypes(),
+    auto sums = createFor<AccumulateOp>(
+        gradients.getValues().front(), builder, gradients.getTypes(),
         gradients.getNames(), gradients.getValues());
     gradients.replaceWith(sums.getSums());
   }
@@ -96,9 +96,9 @@ private:
         types.push_back(getAccumulatedType(param, unit));
         warnOfRounding(param, grad, types.back());
       }
-      auto sums =
-          AccumulateOp::create(builder, reduce.getLoc(), types,
-                               reduce.getParamNamesAttr(), reduce.getGrads());
+      auto sums = createFor<AccumulateOp>(reduce, builder, types,
+                                          reduce.getParamNamesAttr(),
+                                          reduce.getGrads());
       reduce.getGradsMutable().assign(sums.getSums());
       reduce.setLastMicrobatch(true);
     }
@@ -123,9 +123,8 @@ private:
     }
     OpBuilder builder(end);
     SmallVector<Type> types(ValueRange(shards).getTypes());
-    auto partial =
-        AccumulateOp::create(builder, reductions.front().getLoc(), types,
-                             builder.getArrayAttr(names), shards);
+    auto partial = createFor<AccumulateOp>(reductions.front(), builder, types,
+                                           builder.getArrayAttr(names), shards);
     ValueRange sums = partial.getSums();
     for (AllReduceOp reduce : reductions) {
       size_t count = reduce.getGrads().size();

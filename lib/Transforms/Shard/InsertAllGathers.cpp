@@ -1,5 +1,6 @@
 //===- InsertAllGathers.cpp - gather each unit before its first use -------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/MapVector.h"
@@ -65,16 +66,15 @@ private:
   gather(StringAttr unit, MutableArrayRef<ParamOp> params, Operation *firstUse,
          const llvm::DenseMap<StringAttr, SmallVector<ReadOp>> &wholeReads) {
     OpBuilder builder(firstUse);
-    Location loc = firstUse->getLoc();
     SmallVector<Value> shards;
     SmallVector<Type> types;
     for (ParamOp param : params) {
-      shards.push_back(ReadOp::create(builder, loc, param.getShardedType(),
-                                      param.getSymName()));
+      shards.push_back(createFor<ReadOp>(
+          firstUse, builder, param.getShardedType(), param.getSymName()));
       types.push_back(param.getComputeType());
     }
-    auto gathered = AllGatherOp::create(builder, loc, types,
-                                        FlatSymbolRefAttr::get(unit), shards);
+    auto gathered = createFor<AllGatherOp>(
+        firstUse, builder, types, FlatSymbolRefAttr::get(unit), shards);
     for (auto [param, whole] : llvm::zip(params, gathered.getParams()))
       for (ReadOp read : wholeReads.lookup(param.getSymNameAttr()))
         read.getResult().replaceAllUsesWith(whole);

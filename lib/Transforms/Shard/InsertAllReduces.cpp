@@ -1,5 +1,6 @@
 //===- InsertAllReduces.cpp - average over HSDP's replicas ----------------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "mlir/IR/Builders.h"
 
@@ -39,8 +40,8 @@ struct InsertAllReduces
       for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
         types.push_back(
             symbols.lookup<ParamOp>(name.getValue()).getShardedType());
-      auto all = AllReduceOp::create(
-          builder, reduce.getLoc(), types, reduce.getUnitAttr(),
+      auto all = createFor<AllReduceOp>(
+          reduce, builder, types, reduce.getUnitAttr(),
           ReduceKindAttr::get(&getContext(),
                               divides ? ReduceKind::Sum : reduce.getKind()),
           builder.getStringAttr(replicateAxisName), reduce.getParamNamesAttr(),

@@ -35,14 +35,15 @@ private:
       return failure();
     OpBuilder builder(one);
     auto type = cast<RankedTensorType>(one.getResult(0).getType());
-    Value seed = LossScaleOp::create(
-        builder, one.getLoc(), RankedTensorType::get({}, builder.getF32Type()));
+    Value seed = createFor<LossScaleOp>(
+        one, builder, RankedTensorType::get({}, builder.getF32Type()));
     if (!type.getElementType().isF32()) {
       // mul(scale, ones_like(loss)) would be of the wider dtype.
       builder.setInsertionPointAfter(one);
-      auto cast = aten::CallOp::create(
-          builder, one.getLoc(), type, "aten::copy",
-          {one.getResult(0), seed, builder.getBoolAttr(false)});
+      auto cast = createFor<aten::CallOp>(
+          one, builder, type, "aten::copy",
+          ArrayRef<OpFoldResult>{one.getResult(0), seed,
+                                 builder.getBoolAttr(false)});
       one.getResult(0).replaceAllUsesExcept(cast.getResult(0), cast);
       return success();
     }

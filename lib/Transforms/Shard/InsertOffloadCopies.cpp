@@ -44,9 +44,9 @@ private:
           !gather.getShards().front().getDefiningOp<ReadOp>())
         continue;
       OpBuilder builder(gather);
-      auto copy = CopyToDeviceOp::create(
-          builder, gather.getLoc(), gather.getShards().getTypes(),
-          gather.getUnitAttr(), gather.getShards());
+      auto copy = createFor<CopyToDeviceOp>(
+          gather, builder, gather.getShards().getTypes(), gather.getUnitAttr(),
+          gather.getShards());
       gather.getShardsMutable().assign(copy.getCopies());
     }
   }
@@ -62,8 +62,8 @@ private:
       StepGradients shards(program, units.lookup(unit), isShard);
       if (!offloaded.contains(unit) || shards.empty())
         continue;
-      auto copy = CopyToHostOp::create(
-          builder, shards.getValues().front().getLoc(), shards.getTypes(),
+      auto copy = createFor<CopyToHostOp>(
+          shards.getValues().front(), builder, shards.getTypes(),
           FlatSymbolRefAttr::get(unit), shards.getNames(), shards.getValues());
       shards.replaceWith(copy.getCopies());
     }

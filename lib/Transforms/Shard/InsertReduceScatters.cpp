@@ -1,6 +1,7 @@
 //===- InsertReduceScatters.cpp - reduce a unit's gradients together ------===//
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepGradients.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "llvm/ADT/MapVector.h"
 
@@ -145,10 +146,10 @@ struct InsertReduceScatters
       while (isReshard(&*builder.getInsertionPoint()) ||
              isa<ReduceScatterOp>(*builder.getInsertionPoint()))
         builder.setInsertionPointAfter(&*builder.getInsertionPoint());
-      auto reduce = ReduceScatterOp::create(
-          builder, gradients.getLast().getLoc(), types, unit.getValue(),
-          ReduceKind::Avg, gradients.getNames(), gradients.getValues(),
-          TypeAttr(), FloatAttr(), FloatAttr(), FloatAttr(),
+      auto reduce = createFor<ReduceScatterOp>(
+          gradients.getLast(), builder, types, unit.getValue(), ReduceKind::Avg,
+          gradients.getNames(), gradients.getValues(), TypeAttr(), FloatAttr(),
+          FloatAttr(), FloatAttr(),
           /*last_microbatch=*/false);
       if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
                               shards)))

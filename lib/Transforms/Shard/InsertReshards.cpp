@@ -147,9 +147,9 @@ private:
     else
       for (Value shard : gather.getShards())
         shards.push_back(builder.clone(*shard.getDefiningOp())->getResult(0));
-    auto second = AllGatherOp::create(builder, firstUse->getLoc(),
-                                      gather.getParams().getTypes(),
-                                      gather.getUnitAttr(), shards);
+    auto second =
+        createFor<AllGatherOp>(firstUse, builder, gather.getParams().getTypes(),
+                               gather.getUnitAttr(), shards);
     again.map(gather.getParams(), second.getParams());
 
     // Views taken in forward, rebuilt only where backward needs them.
@@ -176,8 +176,8 @@ private:
     }
     OpBuilder builder(gather.getContext());
     builder.setInsertionPointAfter(lastUse);
-    auto reshard = ReshardOp::create(builder, lastUse->getLoc(), types,
-                                     gather.getUnitAttr(), gather.getParams());
+    auto reshard = createFor<ReshardOp>(
+        lastUse, builder, types, gather.getUnitAttr(), gather.getParams());
     setReason(reshard, "after the last use in forward: each of " + Twine(size) +
                            " neighbours keeps a part");
     return llvm::to_vector_of<Value>(reshard.getKept());
@@ -205,8 +205,9 @@ private:
           lastUse = user;
     OpBuilder builder(lastUse->getContext());
     builder.setInsertionPointAfter(lastUse);
-    auto reshard = ReshardOp::create(builder, lastUse->getLoc(), TypeRange(),
-                                     gather.getUnitAttr(), gather.getParams());
+    auto reshard =
+        createFor<ReshardOp>(lastUse, builder, TypeRange(),
+                             gather.getUnitAttr(), gather.getParams());
     setReason(reshard, why);
   }
 };

@@ -140,11 +140,11 @@ private:
     auto type = HostType::get(context, llvm::to_vector(values.getTypes()));
     OpBuilder builder(context);
     builder.setInsertionPointAfter(activation.lastInForward);
-    auto copy = OffloadActivationOp::create(builder, values.front().getLoc(),
-                                            type, values);
+    auto copy =
+        createFor<OffloadActivationOp>(values.front(), builder, type, values);
     builder.setInsertionPoint(activation.firstInBackward);
-    auto back = ReloadActivationOp::create(builder, values.front().getLoc(),
-                                           values.getTypes(), copy.getHost());
+    auto back = createFor<ReloadActivationOp>(
+        values.front(), builder, values.getTypes(), copy.getHost());
     for (auto [value, again] : llvm::zip(values, back.getValues()))
       value.replaceUsesWithIf(
           again, [&](OpOperand &use) { return isInBackward(use.getOwner()); });

@@ -26,16 +26,16 @@ fsdp.schedule {device = "h100"}
 fsdp.offload_pattern "layer"
 fsdp.program @train_step(%x: tensor<1024x1024xf32>, %y: tensor<2048x2048xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
-  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("")
-  %c1 = aten.call "aten::mm"(%y, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %c2 = aten.call "aten::mm"(%c1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %c3 = aten.call "aten::mm"(%c2, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %c1 = aten.call "aten::mm"(%y, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %c2 = aten.call "aten::mm"(%c1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %c3 = aten.call "aten::mm"(%c2, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32>
   fsdp.phase backward
-  %d1 = aten.call "aten::mm"(%c3, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %d2 = aten.call "aten::mm"(%d1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %g = aten.call "aten::mul.Tensor"(%x, %a) : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
+  %d1 = aten.call "aten::mm"(%c3, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %d2 = aten.call "aten::mm"(%d1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %g = aten.call "aten::mul.Tensor"(%x, %a) {fsdp.module = "layer"} : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -53,12 +53,12 @@ fsdp.schedule {device = "h100"}
 fsdp.offload_pattern "layer"
 fsdp.program @train_step(%x: tensor<1024x1024xf32>, %y: tensor<2048x2048xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
-  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("")
-  %c3 = aten.call "aten::neg"(%y) : (tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %c3 = aten.call "aten::neg"(%y) : (tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32>
   fsdp.phase backward
-  %g = aten.call "aten::mul.Tensor"(%x, %a) : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
+  %g = aten.call "aten::mul.Tensor"(%x, %a) {fsdp.module = "layer"} : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -76,16 +76,16 @@ fsdp.schedule {device = "h100", memory_budget = 224395264 : i64}
 fsdp.offload_pattern "layer"
 fsdp.program @train_step(%x: tensor<1024x1024xf32>, %y: tensor<2048x2048xf32>, %w: tensor<2048x8192xf32>, %v: tensor<8192x2048xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
-  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("")
-  %c1 = aten.call "aten::mm"(%y, %w) : (tensor<2048x2048xf32>, tensor<2048x8192xf32>) -> tensor<2048x8192xf32> loc("")
-  %c2 = aten.call "aten::mm"(%c1, %v) : (tensor<2048x8192xf32>, tensor<8192x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %c3 = aten.call "aten::mm"(%c2, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %c1 = aten.call "aten::mm"(%y, %w) : (tensor<2048x2048xf32>, tensor<2048x8192xf32>) -> tensor<2048x8192xf32>
+  %c2 = aten.call "aten::mm"(%c1, %v) : (tensor<2048x8192xf32>, tensor<8192x2048xf32>) -> tensor<2048x2048xf32>
+  %c3 = aten.call "aten::mm"(%c2, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32>
   fsdp.phase backward
-  %d1 = aten.call "aten::mm"(%c3, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %d2 = aten.call "aten::mm"(%d1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %g = aten.call "aten::mul.Tensor"(%x, %a) : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
+  %d1 = aten.call "aten::mm"(%c3, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %d2 = aten.call "aten::mm"(%d1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %g = aten.call "aten::mul.Tensor"(%x, %a) {fsdp.module = "layer"} : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -101,15 +101,15 @@ fsdp.schedule {device = "h100", prefetch = "none"}
 fsdp.offload_pattern "layer"
 fsdp.program @train_step(%x: tensor<1024x1024xf32>, %y: tensor<2048x2048xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
-  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("")
-  %c1 = aten.call "aten::mm"(%y, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %c2 = aten.call "aten::mm"(%c1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %c3 = aten.call "aten::mm"(%c2, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %b = aten.call "aten::sin"(%a) : (tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %c1 = aten.call "aten::mm"(%y, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %c2 = aten.call "aten::mm"(%c1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %c3 = aten.call "aten::mm"(%c2, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %loss = aten.call "aten::sum"(%c3, none) : (tensor<2048x2048xf32>) -> tensor<f32>
   fsdp.phase backward
-  %d1 = aten.call "aten::mm"(%c3, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %d2 = aten.call "aten::mm"(%d1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32> loc("")
-  %g = aten.call "aten::mul.Tensor"(%x, %a) : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32> loc("layer")
+  %d1 = aten.call "aten::mm"(%c3, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %d2 = aten.call "aten::mm"(%d1, %y) : (tensor<2048x2048xf32>, tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %g = aten.call "aten::mul.Tensor"(%x, %a) {fsdp.module = "layer"} : (tensor<1024x1024xf32>, tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
   fsdp.return %loss : tensor<f32>
 }

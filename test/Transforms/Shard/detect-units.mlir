@@ -32,22 +32,22 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %l1n = fsdp.read @layers.1.mlp.down.weight : tensor<4x4xf32>
   %w = fsdp.read @output.weight : tensor<4x4xf32>
   fsdp.phase forward
-  %h0 = aten.call "aten::mm"(%x, %e) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("embed")
-  %q0 = aten.call "aten::mm"(%h0, %l0q) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.0.attn.q")
-  %k0 = aten.call "aten::mm"(%h0, %l0k) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.0.attn.k")
-  %a0 = aten.call "aten::mul.Tensor"(%q0, %k0) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.0.attn")
-  %u0 = aten.call "aten::mm"(%a0, %l0p) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.0.mlp.up")
-  %r0 = aten.call "aten::relu"(%u0) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.0.mlp")
-  %d0 = aten.call "aten::mm"(%r0, %l0n) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.0.mlp.down")
-  %o0 = aten.call "aten::mul.Tensor"(%h0, %d0) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.0")
-  %q1 = aten.call "aten::mm"(%o0, %l1q) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.1.attn.q")
-  %k1 = aten.call "aten::mm"(%o0, %l1k) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.1.attn.k")
-  %a1 = aten.call "aten::mul.Tensor"(%q1, %k1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.1.attn")
-  %u1 = aten.call "aten::mm"(%a1, %l1p) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.1.mlp.up")
-  %r1 = aten.call "aten::relu"(%u1) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.1.mlp")
-  %d1 = aten.call "aten::mm"(%r1, %l1n) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.1.mlp.down")
-  %o1 = aten.call "aten::mul.Tensor"(%o0, %d1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layers.1")
-  %y = aten.call "aten::mm"(%o1, %w) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("output")
+  %h0 = aten.call "aten::mm"(%x, %e) {fsdp.module = "embed"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %q0 = aten.call "aten::mm"(%h0, %l0q) {fsdp.module = "layers.0.attn.q"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %k0 = aten.call "aten::mm"(%h0, %l0k) {fsdp.module = "layers.0.attn.k"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %a0 = aten.call "aten::mul.Tensor"(%q0, %k0) {fsdp.module = "layers.0.attn"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %u0 = aten.call "aten::mm"(%a0, %l0p) {fsdp.module = "layers.0.mlp.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r0 = aten.call "aten::relu"(%u0) {fsdp.module = "layers.0.mlp"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d0 = aten.call "aten::mm"(%r0, %l0n) {fsdp.module = "layers.0.mlp.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o0 = aten.call "aten::mul.Tensor"(%h0, %d0) {fsdp.module = "layers.0"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %q1 = aten.call "aten::mm"(%o0, %l1q) {fsdp.module = "layers.1.attn.q"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %k1 = aten.call "aten::mm"(%o0, %l1k) {fsdp.module = "layers.1.attn.k"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %a1 = aten.call "aten::mul.Tensor"(%q1, %k1) {fsdp.module = "layers.1.attn"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %u1 = aten.call "aten::mm"(%a1, %l1p) {fsdp.module = "layers.1.mlp.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r1 = aten.call "aten::relu"(%u1) {fsdp.module = "layers.1.mlp"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d1 = aten.call "aten::mm"(%r1, %l1n) {fsdp.module = "layers.1.mlp.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o1 = aten.call "aten::mul.Tensor"(%o0, %d1) {fsdp.module = "layers.1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %y = aten.call "aten::mm"(%o1, %w) {fsdp.module = "output"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   fsdp.no_gradient [@embed.weight, @layers.0.attn.q.weight, @layers.0.attn.k.weight, @layers.0.mlp.up.weight, @layers.0.mlp.down.weight, @layers.1.attn.q.weight, @layers.1.attn.k.weight, @layers.1.mlp.up.weight, @layers.1.mlp.down.weight, @output.weight]
@@ -90,25 +90,25 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %p8 = fsdp.read @layer2.1.conv2.weight : tensor<4x4xf32>
   %f = fsdp.read @fc.weight : tensor<4x4xf32>
   fsdp.phase forward
-  %h = aten.call "aten::mm"(%x, %s) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("conv1")
-  %c10 = aten.call "aten::mm"(%h, %p0) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.0.conv1")
-  %r10 = aten.call "aten::relu"(%c10) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.0")
-  %d10 = aten.call "aten::mm"(%r10, %p1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.0.conv2")
-  %o10 = aten.call "aten::add.Tensor"(%d10, %h, 1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.0")
-  %c11 = aten.call "aten::mm"(%o10, %p2) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.1.conv1")
-  %r11 = aten.call "aten::relu"(%c11) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.1")
-  %d11 = aten.call "aten::mm"(%r11, %p3) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.1.conv2")
-  %o11 = aten.call "aten::add.Tensor"(%d11, %o10, 1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer1.1")
-  %c20 = aten.call "aten::mm"(%o11, %p4) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.0.conv1")
-  %r20 = aten.call "aten::relu"(%c20) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.0")
-  %d20 = aten.call "aten::mm"(%r20, %p5) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.0.conv2")
-  %b20 = aten.call "aten::mm"(%o11, %p6) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.0.downsample.0")
-  %o20 = aten.call "aten::add.Tensor"(%d20, %b20, 1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.0")
-  %c21 = aten.call "aten::mm"(%o20, %p7) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.1.conv1")
-  %r21 = aten.call "aten::relu"(%c21) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.1")
-  %d21 = aten.call "aten::mm"(%r21, %p8) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.1.conv2")
-  %o21 = aten.call "aten::add.Tensor"(%d21, %o20, 1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer2.1")
-  %y = aten.call "aten::mm"(%o21, %f) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("fc")
+  %h = aten.call "aten::mm"(%x, %s) {fsdp.module = "conv1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %c10 = aten.call "aten::mm"(%h, %p0) {fsdp.module = "layer1.0.conv1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r10 = aten.call "aten::relu"(%c10) {fsdp.module = "layer1.0"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d10 = aten.call "aten::mm"(%r10, %p1) {fsdp.module = "layer1.0.conv2"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o10 = aten.call "aten::add.Tensor"(%d10, %h, 1) {fsdp.module = "layer1.0"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %c11 = aten.call "aten::mm"(%o10, %p2) {fsdp.module = "layer1.1.conv1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r11 = aten.call "aten::relu"(%c11) {fsdp.module = "layer1.1"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d11 = aten.call "aten::mm"(%r11, %p3) {fsdp.module = "layer1.1.conv2"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o11 = aten.call "aten::add.Tensor"(%d11, %o10, 1) {fsdp.module = "layer1.1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %c20 = aten.call "aten::mm"(%o11, %p4) {fsdp.module = "layer2.0.conv1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r20 = aten.call "aten::relu"(%c20) {fsdp.module = "layer2.0"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d20 = aten.call "aten::mm"(%r20, %p5) {fsdp.module = "layer2.0.conv2"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %b20 = aten.call "aten::mm"(%o11, %p6) {fsdp.module = "layer2.0.downsample.0"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o20 = aten.call "aten::add.Tensor"(%d20, %b20, 1) {fsdp.module = "layer2.0"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %c21 = aten.call "aten::mm"(%o20, %p7) {fsdp.module = "layer2.1.conv1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r21 = aten.call "aten::relu"(%c21) {fsdp.module = "layer2.1"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d21 = aten.call "aten::mm"(%r21, %p8) {fsdp.module = "layer2.1.conv2"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o21 = aten.call "aten::add.Tensor"(%d21, %o20, 1) {fsdp.module = "layer2.1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %y = aten.call "aten::mm"(%o21, %f) {fsdp.module = "fc"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   fsdp.no_gradient [@conv1.weight, @layer1.0.conv1.weight, @layer1.0.conv2.weight, @layer1.1.conv1.weight, @layer1.1.conv2.weight, @layer2.0.conv1.weight, @layer2.0.conv2.weight, @layer2.0.downsample.0.weight, @layer2.1.conv1.weight, @layer2.1.conv2.weight, @fc.weight]
@@ -133,12 +133,12 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %c = fsdp.read @net.2.weight : tensor<4x4xf32>
   %d = fsdp.read @net.3.weight : tensor<4x4xf32>
   fsdp.phase forward
-  %h0 = aten.call "aten::mm"(%x, %a) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("net.0.a")
-  %h1 = aten.call "aten::relu"(%h0) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("net.0")
-  %h2 = aten.call "aten::mm"(%h1, %b) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("net.1.b")
-  %h3 = aten.call "aten::tanh"(%h2) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("net.1")
-  %h4 = aten.call "aten::mm"(%h3, %c) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("net.2")
-  %y = aten.call "aten::mm"(%h4, %d) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("net.3")
+  %h0 = aten.call "aten::mm"(%x, %a) {fsdp.module = "net.0.a"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %h1 = aten.call "aten::relu"(%h0) {fsdp.module = "net.0"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %h2 = aten.call "aten::mm"(%h1, %b) {fsdp.module = "net.1.b"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %h3 = aten.call "aten::tanh"(%h2) {fsdp.module = "net.1"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %h4 = aten.call "aten::mm"(%h3, %c) {fsdp.module = "net.2"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %y = aten.call "aten::mm"(%h4, %d) {fsdp.module = "net.3"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   fsdp.no_gradient [@net.0.a.weight, @net.1.b.weight, @net.2.weight, @net.3.weight]
@@ -173,18 +173,18 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %ud1 = fsdp.read @decoder.blocks.1.up.weight : tensor<4x4xf32>
   %vd1 = fsdp.read @decoder.blocks.1.down.weight : tensor<4x4xf32>
   fsdp.phase forward
-  %he0 = aten.call "aten::mm"(%x, %ue0) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("encoder.blocks.0.up")
-  %ae0 = aten.call "aten::relu"(%he0) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("encoder.blocks.0")
-  %oe0 = aten.call "aten::mm"(%ae0, %ve0) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("encoder.blocks.0.down")
-  %he1 = aten.call "aten::mm"(%oe0, %ue1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("encoder.blocks.1.up")
-  %ae1 = aten.call "aten::relu"(%he1) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("encoder.blocks.1")
-  %oe1 = aten.call "aten::mm"(%ae1, %ve1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("encoder.blocks.1.down")
-  %hd0 = aten.call "aten::mm"(%oe1, %ud0) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("decoder.blocks.0.up")
-  %ad0 = aten.call "aten::tanh"(%hd0) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("decoder.blocks.0")
-  %od0 = aten.call "aten::mm"(%ad0, %vd0) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("decoder.blocks.0.down")
-  %hd1 = aten.call "aten::mm"(%od0, %ud1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("decoder.blocks.1.up")
-  %ad1 = aten.call "aten::tanh"(%hd1) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("decoder.blocks.1")
-  %od1 = aten.call "aten::mm"(%ad1, %vd1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("decoder.blocks.1.down")
+  %he0 = aten.call "aten::mm"(%x, %ue0) {fsdp.module = "encoder.blocks.0.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %ae0 = aten.call "aten::relu"(%he0) {fsdp.module = "encoder.blocks.0"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %oe0 = aten.call "aten::mm"(%ae0, %ve0) {fsdp.module = "encoder.blocks.0.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %he1 = aten.call "aten::mm"(%oe0, %ue1) {fsdp.module = "encoder.blocks.1.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %ae1 = aten.call "aten::relu"(%he1) {fsdp.module = "encoder.blocks.1"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %oe1 = aten.call "aten::mm"(%ae1, %ve1) {fsdp.module = "encoder.blocks.1.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %hd0 = aten.call "aten::mm"(%oe1, %ud0) {fsdp.module = "decoder.blocks.0.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %ad0 = aten.call "aten::tanh"(%hd0) {fsdp.module = "decoder.blocks.0"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %od0 = aten.call "aten::mm"(%ad0, %vd0) {fsdp.module = "decoder.blocks.0.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %hd1 = aten.call "aten::mm"(%od0, %ud1) {fsdp.module = "decoder.blocks.1.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %ad1 = aten.call "aten::tanh"(%hd1) {fsdp.module = "decoder.blocks.1"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %od1 = aten.call "aten::mm"(%ad1, %vd1) {fsdp.module = "decoder.blocks.1.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   %loss = aten.call "aten::sum"(%od1, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   fsdp.no_gradient [@encoder.blocks.0.up.weight, @encoder.blocks.0.down.weight, @encoder.blocks.1.up.weight, @encoder.blocks.1.down.weight, @decoder.blocks.0.up.weight, @decoder.blocks.0.down.weight, @decoder.blocks.1.up.weight, @decoder.blocks.1.down.weight]

@@ -14,30 +14,30 @@
 
 // CHECK-NOT:   fsdp.offload_pattern
 // CHECK-LABEL: fsdp.program @train_step
-// CHECK:       %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) :
+// CHECK:       %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) {fsdp.module = {{.*}}} :
 // CHECK-NEXT:  %[[B:.*]] = aten.call "aten::silu"(%[[A]])
 // CHECK-NEXT:  %[[C:.*]] = aten.call "aten::sin"(%[[A]])
-// CHECK-NEXT:  %[[H:.*]] = fsdp.offload_activation %[[A]] : tensor<512xf32> to !fsdp.host<tensor<512xf32>>
+// CHECK-NEXT:  %[[H:.*]] = fsdp.offload_activation %[[A]] {{.*}}: tensor<512xf32> to !fsdp.host<tensor<512xf32>>
 // CHECK-NEXT:  %[[S:.*]] = aten.call "aten::sum"(%[[B]], none)
 // CHECK-NEXT:  %[[D:.*]] = aten.call "aten::exp"(%[[C]])
 // CHECK:       fsdp.phase backward
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%[[D]], %[[S]])
-// CHECK-NEXT:  %[[R:.*]] = fsdp.reload_activation %[[H]] : !fsdp.host<tensor<512xf32>> to tensor<512xf32>
+// CHECK-NEXT:  %[[R:.*]] = fsdp.reload_activation %[[H]] {{.*}}: !fsdp.host<tensor<512xf32>> to tensor<512xf32>
 // CHECK-NEXT:  aten.call "aten::silu_backward"(%{{.*}}, %[[R]])
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%{{.*}}, %[[R]])
 fsdp.offload_pattern "layer"
 fsdp.program @train_step(%x: tensor<512xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<512xf32>) -> tensor<512xf32> loc("layer.act")
-  %b = aten.call "aten::silu"(%a) : (tensor<512xf32>) -> tensor<512xf32> loc("layer")
-  %c = aten.call "aten::sin"(%a) : (tensor<512xf32>) -> tensor<512xf32> loc("layer")
-  %s = aten.call "aten::sum"(%b, none) : (tensor<512xf32>) -> tensor<f32> loc("layer")
-  %d = aten.call "aten::exp"(%c) : (tensor<512xf32>) -> tensor<512xf32> loc("other")
-  %loss = aten.call "aten::sum"(%d, none) : (tensor<512xf32>) -> tensor<f32> loc("layer")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer.act"} : (tensor<512xf32>) -> tensor<512xf32>
+  %b = aten.call "aten::silu"(%a) {fsdp.module = "layer"} : (tensor<512xf32>) -> tensor<512xf32>
+  %c = aten.call "aten::sin"(%a) {fsdp.module = "layer"} : (tensor<512xf32>) -> tensor<512xf32>
+  %s = aten.call "aten::sum"(%b, none) {fsdp.module = "layer"} : (tensor<512xf32>) -> tensor<f32>
+  %d = aten.call "aten::exp"(%c) {fsdp.module = "other"} : (tensor<512xf32>) -> tensor<512xf32>
+  %loss = aten.call "aten::sum"(%d, none) {fsdp.module = "layer"} : (tensor<512xf32>) -> tensor<f32>
   fsdp.phase backward
-  %dd = aten.call "aten::mul.Tensor"(%d, %s) : (tensor<512xf32>, tensor<f32>) -> tensor<512xf32> loc("other")
-  %db = aten.call "aten::silu_backward"(%dd, %a) : (tensor<512xf32>, tensor<512xf32>) -> tensor<512xf32> loc("layer")
-  %da = aten.call "aten::mul.Tensor"(%db, %a) : (tensor<512xf32>, tensor<512xf32>) -> tensor<512xf32> loc("layer")
+  %dd = aten.call "aten::mul.Tensor"(%d, %s) {fsdp.module = "other"} : (tensor<512xf32>, tensor<f32>) -> tensor<512xf32>
+  %db = aten.call "aten::silu_backward"(%dd, %a) {fsdp.module = "layer"} : (tensor<512xf32>, tensor<512xf32>) -> tensor<512xf32>
+  %da = aten.call "aten::mul.Tensor"(%db, %a) {fsdp.module = "layer"} : (tensor<512xf32>, tensor<512xf32>) -> tensor<512xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -54,7 +54,7 @@ fsdp.program @train_step(%x: tensor<512xf32>) -> tensor<f32> {
 // CHECK-NEXT:  %[[V:.*]] = aten.call "aten::view"(%[[A]]
 // CHECK-NEXT:  %[[W:.*]] = aten.call "aten::relu_"(%[[V]])
 // CHECK-NEXT:  aten.call "aten::sum"(%[[W]], none)
-// CHECK-NEXT:  %[[H:.*]] = fsdp.offload_activation %[[A]], %[[V]], %[[W]] : tensor<512xf32>, tensor<2x256xf32>, tensor<2x256xf32> to !fsdp.host<tensor<512xf32>, tensor<2x256xf32>, tensor<2x256xf32>>
+// CHECK-NEXT:  %[[H:.*]] = fsdp.offload_activation %[[A]], %[[V]], %[[W]] {{.*}}: tensor<512xf32>, tensor<2x256xf32>, tensor<2x256xf32> to !fsdp.host<tensor<512xf32>, tensor<2x256xf32>, tensor<2x256xf32>>
 // CHECK-NEXT:  fsdp.phase backward
 // CHECK-NEXT:  %[[R:.*]]:3 = fsdp.reload_activation %[[H]]
 // CHECK-NEXT:  %[[T:.*]] = aten.call "aten::t"(%[[R]]#1)
@@ -62,13 +62,13 @@ fsdp.program @train_step(%x: tensor<512xf32>) -> tensor<f32> {
 fsdp.offload_pattern "layers.*"
 fsdp.program @views(%x: tensor<512xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<512xf32>) -> tensor<512xf32> loc("layers.0")
-  %v = aten.call "aten::view"(%a, [2, 256]) {views = array<i64: 0>} : (tensor<512xf32>) -> tensor<2x256xf32> loc("layers.0")
-  %w = aten.call "aten::relu_"(%v) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<2x256xf32>) -> tensor<2x256xf32> loc("layers.0")
-  %loss = aten.call "aten::sum"(%w, none) : (tensor<2x256xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layers.0"} : (tensor<512xf32>) -> tensor<512xf32>
+  %v = aten.call "aten::view"(%a, [2, 256]) {fsdp.module = "layers.0", views = array<i64: 0>} : (tensor<512xf32>) -> tensor<2x256xf32>
+  %w = aten.call "aten::relu_"(%v) {fsdp.module = "layers.0", mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<2x256xf32>) -> tensor<2x256xf32>
+  %loss = aten.call "aten::sum"(%w, none) : (tensor<2x256xf32>) -> tensor<f32>
   fsdp.phase backward
-  %t = aten.call "aten::t"(%v) {views = array<i64: 0>} : (tensor<2x256xf32>) -> tensor<256x2xf32> loc("layers.0")
-  %m = aten.call "aten::mm"(%w, %t) : (tensor<2x256xf32>, tensor<256x2xf32>) -> tensor<2x2xf32> loc("layers.0")
+  %t = aten.call "aten::t"(%v) {fsdp.module = "layers.0", views = array<i64: 0>} : (tensor<2x256xf32>) -> tensor<256x2xf32>
+  %m = aten.call "aten::mm"(%w, %t) {fsdp.module = "layers.0"} : (tensor<2x256xf32>, tensor<256x2xf32>) -> tensor<2x2xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -89,13 +89,13 @@ fsdp.program @held(%x: tensor<4xf32>) -> tensor<f32> {
   %w = fsdp.read @w : tensor<4xf32>
   %b = fsdp.read_buffer @b : tensor<4xf32>
   fsdp.phase forward
-  %v = aten.call "aten::view"(%w, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32> loc("layer")
-  %u = aten.call "aten::view"(%b, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32> loc("layer")
-  %g = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32> loc("layer")
+  %v = aten.call "aten::view"(%w, [2, 2]) {fsdp.module = "layer", views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+  %u = aten.call "aten::view"(%b, [2, 2]) {fsdp.module = "layer", views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+  %g = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<4xf32>
+  %loss = aten.call "aten::sum"(%x, none) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
-  %m = aten.call "aten::mm"(%v, %u) : (tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32> loc("layer")
-  %n = aten.call "aten::mul.Tensor"(%g, %loss) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32> loc("layer")
+  %m = aten.call "aten::mm"(%v, %u) {fsdp.module = "layer"} : (tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32>
+  %n = aten.call "aten::mul.Tensor"(%g, %loss) {fsdp.module = "layer"} : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
   fsdp.gradients [@w] %g : tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
@@ -105,15 +105,15 @@ fsdp.program @held(%x: tensor<4xf32>) -> tensor<f32> {
 // A complex number has two parts.
 
 // CHECK-LABEL: fsdp.program @complex
-// CHECK:         fsdp.offload_activation %{{.*}} : tensor<256xcomplex<f32>>
+// CHECK:         fsdp.offload_activation %{{.*}} {{.*}}: tensor<256xcomplex<f32>>
 // REMARK: "layers.0": 1 activations, 2048 bytes, lie on the host until backward
 fsdp.offload_pattern "layers.0" {min_bytes = 2048}
 fsdp.program @complex(%x: tensor<256xcomplex<f32>>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<256xcomplex<f32>>) -> tensor<256xcomplex<f32>> loc("layers.0")
-  %b = aten.call "aten::abs"(%a) : (tensor<256xcomplex<f32>>) -> tensor<256xf32> loc("")
-  %loss = aten.call "aten::sum"(%b, none) : (tensor<256xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layers.0"} : (tensor<256xcomplex<f32>>) -> tensor<256xcomplex<f32>>
+  %b = aten.call "aten::abs"(%a) : (tensor<256xcomplex<f32>>) -> tensor<256xf32>
+  %loss = aten.call "aten::sum"(%b, none) : (tensor<256xf32>) -> tensor<f32>
   fsdp.phase backward
-  %c = aten.call "aten::sgn"(%a) : (tensor<256xcomplex<f32>>) -> tensor<256xcomplex<f32>> loc("layers.0")
+  %c = aten.call "aten::sgn"(%a) {fsdp.module = "layers.0"} : (tensor<256xcomplex<f32>>) -> tensor<256xcomplex<f32>>
   fsdp.return %loss : tensor<f32>
 }

@@ -4,7 +4,7 @@
 fsdp.checkpoint_pattern "layers.*"
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32> loc("layer")
+  %loss = aten.call "aten::sum"(%x, none) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<f32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -14,7 +14,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.checkpoint_pattern "layer" {save = ["aten::sum", "aten::mm"]}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %y = aten.call "aten::mm"(%x, %x) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("other")
-  %loss = aten.call "aten::sum"(%y, none) : (tensor<4xf32>) -> tensor<f32> loc("layer")
+  %y = aten.call "aten::mm"(%x, %x) {fsdp.module = "other"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %loss = aten.call "aten::sum"(%y, none) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<f32>
   fsdp.return %loss : tensor<f32>
 }

@@ -18,7 +18,7 @@
 // CHECK-NEXT:  aten.call "aten::ones_like"
 // CHECK-NEXT:  aten.call "aten::expand"
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%{{.*}}, %[[E]])
-// CHECK-NEXT:  %[[F2:.*]] = aten.call "aten::mm"(%[[X]], %[[W]]) {fsdp.why = "activations of layer are made again where backward first uses them", recompute}
+// CHECK-NEXT:  %[[F2:.*]] = aten.call "aten::mm"(%[[X]], %[[W]]) {fsdp.module = "layer", fsdp.why = "activations of layer are made again where backward first uses them", recompute}
 // CHECK-NEXT:  %[[G:.*]] = aten.call "aten::silu_backward"(%{{.*}}, %[[F2]])
 // CHECK-NEXT:  aten.call "aten::mm"(%[[X]], %[[G]])
 // REMARK:      remark: {{.*}}[Passed] Recompute {{.*}}module layer: 1 call is made again in backward, 64 B are not kept
@@ -27,16 +27,16 @@ fsdp.param @layer.w : tensor<4x4xf32>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   %w = fsdp.read @layer.w : tensor<4x4xf32>
   fsdp.phase forward
-  %f = aten.call "aten::mm"(%x, %w) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %s = aten.call "aten::silu"(%f) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer.act")
-  %e = aten.call "aten::exp"(%s) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("")
-  %loss = aten.call "aten::sum"(%e, none) : (tensor<4x4xf32>) -> tensor<f32> loc("")
+  %f = aten.call "aten::mm"(%x, %w) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %s = aten.call "aten::silu"(%f) {fsdp.module = "layer.act"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %e = aten.call "aten::exp"(%s) : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %loss = aten.call "aten::sum"(%e, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
   %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
   %d = aten.call "aten::expand"(%one, [4, 4], false) {views = array<i64: 0>} : (tensor<f32>) -> tensor<4x4xf32>
-  %ds = aten.call "aten::mul.Tensor"(%d, %e) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("")
-  %df = aten.call "aten::silu_backward"(%ds, %f) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer.act")
-  %dw = aten.call "aten::mm"(%x, %df) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
+  %ds = aten.call "aten::mul.Tensor"(%d, %e) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %df = aten.call "aten::silu_backward"(%ds, %f) {fsdp.module = "layer.act"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %dw = aten.call "aten::mm"(%x, %df) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   fsdp.gradients [@layer.w] %dw : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
@@ -47,10 +47,10 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 // recomputed for it. The second layer's calls come before the first's.
 
 // CHECK-LABEL: fsdp.program @two_layers
-// CHECK:       %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) :
-// CHECK-NEXT:  %[[B:.*]] = aten.call "aten::silu"(%[[A]]) :
-// CHECK-NEXT:  %[[C:.*]] = aten.call "aten::exp"(%[[B]]) :
-// CHECK-NEXT:  aten.call "aten::silu"(%[[C]]) :
+// CHECK:       %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) {fsdp.module = {{.*}}} :
+// CHECK-NEXT:  %[[B:.*]] = aten.call "aten::silu"(%[[A]]) {fsdp.module = {{.*}}} :
+// CHECK-NEXT:  %[[C:.*]] = aten.call "aten::exp"(%[[B]]) {fsdp.module = {{.*}}} :
+// CHECK-NEXT:  aten.call "aten::silu"(%[[C]]) {fsdp.module = {{.*}}} :
 // CHECK:       fsdp.phase backward
 // CHECK-NEXT:  %[[C2:.*]] = aten.call "aten::exp"(%[[B]]) {{.*}}recompute}
 // CHECK-NEXT:  %[[G:.*]] = aten.call "aten::silu_backward"(%[[X]], %[[C2]])
@@ -60,16 +60,16 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
 fsdp.checkpoint_pattern "layers.*"
 fsdp.program @two_layers(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32> loc("layers.0")
-  %b = aten.call "aten::silu"(%a) : (tensor<4xf32>) -> tensor<4xf32> loc("layers.0.act")
-  %c = aten.call "aten::exp"(%b) : (tensor<4xf32>) -> tensor<4xf32> loc("layers.1")
-  %d = aten.call "aten::silu"(%c) : (tensor<4xf32>) -> tensor<4xf32> loc("layers.1.act")
-  %loss = aten.call "aten::sum"(%d, none) : (tensor<4xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layers.0"} : (tensor<4xf32>) -> tensor<4xf32>
+  %b = aten.call "aten::silu"(%a) {fsdp.module = "layers.0.act"} : (tensor<4xf32>) -> tensor<4xf32>
+  %c = aten.call "aten::exp"(%b) {fsdp.module = "layers.1"} : (tensor<4xf32>) -> tensor<4xf32>
+  %d = aten.call "aten::silu"(%c) {fsdp.module = "layers.1.act"} : (tensor<4xf32>) -> tensor<4xf32>
+  %loss = aten.call "aten::sum"(%d, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
-  %dc = aten.call "aten::silu_backward"(%x, %c) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layers.1.act")
-  %db = aten.call "aten::mul.Tensor"(%dc, %c) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layers.1")
-  %da = aten.call "aten::silu_backward"(%db, %a) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layers.0.act")
-  %dx = aten.call "aten::mul_.Tensor"(%da, %a) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layers.0")
+  %dc = aten.call "aten::silu_backward"(%x, %c) {fsdp.module = "layers.1.act"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %db = aten.call "aten::mul.Tensor"(%dc, %c) {fsdp.module = "layers.1"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %da = aten.call "aten::silu_backward"(%db, %a) {fsdp.module = "layers.0.act"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %dx = aten.call "aten::mul_.Tensor"(%da, %a) {fsdp.module = "layers.0", mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -79,9 +79,9 @@ fsdp.program @two_layers(%x: tensor<4xf32>) -> tensor<f32> {
 // called again; their users are.
 
 // CHECK-LABEL: fsdp.program @selective
-// CHECK:       %[[E:.*]] = aten.call "aten::exp"(%{{.*}}) :
-// CHECK-NEXT:  %[[M:.*]] = aten.call "aten::mm"(%[[E]], %[[E]]) :
-// CHECK-NEXT:  %[[A:.*]] = aten.call "aten::add.Tensor"(%[[M]], %[[E]], 1) :
+// CHECK:       %[[E:.*]] = aten.call "aten::exp"(%{{.*}}) {fsdp.module = {{.*}}} :
+// CHECK-NEXT:  %[[M:.*]] = aten.call "aten::mm"(%[[E]], %[[E]]) {fsdp.module = {{.*}}} :
+// CHECK-NEXT:  %[[A:.*]] = aten.call "aten::add.Tensor"(%[[M]], %[[E]], 1) {fsdp.module = {{.*}}} :
 // CHECK-NEXT:  %[[N:.*]] = aten.call "aten::empty_like"
 // CHECK-NEXT:  %[[B:.*]] = aten.call "aten::bernoulli_.float"(%[[N]]
 // CHECK:       fsdp.phase backward
@@ -93,16 +93,16 @@ fsdp.program @two_layers(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.checkpoint_pattern "layer" {save = ["aten::mm", "aten::add.Tensor"]}
 fsdp.program @selective(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %e = aten.call "aten::exp"(%x) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %m = aten.call "aten::mm"(%e, %e) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %a = aten.call "aten::add.Tensor"(%m, %e, 1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %n = aten.call "aten::empty_like"(%x, none, none, none, none, none) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %b = aten.call "aten::bernoulli_.float"(%n, 0.5, none) {mutates = array<i64: 0>, random, views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %p = aten.call "aten::mul.Tensor"(%a, %b) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %q = aten.call "aten::sin"(%p) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %loss = aten.call "aten::sum"(%q, none) : (tensor<4x4xf32>) -> tensor<f32> loc("")
+  %e = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %m = aten.call "aten::mm"(%e, %e) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %a = aten.call "aten::add.Tensor"(%m, %e, 1) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %n = aten.call "aten::empty_like"(%x, none, none, none, none, none) {fsdp.module = "layer"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %b = aten.call "aten::bernoulli_.float"(%n, 0.5, none) {fsdp.module = "layer", mutates = array<i64: 0>, random, views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %p = aten.call "aten::mul.Tensor"(%a, %b) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %q = aten.call "aten::sin"(%p) {fsdp.module = "layer"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %loss = aten.call "aten::sum"(%q, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
-  %g = aten.call "aten::foo"([%e, %m, %a, %b, %p]) : (tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
+  %g = aten.call "aten::foo"([%e, %m, %a, %b, %p]) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -117,20 +117,20 @@ fsdp.program @selective(%x: tensor<4x4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  %[[R:.*]] = aten.call "aten::select.int"(%[[A]], 0, 1) {{.*}}recompute, views = array<i64: 0>}
 // CHECK-NEXT:  aten.call "aten::copy_"(%[[R]], %[[Y:.*]], false) {{.*}}mutates = array<i64: 0>, recompute, views = array<i64: 0>}
 // CHECK-NEXT:  %[[B:.*]] = aten.call "aten::mul_.Tensor"(%[[A]], %[[X]]) {{.*}}mutates = array<i64: 0>, recompute, views = array<i64: 0>}
-// CHECK-NEXT:  %[[V:.*]] = aten.call "aten::t"(%[[B]]) {views = array<i64: 0>}
+// CHECK-NEXT:  %[[V:.*]] = aten.call "aten::t"(%[[B]]) {fsdp.module = "layer", views = array<i64: 0>}
 // CHECK-NEXT:  aten.call "aten::mm"(%[[V]], %[[X]])
 fsdp.checkpoint_pattern "layer"
 fsdp.program @in_place(%x: tensor<4x4xf32>, %y: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %r = aten.call "aten::select.int"(%a, 0, 1) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4xf32> loc("layer")
-  %c = aten.call "aten::copy_"(%r, %y, false) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %b = aten.call "aten::mul_.Tensor"(%a, %x) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %m = aten.call "aten::mm"(%b, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %loss = aten.call "aten::sum"(%m, none) : (tensor<4x4xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r = aten.call "aten::select.int"(%a, 0, 1) {fsdp.module = "layer", views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4xf32>
+  %c = aten.call "aten::copy_"(%r, %y, false) {fsdp.module = "layer", mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %b = aten.call "aten::mul_.Tensor"(%a, %x) {fsdp.module = "layer", mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %m = aten.call "aten::mm"(%b, %x) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %loss = aten.call "aten::sum"(%m, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
-  %t = aten.call "aten::t"(%b) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %g = aten.call "aten::mm"(%t, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
+  %t = aten.call "aten::t"(%b) {fsdp.module = "layer", views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %g = aten.call "aten::mm"(%t, %x) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -153,15 +153,15 @@ fsdp.program @kept(%x: tensor<4x4xf32>) -> tensor<f32> {
   %mean = fsdp.read_buffer @mean : tensor<4xf32>
   %var = fsdp.read_buffer @var : tensor<4xf32>
   fsdp.phase forward
-  %u = aten.call "aten::sin"(%mean) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %a = aten.call "aten::exp"(%x) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %s = aten.call "aten::sin"(%a) : (tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %m = aten.call "aten::mm"(%x, %x) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("layer")
-  %n:3 = aten.call "aten::native_batch_norm"(%m, none, none, %mean, %var, true, 0.1, 1.0e-5) {mutates = array<i64: 1, 2>} : (tensor<4x4xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<4x4xf32>, tensor<4xf32>, tensor<4xf32>) loc("layer")
-  %b = aten.call "aten::add_.Tensor"(%a, %n#0, 1) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32> loc("")
-  %loss = aten.call "aten::sum"(%b, none) : (tensor<4x4xf32>) -> tensor<f32> loc("")
+  %u = aten.call "aten::sin"(%mean) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<4xf32>
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %s = aten.call "aten::sin"(%a) {fsdp.module = "layer"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %m = aten.call "aten::mm"(%x, %x) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %n:3 = aten.call "aten::native_batch_norm"(%m, none, none, %mean, %var, true, 0.1, 1.0e-5) {fsdp.module = "layer", mutates = array<i64: 1, 2>} : (tensor<4x4xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<4x4xf32>, tensor<4xf32>, tensor<4xf32>)
+  %b = aten.call "aten::add_.Tensor"(%a, %n#0, 1) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %loss = aten.call "aten::sum"(%b, none) : (tensor<4x4xf32>) -> tensor<f32>
   fsdp.phase backward
-  %g = aten.call "aten::foo"([%u, %a, %s, %m, %n#0, %n#1, %n#2]) : (tensor<4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4xf32>, tensor<4xf32>) -> tensor<4x4xf32> loc("layer")
+  %g = aten.call "aten::foo"([%u, %a, %s, %m, %n#0, %n#1, %n#2]) {fsdp.module = "layer"} : (tensor<4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>, tensor<4xf32>, tensor<4xf32>) -> tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -181,18 +181,18 @@ fsdp.checkpoint_pattern "a.inner" {save = ["aten::exp"]}
 fsdp.checkpoint_pattern "b" {save = ["aten::sin"]}
 fsdp.program @nested_and_twice(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %k = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32> loc("a.inner")
-  %j = aten.call "aten::exp"(%k) : (tensor<4xf32>) -> tensor<4xf32> loc("b.c")
-  %t = aten.call "aten::sin"(%j) : (tensor<4xf32>) -> tensor<4xf32> loc("b")
-  %s = aten.call "aten::neg"(%t) : (tensor<4xf32>) -> tensor<4xf32> loc("")
-  %i = aten.call "aten::exp"(%s) : (tensor<4xf32>) -> tensor<4xf32> loc("b.c")
-  %h = aten.call "aten::sin"(%i) : (tensor<4xf32>) -> tensor<4xf32> loc("b")
-  %loss = aten.call "aten::sum"(%h, none) : (tensor<4xf32>) -> tensor<f32> loc("")
+  %k = aten.call "aten::exp"(%x) {fsdp.module = "a.inner"} : (tensor<4xf32>) -> tensor<4xf32>
+  %j = aten.call "aten::exp"(%k) {fsdp.module = "b.c"} : (tensor<4xf32>) -> tensor<4xf32>
+  %t = aten.call "aten::sin"(%j) {fsdp.module = "b"} : (tensor<4xf32>) -> tensor<4xf32>
+  %s = aten.call "aten::neg"(%t) : (tensor<4xf32>) -> tensor<4xf32>
+  %i = aten.call "aten::exp"(%s) {fsdp.module = "b.c"} : (tensor<4xf32>) -> tensor<4xf32>
+  %h = aten.call "aten::sin"(%i) {fsdp.module = "b"} : (tensor<4xf32>) -> tensor<4xf32>
+  %loss = aten.call "aten::sum"(%h, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
-  %di = aten.call "aten::cos"(%i) : (tensor<4xf32>) -> tensor<4xf32> loc("b")
-  %ds = aten.call "aten::neg"(%s) : (tensor<4xf32>) -> tensor<4xf32> loc("")
-  %dj = aten.call "aten::cos"(%j) : (tensor<4xf32>) -> tensor<4xf32> loc("b")
-  %dk = aten.call "aten::cos"(%k) : (tensor<4xf32>) -> tensor<4xf32> loc("a.inner")
+  %di = aten.call "aten::cos"(%i) {fsdp.module = "b"} : (tensor<4xf32>) -> tensor<4xf32>
+  %ds = aten.call "aten::neg"(%s) : (tensor<4xf32>) -> tensor<4xf32>
+  %dj = aten.call "aten::cos"(%j) {fsdp.module = "b"} : (tensor<4xf32>) -> tensor<4xf32>
+  %dk = aten.call "aten::cos"(%k) {fsdp.module = "a.inner"} : (tensor<4xf32>) -> tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
 
@@ -201,9 +201,9 @@ fsdp.program @nested_and_twice(%x: tensor<4xf32>) -> tensor<f32> {
 // Of every two calls the first is kept: the second is made again, from it.
 
 // CHECK-LABEL: fsdp.program @every_second
-// CHECK:       %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) :
-// CHECK-NEXT:  %[[B:.*]] = aten.call "aten::exp"(%[[A]]) :
-// CHECK-NEXT:  %[[C:.*]] = aten.call "aten::exp"(%[[B]]) :
+// CHECK:       %[[A:.*]] = aten.call "aten::exp"(%[[X:.*]]) {fsdp.module = {{.*}}} :
+// CHECK-NEXT:  %[[B:.*]] = aten.call "aten::exp"(%[[A]]) {fsdp.module = {{.*}}} :
+// CHECK-NEXT:  %[[C:.*]] = aten.call "aten::exp"(%[[B]]) {fsdp.module = {{.*}}} :
 // CHECK:       fsdp.phase backward
 // CHECK-NEXT:  aten.call "aten::mul.Tensor"(%[[X]], %[[C]])
 // CHECK-NEXT:  %[[B2:.*]] = aten.call "aten::exp"(%[[A]]) {{.*}}recompute}
@@ -212,14 +212,14 @@ fsdp.program @nested_and_twice(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.checkpoint_pattern "layer" {save = ["aten::exp/2"]}
 fsdp.program @every_second(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
-  %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %b = aten.call "aten::exp"(%a) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %c = aten.call "aten::exp"(%b) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %d = aten.call "aten::silu"(%c) : (tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %loss = aten.call "aten::sum"(%d, none) : (tensor<4xf32>) -> tensor<f32> loc("")
+  %a = aten.call "aten::exp"(%x) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<4xf32>
+  %b = aten.call "aten::exp"(%a) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<4xf32>
+  %c = aten.call "aten::exp"(%b) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<4xf32>
+  %d = aten.call "aten::silu"(%c) {fsdp.module = "layer"} : (tensor<4xf32>) -> tensor<4xf32>
+  %loss = aten.call "aten::sum"(%d, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.phase backward
-  %g = aten.call "aten::mul.Tensor"(%x, %c) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %h = aten.call "aten::mul.Tensor"(%g, %b) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layer")
-  %i = aten.call "aten::mul.Tensor"(%h, %a) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("layer")
+  %g = aten.call "aten::mul.Tensor"(%x, %c) {fsdp.module = "layer"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %h = aten.call "aten::mul.Tensor"(%g, %b) {fsdp.module = "layer"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %i = aten.call "aten::mul.Tensor"(%h, %a) {fsdp.module = "layer"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
