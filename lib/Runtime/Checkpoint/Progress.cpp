@@ -17,6 +17,7 @@ void Progress::begin(int64_t ofStep) {
 
 void Progress::reach(SavePoint point) {
   position.savePoint.store(point, std::memory_order_relaxed);
+  beat();
   if (!fault || fault->rank != rank || fault->step != step ||
       fault->point != point || ++times != fault->times)
     return;

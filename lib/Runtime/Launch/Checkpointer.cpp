@@ -99,7 +99,10 @@ std::string Checkpointer::tryOpen(const std::string &path, int64_t step) {
     size_t count = chosen->manifest().files.size();
     for (auto file = size_t(channel->rank()); file < count;
          file += size_t(channel->worldSize()))
-      chosen->verify(file, [&] { channel->check(); });
+      chosen->verify(file, [&] {
+        progress.beat();
+        channel->check();
+      });
   } catch (const InputError &error) {
     own["error"] = error.what();
   }

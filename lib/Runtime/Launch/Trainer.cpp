@@ -151,6 +151,8 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
       saved = checkpoints->endStep(session, step + 1, samplesDone,
                                    requests & kSaveRequest,
                                    stops || step + 1 == options.steps);
+    if (saved)
+      limit.saveTook(std::chrono::duration<double>(saved->stallSeconds));
     if (reporter)
       reporter->report(step, elapsed.count(), result, stats,
                        session.executor().memory(), evaluates, saved);

@@ -30,6 +30,8 @@ public:
   /// Called before the rank does what the point says.
   void reach(SavePoint point);
   void end() { reach(SavePoint::None); }
+  /// Tells that the rank moves on, with every part of what takes long.
+  void beat() { position.beat(); }
 
 private:
   int64_t rank;
