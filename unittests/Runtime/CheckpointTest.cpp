@@ -438,8 +438,8 @@ TEST_F(Checkpoint, LongTextsGoThroughAChannel) {
     EXPECT_EQ(channel->broadcast(gathered.at(1) + "!"), text + "!");
   }
   other.join();
-  // What was read is gone.
-  EXPECT_LE(store->getNumKeys(), 3);
+  // What was read is gone, but for who the ranks are and the last parts.
+  EXPECT_LE(store->getNumKeys(), 2 + 3);
 }
 
 } // namespace

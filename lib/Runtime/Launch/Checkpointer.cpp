@@ -317,7 +317,9 @@ void Checkpointer::collect() {
   if (!current.warning.empty())
     warn(current.warning);
   if (report->error.empty())
-    say("saved: " + path + "  " + std::to_string(report->bytes) + " bytes");
+    say("saved: " + path + "  " + std::to_string(report->bytes) + " bytes in " +
+        std::to_string(int64_t(report->seconds * 1e3)) + " ms, stall " +
+        std::to_string(int64_t(report->stallSeconds * 1e3)) + " ms");
   else if (options.checkpointAsync && current.failedRank >= 0)
     warn(path + " was not saved: rank " + std::to_string(current.failedRank) +
          ": " + report->error);

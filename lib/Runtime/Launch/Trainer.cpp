@@ -114,6 +114,7 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     samplesDone = resumed->manifest().state.samples;
     checkpoints->begin();
   }
+  std::optional<SaveReport> saved; // what ended since the last line
   for (int64_t step = begin; step < options.steps; ++step) {
     if (trace && step == options.steps - 1)
       session.executor().setTrace(&*trace);
@@ -142,22 +143,20 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     link.patience->stepTook(std::chrono::steady_clock::now() - started);
     std::chrono::duration<double> elapsed =
         trained - started + (std::chrono::steady_clock::now() - evaluated);
+    // Before the checkpoint of the step: who goes on from that finds the line.
+    if (reporter)
+      reporter->report(step, elapsed.count(), result, stats,
+                       session.executor().memory(), evaluates, saved);
     bool stops = (requests & kStopRequest) && step + 1 < options.steps;
-    std::optional<NotFinite> bad;
     if (options.haltsOnNotFinite)
-      bad = findNotFinite(plan, result, stats);
-    std::optional<SaveReport> saved;
-    if (checkpoints && !bad)
+      if (std::optional<NotFinite> bad = findNotFinite(plan, result, stats))
+        halt(step, rank, *bad);
+    if (checkpoints)
       saved = checkpoints->endStep(session, step + 1, samplesDone,
                                    requests & kSaveRequest,
                                    stops || step + 1 == options.steps);
     if (saved)
       limit.saveTook(std::chrono::duration<double>(saved->stallSeconds));
-    if (reporter)
-      reporter->report(step, elapsed.count(), result, stats,
-                       session.executor().memory(), evaluates, saved);
-    if (bad)
-      halt(step, rank, *bad);
     if (reporter && options.graphs && step == begin + StepGraphs::kWarmup)
       std::fprintf(stderr, "cuda graphs: %s\n",
                    session.executor().stepGraphs()->describe().c_str());
