@@ -30,6 +30,16 @@ fsdp.unit @u {fsdp.why = ""}
 
 // -----
 
+// expected-error @below {{Origin-1: expected a text as fsdp.module, got: 1 : i64}}
+fsdp.unit @u {fsdp.module = 1 : i64}
+
+// -----
+
+// expected-error @below {{Origin-1: expected a text as fsdp.line, got: ""}}
+fsdp.unit @u {fsdp.line = ""}
+
+// -----
+
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>

@@ -43,6 +43,14 @@ def FSDP_Dialect : Dialect {
     attribute `fsdp.why`. The plan has it too.
 
     **Why-1**: `fsdp.why` is a text that is not empty.
+
+    An op in a program that comes from a module of the model has the attribute
+    `fsdp.module`, the module's qualified name, and a call has `fsdp.line`, the
+    line of the model's source. Units, checkpoints and messages depend on them;
+    locations serve errors alone. A pass that creates an op for another one gives
+    it the other's module (`createFor` of StepProgram.h).
+
+    **Origin-1**: `fsdp.module` and `fsdp.line` are texts that are not empty.
   }];
   let hasOperationAttrVerify = 1;
   let useDefaultAttributePrinterParser = 1;
