@@ -39,18 +39,23 @@ def FSDP_Dialect : Dialect {
     resource, so that no generic pass merges a backward re-gather into the
     forward gather or changes the order that every rank must agree on.
 
+    What a program means lies in its ops and attributes, and not in their
+    locations, which are for errors alone: the text of a module without debug
+    info is the same program. Any op may have `fsdp.module`, the qualified name
+    of the module whose forward, or the backward of it, made it, and `fsdp.line`,
+    the line of the model's source. Without `fsdp.module` it is the model itself,
+    or none. Units, checkpoints and offloads depend on modules; the plan has both.
+
+    ```mlir
+    %1 = aten.call "aten::silu"(%0) {fsdp.line = "models/llama.py:70", fsdp.module = "layers.0.mlp"} : (tensor<4xf32>) -> tensor<4xf32>
+    ```
+
+    **Origin-1**: `fsdp.module` and `fsdp.line` are texts that are not empty.
+
     A pass that places an op says why it stands there, for people, in the
     attribute `fsdp.why`. The plan has it too.
 
     **Why-1**: `fsdp.why` is a text that is not empty.
-
-    An op in a program that comes from a module of the model has the attribute
-    `fsdp.module`, the module's qualified name, and a call has `fsdp.line`, the
-    line of the model's source. Units, checkpoints and messages depend on them;
-    locations serve errors alone. A pass that creates an op for another one gives
-    it the other's module (`createFor` of StepProgram.h).
-
-    **Origin-1**: `fsdp.module` and `fsdp.line` are texts that are not empty.
   }];
   let hasOperationAttrVerify = 1;
   let useDefaultAttributePrinterParser = 1;
