@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,38 @@ def test_a_killed_run_goes_on(captured: Capture, name: str, tmp_path: Path) -> N
         "step-4",
         "step-6",
     ]
+
+
+def hashes(checkpoint: Path) -> dict[tuple[str, str], str]:
+    """Of the chunks of a checkpoint."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    return {
+        (name, str(offsets)): value
+        for file in manifest["files"]
+        for name, offsets, _, _, _, value in file["chunks"]
+    }
+
+
+@pytest.mark.parametrize("name", ["dropout", "replicas", "offload", "ignored", "loss_scaling"])
+def test_copies_beside_the_next_step(captured: Capture, name: str, tmp_path: Path) -> None:
+    """A plan that stages checkpoints saves what one that stops for that does."""
+    case = CASES[name]
+    staged = replace(case, training={**case.training, "schedule": {"stage_checkpoints": True}})
+    model = captured(case.model, case.precision)
+    want = Runs(model, case, tmp_path).whole()
+    runs = Runs(model, staged, tmp_path)
+    assert '"stage_state"' in runs.plan.read_text()
+    ways: dict[str, list[Any]] = {
+        "stops": [],
+        "beside": ["--checkpoint-async"],
+        "threads": ["--checkpoint-async", "--streams", "threads"],
+    }
+    for way, words in ways.items():
+        runs.train("--checkpoint", tmp_path / way, "--checkpoint-every", 1, *words)
+        assert runs.result() == want, way
+    for step in range(1, STEPS + 1):
+        saved = [hashes(tmp_path / way / f"step-{step}") for way in ways]
+        assert saved[0] == saved[1] == saved[2], step
 
 
 @pytest.mark.parametrize("ways", [("shm", 0), ("gloo", 0), ("shm", 1), ("gloo", 2)])

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstdio>
 #include <utility>
+#include <variant>
 
 namespace fsdp::runtime {
 
@@ -61,7 +62,13 @@ Checkpointer::Checkpointer(const RunFiles &files, const RunOptions &options,
                            std::unique_ptr<Channel> given)
     : files(files), options(options), device(device), channel(std::move(given)),
       progress(channel->rank(), position, options.saveFault),
-      folder(options.checkpointPath) {}
+      folder(options.checkpointPath) {
+  // A graph has no step of its own that copies.
+  if (options.checkpointAsync && !options.graphs)
+    for (const plan::Instruction &instruction : files.plan.instructions)
+      if (const auto *stage = std::get_if<plan::StageState>(&instruction.kind))
+        stagedByPlan.insert(stage->unit);
+}
 
 Checkpointer::~Checkpointer() {
   channel->stop();
@@ -223,13 +230,14 @@ void Checkpointer::tellDifferences() const {
 std::optional<SaveReport> Checkpointer::endStep(Session &session, int64_t step,
                                                 int64_t samples, bool asked,
                                                 bool last) {
+  writeStaged(session);
   bool isDue =
       options.checkpointEvery > 0 && step % options.checkpointEvery == 0;
   // That of the resumed step is there where this one makes no more.
   bool isThere = step == resumedStep &&
                  std::find(there.begin(), there.end(), step) != there.end();
   if (!options.checkpointPath.empty() && !isThere && (isDue || asked || last))
-    save(session, step, samples);
+    save(session, step, samples, last);
   if (last)
     finish();
   if (ended)
@@ -257,7 +265,8 @@ RunState Checkpointer::stateOf(Session &session, int64_t step,
   return state;
 }
 
-void Checkpointer::save(Session &session, int64_t step, int64_t samples) {
+void Checkpointer::save(Session &session, int64_t step, int64_t samples,
+                        bool last) {
   auto begin = steady_clock::now();
   collect();
   if (!source)
@@ -269,20 +278,45 @@ void Checkpointer::save(Session &session, int64_t step, int64_t samples) {
   for (const plan::Param &param : files.plan.params)
     for (const std::string &alias : param.aliases)
       request.aliases[alias] = param.name;
-  source->stage(request, /*copies=*/options.checkpointAsync);
+  bool stagesLater = !last && !stagedByPlan.empty();
+  source->stage(request, /*copies=*/options.checkpointAsync,
+                stagesLater ? stagedByPlan : std::set<int32_t>());
   current = {};
   current.report.step = step;
-  ended = false;
-  isUnderWay = true;
-  if (options.checkpointAsync)
-    thread = startQuietly([this, begin] { write(begin); });
-  else
-    write(begin);
+  begun = begin;
+  if (stagesLater) {
+    isStaging = true;
+    session.executor().setStage(
+        [this](int32_t unit) { return source->copyUnit(unit); });
+    progress.end();
+    stallSeconds = secondsSince(begin);
+    return;
+  }
+  startWriting();
   stallSeconds = secondsSince(begin);
   if (!options.checkpointAsync) {
     collect();
     throwFailure();
   }
+}
+
+void Checkpointer::writeStaged(Session &session) {
+  if (!std::exchange(isStaging, false))
+    return;
+  session.executor().setStage({});
+  // P39 of the plan.
+  if (!source->isStaged())
+    throw RunError("the plan has not staged all that a checkpoint saves");
+  startWriting();
+}
+
+void Checkpointer::startWriting() {
+  ended = false;
+  isUnderWay = true;
+  if (options.checkpointAsync)
+    thread = startQuietly([this] { write(begun); });
+  else
+    write(begun);
 }
 
 void Checkpointer::write(steady_clock::time_point begin) {

@@ -9,7 +9,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <c10/core/InferenceMode.h>
+
 #include <algorithm>
+#include <cstring>
+#include <future>
+#include <memory>
 
 namespace fsdp::runtime {
 
@@ -39,6 +44,7 @@ SessionState::Item SessionState::paramItem(int32_t index) const {
   const plan::Param &param = plan.params[size_t(index)];
   Item item{param.name, param.spec, wholeOf(param.spec.shape),
             session.comm().shard(index)};
+  item.unit = param.unit;
   if (param.unit == -1) {
     item.isOwn = true;
     return item;
@@ -107,14 +113,17 @@ SessionState::writers(const std::vector<Item> &items) const {
 }
 
 void SessionState::stage(std::vector<ShardTensor> &to, const Item &item,
-                         bool copies) {
+                         bool copies, bool later) {
   ShardTensor result{item.name, item.spec, item.chunk, {}};
   at::Tensor tensor = item.tensor;
   if (copies || !tensor.is_cpu()) {
     at::Tensor copy =
         at::from_blob(staging->base() + staged, tensor.sizes(),
                       at::TensorOptions().dtype(tensor.scalar_type()));
-    copy.copy_(tensor);
+    if (later)
+      postponed[item.unit].push_back({copy, tensor});
+    else
+      copy.copy_(tensor);
     staged += aligned(tensor.nbytes());
     tensor = copy;
   } else {
@@ -126,7 +135,8 @@ void SessionState::stage(std::vector<ShardTensor> &to, const Item &item,
   to.push_back(std::move(result));
 }
 
-void SessionState::stage(SaveRequest &request, bool copies) {
+void SessionState::stage(SaveRequest &request, bool copies,
+                         const std::set<int32_t> &later) {
   std::vector<Item> items = modelItems();
   std::vector<Item> more = optimizerItems();
   items.insert(items.end(), more.begin(), more.end());
@@ -162,9 +172,35 @@ void SessionState::stage(SaveRequest &request, bool copies) {
   }
   staged = 0;
   kept.clear();
+  postponed.clear();
   for (const Item &item : chosen)
-    stage(item.isOwn ? request.own : request.chunks, item, copies);
+    stage(item.isOwn ? request.own : request.chunks, item, copies,
+          later.contains(item.unit));
   device.synchronize();
+}
+
+Interpreter::Wait SessionState::copyUnit(int32_t unit) {
+  auto found = postponed.extract(unit);
+  if (found.empty())
+    return {};
+  auto copies = std::make_shared<std::vector<Copy>>(std::move(found.mapped()));
+  if (!device.where().is_cpu()) {
+    for (const Copy &copy : *copies)
+      copy.to.copy_(copy.from, /*non_blocking=*/true);
+    return {};
+  }
+  // Beside the rank's own thread, which computes meanwhile.
+  auto done = std::make_shared<std::future<void>>(
+      std::async(std::launch::async, [copies] {
+        c10::InferenceMode guard;
+        for (const Copy &copy : *copies)
+          if (copy.from.is_contiguous())
+            std::memcpy(copy.to.mutable_data_ptr(), copy.from.const_data_ptr(),
+                        copy.from.nbytes());
+          else
+            copy.to.copy_(copy.from);
+      }));
+  return [done] { done->get(); };
 }
 
 void SessionState::read(const NativeCheckpoint &checkpoint,

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -65,7 +66,9 @@ public:
   void finish();
 
 private:
-  void save(Session &session, int64_t step, int64_t samples);
+  void save(Session &session, int64_t step, int64_t samples, bool last);
+  /// Begins to write what the plan has staged since the last step.
+  void writeStaged(Session &session);
   RunState stateOf(Session &session, int64_t step, int64_t samples) const;
   /// Opens and verifies one; returns why not, or nothing.
   std::string tryOpen(const std::string &path, int64_t step);
@@ -74,6 +77,7 @@ private:
   void tellDifferences() const;
   /// An error of rank 0's that all know: nothing where it is empty.
   void throwOnAll(const std::string &error) const;
+  void startWriting();
   void write(std::chrono::steady_clock::time_point begin);
   /// Waits for the save that is under way.
   void collect();
@@ -90,6 +94,11 @@ private:
   int64_t resumedStep = -1;
   std::vector<int64_t> there; ///< steps in the folder when the run began
   std::unique_ptr<SessionState> source;
+  /// Units that the plan stages beside the next step, where it does.
+  std::set<int32_t> stagedByPlan;
+  /// The next step copies what is saved.
+  bool isStaging = false;
+  std::chrono::steady_clock::time_point begun;
 
   /// What the thread that writes has until it has ended.
   struct Outcome {

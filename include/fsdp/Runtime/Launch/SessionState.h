@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -36,7 +37,16 @@ public:
   ///
   /// Of ranks with the same shards, which replicas have, one saves each
   /// parameter, so that all save about as many bytes.
-  void stage(SaveRequest &request, bool copies);
+  ///
+  /// What is of `later` units, which the plan stages, is not copied yet, but by
+  /// copyUnit; isStaged says when all of it is.
+  void stage(SaveRequest &request, bool copies,
+             const std::set<int32_t> &later = {});
+  /// Begins to copy what the last stage() has left of a unit, and returns the
+  /// wait for that, empty where the device's current stream orders it. From one
+  /// thread at a time.
+  Interpreter::Wait copyUnit(int32_t unit);
+  bool isStaged() const { return postponed.empty(); }
 
   /// Before Session::start: reads parameters and buffers, at any world size.
   /// Throws InputError that names what the checkpoint does not have as the plan
@@ -59,6 +69,10 @@ private:
     bool isOwn = false;
     /// Each rank has the same, whole.
     bool isShared = false;
+    int32_t unit = -1; ///< of its parameter; -1: none
+  };
+  struct Copy {
+    at::Tensor to, from;
   };
 
   Item paramItem(int32_t param) const;
@@ -67,7 +81,8 @@ private:
   std::vector<std::pair<std::string, at::Generator>> generators() const;
   void read(const NativeCheckpoint &checkpoint, const Item &item) const;
   /// Where the tensor's bytes are, row-major, on the host.
-  void stage(std::vector<ShardTensor> &to, const Item &item, bool copies);
+  void stage(std::vector<ShardTensor> &to, const Item &item, bool copies,
+             bool later);
   /// The replica that saves each of the items.
   std::vector<int64_t> writers(const std::vector<Item> &items) const;
 
@@ -78,6 +93,8 @@ private:
   size_t staged = 0;
   /// What is staged, and lies elsewhere.
   std::vector<at::Tensor> kept;
+  /// By unit: copies to be made.
+  std::map<int32_t, std::vector<Copy>> postponed;
 };
 
 } // namespace fsdp::runtime
