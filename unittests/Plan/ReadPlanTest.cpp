@@ -354,7 +354,8 @@ TEST(ReadPlan, NamesThePathOfADefect) {
             "read_buffer, read_param, constant, all_gather, reshard, "
             "reduce_scatter, all_reduce, copy_to_device, copy_to_host, "
             "offload_activation, reload_activation, accumulate, loss_scale, "
-            "unscale, clip_grad_norm, optimizer_step, wait, write_param or "
+            "unscale, clip_grad_norm, stage_state, optimizer_step, wait, "
+            "write_param or "
             "write_buffer)");
   EXPECT_EQ(errorOf("[]"), "p.json: expected an object, got array");
 }

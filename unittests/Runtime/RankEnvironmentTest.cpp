@@ -42,12 +42,34 @@ constexpr const char *kNames[] = {"RANK",
 
 using Variables = std::map<std::string, std::string>;
 
+/// What the launchers' variables were before, which the end of its life sets
+/// again: programs that other tests start inherit them.
+class Restored {
+public:
+  Restored() {
+    for (const char *name : kNames)
+      if (const char *value = std::getenv(name))
+        before[name] = value;
+  }
+  Restored(const Restored &) = delete;
+  Restored &operator=(const Restored &) = delete;
+  ~Restored() { set(before); }
+
+  static void set(const Variables &variables) {
+    for (const char *name : kNames)
+      unsetenv(name);
+    for (const auto &[name, value] : variables)
+      setenv(name.c_str(), value.c_str(), 1);
+  }
+
+private:
+  Variables before;
+};
+
 /// rankEnvironment() where of the launchers' variables these alone are set.
 std::optional<RankEnvironment> read(const Variables &variables) {
-  for (const char *name : kNames)
-    unsetenv(name);
-  for (const auto &[name, value] : variables)
-    setenv(name.c_str(), value.c_str(), 1);
+  Restored restored;
+  Restored::set(variables);
   return rankEnvironment();
 }
 

@@ -209,22 +209,22 @@ void Reporter::writeMetrics(int64_t step, const Summary &summary,
   if (summary.utilization)
     work += "\"mfu\": " + digits9(*summary.utilization) + ", ";
   std::string common(1024, '\0');
-  common.resize(size_t(
-      std::snprintf(common.data(), common.size(),
-                    "\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, "
-                    "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld, "
-                    "\"arena_bytes\": %lld, \"scratch_bytes\": %lld, "
-                    "\"allocator_calls\": %lld}\n",
-                    result.learningRate, summary.seconds * 1e3, summary.rate,
-                    static_cast<long long>(summary.peak),
-                    static_cast<long long>(summary.peakRss),
-                    static_cast<long long>(memory.bytes()),
-                    static_cast<long long>(summary.scratch),
-                    static_cast<long long>(summary.allocations))));
+  common.resize(size_t(std::snprintf(
+      common.data(), common.size(),
+      "\"lr\": %.17g, \"step_ms\": %.3f, \"tokens_per_s\": %.1f, %s"
+      "\"peak_bytes\": %lld, \"peak_rss_bytes\": %lld, "
+      "\"arena_bytes\": %lld, \"scratch_bytes\": %lld, "
+      "\"allocator_calls\": %lld}\n",
+      result.learningRate, summary.seconds * 1e3, summary.rate, work.c_str(),
+      static_cast<long long>(summary.peak),
+      static_cast<long long>(summary.peakRss),
+      static_cast<long long>(memory.bytes()),
+      static_cast<long long>(summary.scratch),
+      static_cast<long long>(summary.allocations))));
   file->append("{\"step\": " + std::to_string(step + 1) +
                ", \"loss\": " + digits9(summary.loss) + ", \"rank_losses\": [" +
                summary.losses + "], " + evaluation + checkpoint + norm +
-               scaling + host + work + common);
+               scaling + host + common);
 }
 
 // torchtitan's names, where it has one.
