@@ -61,7 +61,7 @@ def documents(path: Path, column: str) -> Iterator[str]:
         elif path.suffix in (".jsonl", ".ndjson"):
             yield from _json_lines(path, column)
         else:
-            yield path.read_text(encoding="utf-8")
+            yield path.read_bytes().decode("utf-8")  # line ends as they are
     except (OSError, UnicodeDecodeError) as error:
         raise TokensError(f"{path}: cannot be read: {error}") from error
 

@@ -122,14 +122,16 @@ TEST(TimeLimit, KeepsTimeForTheLongestStepAndSave) {
   TimeLimit limit(100, begin);
   limit.stepTook(10s);
   limit.stepTook(2s);
-  EXPECT_FALSE(limit.isNear(begin + 89s));
-  EXPECT_TRUE(limit.isNear(begin + 91s));
+  EXPECT_FALSE(limit.isNear(1, begin + 89s));
+  EXPECT_TRUE(limit.isNear(1, begin + 91s));
   limit.saveTook(20s);
-  EXPECT_TRUE(limit.isNear(begin + 71s));
-  EXPECT_FALSE(limit.isNear(begin + 69s));
+  EXPECT_TRUE(limit.isNear(1, begin + 71s));
+  EXPECT_FALSE(limit.isNear(1, begin + 69s));
+  EXPECT_TRUE(limit.isNear(2, begin + 51s));
+  EXPECT_FALSE(limit.isNear(2, begin + 49s));
   TimeLimit none({}, begin);
   none.stepTook(10s);
-  EXPECT_FALSE(none.isNear(begin + 1000h));
+  EXPECT_FALSE(none.isNear(1, begin + 1000h));
 }
 
 } // namespace

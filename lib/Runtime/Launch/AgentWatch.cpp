@@ -128,7 +128,7 @@ struct AgentWatch::State {
     if (!begun() && !stopsWithin(kExplainsMs) && !begun())
       end(cause, kExitStopped);
     if (!asked)
-      asked = now;
+      asked = Clock::now(); // after the wait
     else if (now - *asked > kRepeat)
       end(cause + " at once", kExitStoppedAtOnce);
   }

@@ -230,7 +230,9 @@ private:
   /// wait for a store that it serves; and where they do not come to the end of
   /// the step at which they are to stop.
   void watchWaits() {
-    std::optional<Stall::Cause> cause = stall.overdue(kHungGrace, asked);
+    // Nobody waits in it for a save, which may take long.
+    std::optional<Stall::Cause> cause =
+        stall.overdue(kHungGrace, asked && !saves());
     if (!cause)
       return;
     killAll();
@@ -255,6 +257,17 @@ private:
     segment.header().requests |= request;
     std::fprintf(stderr, "fsdp-run: %s: stops after this step\n", name.c_str());
     return std::nullopt;
+  }
+
+  /// Whether a rank writes a checkpoint or weights.
+  bool saves() const {
+    for (int64_t rank = 0; rank < plan.worldSize; ++rank) {
+      const Position &position = segment.state(rank).position;
+      if (position.saving.load() ||
+          position.savePoint.load() != SavePoint::None)
+        return true;
+    }
+    return false;
   }
 
   /// Whether a rank has begun its first step.

@@ -233,8 +233,10 @@ void SessionState::read(const NativeCheckpoint &checkpoint,
 }
 
 void SessionState::readModel(const NativeCheckpoint &checkpoint) {
-  for (const Item &item : modelItems())
+  for (const Item &item : modelItems()) {
     read(checkpoint, item);
+    session.progress().beat();
+  }
 }
 
 void SessionState::readTraining(const NativeCheckpoint &checkpoint) {
@@ -243,6 +245,7 @@ void SessionState::readTraining(const NativeCheckpoint &checkpoint) {
     names.insert(item.name);
   for (const Item &item : optimizerItems()) {
     read(checkpoint, item);
+    session.progress().beat();
     names.insert(item.name);
   }
   for (const auto &[name, spec] : checkpoint.manifest().tensors)

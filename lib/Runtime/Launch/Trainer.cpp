@@ -133,12 +133,17 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     double evalLoss = evaluates ? evaluate(files, session.executor(), rank) : 0;
     auto evaluated = std::chrono::steady_clock::now();
     limit.stepTook(evaluated - started);
+    // The save of this step, or one that is under way, comes before the last.
+    bool saves =
+        options.checkpointAsync || (options.checkpointEvery > 0 &&
+                                    (step + 1) % options.checkpointEvery == 0);
     std::vector<RankStats> stats = session.comm().exchangeStats(
         {result.loss, peakAllocatedBytes() + session.comm().ownBytes(),
          peakResidentBytes(), evalLoss,
          session.executor().memory().extraBytes(),
          heapAllocations() - allocations, result.badGradient,
-         link.requests() | (limit.isNear() ? kStopByTimeLimit : 0)});
+         link.requests() |
+             (limit.isNear(saves ? 2 : 1) ? kStopByTimeLimit : 0)});
     uint32_t requests = requestsOf(stats);
     link.patience->stepTook(std::chrono::steady_clock::now() - started);
     std::chrono::duration<double> elapsed =
@@ -156,7 +161,8 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
                                    requests & kSaveRequest,
                                    stops || step + 1 == options.steps);
     if (saved)
-      limit.saveTook(std::chrono::duration<double>(saved->stallSeconds));
+      limit.saveTook(std::chrono::duration<double>(
+          std::max(saved->stallSeconds, saved->seconds)));
     if (reporter && options.graphs && step == begin + StepGraphs::kWarmup)
       std::fprintf(stderr, "cuda graphs: %s\n",
                    session.executor().stepGraphs()->describe().c_str());

@@ -23,8 +23,9 @@ public:
   void stepTook(Seconds time) { step = std::max(step, time); }
   void saveTook(Seconds time) { save = std::max(save, time); }
 
-  bool isNear(Clock::time_point now = Clock::now()) const {
-    return limit && now - begun + step + save > Seconds(*limit);
+  /// `saves`: how many there may be until the run has stopped.
+  bool isNear(int saves = 1, Clock::time_point now = Clock::now()) const {
+    return limit && now - begun + step + saves * save > Seconds(*limit);
   }
 
 private:
