@@ -115,6 +115,60 @@ def test_a_killed_run_goes_on(captured: Capture, name: str, tmp_path: Path) -> N
     ]
 
 
+def flip(file: Path) -> None:
+    """One bit in the middle."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_what_is_damaged_does_not_count(captured: Capture, tmp_path: Path) -> None:
+    runs = Runs(captured(GPT2), Case(GPT2, ADAMW_FUSED), tmp_path)
+    saved = tmp_path / "saved"
+    words = ["--checkpoint", saved, "--resume", "auto", "--keep", 2]
+    for steps in (2, 4, 5):
+        runs.train(*words, steps=steps)
+    flip(sorted((saved / "step-5").glob("*.safetensors"))[0])
+    done = runs.train(*words)
+    assert "this checkpoint is skipped" in done.stderr
+    whole = sorted(path.name for path in saved.iterdir())
+    assert whole[0] == "step-4" and whole[-1] == "step-6", whole
+
+
+def test_the_checkpoints_of_another_run_stay(captured: Capture, tmp_path: Path) -> None:
+    runs = Runs(captured(GPT2), Case(GPT2, ADAMW_FUSED), tmp_path)
+    for folder, steps in (("other", 3), ("ours", 5)):
+        runs.train("--checkpoint", tmp_path / folder, "--checkpoint-every", 1, steps=steps)
+    words = ["--checkpoint", tmp_path / "other", "--resume", tmp_path / "ours" / "step-5"]
+    done = runs.train(*words, "--keep", 2, check=False)
+    assert done.returncode == 2 and "a checkpoint of another run" in done.stderr, done.stderr
+    assert len(list((tmp_path / "other").iterdir())) == 3
+
+
+def test_a_rank_that_fails_while_another_commits(captured: Capture, tmp_path: Path) -> None:
+    """What rank 0 may commit has the files of all."""
+    runs = Runs(captured(GPT2), Case(GPT2, ADAMW_FUSED), tmp_path)
+    saved = ["--checkpoint", tmp_path / "saved", "--resume", "auto"]
+    # SIGURG does nothing, but makes the commit wait.
+    beside = ["--checkpoint-every", 10, "--checkpoint-async", "--checkpoint-fault"]
+    beside += ["commit:0:10:1:23", "--inject-fault", "1:13:0:throw"]
+    failed = runs.train(*saved, *beside, steps=20, check=False)
+    assert failed.returncode == 1 and "injected fault" in failed.stderr, failed.stderr
+    again = runs.train(*saved, steps=12)
+    assert "skipped" not in again.stderr
+
+
+def test_metrics_behind_a_link(captured: Capture, tmp_path: Path) -> None:
+    runs = Runs(captured(GPT2), Case(GPT2, ADAMW_FUSED), tmp_path)
+    want = runs.whole()
+    words = ["--checkpoint", tmp_path / "saved", "--resume", "auto"]
+    runs.train(*words, steps=3)
+    runs.metrics.rename(tmp_path / "lines.jsonl")
+    runs.metrics.symlink_to(tmp_path / "lines.jsonl")
+    runs.train(*words)
+    assert runs.result() == want
+
+
 def hashes(checkpoint: Path) -> dict[tuple[str, str], str]:
     """Of the chunks of a checkpoint."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())

@@ -204,7 +204,8 @@ void CheckpointFolder::retire(int64_t keep, Progress &progress) {
   std::vector<std::string> trash;
   for (auto step = all.rbegin(); step != all.rend(); ++step) {
     if (whole < keep) {
-      whole += NativeCheckpoint::looksWhole(pathOf(*step));
+      whole += !damaged.contains(*step) &&
+               NativeCheckpoint::looksWhole(pathOf(*step));
       continue;
     }
     progress.reach(SavePoint::Retire);

@@ -5,6 +5,7 @@
 #include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
 #include "fsdp/Runtime/Checkpoint/ShardFile.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Files/DataSource.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Runtime/Files/WeightFiles.h"
 
@@ -344,10 +345,7 @@ RunState startOf(const std::string &place, Choice &choice,
   run.seed = start.seed;
   // Of no world size, so that the generators begin anew in any.
   run.worldSize = 0;
-  int64_t batch = plan.inputs.empty() || plan.inputs[0].spec.shape.empty()
-                      ? 0
-                      : plan.inputs[0].spec.shape[0];
-  int64_t each = batch * plan.worldSize * plan.accumulationSteps;
+  int64_t each = samplesPerMicrobatch(plan) * plan.accumulationSteps;
   if (start.samples)
     run.samples = *start.samples;
   else if (__builtin_mul_overflow(each, *step, &run.samples))
@@ -425,8 +423,11 @@ writeNative(const std::string &folder, const std::string &from,
     for (size_t i = 0; i < files.size(); ++i)
       manifest.files.push_back(writeShardFile(
           place, int64_t(i), manifest.attempt, files[i], progress, {}));
+    std::string text = printManifest(manifest);
+    // Values come from elsewhere: a reader may refuse some.
+    parseManifest(text, checkpoints.pathOf(manifest.state.step));
     DurableFile file(place + "/" + kManifestName, progress);
-    file.write(printManifest(manifest));
+    file.write(text);
     file.finish();
     syncFolder(place);
     checkpoints.commit(manifest.attempt, manifest.state.step, progress);

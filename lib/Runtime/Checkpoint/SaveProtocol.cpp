@@ -167,6 +167,10 @@ private:
           for (const ShardTensor &tensor : tensors)
             own.tensors[tensor.name] = tensor.spec;
           progress.reach(SavePoint::Report);
+          // From here on the file is rank 0's to remove, which may commit it
+          // even if this rank hears no more of that.
+          if (!leads())
+            attempt.clear();
           return {{"manifest", printManifest(own)}};
         },
         [&](const std::vector<json> &messages) -> json {

@@ -115,8 +115,11 @@ LineFile::LineFile(std::string path, size_t kept) : path(std::move(path)) {
   struct stat there{}, behind{};
   bool isLink =
       lstat(this->path.c_str(), &there) == 0 && S_ISLNK(there.st_mode);
+  std::string lines; // of the file that a link is replaced by
   if (isLink &&
       (stat(this->path.c_str(), &behind) != 0 || S_ISREG(behind.st_mode))) {
+    if (kept > 0)
+      lines = readFile(this->path).substr(0, kept);
     unlink(this->path.c_str());
     isLink = false;
   }
@@ -125,6 +128,8 @@ LineFile::LineFile(std::string path, size_t kept) : path(std::move(path)) {
   if (fd < 0)
     throw InputError(this->path + ": cannot write: " + systemError());
   regular = fstat(fd, &there) == 0 && S_ISREG(there.st_mode);
+  if (!writeAll(fd, lines))
+    throw InputError(this->path + ": cannot write: " + systemError());
   if (kept > 0 && regular &&
       (ftruncate(fd, off_t(kept)) != 0 || lseek(fd, 0, SEEK_END) < 0))
     throw InputError(this->path + ": cannot write: " + systemError());

@@ -11,6 +11,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <variant>
 
@@ -82,12 +84,17 @@ void Checkpointer::openFolder() {
   folder.open();
   if (options.resume == "auto")
     return;
-  int64_t after = chosen ? chosen->manifest().state.step : -1;
+  // Of a checkpoint elsewhere nothing in this folder is.
+  std::error_code error;
+  bool isOurs = chosen && std::filesystem::equivalent(
+                              std::filesystem::path(chosen->path()) / "..",
+                              options.checkpointPath, error);
+  int64_t after = isOurs ? chosen->manifest().state.step : -1;
   for (int64_t step : folder.steps())
     if (step > after)
       throw InputError(
           folder.pathOf(step) + ": a checkpoint of another run" +
-          (chosen ? ", after step " + std::to_string(after) +
+          (isOurs ? ", after step " + std::to_string(after) +
                         " from which "
                         "this one goes on"
                   : "") +

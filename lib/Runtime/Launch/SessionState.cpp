@@ -269,9 +269,13 @@ void SessionState::readTraining(const NativeCheckpoint &checkpoint) {
     return;
   }
   for (auto &[name, generator] : generators()) {
-    if (!checkpoint.has(name))
-      throw InputError(checkpoint.path() + ": no \"" + name + "\"");
     at::Tensor bytes = generator.get_state();
+    // Of another kind of device, or another PyTorch.
+    if (!checkpoint.has(name) ||
+        checkpoint.manifest().tensors.at(name).shape != bytes.sizes()) {
+      generator.set_current_seed(state.seed + uint64_t(state.step));
+      continue;
+    }
     read(checkpoint, {name,
                       {bytes.sizes().vec(), plan::DType::UInt8},
                       wholeOf(bytes.sizes().vec()),

@@ -51,7 +51,8 @@ std::string jobOf(const RunFiles &files, const RunOptions &options) {
         int64_t(!options.profilePath.empty()),
         int64_t(!options.tracePath.empty()), int64_t(options.haltsOnNotFinite),
         int64_t(!options.checkpointPath.empty()), options.checkpointEvery,
-        int64_t(options.checkpointAsync), int64_t(!options.resume.empty())})
+        int64_t(options.checkpointAsync), int64_t(!options.resume.empty()),
+        int64_t(options.resume == "auto")})
     text += " " + std::to_string(number);
   for (const auto *data : {&files.data, &files.evalData})
     text += " " + (*data ? (*data)->fingerprint() : "none");

@@ -63,8 +63,9 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
   int64_t rank = comm.rank();
   Position &position = link.position;
   StreamSettings streams{options.maxStreamDelay, options.seed, options.threads};
-  Session session(plan, comm, device, position, streams);
+  // Outlives the session, whose streams may be copying to its memory.
   std::optional<Checkpointer> checkpoints;
+  Session session(plan, comm, device, position, streams);
   if (options.hasCheckpoints())
     checkpoints.emplace(files, options, device, position, link.channel());
   const NativeCheckpoint *resumed =
@@ -154,8 +155,11 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
                        session.executor().memory(), evaluates, saved);
     bool stops = (requests & kStopRequest) && step + 1 < options.steps;
     if (options.haltsOnNotFinite)
-      if (std::optional<NotFinite> bad = findNotFinite(plan, result, stats))
+      if (std::optional<NotFinite> bad = findNotFinite(plan, result, stats)) {
+        if (checkpoints)
+          checkpoints->settle(session);
         halt(step, rank, *bad);
+      }
     if (checkpoints)
       saved = checkpoints->endStep(session, step + 1, samplesDone,
                                    requests & kSaveRequest,

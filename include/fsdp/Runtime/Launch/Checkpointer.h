@@ -62,6 +62,12 @@ public:
   /// training.
   std::optional<SaveReport> endStep(Session &session, int64_t step,
                                     int64_t samples, bool asked, bool last);
+  /// Waits for the end of the save of an earlier step, if there is one, where
+  /// the run ends without another.
+  void settle(Session &session) {
+    writeStaged(session);
+    collect();
+  }
   /// Waits for the save that is under way, and for all ranks.
   void finish();
 
