@@ -107,6 +107,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "schedule.bucket": ("parameter",),
     "schedule.memory": ("auto", "schedule: {memory_budget: 1GiB, @}"),
     "schedule.memory_budget": ("1GiB",),
+    "schedule.stage_checkpoints": ("true",),
     "schedule.device": ("h100",),
 }
 
