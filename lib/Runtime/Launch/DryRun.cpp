@@ -122,8 +122,8 @@ void printSteps(const RunFiles &files, const RunOptions &options) {
     double perStep =
         double(samplesPerMicrobatch(plan)) * double(plan.accumulationSteps);
     char text[64];
-    std::snprintf(text, sizeof(text), ": %lld samples, %.4g steps an epoch",
-                  static_cast<long long>(samples), double(samples) / perStep);
+    std::snprintf(text, sizeof(text), "; %.4g steps an epoch",
+                  double(samples) / perStep);
     data += text;
   }
   print("data", data);
