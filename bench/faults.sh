@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec .venv/bin/python -m pytest -n "$(nproc)" --dist loadfile --save-faults all \
-  test/parity/test_save_faults.py "$@"
+  --exhaustive-faults test/parity/test_save_faults.py test/faults "$@"
