@@ -1,4 +1,5 @@
 //===- fsdp-checkpoint.cpp - shows, verifies and converts checkpoints -----===//
+#include "../CommandLine.h"
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Checkpoint/Dcp.h"
 #include "fsdp/Runtime/Checkpoint/HuggingFace.h"
@@ -24,9 +25,7 @@ using namespace fsdp::runtime;
 namespace {
 
 int report(const std::exception &error, int status) {
-  std::fprintf(stderr, "fsdp-checkpoint: error: %s\n",
-               fsdp::oneLine(error.what()).c_str());
-  return status;
+  return reportError("fsdp-checkpoint", error, status);
 }
 
 struct Opened {
@@ -178,12 +177,13 @@ int main(int argc, char **argv) {
       ->add_option("--seed", context.start.seed,
                    "with --to native: the seed to go on with, that of "
                    "fsdp-run --seed")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(wholeNumber(0, kMaxSeed));
   converting
       ->add_option("--samples", context.start.samples,
                    "with --to native: samples that were taken of the data; by "
                    "default as many as the plan takes in so many steps")
-      ->check(CLI::NonNegativeNumber);
+      ->check(wholeNumber(0, kMaxCount));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp &help) {

@@ -1,4 +1,5 @@
 //===- fsdp-run.cpp - executes a plan on N ranks --------------------------===//
+#include "../CommandLine.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/DryRun.h"
 #include "fsdp/Runtime/Launch/Launcher.h"
@@ -24,9 +25,7 @@ using namespace fsdp::runtime;
 namespace {
 
 int report(const std::exception &error, int status) {
-  std::fprintf(stderr, "fsdp-run: error: %s\n",
-               fsdp::oneLine(error.what()).c_str());
-  return status;
+  return reportError("fsdp-run", error, status);
 }
 
 Fault parseFault(const std::string &text) {
@@ -54,23 +53,6 @@ SaveFault parseSaveFault(const std::string &text) {
                      "point:rank:step:times:signal, got \"" +
                      text + "\"");
   return {rank, step, SavePoint(known - kSavePoints.begin()), times, signal};
-}
-
-/// A whole number within [low, high], in digits alone: CLI11 takes a sign, and
-/// a number that is too large, for another number.
-CLI::Validator wholeNumber(uint64_t low, uint64_t high) {
-  std::string expected = "expected a whole number from " + std::to_string(low) +
-                         " to " + std::to_string(high);
-  return {[=](const std::string &text) -> std::string {
-            uint64_t value = 0;
-            const char *end = text.data() + text.size();
-            auto read = std::from_chars(text.data(), end, value);
-            if (read.ptr == end && read.ec == std::errc() && value >= low &&
-                value <= high)
-              return {};
-            return expected + ", got \"" + text.substr(0, 80) + "\"";
-          },
-          ""};
 }
 
 /// "90", "0.5", "1:30:00": seconds, or hours, minutes and seconds; nullopt for
@@ -108,9 +90,6 @@ const CLI::Validator kDuration(
              "\"";
     },
     "");
-
-constexpr uint64_t kMaxCount = INT64_MAX;
-constexpr uint64_t kMaxSeed = UINT64_MAX;
 
 } // namespace
 
