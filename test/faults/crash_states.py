@@ -1,6 +1,6 @@
 """Which states a folder may be in after a crash, from a record of the operations on it.
 
-`unittests/Faults/FileFaults.cpp` records what processes do below a folder: a line of JSON for each
+`unittests/Faults/FileRecorder.cpp` records what processes do below a folder: a line of JSON for each
 operation, followed by as many bytes as its `bytes` says (the data of a write). Files and folders
 are told by inode, so that renames do not confuse them.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / "build" / "bin"
-FILE_FAULTS = ROOT / "build" / "lib" / "FileFaults.so"
+FILE_RECORDER = ROOT / "build" / "lib" / "FileRecorder.so"
 
 
 @dataclass(frozen=True)

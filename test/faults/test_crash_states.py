@@ -18,7 +18,7 @@ from pathlib import Path
 import crash_states
 import pytest
 from crash_states import Record, State
-from runs import BIN, FILE_FAULTS, Job
+from runs import BIN, FILE_RECORDER, Job
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def record_save(job: Job, folder: Path, before: int, *options: str) -> Saved:
     tree, inodes = crash_states.read_tree(folder), crash_states.inodes(folder)
     log = folder.with_suffix(".log")
     environment = {
-        "LD_PRELOAD": str(FILE_FAULTS),
-        "FSDP_FAULTS_ROOT": str(folder),
-        "FSDP_FAULTS_LOG": str(log),
+        "LD_PRELOAD": str(FILE_RECORDER),
+        "FILE_RECORDER_ROOT": str(folder),
+        "FILE_RECORDER_LOG": str(log),
     }
     job.train(folder, before + 1, *options, env=environment)
     record = crash_states.read_record(log, tree, inodes)

@@ -1,24 +1,14 @@
-//===- FileFaults.cpp - records and disturbs file operations --------------===//
+//===- FileRecorder.cpp - records file operations -------------------------===//
 //
 // A library for LD_PRELOAD. Of the operations that change what is below the
-// folder FSDP_FAULTS_ROOT, in the process and all that it forks, it
-//
-//   - appends a record to the file FSDP_FAULTS_LOG, if that is set, once the
-//     operation is done. test/faults/crash_states.py reads them and documents
-//     the form;
-//   - does what FSDP_FAULTS says, "N:ACTION", at the N-th operation, counted
-//     from 1 over all processes in the order in which they begin. ACTION is
-//     `kill`, `stop`, `term` or `abort` (a signal to this process, before the
-//     operation); `enospc`, `edquot` or `eio` (the operation does nothing and
-//     fails); `short` (a write of half of what was asked for), `eintr` (a write
-//     that does nothing and fails with EINTR, once). With a `+` behind it,
-//     every later operation of the same kind gets the same.
+// folder FILE_RECORDER_ROOT, in the process and all that it forks, it appends a
+// record to the file FILE_RECORDER_LOG once the operation is done.
+// test/faults/crash_states.py reads them and documents the form.
 //
 // It knows the calls of libc that a plain POSIX program makes; io_uring, mmap
 // and raw system calls pass it by.
 //
 //===----------------------------------------------------------------------===//
-#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdint>
@@ -29,10 +19,8 @@
 #include <string_view>
 
 #include <climits>
-#include <csignal>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -46,18 +34,14 @@ template <typename FunctionT> FunctionT *real(const char *name) {
 #define REAL(NAME) static auto *const call = real<decltype(::NAME)>(#NAME)
 // NOLINTEND
 
-struct Shared {
-  std::atomic<int64_t> operations;
-};
-
 /// What the environment says, read when the library is loaded.
 struct Settings {
   Settings() {
-    if (const char *text = getenv("FSDP_FAULTS_ROOT")) {
+    if (const char *text = getenv("FILE_RECORDER_ROOT")) {
       char resolved[PATH_MAX];
       root = realpath(text, resolved) ? resolved : text;
     }
-    if (const char *text = getenv("FSDP_FAULTS_LOG")) {
+    if (const char *text = getenv("FILE_RECORDER_LOG")) {
       REAL(open);
       log = call(text, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
       if (log >= 0) {
@@ -69,26 +53,10 @@ struct Settings {
         }
       }
     }
-    if (const char *text = getenv("FSDP_FAULTS")) {
-      char *end = nullptr;
-      at = strtoll(text, &end, 10);
-      action = *end == ':' ? end + 1 : "";
-      repeats = action.ends_with('+');
-      if (repeats)
-        action.remove_suffix(1);
-    }
-    void *memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory != MAP_FAILED)
-      shared = new (memory) Shared{};
   }
 
   std::string root; ///< empty: nothing is watched
   int log = -1;
-  int64_t at = 0; ///< 0: no fault
-  std::string_view action;
-  bool repeats = false;
-  Shared *shared = nullptr;
 };
 
 Settings &settings() {
@@ -180,49 +148,6 @@ std::string place(const char *folder, const char *name, const Place &at) {
          "\": " + quoted(at.name);
 }
 
-enum class Fate { Go, Fail, Short };
-
-/// Counts an operation, and says what becomes of it; with Fail errno is set.
-Fate begin(const char *kind, bool writes = false) {
-  Settings &all = settings();
-  if (!all.shared || all.at == 0)
-    return Fate::Go;
-  int64_t number = ++all.shared->operations;
-  static thread_local const char *struck = nullptr;
-  bool here = number == all.at;
-  bool again = all.repeats && number > all.at && struck && kind == struck;
-  if (!here && !again)
-    return Fate::Go;
-  struck = kind;
-  auto signalled = [&](int signal) {
-    kill(getpid(), signal);
-    return Fate::Go;
-  };
-  auto failed = [&](int error) {
-    errno = error;
-    return Fate::Fail;
-  };
-  if (all.action == "kill")
-    return signalled(SIGKILL);
-  if (all.action == "stop")
-    return signalled(SIGSTOP);
-  if (all.action == "term")
-    return signalled(SIGTERM);
-  if (all.action == "abort")
-    return signalled(SIGABRT);
-  if (all.action == "enospc")
-    return failed(ENOSPC);
-  if (all.action == "edquot")
-    return failed(EDQUOT);
-  if (all.action == "eio")
-    return failed(EIO);
-  if (all.action == "eintr")
-    return writes ? failed(EINTR) : Fate::Go;
-  if (all.action == "short")
-    return writes ? Fate::Short : Fate::Go;
-  return Fate::Go;
-}
-
 bool watched(int fd) {
   return !settings().root.empty() && fd != settings().log && below(pathOf(fd));
 }
@@ -238,8 +163,6 @@ int openAt(int at, const char *path, int flags, RunT run) {
   if (!below(unnamed ? file.path() : file.folder))
     return run();
   uint64_t before = unnamed ? 0 : inodeOf(file.path());
-  if (begin("open") == Fate::Fail)
-    return -1;
   int fd = run();
   if (fd < 0)
     return fd;
@@ -254,19 +177,6 @@ int openAt(int at, const char *path, int flags, RunT run) {
   return fd;
 }
 
-template <typename RunT> ssize_t writeAt(int fd, off_t offset, RunT run) {
-  if (!watched(fd))
-    return run(false);
-  Fate fate = begin("write", /*writes=*/true);
-  if (fate == Fate::Fail)
-    return -1;
-  if (offset < 0) {
-    int flags = fcntl(fd, F_GETFL);
-    offset = lseek(fd, 0, flags & O_APPEND ? SEEK_END : SEEK_CUR);
-  }
-  return run(fate == Fate::Short);
-}
-
 void recordWrite(int fd, off_t offset, const void *data, ssize_t count) {
   if (count > 0)
     record("\"op\": \"write\", " + field("inode", inodeOf(fd)) + ", " +
@@ -277,8 +187,6 @@ void recordWrite(int fd, off_t offset, const void *data, ssize_t count) {
 template <typename RunT> int syncFile(int fd, RunT run) {
   if (!watched(fd))
     return run();
-  if (begin("fsync") == Fate::Fail)
-    return -1;
   int result = run();
   if (result == 0)
     record("\"op\": \"fsync\", " + field("inode", inodeOf(fd)));
@@ -290,8 +198,6 @@ int renameAt(int from, const char *old, int to, const char *path, RunT run) {
   Place source = placeOf(from, old), target = placeOf(to, path);
   if (!below(source.folder) && !below(target.folder))
     return run();
-  if (begin("rename") == Fate::Fail)
-    return -1;
   uint64_t inode = inodeOf(source.path());
   int result = run();
   if (result == 0)
@@ -310,8 +216,6 @@ int nameAt(const char *op, int at, const char *path, RunT run) {
   if (!below(file.folder))
     return run();
   uint64_t before = inodeOf(file.path());
-  if (begin(op) == Fate::Fail)
-    return -1;
   int result = run();
   if (result == 0)
     record(std::string("\"op\": \"") + op + "\", " +
@@ -323,8 +227,6 @@ int nameAt(const char *op, int at, const char *path, RunT run) {
 template <typename RunT> int cut(int fd, off_t size, RunT run) {
   if (!watched(fd))
     return run();
-  if (begin("truncate") == Fate::Fail)
-    return -1;
   int result = run();
   if (result == 0)
     record("\"op\": \"truncate\", " + field("inode", inodeOf(fd)) + ", " +
@@ -378,21 +280,16 @@ ssize_t write(int fd, const void *data, size_t count) {
     return call(fd, data, count);
   off_t offset =
       lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR);
-  return writeAt(fd, offset, [&](bool half) {
-    ssize_t done = call(fd, data, half && count > 1 ? count / 2 : count);
-    recordWrite(fd, offset, data, done);
-    return done;
-  });
+  ssize_t done = call(fd, data, count);
+  recordWrite(fd, offset, data, done);
+  return done;
 }
 ssize_t pwrite(int fd, const void *data, size_t count, off_t offset) {
   REAL(pwrite);
-  return writeAt(fd, offset, [&](bool half) {
-    ssize_t done =
-        call(fd, data, half && count > 1 ? count / 2 : count, offset);
-    if (watched(fd))
-      recordWrite(fd, offset, data, done);
-    return done;
-  });
+  ssize_t done = call(fd, data, count, offset);
+  if (watched(fd))
+    recordWrite(fd, offset, data, done);
+  return done;
 }
 ssize_t pwrite64(int fd, const void *data, size_t count, off64_t offset) {
   return pwrite(fd, data, count, offset);
