@@ -280,12 +280,7 @@ void finishDcp(const std::string &folder,
 }
 
 void writeDcp(const std::string &folder, const SavedState &state) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error)
-    throw InputError(folder + ": cannot be made: " + error.message());
-  if (!fs::is_empty(folder, error))
-    throw InputError(folder + ": cannot write: expected a new or empty folder");
+  makeEmptyFolder(folder);
   finishDcp(folder, {writeDcpPart(folder, 0, state)});
 }
 

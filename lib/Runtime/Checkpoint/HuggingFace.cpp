@@ -177,12 +177,7 @@ std::vector<std::string> writeHuggingFace(const std::string &folder,
     total += bytes;
   }
 
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error)
-    throw InputError(folder + ": cannot be made: " + error.message());
-  if (!fs::is_empty(folder, error))
-    throw InputError(folder + ": cannot write: expected a new or empty folder");
+  makeEmptyFolder(folder);
   nlohmann::json index = {{"metadata", {{"total_size", total}}},
                           {"weight_map", nlohmann::json::object()}};
   for (size_t i = 0; i < files.size(); ++i) {

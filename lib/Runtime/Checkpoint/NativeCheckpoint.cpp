@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
 #include "fsdp/Plan/ParseJson.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Files/MappedFile.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Support/Files.h"
 
@@ -12,7 +13,6 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,6 +23,12 @@ namespace {
 constexpr size_t kPiece = size_t(8) << 20;
 constexpr std::string_view kOwn = "rank.";
 
+void checkSize(const std::string &path, uint64_t got, uint64_t want) {
+  if (got != want)
+    throw InputError(path + ": damaged: expected " + std::to_string(want) +
+                     " bytes, got " + std::to_string(got));
+}
+
 /// A file of a known size, to be read.
 class InputFile {
 public:
@@ -30,17 +36,15 @@ public:
     fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
       throw InputError(path + ": cannot open: " + std::strerror(errno));
-    struct stat info{};
-    std::string problem;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
-      problem = "not a regular file";
-    else if (uint64_t(info.st_size) != bytes)
-      problem = "damaged: expected " + std::to_string(bytes) + " bytes, got " +
-                std::to_string(info.st_size);
-    if (problem.empty())
-      return;
-    close(fd);
-    throw InputError(path + ": " + problem);
+    try {
+      struct stat info{};
+      if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
+        throw InputError(path + ": not a regular file");
+      checkSize(path, uint64_t(info.st_size), bytes);
+    } catch (...) {
+      close(fd);
+      throw;
+    }
   }
   InputFile(const InputFile &) = delete;
   InputFile &operator=(const InputFile &) = delete;
@@ -58,16 +62,6 @@ public:
       begin += uint64_t(count);
       to = to.subspan(size_t(count));
     }
-  }
-  /// All of it, for as long as anybody has it.
-  std::shared_ptr<const std::byte> map(size_t bytes) const {
-    void *mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (mapped == MAP_FAILED)
-      throw InputError(path + ": cannot map: " + std::strerror(errno));
-    return {static_cast<const std::byte *>(mapped),
-            [bytes](const std::byte *begin) {
-              munmap(const_cast<std::byte *>(begin), bytes);
-            }};
   }
 
 private:
@@ -198,12 +192,12 @@ SavedState NativeCheckpoint::state() const {
     state.tensors[name].spec = spec;
   for (const Manifest::File &file : contents.files) {
     std::string path = pathOf(file);
-    std::shared_ptr<const std::byte> mapped;
-    if (file.bytes > 0)
-      mapped = InputFile(path, file.bytes).map(file.bytes);
+    auto mapped = std::make_shared<const MappedFile>(path);
+    checkSize(path, mapped->bytes().size(), file.bytes);
     for (const Manifest::FileChunk &chunk : file.chunks)
       state.tensors[chunk.tensor].chunks.push_back(
-          {chunk.chunk, {mapped.get() + chunk.begin, chunk.bytes}, path});
+          {chunk.chunk, mapped->bytes().subspan(chunk.begin, chunk.bytes),
+           path});
     state.memory.push_back(std::move(mapped));
   }
   for (const auto &[name, value] : contents.values.items())

@@ -53,6 +53,16 @@ std::string readFile(const std::string &path) {
   return text.str();
 }
 
+void makeEmptyFolder(const std::string &path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error)
+    throw InputError(path + ": cannot be made: " + error.message());
+  if (!fs::is_empty(path, error))
+    throw InputError(path + ": cannot write: expected a new or empty folder");
+}
+
 OutputFile::OutputFile(std::string path) : target(std::move(path)) {
   struct stat there{};
   if (lstat(target.c_str(), &there) == 0 && !S_ISREG(there.st_mode) &&

@@ -12,6 +12,10 @@ namespace fsdp::runtime {
 /// The bytes of a file. Throws InputError.
 std::string readFile(const std::string &path);
 
+/// Makes a folder, with those that it is in, unless it is there and empty.
+/// Throws InputError.
+void makeEmptyFolder(const std::string &path);
+
 /// A file that is there whole or not at all. What is written goes to a new one
 /// in the same folder, which takes the place of `path` at commit(); what was
 /// there stays until then, and for good where there is no commit. A link at
