@@ -33,15 +33,6 @@ using testing::HasSubstr;
 
 const std::string kFromPyTorch = FSDP_TEST_INPUTS "/dcp/two-ranks";
 
-std::string errorOf(const std::function<void()> &run) {
-  try {
-    run();
-  } catch (const runtime::InputError &error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::span<const std::byte> bytesOf(const std::string &text) {
   return std::as_bytes(std::span(text));
 }

@@ -22,15 +22,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 
-std::string errorOf(const std::function<void()> &run) {
-  try {
-    run();
-  } catch (const runtime::InputError &error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 class HuggingFace : public testing::Test {
 protected:
   /// Adds a tensor of float32 in two chunks of rows.

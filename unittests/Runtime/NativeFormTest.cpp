@@ -29,15 +29,6 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
 
-std::string errorOf(const std::function<void()> &run) {
-  try {
-    run();
-  } catch (const runtime::InputError &error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 class NativeForm : public testing::Test {
 protected:
   /// The state of a run of the plan by another program, after 4 steps.

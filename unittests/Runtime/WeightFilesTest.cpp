@@ -33,15 +33,6 @@ at::Tensor read(const WeightFiles &files, const plan::Param &param,
   return to;
 }
 
-std::string errorOf(const std::function<void()> &run) {
-  try {
-    run();
-  } catch (const runtime::InputError &error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 class Weights : public testing::Test {
 protected:
   /// "a" and "h.b" in two files behind an index.

@@ -2,6 +2,7 @@
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Collectives/Comm.h"
+#include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Runtime/Memory/Layout.h"
 
@@ -32,6 +33,15 @@ ScratchDir::ScratchDir() {
 }
 
 ScratchDir::~ScratchDir() { std::filesystem::remove_all(path); }
+
+std::string errorOf(const std::function<void()> &run) {
+  try {
+    run();
+  } catch (const runtime::InputError &error) {
+    return error.what();
+  }
+  return "no error";
+}
 
 void writeText(const std::string &path, const std::string &text) {
   std::ofstream(path, std::ios::binary) << text;

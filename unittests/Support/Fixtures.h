@@ -29,6 +29,9 @@ private:
   std::string path;
 };
 
+/// The message of the InputError that `run` throws, or "no error".
+std::string errorOf(const std::function<void()> &run);
+
 void writeText(const std::string &path, const std::string &text);
 std::string readText(const std::string &path);
 void writeTensors(const std::string &path, const Tensors &tensors);
