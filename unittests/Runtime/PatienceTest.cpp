@@ -32,7 +32,15 @@ struct Sights : RankSights {
 class StallTest : public testing::Test {
 protected:
   std::optional<Stall::Cause> at(std::chrono::milliseconds time) {
-    return stall.overdue({}, false, begin + time);
+    return tick(time);
+  }
+  /// Asks every second until then, as who waits does.
+  std::optional<Stall::Cause> tick(std::chrono::milliseconds time,
+                                   bool always = false) {
+    for (; asked + 1s < time; asked += 1s)
+      stall.overdue({}, always, begin + asked + 1s);
+    asked = time;
+    return stall.overdue({}, always, begin + time);
   }
   std::string textAt(std::chrono::milliseconds time) {
     std::optional<Stall::Cause> cause = at(time);
@@ -45,6 +53,7 @@ protected:
                     }};
   Sights sights{3};
   Stall stall{sights, patience, begin};
+  std::chrono::milliseconds asked{0};
 };
 
 TEST(Patience, IsFiveMinutesThenTwoOrTwentySteps) {
@@ -105,7 +114,15 @@ TEST_F(StallTest, SaysHowManyOthersThereAre) {
 TEST_F(StallTest, NobodyWaitsForALongCall) {
   EXPECT_EQ(textAt(11s), "");
   EXPECT_EQ(textAt(100s), "");
-  EXPECT_TRUE(stall.overdue({}, /*always=*/true, begin + 110s));
+  EXPECT_TRUE(tick(110s, /*always=*/true));
+}
+
+TEST_F(StallTest, DoesNotCountTheTimeOfAProcessThatWasSuspended) {
+  sights.ranks[0].waits = true;
+  EXPECT_EQ(textAt(8s), "");
+  EXPECT_FALSE(stall.overdue({}, false, begin + 1h));
+  EXPECT_FALSE(stall.overdue({}, false, begin + 1h + 1s));
+  EXPECT_TRUE(stall.overdue({}, false, begin + 1h + 2s));
 }
 
 TEST_F(StallTest, SaysWhyNothingIsSeen) {

@@ -14,6 +14,8 @@ constexpr milliseconds kLeast = std::chrono::minutes(2);
 constexpr int64_t kSteps = 20;
 /// A wait looks at the others from when it is long.
 constexpr milliseconds kLong(1000);
+/// Who was not asked for so long did not run.
+constexpr milliseconds kAsleep(5000);
 
 std::string seconds(milliseconds time) {
   std::string text = std::to_string(time.count() / 1000);
@@ -47,6 +49,9 @@ std::string WaitSettings::step() const {
 std::optional<Stall::Cause> Stall::overdue(milliseconds grace, bool always,
                                            Clock::time_point now) {
   milliseconds deadline = patience.deadline();
+  if (now - looked > kAsleep)
+    since += now - looked;
+  looked = now;
   if (now - begun < std::min(kLong, deadline / 4))
     return std::nullopt;
   std::vector<RankSight> sight = sights.look();

@@ -138,11 +138,13 @@ public:
 
   Stall(RankSights &sights, const Patience &patience,
         Clock::time_point now = Clock::now())
-      : sights(sights), patience(patience), begun(now), since(now) {}
+      : sights(sights), patience(patience), begun(now), since(now),
+        looked(now) {}
 
-  /// To be called every now and then, often against the deadline: nullopt while
-  /// that, and `grace`, have not passed, or nobody waits; with `always` also
-  /// where nobody does.
+  /// To be called every now and then, often against the deadline and several
+  /// times in five seconds: nullopt while that, and `grace`, have not passed,
+  /// or nobody waits; with `always` also where nobody does. Time in which this
+  /// process did not run, as it was suspended, does not count: nor did others.
   std::optional<Cause> overdue(std::chrono::milliseconds grace = {},
                                bool always = false,
                                Clock::time_point now = Clock::now());
@@ -154,6 +156,7 @@ private:
   const Patience &patience;
   const Clock::time_point begun;
   Clock::time_point since;
+  Clock::time_point looked; ///< the last time that it was called
   std::vector<RankSight> seen;
 };
 
