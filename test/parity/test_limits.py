@@ -125,14 +125,29 @@ def test_usr1_goes_on(command: list[str], comm: str, tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_at_once(command: list[str], tmp_path: Path) -> None:
+    for second, wait_s in ((signal.SIGINT, 0.2), (signal.SIGTERM, 1.2)):
+        with training(command, tmp_path) as (process, ranks):
+            os.kill(ranks[1], signal.SIGSTOP)  # the step does not end
+            process.terminate()
+            time.sleep(wait_s)  # or the two are one
+            process.send_signal(second)
+            stderr = process.communicate(timeout=LIMIT_S)[1]
+        assert process.returncode == STOPPED_AT_ONCE
+        assert f"stopped by {second.name.removeprefix('SIG')} at once" in stderr
+
+
+def test_a_signal_that_is_passed_on_is_one(command: list[str], tmp_path: Path) -> None:
+    """As a process group and a shell in it may send TERM twice."""
     with training(command, tmp_path) as (process, ranks):
-        os.kill(ranks[1], signal.SIGSTOP)  # the step does not end
+        os.kill(ranks[1], signal.SIGSTOP)  # the step does not end between them
         process.terminate()
-        time.sleep(0.2)  # or the two are one
-        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.terminate()
+        time.sleep(0.2)
+        os.kill(ranks[1], signal.SIGCONT)
         stderr = process.communicate(timeout=LIMIT_S)[1]
-    assert process.returncode == STOPPED_AT_ONCE
-    assert "stopped by INT at once" in stderr
+    assert process.returncode == STOPPED
+    assert "stopped by TERM after step" in stderr
 
 
 @pytest.mark.parametrize("comm", COMMS)

@@ -33,6 +33,8 @@ namespace {
 /// After a failure the others end by themselves within this; where they wait
 /// for one that hangs they may not.
 constexpr auto kGrace = std::chrono::seconds(5);
+/// A TERM within this of another one may be the same, passed on.
+constexpr auto kRepeat = std::chrono::seconds(1);
 constexpr auto kHungGrace = std::chrono::seconds(1);
 
 sigset_t handledSignals() {
@@ -247,7 +249,13 @@ private:
       segment.header().requests |= request;
       return std::nullopt;
     }
+    auto now = std::chrono::steady_clock::now();
     bool again = std::exchange(asked, true);
+    // Sent to the group, and passed on by a shell: the same. A second ^C is
+    // somebody's.
+    if (again && (request & kStopByTerm) && now - askedAt < kRepeat)
+      return std::nullopt;
+    askedAt = now;
     if (again || !begun()) {
       killAll();
       std::fprintf(stderr, "fsdp-run: stopped by %s %s\n", name.c_str(),
@@ -339,6 +347,7 @@ private:
   Stall stall;
   std::vector<pid_t> pids;
   bool asked = false; ///< to stop
+  std::chrono::steady_clock::time_point askedAt;
   bool stopped = false;
   bool failed = false;
   bool killed = false;
