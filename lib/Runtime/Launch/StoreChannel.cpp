@@ -213,6 +213,8 @@ private:
       std::conditional_t<std::is_void_v<Result>, bool, Result> result{};
       std::string error;
     };
+    if (broken)
+      throw RunError("the store of the ranks did not answer before");
     auto outcome = std::make_shared<Outcome>();
     bool ended = caller.call(
         [outcome, call, store = store] {
@@ -228,7 +230,8 @@ private:
           }
         },
         patience + kLonger, [this] { check(); });
-    if (!ended)
+    broken = !ended;
+    if (broken)
       throw RunError("the store of the ranks, which rank 0 or torchrun "
                      "serves, did not answer within " +
                      seconds(patience + kLonger));
@@ -304,6 +307,7 @@ private:
   milliseconds patience;
   std::function<bool()> ended;
   std::atomic<bool> stopped = false;
+  bool broken = false; ///< a call has not ended: none may follow
   std::map<int64_t, std::unique_ptr<Peer>> peers; ///< by rank
   int64_t rounds = 0;
   /// What rank 0 has broadcast since the last gather.
