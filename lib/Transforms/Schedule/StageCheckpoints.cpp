@@ -24,10 +24,11 @@ struct StageCheckpoints
     auto steps = program.getOps<OptimizerStepOp>();
     if (steps.empty() || !getOrCreateSchedule(module).getStageCheckpoints())
       return;
+    SymbolTable symbols(module);
     llvm::SetVector<StringAttr> units;
     for (auto name :
          (*steps.begin()).getParamNames().getAsRange<FlatSymbolRefAttr>())
-      if (auto unit = module.lookupSymbol<ParamOp>(name).getUnitAttr())
+      if (auto unit = symbols.lookup<ParamOp>(name.getAttr()).getUnitAttr())
         units.insert(unit.getAttr());
 
     Operation *backwardEnd = getPhase(program, Phase::Optimizer);
