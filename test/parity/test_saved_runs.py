@@ -143,6 +143,13 @@ def test_the_checkpoints_of_another_run_stay(captured: Capture, tmp_path: Path) 
     done = runs.train(*words, "--keep", 2, check=False)
     assert done.returncode == 2 and "a checkpoint of another run" in done.stderr, done.stderr
     assert len(list((tmp_path / "other").iterdir())) == 3
+    # A dry run finds the same, and another seed.
+    dry = runs.train(*words, "--dry-run", check=False)
+    assert dry.returncode == 2 and "a checkpoint of another run" in dry.stderr, dry.stderr
+    seeded = Runs(captured(GPT2), Case(GPT2, ADAMW_FUSED, seed=1), tmp_path)
+    words = ["--checkpoint", tmp_path / "ours", "--resume", "auto", "--dry-run"]
+    dry = seeded.train(*words, check=False)
+    assert dry.returncode == 2 and "expected --seed 0" in dry.stderr, dry.stderr
 
 
 def test_a_rank_that_fails_while_another_commits(captured: Capture, tmp_path: Path) -> None:

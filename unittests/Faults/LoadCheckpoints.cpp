@@ -7,8 +7,6 @@
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Checkpoint/CheckpointFolder.h"
-#include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
-#include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 
 #include <nlohmann/json.hpp>
@@ -37,22 +35,17 @@ std::string digestOf(const NativeCheckpoint &checkpoint) {
 }
 
 json load(const std::string &path, bool trusting) {
-  json found = {
-      {"folder", path}, {"step", nullptr}, {"skipped", json::array()}};
-  CheckpointFolder folder(path);
-  std::vector<int64_t> steps = folder.steps();
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step)
-    try {
-      NativeCheckpoint checkpoint(folder.pathOf(*step));
-      for (size_t file = 0; file < checkpoint.manifest().files.size(); ++file)
+  json found = {{"folder", path}, {"step", nullptr}};
+  auto newest = openNewest(
+      CheckpointFolder(path), [](const std::string &) {},
+      [&](const NativeCheckpoint &checkpoint) {
         if (!trusting)
-          checkpoint.verify(file);
-      found["step"] = checkpoint.manifest().state.step;
-      found["digest"] = digestOf(checkpoint);
-      break;
-    } catch (const InputError &error) {
-      found["skipped"].push_back(error.what());
-    }
+          checkpoint.verifyAll();
+        // What cannot be read is not valid either.
+        found["digest"] = digestOf(checkpoint);
+      });
+  if (newest)
+    found["step"] = newest->manifest().state.step;
   return found;
 }
 

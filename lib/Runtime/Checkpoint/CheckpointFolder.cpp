@@ -69,6 +69,23 @@ bool removeFolder(const std::string &path, Progress *progress) {
 
 } // namespace
 
+std::unique_ptr<NativeCheckpoint>
+openNewest(const CheckpointFolder &folder,
+           const std::function<void(const std::string &)> &skipped,
+           const std::function<void(const NativeCheckpoint &)> &check) {
+  std::vector<int64_t> steps = folder.steps();
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step)
+    try {
+      auto checkpoint =
+          std::make_unique<NativeCheckpoint>(folder.pathOf(*step));
+      check(*checkpoint);
+      return checkpoint;
+    } catch (const InputError &error) {
+      skipped(error.what());
+    }
+  return nullptr;
+}
+
 std::string newAttempt() {
   std::random_device random;
   char digits[kAttemptDigits + 1];
@@ -189,7 +206,13 @@ void CheckpointFolder::commit(const std::string &attempt, int64_t step,
   if (failed)
     throw RunError(to + ": cannot make the checkpoint: " + systemError());
   progress.reach(SavePoint::SyncParent);
-  syncFolder(path);
+  try {
+    syncFolder(path);
+  } catch (const RunError &) {
+    // A save that has failed is not there.
+    rename(to.c_str(), from.c_str());
+    throw;
+  }
   if (!replaced.empty())
     removeFolder(replaced, nullptr);
 }

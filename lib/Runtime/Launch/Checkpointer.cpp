@@ -59,12 +59,62 @@ template <typename BodyT> std::thread startQuietly(BodyT body) {
 
 } // namespace
 
+void checkOwn(const CheckpointFolder &folder, const RunOptions &options,
+              const NativeCheckpoint *chosen) {
+  if (options.checkpointPath.empty() || options.resume == "auto")
+    return;
+  // Of a checkpoint elsewhere nothing in this folder is.
+  std::error_code error;
+  bool isOurs = chosen && std::filesystem::equivalent(
+                              std::filesystem::path(chosen->path()) / "..",
+                              options.checkpointPath, error);
+  int64_t after = isOurs ? chosen->manifest().state.step : -1;
+  for (int64_t step : folder.steps())
+    if (step > after)
+      throw InputError(
+          folder.pathOf(step) + ": a checkpoint of another run" +
+          (isOurs ? ", after step " + std::to_string(after) +
+                        " from which "
+                        "this one goes on"
+                  : "") +
+          "; expected --resume auto, or another folder with --checkpoint");
+}
+
+std::string compareRuns(const NativeCheckpoint &chosen, const RunFiles &files,
+                        const RunOptions &options,
+                        const std::string &dataFingerprint) {
+  const RunState &state = chosen.manifest().state;
+  if (state.seed != options.seed)
+    throw InputError(chosen.path() + ": expected --seed " +
+                     std::to_string(state.seed) + ", as it was, got " +
+                     std::to_string(options.seed));
+  std::string differences;
+  auto compare = [&](const std::string &what, const std::string &then,
+                     const std::string &now) {
+    if (then != now)
+      differences += (differences.empty() ? "" : "; ") + what + " was " + then +
+                     ", is " + now;
+  };
+  compare("the world size", std::to_string(state.worldSize),
+          std::to_string(files.plan.worldSize));
+  if (state.worldSize == files.plan.worldSize)
+    compare("the plan", state.plan, files.planHash);
+  compare("the data", state.data, dataFingerprint);
+  for (const auto &[what, now] : environmentOf(options)) {
+    auto then = state.environment.find(what);
+    if (then != state.environment.end())
+      compare(what, then->second, now);
+  }
+  return differences;
+}
+
 Checkpointer::Checkpointer(const RunFiles &files, const RunOptions &options,
                            Device &device, Position &position,
                            std::unique_ptr<Channel> given)
     : files(files), options(options), device(device), channel(std::move(given)),
       progress(channel->rank(), position, options.saveFault),
-      folder(options.checkpointPath) {
+      folder(options.checkpointPath),
+      dataFingerprint(files.data->fingerprint()) {
   // A graph has no step of its own that copies.
   if (options.checkpointAsync && !options.graphs)
     for (const plan::Instruction &instruction : files.plan.instructions)
@@ -82,23 +132,7 @@ void Checkpointer::openFolder() {
   if (options.checkpointPath.empty())
     return;
   folder.open();
-  if (options.resume == "auto")
-    return;
-  // Of a checkpoint elsewhere nothing in this folder is.
-  std::error_code error;
-  bool isOurs = chosen && std::filesystem::equivalent(
-                              std::filesystem::path(chosen->path()) / "..",
-                              options.checkpointPath, error);
-  int64_t after = isOurs ? chosen->manifest().state.step : -1;
-  for (int64_t step : folder.steps())
-    if (step > after)
-      throw InputError(
-          folder.pathOf(step) + ": a checkpoint of another run" +
-          (isOurs ? ", after step " + std::to_string(after) +
-                        " from which "
-                        "this one goes on"
-                  : "") +
-          "; expected --resume auto, or another folder with --checkpoint");
+  checkOwn(folder, options, chosen.get());
 }
 
 std::string Checkpointer::tryOpen(const std::string &path, int64_t step) {
@@ -205,30 +239,10 @@ void Checkpointer::chooseNewest(const std::vector<int64_t> &steps) {
 }
 
 void Checkpointer::tellDifferences() const {
-  const RunState &state = chosen->manifest().state;
-  if (state.seed != options.seed)
-    throw InputError(chosen->path() + ": expected --seed " +
-                     std::to_string(state.seed) + ", as it was, got " +
-                     std::to_string(options.seed));
+  std::string differences =
+      compareRuns(*chosen, files, options, dataFingerprint);
   say("resumed: " + chosen->path() + ", after step " +
-      std::to_string(state.step));
-  std::string differences;
-  auto compare = [&](const std::string &what, const std::string &then,
-                     const std::string &now) {
-    if (then != now)
-      differences += (differences.empty() ? "" : "; ") + what + " was " + then +
-                     ", is " + now;
-  };
-  compare("the world size", std::to_string(state.worldSize),
-          std::to_string(files.plan.worldSize));
-  if (state.worldSize == files.plan.worldSize)
-    compare("the plan", state.plan, files.planHash);
-  compare("the data", state.data, files.data->fingerprint());
-  for (const auto &[what, now] : environmentOf(options)) {
-    auto then = state.environment.find(what);
-    if (then != state.environment.end())
-      compare(what, then->second, now);
-  }
+      std::to_string(chosen->manifest().state.step));
   if (!differences.empty())
     warn("losses may differ in bits from those of the run that was saved: " +
          differences);
@@ -258,7 +272,7 @@ RunState Checkpointer::stateOf(Session &session, int64_t step,
   state.step = step;
   state.samples = samples;
   state.seed = options.seed;
-  state.data = files.data->fingerprint();
+  state.data = dataFingerprint;
   state.plan = files.planHash;
   state.worldSize = files.plan.worldSize;
   state.environment = environmentOf(options);

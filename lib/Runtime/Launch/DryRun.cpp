@@ -3,8 +3,8 @@
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/OperatorWork.h"
 #include "fsdp/Runtime/Checkpoint/CheckpointFolder.h"
-#include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Launch/Checkpointer.h"
 #include "fsdp/Runtime/Launch/Launcher.h"
 #include "fsdp/Runtime/Launch/Reporter.h"
 
@@ -129,31 +129,22 @@ void printSteps(const RunFiles &files, const RunOptions &options) {
   print("data", data);
 }
 
-/// What the run goes on from; null: nothing. As Checkpointer::choose, of all
-/// ranks' files.
+/// What the run goes on from; null: nothing.
 std::unique_ptr<NativeCheckpoint> chooseCheckpoint(const RunOptions &options) {
-  auto open = [](const std::string &path) {
-    auto checkpoint = std::make_unique<NativeCheckpoint>(path);
-    for (size_t file = 0; file < checkpoint->manifest().files.size(); ++file)
-      checkpoint->verify(file);
-    return checkpoint;
-  };
   if (options.resume.empty())
     return nullptr;
-  if (options.resume != "auto")
-    return open(options.resume);
+  if (options.resume != "auto") {
+    auto checkpoint = std::make_unique<NativeCheckpoint>(options.resume);
+    checkpoint->verifyAll();
+    return checkpoint;
+  }
   CheckpointFolder folder(options.checkpointPath);
-  std::vector<int64_t> steps = folder.steps();
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step)
-    try {
-      return open(folder.pathOf(*step));
-    } catch (const InputError &error) {
-      print("skips", error.what());
-    }
-  if (!steps.empty())
+  auto newest =
+      openNewest(folder, [](const std::string &why) { print("skips", why); });
+  if (size_t count = folder.steps().size(); !newest && count > 0)
     throw InputError(options.checkpointPath + ": none of its " +
-                     std::to_string(steps.size()) + " checkpoints is valid");
-  return nullptr;
+                     std::to_string(count) + " checkpoints is valid");
+  return newest;
 }
 
 /// Parameters, buffers and the optimizer's state of these, roughly.
@@ -173,9 +164,16 @@ void printCheckpoints(const RunFiles &files, const RunOptions &options) {
   if (!options.hasCheckpoints())
     return;
   std::unique_ptr<NativeCheckpoint> chosen = chooseCheckpoint(options);
+  checkOwn(CheckpointFolder(options.checkpointPath), options, chosen.get());
+  std::string differences;
+  if (chosen)
+    differences =
+        compareRuns(*chosen, files, options, files.data->fingerprint());
   print("begins", chosen ? chosen->path() + ", after step " +
                                std::to_string(chosen->manifest().state.step)
                          : std::string("at the beginning"));
+  if (!differences.empty())
+    print("differs", differences);
   if (options.checkpointPath.empty())
     return;
   checkWritable(options.checkpointPath, /*isFolder=*/true);

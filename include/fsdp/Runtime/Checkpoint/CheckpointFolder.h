@@ -13,10 +13,13 @@
 #ifndef FSDP_RUNTIME_CHECKPOINT_CHECKPOINTFOLDER_H
 #define FSDP_RUNTIME_CHECKPOINT_CHECKPOINTFOLDER_H
 
+#include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
 #include "fsdp/Runtime/Checkpoint/Progress.h"
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -71,6 +74,15 @@ private:
   std::set<int64_t> damaged;
   int fd = -1;
 };
+
+/// The newest checkpoint of the folder that opens and that `check` takes, by
+/// default one whose files have their hashes; null if there is none. `skipped`
+/// hears why a newer one is not it.
+std::unique_ptr<NativeCheckpoint>
+openNewest(const CheckpointFolder &folder,
+           const std::function<void(const std::string &)> &skipped,
+           const std::function<void(const NativeCheckpoint &)> &check =
+               &NativeCheckpoint::verifyAll);
 
 /// 32 hex digits that nobody has used.
 std::string newAttempt();

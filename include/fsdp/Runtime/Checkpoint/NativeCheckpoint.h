@@ -46,6 +46,12 @@ public:
   /// is called now and then, and may throw.
   void verify(size_t file, const std::function<void()> &check = {}) const;
 
+  /// The same of all files.
+  void verifyAll() const {
+    for (size_t file = 0; file < contents.files.size(); ++file)
+      verify(file);
+  }
+
   bool has(const std::string &tensor) const {
     return contents.tensors.contains(tensor);
   }

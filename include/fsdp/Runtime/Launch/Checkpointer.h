@@ -30,6 +30,16 @@ struct SaveReport {
   std::string error;       ///< why it failed; empty: it did not
 };
 
+/// Throws InputError if `folder`, that of --checkpoint, has checkpoints which
+/// are not of a run that goes on from `chosen`; null: that begins.
+void checkOwn(const CheckpointFolder &folder, const RunOptions &options,
+              const NativeCheckpoint *chosen);
+/// What differs from the run that saved it, so that bits of later losses may;
+/// empty: nothing. Throws InputError for what must not.
+std::string compareRuns(const NativeCheckpoint &chosen, const RunFiles &files,
+                        const RunOptions &options,
+                        const std::string &dataFingerprint);
+
 /// The folder --checkpoint, and --resume. All ranks call the same methods in
 /// the same order, from one thread each.
 class Checkpointer {
@@ -96,6 +106,7 @@ private:
   std::unique_ptr<Channel> channel;
   Progress progress;
   CheckpointFolder folder;
+  const std::string dataFingerprint; ///< reads files: once
   std::unique_ptr<NativeCheckpoint> chosen;
   int64_t resumedStep = -1;
   std::vector<int64_t> there; ///< steps in the folder when the run began
