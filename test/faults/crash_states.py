@@ -1,8 +1,8 @@
 """Which states a folder may be in after a crash, from a record of the operations on it.
 
-`unittests/Faults/FileRecorder.cpp` records what processes do below a folder: a line of JSON for each
-operation, followed by as many bytes as its `bytes` says (the data of a write). Files and folders
-are told by inode, so that renames do not confuse them.
+`unittests/Faults/FileRecorder.cpp` records what processes do below a folder: a line of JSON for
+each operation, followed by as many bytes as its `bytes` says (the data of a write). Files and
+folders are told by inode, so that renames do not confuse them.
 
 After the death of a process the folder is what the operations so far made of it. After a power cut
 POSIX promises less: the data of a file are there once it has been synced, and a name in a folder
