@@ -1,11 +1,13 @@
 //===- Runtime.cpp - the runtime as a module of Python --------------------===//
 //
 // Sessions of a plan in this process, with tensors of the process's own torch.
-// python/fsdp_mlir/frontdoor/compiled.py is its only user and says what things
-// mean; here are types, threads and errors. Calls that may wait release the
-// interpreter's lock.
+// python/fsdp_mlir/frontdoor is its only user and says what things mean; here
+// are types, threads and errors. Calls that may wait release the interpreter's
+// lock.
 //
 //===----------------------------------------------------------------------===//
+#include "Checkpoints.h"
+
 #include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Execution/OpenPlan.h"
@@ -13,6 +15,7 @@
 #include "fsdp/Runtime/Launch/Agreement.h"
 #include "fsdp/Runtime/Launch/Connection.h"
 #include "fsdp/Runtime/Launch/Rendezvous.h"
+#include "fsdp/Runtime/Launch/RunFiles.h"
 #include "fsdp/Runtime/Operators/Operators.h"
 
 #include <torch/csrc/utils/pybind.h>
@@ -48,7 +51,8 @@ public:
   /// which the plan may call.
   OpenPlan(const std::string &path, const std::string &allowedPlugin,
            const std::vector<std::string> &operators)
-      : plan(open(path, allowedPlugin, operators)) {}
+      : plan(open(path, allowedPlugin, operators)), planHash(hashOfPlan(plan)) {
+  }
 
   /// With the other ranks: a collective, before all others. `comm`: as
   /// fsdp-run's --comm. `deadline`: as its --deadline. `other`: a session of
@@ -104,6 +108,7 @@ public:
   }
 
   plan::Plan plan;
+  const std::string planHash; ///< as it was read
   int64_t rank = 0;
   std::unique_ptr<Device> device;
   std::unique_ptr<Connection> connection;
@@ -356,8 +361,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property(
           "steps", [](const OpenPlan &self) { return self.session->steps(); },
           [](OpenPlan &self, int64_t steps) { self.session->setSteps(steps); })
+      // Scale and growth tracker, or None without a loss scaler.
+      .def_property(
+          "scaler",
+          [](OpenPlan &self) -> std::optional<std::pair<float, int32_t>> {
+            GradScaler *scaler = self.session->executor().gradScaler();
+            if (!scaler)
+              return std::nullopt;
+            GradScaler::State state = scaler->state();
+            return std::pair(state.scale, state.growthTracker);
+          },
+          [](OpenPlan &self, const std::pair<float, int32_t> &state) {
+            c10::InferenceMode guard;
+            if (GradScaler *scaler = self.session->executor().gradScaler())
+              scaler->setState({state.first, state.second});
+          })
+      .def_readonly("plan_hash", &OpenPlan::planHash)
       .def_property_readonly("param_groups", &paramGroups)
       .def_property_readonly("counts_steps", [](const OpenPlan &self) {
         return self.plan.lrSchedule || self.plan.optimizer.name == "plugin";
       });
+
+  bindCheckpoints(m);
 }

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
 from fsdp_mlir.capture.capture import CaptureSummary, capture
-from fsdp_mlir.frontdoor.compiled import Step, compile
+from fsdp_mlir.frontdoor.compiled import compile
+from fsdp_mlir.frontdoor.step import Step
 from fsdp_mlir.modules.sharding import fully_shard
 from fsdp_mlir.support.errors import CaptureError, CompileError
 from fsdp_mlir.support.version import __version__

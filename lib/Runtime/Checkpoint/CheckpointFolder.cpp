@@ -129,6 +129,8 @@ std::vector<int64_t> CheckpointFolder::steps() const {
 
 void CheckpointFolder::open(std::chrono::milliseconds patience) {
   namespace fs = std::filesystem;
+  if (fd >= 0)
+    return;
   // Each folder that is made is durable by its parent.
   std::vector<fs::path> missing;
   std::error_code error;

@@ -1,18 +1,15 @@
 //===- Checkpointer.cpp - a rank's part in the checkpoints of a run -------===//
 #include "fsdp/Runtime/Launch/Checkpointer.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Launch/OpenTogether.h"
 #include "fsdp/Support/Message.h"
 
-#include <ATen/Version.h>
 #include <nlohmann/json.hpp>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 #include <variant>
 
@@ -39,14 +36,6 @@ void say(const std::string &text) {
 
 void warn(const std::string &text) { say("fsdp-run: warning: " + text); }
 
-/// What the bits of a step depend on beside plan, seed and data.
-std::map<std::string, std::string> environmentOf(const RunOptions &options) {
-  return {{"torch", TORCH_VERSION},
-          {"device", isGpu(options.device) ? "cuda" : "cpu"},
-          {"cpu_capability", at::get_cpu_capability()},
-          {"threads", std::to_string(options.threads)}};
-}
-
 /// A thread that no signal of the process goes to.
 template <typename BodyT> std::thread startQuietly(BodyT body) {
   sigset_t all, before;
@@ -61,51 +50,25 @@ template <typename BodyT> std::thread startQuietly(BodyT body) {
 
 void checkOwn(const CheckpointFolder &folder, const RunOptions &options,
               const NativeCheckpoint *chosen) {
-  if (options.checkpointPath.empty() || options.resume == "auto")
-    return;
-  // Of a checkpoint elsewhere nothing in this folder is.
-  std::error_code error;
-  bool isOurs = chosen && std::filesystem::equivalent(
-                              std::filesystem::path(chosen->path()) / "..",
-                              options.checkpointPath, error);
-  int64_t after = isOurs ? chosen->manifest().state.step : -1;
-  for (int64_t step : folder.steps())
-    if (step > after)
-      throw InputError(
-          folder.pathOf(step) + ": a checkpoint of another run" +
-          (isOurs ? ", after step " + std::to_string(after) +
-                        " from which "
-                        "this one goes on"
-                  : "") +
-          "; expected --resume auto, or another folder with --checkpoint");
+  if (!options.checkpointPath.empty() && options.resume != "auto")
+    checkOwn(folder, options.checkpointPath, chosen,
+             "--resume auto, or another folder with --checkpoint");
 }
 
 std::string compareRuns(const NativeCheckpoint &chosen, const RunFiles &files,
                         const RunOptions &options,
                         const std::string &dataFingerprint) {
-  const RunState &state = chosen.manifest().state;
-  if (state.seed != options.seed)
+  const RunState &then = chosen.manifest().state;
+  if (then.seed != options.seed)
     throw InputError(chosen.path() + ": expected --seed " +
-                     std::to_string(state.seed) + ", as it was, got " +
+                     std::to_string(then.seed) + ", as it was, got " +
                      std::to_string(options.seed));
-  std::string differences;
-  auto compare = [&](const std::string &what, const std::string &then,
-                     const std::string &now) {
-    if (then != now)
-      differences += (differences.empty() ? "" : "; ") + what + " was " + then +
-                     ", is " + now;
-  };
-  compare("the world size", std::to_string(state.worldSize),
-          std::to_string(files.plan.worldSize));
-  if (state.worldSize == files.plan.worldSize)
-    compare("the plan", state.plan, files.planHash);
-  compare("the data", state.data, dataFingerprint);
-  for (const auto &[what, now] : environmentOf(options)) {
-    auto then = state.environment.find(what);
-    if (then != state.environment.end())
-      compare(what, then->second, now);
-  }
-  return differences;
+  RunState now;
+  now.worldSize = files.plan.worldSize;
+  now.plan = files.planHash;
+  now.data = dataFingerprint;
+  now.environment = environmentOfBits(isGpu(options.device), options.threads);
+  return compareRuns(then, now);
 }
 
 Checkpointer::Checkpointer(const RunFiles &files, const RunOptions &options,
@@ -135,48 +98,6 @@ void Checkpointer::openFolder() {
   checkOwn(folder, options, chosen.get());
 }
 
-std::string Checkpointer::tryOpen(const std::string &path, int64_t step) {
-  json own = json::object();
-  try {
-    progress.begin(step);
-    progress.reach(SavePoint::Choose);
-    chosen = std::make_unique<NativeCheckpoint>(path);
-    own["hash"] = chosen->hash();
-    progress.begin(chosen->manifest().state.step);
-    progress.reach(SavePoint::Verify);
-    size_t count = chosen->manifest().files.size();
-    for (auto file = size_t(channel->rank()); file < count;
-         file += size_t(channel->worldSize()))
-      chosen->verify(file, [&] {
-        progress.beat();
-        channel->check();
-      });
-  } catch (const InputError &error) {
-    own["error"] = error.what();
-  }
-  std::vector<std::string> texts = channel->gather(print(own));
-  json verdict = json::object();
-  for (size_t rank = 0; rank < texts.size() && !verdict.contains("error");
-       ++rank) {
-    json other = json::parse(texts[rank]);
-    if (other.contains("error"))
-      verdict["error"] = other["error"];
-    else if (other["hash"] != own["hash"])
-      verdict["error"] = path + ": rank " + std::to_string(rank) +
-                         " sees another checkpoint there than rank 0";
-  }
-  verdict = json::parse(channel->broadcast(print(verdict)));
-  return verdict.value("error", "");
-}
-
-void Checkpointer::throwOnAll(const std::string &error) const {
-  if (error.empty())
-    return;
-  if (channel->rank() == 0)
-    throw InputError(error);
-  throw AbortedError(error);
-}
-
 const NativeCheckpoint *Checkpointer::choose() {
   bool isAuto = options.resume == "auto";
   // Rank 0 decides; an error of its own ends the others, too.
@@ -189,11 +110,14 @@ const NativeCheckpoint *Checkpointer::choose() {
       decision["error"] = error.what();
     }
   decision = json::parse(channel->broadcast(print(decision)));
-  throwOnAll(decision.value("error", ""));
+  throwOnAll(*channel, decision.value("error", ""));
   if (isAuto)
     chooseNewest(decision["steps"].get<std::vector<int64_t>>());
-  else if (!options.resume.empty())
-    throwOnAll(tryOpen(options.resume, 0));
+  else if (!options.resume.empty()) {
+    std::string error;
+    chosen = openTogether(options.resume, 0, *channel, progress, error);
+    throwOnAll(*channel, error);
+  }
 
   decision = json::object();
   if (channel->rank() == 0)
@@ -208,7 +132,7 @@ const NativeCheckpoint *Checkpointer::choose() {
       decision["error"] = error.what();
     }
   decision = json::parse(channel->broadcast(print(decision)));
-  throwOnAll(decision.value("error", ""));
+  throwOnAll(*channel, decision.value("error", ""));
   if (!isAuto)
     there = decision.value("steps", there);
   progress.reach(chosen ? SavePoint::Read : SavePoint::None);
@@ -222,20 +146,10 @@ void Checkpointer::chooseNewest(const std::vector<int64_t> &steps) {
   if (steps.empty() == files.resumes)
     throw InputError(options.checkpointPath +
                      ": other checkpoints are there than rank 0 sees");
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    std::string error = tryOpen(folder.pathOf(*step), *step);
-    if (error.empty())
-      return;
-    chosen.reset();
-    folder.setDamaged(*step);
-    if (channel->rank() == 0)
-      warn(error + "; this checkpoint is skipped");
-  }
-  if (!steps.empty())
-    throwOnAll(options.checkpointPath + ": none of its " +
-               std::to_string(steps.size()) +
-               " checkpoints is valid; expected one, or an empty folder to "
-               "begin anew");
+  chosen = openNewestTogether(folder, steps, *channel, progress,
+                              [](const std::string &error) {
+                                warn(error + "; this checkpoint is skipped");
+                              });
 }
 
 void Checkpointer::tellDifferences() const {
@@ -275,7 +189,7 @@ RunState Checkpointer::stateOf(Session &session, int64_t step,
   state.data = dataFingerprint;
   state.plan = files.planHash;
   state.worldSize = files.plan.worldSize;
-  state.environment = environmentOf(options);
+  state.environment = environmentOfBits(isGpu(options.device), options.threads);
   Executor &executor = session.executor();
   ShardedOptimizer *optimizer = executor.shardedOptimizer();
   state.updates = optimizer ? optimizer->steps() : step;

@@ -31,13 +31,6 @@ Chunk wholeOf(const std::vector<int64_t> &shape) {
   return {std::vector<int64_t>(shape.size(), 0), shape};
 }
 
-plan::DType dtypeOf(const at::Tensor &tensor) {
-  for (int dtype = 0; dtype <= int(plan::DType::Complex128); ++dtype)
-    if (scalarType(plan::DType(dtype)) == tensor.scalar_type())
-      return plan::DType(dtype);
-  throw RunError("a checkpoint has no tensors of " + tensor.toString());
-}
-
 } // namespace
 
 SessionState::Item SessionState::paramItem(int32_t index) const {
@@ -77,7 +70,7 @@ std::vector<SessionState::Item> SessionState::optimizerItems() const {
       Item item = param;
       item.name = "optimizer.state." + param.name + "." + name;
       item.tensor = tensor;
-      item.spec.dtype = dtypeOf(tensor);
+      item.spec.dtype = planType(tensor.scalar_type());
       if (tensor.sizes() != param.tensor.sizes()) {
         item.spec.shape = tensor.sizes().vec();
         item.chunk = wholeOf(item.spec.shape);

@@ -48,6 +48,14 @@ at::ScalarType scalarType(plan::DType dtype) {
   throw InputError("unknown dtype");
 }
 
+plan::DType planType(at::ScalarType type) {
+  for (int dtype = 0; dtype <= int(plan::DType::Complex128); ++dtype)
+    if (scalarType(plan::DType(dtype)) == type)
+      return plan::DType(dtype);
+  throw InputError(std::string("no plan has tensors of ") +
+                   c10::toString(type));
+}
+
 at::Tensor emptyLaidOut(const plan::TensorSpec &spec,
                         const plan::Strides &strides, c10::Device device) {
   return at::empty_strided(spec.shape, plan::fullStrides(spec.shape, strides),

@@ -19,7 +19,8 @@ STEPS = "steps"
 
 class OptimizerState:
     """That of an optimizer of torch, or, where there is none, of a session's own. With
-    `counts_steps`, each group has the number of steps so far, `steps`."""
+    `counts_steps`, each group has the number of steps so far, `steps`. An optimizer that has no
+    state yet makes it, as get_optimizer_state_dict does, unless `makes` is false."""
 
     def __init__(
         self,
@@ -28,6 +29,8 @@ class OptimizerState:
         session: Any,
         trained: Trained | None,
         steps: int,
+        *,
+        makes: bool = True,
     ) -> None:
         self._optimizer = optimizer
         self._session = session
@@ -41,7 +44,7 @@ class OptimizerState:
             self._indices = {self._names[id(p)]: index for index, p in trained.params.items()}
         elif optimizer is None:
             raise TypeError("expected a compiled step: call it once, or give compile an example")
-        elif not optimizer.state:
+        elif makes and not optimizer.state:
             get_optimizer_state_dict(model, optimizer)  # which makes it
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ public:
   /// Makes the folder, and keeps other runs from writing there until this
   /// process ends, as far as its file system has locks. One that ends just now
   /// is waited for. Throws InputError if another run has it, or it cannot be
-  /// made.
+  /// made. Once it is open, nothing more happens.
   void open(std::chrono::milliseconds patience = std::chrono::seconds(10));
   /// Removes what killed saves have left, and makes the folder of a new one,
   /// in which there must be room for so many bytes. Returns its path.

@@ -30,8 +30,7 @@ struct SaveReport {
   std::string error;       ///< why it failed; empty: it did not
 };
 
-/// Throws InputError if `folder`, that of --checkpoint, has checkpoints which
-/// are not of a run that goes on from `chosen`; null: that begins.
+/// As checkOwn of the run's folder, if it has one.
 void checkOwn(const CheckpointFolder &folder, const RunOptions &options,
               const NativeCheckpoint *chosen);
 /// What differs from the run that saved it, so that bits of later losses may;
@@ -86,13 +85,9 @@ private:
   /// Begins to write what the plan has staged since the last step.
   void writeStaged(Session &session);
   RunState stateOf(Session &session, int64_t step, int64_t samples) const;
-  /// Opens and verifies one; returns why not, or nothing.
-  std::string tryOpen(const std::string &path, int64_t step);
   void chooseNewest(const std::vector<int64_t> &steps);
   void openFolder();
   void tellDifferences() const;
-  /// An error of rank 0's that all know: nothing where it is empty.
-  void throwOnAll(const std::string &error) const;
   void startWriting();
   void write(std::chrono::steady_clock::time_point begin);
   /// Waits for the save that is under way.

@@ -12,6 +12,8 @@ namespace fsdp::runtime {
 
 /// The torch dtype of a plan's.
 at::ScalarType scalarType(plan::DType dtype);
+/// The other way round. Throws InputError where plans have none for it.
+plan::DType planType(at::ScalarType type);
 
 /// Memory of its own for a tensor of this shape, dtype and strides.
 at::Tensor emptyLaidOut(const plan::TensorSpec &spec,

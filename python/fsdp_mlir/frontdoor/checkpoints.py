@@ -1,0 +1,380 @@
+"""Checkpoints of a step: those of fsdp-run, with the same files and the same way to save them.
+
+What is no tensor (settings of the optimizer's groups, the caller's own state) is text, a rank's in
+the tensor of bytes `rank.N.python`. docs/checkpoints.md says the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from fsdp_mlir.frontdoor.plans import together
+from fsdp_mlir.modules import weights
+from fsdp_mlir.state.optimizer_state import OptimizerState
+from fsdp_mlir.support import build
+from fsdp_mlir.support.plain_data import decoded, encoded
+
+_STATE = "optimizer.state."
+
+# What the runtime takes: name, shape of the whole tensor, offsets of the box, the box.
+Box = tuple[str, list[int], list[int], Tensor]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run goes on from."""
+
+    path: str
+    step: int
+    samples: int
+    world_size: int
+    extra: Any  # this rank's; rank 0's where there was no such rank
+    scaler: tuple[float, int] | None
+
+
+class Checkpoints:
+    """Those of one model; every method is a collective."""
+
+    def __init__(self, model: nn.Module, rendezvous: Any) -> None:
+        self._model = model
+        self._rendezvous = rendezvous
+        self._runtime = build.runtime().Checkpoints(rendezvous)
+        self._writer = ThreadPoolExecutor(1, "fsdp-mlir-save")
+        self._saved: Future[str] | None = None
+
+    # --- saving
+
+    def save(
+        self,
+        folder: str | Path,
+        optimizer: OptimizerState,
+        *,
+        step: int,
+        samples: int,
+        scaler: tuple[float, int] | None,
+        plan: str,
+        extra: Any,
+        keep: int,
+        wait: bool,
+    ) -> Future[str]:
+        self.finish()
+        path = _absolute(folder)
+
+        def prepare() -> tuple[dict[str, Any], list[Box], list[Box]]:
+            if samples < 0:
+                raise ValueError(f"samples: expected 0 or more, got {samples}")
+            if keep < 0 or keep == 1:
+                raise ValueError(f"keep: expected 0 (all) or at least 2, got {keep}")
+            chunks, own, updates = self._parts(optimizer, extra)
+            if not wait:
+                chunks, own = _copies(chunks), _copies(own)
+            state = {
+                "step": step,
+                "samples": samples,
+                "updates": step if updates is None else updates,
+                "seed": torch.initial_seed() % (1 << 64),
+                "plan": plan,
+                "scaler": scaler,
+            }
+            return state, chunks, own
+
+        said = f"save({path!r}, samples={samples}, keep={keep})"
+        (state, chunks, own), others = together(self._rendezvous, prepare, lambda _: said)
+        _check_alike(others)
+        aliases = {
+            alias: param.name
+            for param in weights.parameters(self._model)
+            for alias in param.aliases
+        }
+
+        def write() -> str:
+            world_size = self._rendezvous.world_size
+            warning = self._runtime.save(path, state, world_size, aliases, chunks, own, keep)
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+            return f"{path}/step-{step}"
+
+        self._saved = self._writer.submit(write)
+        if wait:
+            saved, self._saved = self._saved, None
+            saved.result()
+            return saved
+        return self._saved
+
+    def finish(self) -> None:
+        """Waits for a save that goes on beside training; a warning where it failed."""
+        saved, self._saved = self._saved, None
+        error = saved.exception() if saved is not None else None
+        if error is not None and self._rendezvous.rank == 0:
+            warnings.warn(str(error), stacklevel=4)
+
+    def _parts(
+        self, optimizer: OptimizerState, extra: Any
+    ) -> tuple[list[Box], list[Box], int | None]:
+        """What this rank saves of tensors of all ranks, what it has of its own, and how often the
+        optimizer has updated, if that is known."""
+        given = optimizer.state_dict()
+        texts: dict[str, dict[str, Any]] = {}
+        named = list(self._tensors())
+        names = self._names()
+        updates = None
+        for param, entries in given["state"].items():
+            for key, value in entries.items():
+                if isinstance(value, Tensor):
+                    named.append((f"{_STATE}{names[param]}.{key}", value))
+                    if key == "step" and value.numel() == 1:
+                        updates = max(updates or 0, int(value))
+                else:
+                    texts.setdefault(param, {})[key] = value
+        chunks: list[Box] = []
+        own: list[Box] = []
+        written: dict[int, int] = {}
+        for name, tensor in named:
+            tensor = tensor.detach()
+            if not isinstance(tensor, DTensor):
+                own.append(_whole(name, tensor))
+                continue
+            box = _box(name, tensor)
+            writes = _writes(tensor, written)
+            is_first = all(at == 0 for at in tensor.device_mesh.get_coordinate() or [])
+            if writes and (box[3].numel() > 0 or (tensor.numel() == 0 and is_first)):
+                chunks.append(box)
+        text = {
+            "extra": encoded(extra, "extra"),
+            "param_groups": encoded(given["param_groups"], "optimizer.param_groups"),
+            "state": encoded(texts, "optimizer.state"),
+        }
+        rank = self._rendezvous.rank
+        for name, generator in self._generators().items():
+            chunks.append(_whole(f"rank.{rank}.{name}", generator.get_state()))
+        blob = bytearray(json.dumps(text, allow_nan=False).encode())
+        chunks.append(_whole(f"rank.{rank}.python", torch.frombuffer(blob, dtype=torch.uint8)))
+        return chunks, own, updates
+
+    # --- loading
+
+    def load(self, path: str | Path, optimizer: OptimizerState, plan: str) -> Resumed | None:
+        """None where there is none."""
+        self.finish()
+        where = _absolute(path)
+        _check_alike(self._rendezvous.exchange(f"load({where!r})", 300))
+        skipped, found = self._runtime.open(where)
+        first = self._rendezvous.rank == 0
+        for why in skipped:
+            warnings.warn(f"{why}; this checkpoint is skipped", stacklevel=3)
+        if found is None:
+            return None
+        try:
+            (state, text), _ = together(
+                self._rendezvous, lambda: self._checked(found, optimizer), lambda _: ""
+            )
+            together(self._rendezvous, lambda: self._take(found, optimizer, state), lambda _: "")
+            differences = self._runtime.differences(self._rendezvous.world_size, plan)
+        finally:
+            self._runtime.close()
+        if first and differences:
+            warnings.warn(
+                f"{found['path']}: losses may differ in bits from those of the run that was saved: "
+                + differences,
+                stacklevel=3,
+            )
+        extra = decoded(text["extra"]) if text else None
+        return Resumed(
+            found["path"],
+            found["step"],
+            found["samples"],
+            found["world_size"],
+            extra,
+            found["scaler"],
+        )
+
+    def _checked(
+        self, found: dict[str, Any], optimizer: OptimizerState
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The optimizer's state, and what is text; ValueError where the checkpoint is not one of
+        this model. Changes nothing."""
+        known = set()
+        for name, tensor in self._tensors():
+            if tensor.is_meta:
+                raise ValueError(
+                    f"'{name}' is on 'meta': expected values; give compile an example, or call the "
+                    "step once before load"
+                )
+            self._runtime.check(self._own(found, _box(name, tensor.detach())))
+            known.add(name)
+        params = {new: old for old, new in self._names().items()}
+        text = self._text(found)
+        own = optimizer.state_dict()
+        state: dict[str, Any] = {}
+        for name, (dtype, shape) in found["tensors"].items():
+            if name.startswith("rank.") or name in known:
+                continue
+            param, _, key = name.removeprefix(_STATE).rpartition(".")
+            if not name.startswith(_STATE) or param not in params:
+                raise ValueError(f"{found['path']}: tensor '{name}' is none of the model")
+            entries = state.setdefault(params[param], {})
+            entries[key] = self._entry(found, optimizer, own, params[param], key, dtype, shape)
+        for param, entries in decoded(text["state"]).items() if text else ():
+            state.setdefault(param, {}).update(entries)
+        groups = decoded(text["param_groups"]) if text else own["param_groups"]
+        return {"state": state, "param_groups": groups}, text
+
+    def _entry(
+        self,
+        found: dict[str, Any],
+        optimizer: OptimizerState,
+        own: dict[str, Any],
+        param: str,
+        key: str,
+        dtype: str,
+        shape: list[int],
+    ) -> Tensor:
+        """An entry of the optimizer's state as this rank has it: sharded as its own, or as the
+        parameter where it has that shape."""
+        like = own["state"].get(param, {}).get(key)
+        whole = dict(self._model.named_parameters())[param].detach()
+        if not isinstance(like, Tensor) and list(whole.shape) == list(shape) and shape:
+            like = whole
+        made = getattr(torch, dtype)
+        name = f"{_STATE}{self._names()[param]}.{key}"
+        if not isinstance(like, DTensor) or list(like.shape) != list(shape):
+            tensor = torch.empty(shape, dtype=made)
+            self._runtime.read(self._own(found, (name, list(shape), [0] * len(shape), tensor)))
+            return tensor
+        local, offsets = _geometry(name, like)
+        part = torch.empty(local, dtype=made)
+        self._runtime.read((name, list(shape), offsets, part))
+        return DTensor.from_local(
+            part.to(like.device),
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
+        )
+
+    def _take(self, found: dict[str, Any], optimizer: OptimizerState, state: Any) -> None:
+        optimizer.load_state_dict(state)
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                box = _box(name, tensor.detach())
+                self._runtime.read(self._own(found, box))
+                if box[3].data_ptr() != local.data_ptr():
+                    # Elements that lie at one place are the same.
+                    dims = [d for d, step in enumerate(local.stride()) if step == 0]
+                    to, part = local, box[3]
+                    for dim in dims:
+                        to, part = to.narrow(dim, 0, 1), part.narrow(dim, 0, 1)
+                    to.copy_(part)
+        step, seed = found["step"], found["seed"]
+        for name, generator in self._generators().items():
+            full = f"rank.{self._rendezvous.rank}.{name}"
+            bytes_ = generator.get_state()
+            _, shape = found["tensors"].get(full, ("", None))
+            if found["world_size"] != self._rendezvous.world_size or shape != [bytes_.numel()]:
+                # As fsdp-run does: a generator belongs to one rank.
+                generator.manual_seed((seed + step) % (1 << 63))
+                continue
+            self._runtime.read((full, shape, [0], bytes_))
+            generator.set_state(bytes_)
+
+    def _text(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Empty in a checkpoint of fsdp-run."""
+        for rank in (self._rendezvous.rank, 0):
+            name = f"rank.{rank}.python"
+            if name in found["tensors"]:
+                _, shape = found["tensors"][name]
+                blob = torch.empty(shape, dtype=torch.uint8)
+                self._runtime.read((name, shape, [0], blob))
+                return dict(json.loads(bytes(blob.tolist())))
+        return {}
+
+    def _own(self, found: dict[str, Any], box: Box) -> Box:
+        """With the name of this rank's, where that is not rank 0's."""
+        name = f"rank.{self._rendezvous.rank}.{box[0]}"
+        return (name, *box[1:]) if name in found["tensors"] else box
+
+    # --- what there is
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for state in (*weights.parameters(self._model), *weights.buffers(self._model)):
+            yield state.name, state.tensor
+
+    def _names(self) -> dict[str, str]:
+        """The names of parameters in a checkpoint, by those of the optimizer's state."""
+        first = {id(state.tensor): state.name for state in weights.parameters(self._model)}
+        return {name: first[id(param)] for name, param in self._model.named_parameters()}
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        found = {"rng.cpu": torch.default_generator}
+        if any(param.is_cuda for param in self._model.parameters()):
+            found["rng.device"] = torch.cuda.default_generators[torch.cuda.current_device()]
+        return found
+
+
+def _absolute(path: str | Path) -> str:
+    return os.path.abspath(Path(path).expanduser())
+
+
+def _check_alike(said: list[str]) -> None:
+    for rank, other in enumerate(said):
+        if other != said[0]:
+            raise ValueError(f"rank {rank} calls {other}, rank 0 {said[0]}")
+
+
+def _geometry(name: str, tensor: DTensor) -> tuple[list[int], list[int]]:
+    """Shape and offsets of this rank's part."""
+    for placement in tensor.placements:
+        if type(placement) not in (Shard, Replicate):
+            raise ValueError(f"'{name}': expected shards or replicas, got {placement}")
+    shape, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return list(shape), list(offsets)
+
+
+def _box(name: str, tensor: Tensor) -> Box:
+    if not isinstance(tensor, DTensor):
+        return _whole(name, tensor)
+    _, offsets = _geometry(name, tensor)
+    return name, list(tensor.shape), offsets, _plain(tensor.to_local())
+
+
+def _whole(name: str, tensor: Tensor) -> Box:
+    return name, list(tensor.shape), [0] * tensor.dim(), _plain(tensor)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _copies(boxes: Iterable[Box]) -> list[Box]:
+    return [(name, shape, offsets, data.clone()) for name, shape, offsets, data in boxes]
+
+
+def _writes(tensor: DTensor, written: dict[int, int]) -> bool:
+    """Whether this rank's replica saves the tensor: the one that has saved fewest bytes so far, as
+    all ranks count them."""
+    mesh = tensor.device_mesh
+    own, replicas = 0, 1
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            own = own * mesh.size(axis) + mesh.get_local_rank(axis)
+            replicas *= mesh.size(axis)
+    writer = min(range(replicas), key=lambda replica: written.get(replica, 0))
+    if replicas > 1:
+        written[writer] = written.get(writer, 0) + tensor.numel() * tensor.element_size()
+    return own == writer

@@ -1,0 +1,507 @@
+"""`Step`: the training step of a sharded model, whose plans are made as its batches need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Resumed
+from fsdp_mlir.frontdoor.plans import (
+    Compiled,
+    NoPlan,
+    Plans,
+    has_no_plan,
+    together,
+    warn_of_fallback,
+)
+from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
+from fsdp_mlir.modules import sharding
+from fsdp_mlir.state import optimizers
+from fsdp_mlir.state.model_state import ModelState
+from fsdp_mlir.state.optimizer_state import OptimizerState
+from fsdp_mlir.step import eager
+from fsdp_mlir.step.batches import Batch, Inputs, form, split, tensors
+from fsdp_mlir.step.eager import Clipping
+from fsdp_mlir.step.outputs import scalar_of
+from fsdp_mlir.step.training_step import EachLoss, Loss, TrainingStep
+from fsdp_mlir.support import build, policy_schema
+from fsdp_mlir.support.errors import CompileError
+
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
+
+# What a rank says before a call.
+_READY, _COMPILE, _EAGER, _OTHER_VALUES = range(4)
+
+# Options without which a step of FSDP2 would be another one.
+_OF_PLAN = policy_schema.keys_where("compile", "plan")
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What the last step said beside its loss."""
+
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+
+
+class Step:
+    """A training step of a model, compiled for each form of batch that it gets.
+
+    Calls are collective: all ranks make them in the same order. A compiled step that failed, here
+    or on another rank, raises RuntimeError on every rank, and the object cannot be used any more.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None,
+        optimizer: torch.optim.Optimizer | None,
+        clipping: Clipping | None,
+        config: dict[str, Any],
+        plans: Plans,
+        rendezvous: Any,
+        *,
+        evaluation: bool,
+        outputs: bool,
+        fallback: str,
+        deadline: float,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._optimizer = optimizer
+        self._clipping = clipping
+        self._config = config
+        self._plans = plans
+        self._rendezvous = rendezvous
+        self._evaluation = evaluation
+        # Without a loss function the output is the model's, which may be large.
+        self._gives_outputs = outputs or loss is not None
+        self._fallback = fallback
+        self._groups = sharding.groups(model)
+        self._inputs = Inputs(model, loss)
+        self._requests = Requests(
+            model,
+            optimizer,
+            clipping,
+            config,
+            self._inputs,
+            evaluation=evaluation,
+            gives_outputs=self._gives_outputs,
+        )
+        self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
+        self._evaluators: dict[Any, Compiled] = {}
+        self._steps = 0
+        self._scaler: tuple[float, int] | None = None  # of all plans
+        self._checkpoints: Checkpoints | None = None
+        self._failure = ""  # of a call of the ranks
+        self._has_warned = False  # of batches that a plan does not take
+        self._result = _Result()
+        self._agreement: Any = None  # without it there are no plans
+        try:
+            self._agreement, _ = together(
+                rendezvous,
+                lambda: build.runtime().Agreement(plans.comm, rendezvous, deadline),
+                lambda _: "",
+            )
+        except RuntimeError as error:
+            self._without_plan(NoPlan(str(error)))
+
+    # --- training
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on this rank's batch and returns its loss, a scalar; where `loss` gives more than
+        that, what it gives.
+
+        The batch is the inputs in their order, or by name, or one sequence or mapping of them. With
+        n `gradient_accumulation_steps` it has n times the samples of a microbatch: n microbatches
+        in a row, whose mean loss is returned.
+        """
+        batch = self._inputs.named(args, kwargs)
+        microbatches = split(batch, self._requests.count)
+        sharding.reshard(self._groups)
+        params = list(self._model.parameters())
+        # FSDP2 adds to gradients that eager code left.
+        outside = self._outside(params) or any(param.grad is not None for param in params)
+        compiled = self._plan("gradients" if outside else "update", microbatches, params)
+        if compiled is None:
+            return self._eager_step(microbatches)
+        if self._optimizer is not None and not outside:
+            compiled.session.follow(optimizers.followed(self._optimizer))
+            # As its own step does, for the schedulers' check of the order of calls.
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        compiled.bound.optimizer_state(self._steps)
+        if self._scaler is not None and compiled.session.scaler is not None:
+            compiled.session.scaler = self._scaler
+        result = self._run(compiled.session.step, [tensors(batch) for batch in microbatches])
+        self._scaler = compiled.session.scaler
+        self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
+        self._steps += 1
+        if outside:
+            self._take_gradients(compiled)
+            if not result.skipped:
+                self.update()
+            elif self._optimizer is not None:
+                self._optimizer.zero_grad()
+        else:
+            compiled.bound.fill(skipped=bool(result.skipped))
+        return compiled.returned(result.loss)
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward and backward of one microbatch, whose loss it returns: leaves reduced gradients
+        in the parameters, added to those that are there, as loss.backward() does with FSDP2."""
+        microbatches = split(self._inputs.named(args, kwargs), 1)
+        sharding.reshard(self._groups)
+        compiled = self._plan("backward", microbatches, list(self._model.parameters()))
+        if compiled is None:
+            (value,) = eager.backward(
+                self._eager(microbatches[0]), [list(microbatches[0].values())]
+            )
+            return self._returned(value)
+        compiled.bound.optimizer_state(self._steps)
+        result = self._run(compiled.session.step, [tensors(microbatches[0])])
+        self._take_gradients(compiled)
+        return compiled.returned(result.loss)
+
+    def accumulate(self, microbatches: Sequence[Example]) -> list[Any]:
+        """Forward and backward of microbatches whose gradients are reduced together, as FSDP2 does
+        after set_requires_gradient_sync(False) for all but the last: the loss of each. The
+        gradients are those of the sum."""
+        batches = [self._inputs.named((batch,), {}) for batch in microbatches]
+        count = len(batches)
+        if count == 1:
+            return [scalar_of(self.backward(batches[0]))]
+        sharding.reshard(self._groups)
+        alike = len({form(batch) for batch in batches}) == 1
+        params = list(self._model.parameters())
+        compiled = self._plan(
+            "accumulate", batches, params, may=alike and EachLoss.fits(count, torch.float32)
+        )
+        if compiled is None or not EachLoss.fits(count, compiled.loss_dtype):
+            inputs = [list(batch.values()) for batch in batches]
+            steps = self._eager(batches[0])
+            return [
+                scalar_of(value)
+                for value in eager.backward(steps, inputs, reduce_each=False, mean=False)
+            ]
+        compiled.bound.optimizer_state(self._steps)
+        self._run(compiled.session.step, [tensors(batch) for batch in batches])
+        self._take_gradients(compiled)
+        return list(self._requests.losses(count).to(compiled.loss_dtype, copy=True))
+
+    def update(self) -> None:
+        """Clips the gradients of the parameters, if asked for, and makes the optimizer's step;
+        then there are none."""
+        if self._optimizer is None:
+            raise TypeError("update: expected an optimizer of torch in compile, got a config")
+        if self._config.get("lr_schedule"):
+            raise CompileError("lr_schedule: only a plan's update follows it; use a scheduler")
+        sharding.reshard(self._groups)
+        norm = self._clipping.apply(self._model) if self._clipping else None
+        self._result = _Result(norm, self._result.loss_scale, False)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """What the loss gives for this rank's batch in eval mode, without training. Without a loss
+        function, what the model gives; with `evaluation` in compile, its loss."""
+        (batch,) = split(self._inputs.named(args, kwargs), 1)
+        if self._plans.trained is not None:
+            self._plans.trained.settle()
+        key = self._requests.evaluation_key(batch)
+        compiled = self._evaluators.get(key)
+        ready = (
+            compiled is not None
+            and self._is_current(compiled, training=False)
+            and compiled.takes([batch])
+        )
+        if self._agreed(key, _READY if ready else _EAGER) != _READY:
+            value = eager.evaluate(self._eager(batch), list(batch.values()))
+            return self._returned(value) if self._evaluation else value
+        assert compiled is not None
+        loss = self._run(compiled.session.evaluate, tensors(batch))
+        return compiled.returned(loss, evaluation=True)
+
+    # --- what the last step said
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Total norm of the last step's gradients before clipping; None without clipping."""
+        return self._result.grad_norm
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the last step's loss was multiplied by; None without a gradient scaler."""
+        return self._result.loss_scale
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step changed nothing, because a gradient was not finite."""
+        return self._result.skipped
+
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """model.state_dict()."""
+        return self._state.state_dict()
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Whole copies on rank 0, made one tensor at a time; an empty dict on the others."""
+        return self._state.full_state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What model.load_state_dict(), with its hooks, makes of a state dict of DTensors or of
+        whole tensors. ValueError, and no change, where keys or shapes are not the model's."""
+        self._state.load_state_dict(state)
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives: `state`
+        by parameter names, DTensors as the parameters are, and `param_groups`."""
+        return self._optimizer_state.state_dict()
+
+    def full_optimizer_state_dict(self) -> dict[str, Any]:
+        """The same with whole tensors, on rank 0; an empty dict on the others."""
+        return self._optimizer_state.full_state_dict(self._rendezvous.rank)
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from such a state; its tensors may be whole, too."""
+        self._steps = self._optimizer_state.load_state_dict(state)
+
+    @property
+    def steps(self) -> int:
+        """Calls that have trained so far, also those before the checkpoint that was loaded."""
+        return self._steps
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        samples: int = 0,
+        extra: Any = None,
+        keep: int = 0,
+        wait: bool = True,
+    ) -> Future[str]:
+        """Saves to `folder`/step-N, N being `steps`, as fsdp-run does (docs/checkpoints.md): the
+        parameters, buffers, the optimizer's state and settings, the loss scaler, and each rank's
+        generators. `extra`: what else the loop needs on this rank, such as the state dict of a
+        scheduler or a loader, of None, numbers, text, bytes, tensors, and lists, tuples and dicts
+        of these. `samples`: those of the data that all ranks have taken, for fsdp-run.
+
+        `keep`: the newest so many stay; 0: all. Without `wait` it copies all that and writes the
+        copies beside the next steps: the future that it returns, or the next save or load, waits
+        for that, and a failure is a warning. Older checkpoints are as they were after a save that
+        failed, at whatever point."""
+        return self._checkpoint.save(
+            folder,
+            self._optimizer_state_as_it_is,
+            step=self._steps,
+            samples=samples,
+            scaler=self._scaler,
+            plan=self._plan_hash,
+            extra=extra,
+            keep=keep,
+            wait=wait,
+        )
+
+    def load(self, path: str | Path) -> Resumed | None:
+        """Goes on from the checkpoint at `path`, or from the newest valid one of the folder `path`,
+        whose damaged ones are skipped with a warning; None where that has none, or is not there.
+        It may be of fsdp-run, and of another number of ranks. ValueError or RuntimeError, and no
+        change, where it is not one of this model and optimizer."""
+        sharding.reshard(self._groups)
+        found = self._checkpoint.load(path, self._optimizer_state_as_it_is, self._plan_hash)
+        if found is not None:
+            self._steps = found.step
+            self._scaler = found.scaler
+        return found
+
+    @property
+    def _checkpoint(self) -> Checkpoints:
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(self._model, self._rendezvous)
+        return self._checkpoints
+
+    @property
+    def _plan_hash(self) -> str:
+        """Of the first plan; empty while there is none."""
+        made = [made for made in self._cache.values() if made is not None]
+        return str(made[0].session.plan_hash) if made else ""
+
+    @property
+    def _optimizer_state_as_it_is(self) -> OptimizerState:
+        return self._state_of_optimizer(makes=False)
+
+    @property
+    def _state(self) -> ModelState:
+        return ModelState(self._model, self._rendezvous.rank)
+
+    @property
+    def _optimizer_state(self) -> OptimizerState:
+        return self._state_of_optimizer(makes=True)
+
+    def _state_of_optimizer(self, *, makes: bool) -> OptimizerState:
+        sharding.reshard(self._groups)
+        made = next((made for made in self._cache.values() if made is not None), None)
+        session = made.session if made else None
+        return OptimizerState(
+            self._model, self._optimizer, session, self._plans.trained, self._steps, makes=makes
+        )
+
+    # --- plans
+
+    def _plan(
+        self,
+        kind: str,
+        microbatches: list[dict[str, Any]],
+        params: list[nn.Parameter],
+        *,
+        may: bool = True,
+    ) -> Compiled | None:
+        """The plan for this call, compiled where there is none yet, with what it reads bound to
+        it; None where the call runs as FSDP2's, as without `may`."""
+        if self._plans.trained is not None:
+            self._plans.trained.settle()
+        key = self._requests.key(kind, microbatches, params)
+        compiled = self._cache.get(key)
+        if (
+            not may
+            or (key in self._cache and compiled is None)
+            or not sharding.reduces_now(self._model, self._groups)
+            or self._agreement is None
+        ):
+            own = _EAGER
+        else:
+            own = _READY if compiled and self._is_current(compiled) else _COMPILE
+            if own == _READY and compiled and not compiled.takes(microbatches):
+                own = _OTHER_VALUES
+        said = self._agreed(key, own)
+        if said == _COMPILE:
+            compiled = self._compile(key, kind, microbatches)
+            if compiled is not None and compiled.captured.relied_on:
+                takes = compiled.takes(microbatches)
+                said = self._agreed(key, _READY if takes else _OTHER_VALUES)
+        return compiled if said in (_READY, _COMPILE) else None
+
+    def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
+        unchanged = compiled.unchanged
+        if not unchanged.holds():
+            if not unchanged.holds_what_matters(training=training):
+                return False
+            if training:
+                unchanged.renew()
+        return compiled.bound.buffers(compiled.captured.constants)
+
+    def _agreed(self, key: Any, own: int) -> int:
+        """What all ranks do, each having said what it would: to compile if one must, and what
+        FSDP2 does if one must or if they are not about the same."""
+        if self._agreement is None:
+            return _EAGER
+        word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> 2 << 2
+        words = self._run(self._agreement.exchange, word | own)
+        if any(other >> 2 != word >> 2 for other in words):
+            return _EAGER
+        said = max(other & 3 for other in words)
+        if said == _OTHER_VALUES and not self._has_warned:
+            self._without_plan(
+                NoPlan(
+                    "values that decide a shape, as those of a mask, are not those of the batch "
+                    "that it was compiled for, here or on another rank"
+                )
+            )
+            self._has_warned = True
+        return said
+
+    def _run(self, call: Callable[[Any], Any], argument: Any) -> Any:
+        """A call that all ranks make. After one that failed there is no other: the ranks may be
+        anywhere in it."""
+        if self._failure:
+            raise RuntimeError(f"the step cannot be used any more: {self._failure}")
+        try:
+            return call(argument)
+        except RuntimeError as error:
+            self._failure = str(error)
+            raise
+
+    def _compile(
+        self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False
+    ) -> Compiled | None:
+        request = self._requests.request(kind, microbatches, is_example=is_example)
+        library = self._config.get("optimizer", {}).get("library", "")
+        try:
+            compiled = self._plans.compile(request, library)
+        except Exception as error:
+            self._without_plan(error)
+            self._cache[key] = None
+            return None
+        self._cache[key] = compiled
+        if compiled.session.evaluates:
+            key = self._requests.evaluation_key(microbatches[0])
+            self._evaluators[key] = compiled
+        return compiled
+
+    def _compile_example(self, example: Example) -> None:
+        args: tuple[Any, ...] = (example,) if isinstance(example, Tensor) else ()
+        kwargs: dict[str, Any] = {}
+        if isinstance(example, Mapping):
+            kwargs = dict(example)
+        elif not args:
+            args = tuple(example)
+        batch = self._inputs.named(args, kwargs)
+        sharding.reshard(self._groups)
+        if self._agreement is not None:
+            params = list(self._model.parameters())
+            kind = "gradients" if self._outside(params) else "update"
+            key = self._requests.key(kind, [batch] * self._requests.count, params)
+            self._compile(key, kind, [batch], is_example=True)
+
+    def _without_plan(self, error: Exception) -> None:
+        if self._fallback == "error" or not has_no_plan(error):
+            raise error
+        missing = [key for key in _OF_PLAN if self._config.get(key)]
+        if missing or self._optimizer is None:
+            raise CompileError(
+                f"{error}; without a plan '{(missing or ['optimizer'])[0]}' of the config is not "
+                "there"
+            ) from error
+        warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
+
+    def _outside(self, params: list[nn.Parameter]) -> str:
+        """Why the optimizer's step is not in a plan; empty where it is."""
+        if self._optimizer is None:
+            return ""
+        return optimizers.why_outside(self._optimizer, params)
+
+    # --- FSDP2's way
+
+    def _eager(self, batch: Batch) -> TrainingStep:
+        return TrainingStep(self._model, list(batch), self._inputs.positional, self._loss)
+
+    def _eager_step(self, microbatches: list[dict[str, Any]]) -> Any:
+        options = {key: self._config.get(key, True) for key in OF_LOOP[1:]}
+        values = eager.backward(
+            self._eager(microbatches[0]),
+            [list(batch.values()) for batch in microbatches],
+            reduce_each=options["reduce_each_microbatch"],
+            all_reduce_each=options["all_reduce_each_microbatch"],
+        )
+        self._steps += 1
+        self.update()
+        if len(values) == 1:
+            return self._returned(values[0])
+        losses = [scalar_of(value) for value in values]
+        return torch.tensor(sum(x.item() for x in losses) / len(losses), dtype=losses[0].dtype)
+
+    def _returned(self, value: Any) -> Any:
+        """What is wanted of that, as from a plan."""
+        return value if self._gives_outputs else scalar_of(value)
+
+    def _take_gradients(self, compiled: Compiled) -> None:
+        assert self._plans.trained is not None
+        self._plans.trained.add_gradients(compiled.session.take_gradients())

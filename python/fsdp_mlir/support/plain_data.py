@@ -1,0 +1,77 @@
+"""Plain data of Python as JSON: that which a checkpoint keeps of a loop, and nothing that runs."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
+_BYTES, _FLOAT, _TENSOR = "$bytes", "$float", "$tensor"
+
+
+def encoded(value: Any, where: str) -> Any:
+    """JSON of plain data, from which `decoded` makes the same; ValueError for what is none."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if abs(value) < float("inf") else {_FLOAT: repr(value)}
+    if type(value) in (list, tuple):
+        items = [encoded(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return items if type(value) is list else {_TUPLE: items}
+    if isinstance(value, Mapping):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: encoded(item, f"{where}[{key!r}]") for key, item in value.items()}
+        pairs = [
+            [encoded(key, f"a key of {where}"), encoded(item, f"{where}[{key!r}]")]
+            for key, item in value.items()
+        ]
+        return {_COUNTER if isinstance(value, Counter) else _DICT: pairs}
+    if type(value) in (bytes, bytearray):
+        return {_BYTES: b64encode(value).decode()}
+    if type(value) in (Tensor, nn.Parameter):
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        data = bytes(plain.reshape(-1).view(torch.uint8).tolist()) if plain.numel() else b""
+        dtype = str(plain.dtype).removeprefix("torch.")
+        return {_TENSOR: [dtype, list(plain.shape), b64encode(data).decode()]}
+    raise ValueError(
+        f"{where}: expected None, numbers, text, bytes, tensors, and lists, tuples and dicts of "
+        f"these, got '{type(value).__name__}'"
+    )
+
+
+def decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or (key := next(iter(value))) not in _DECODERS:
+        return {key: decoded(item) for key, item in value.items()}
+    return _DECODERS[key](value[key])
+
+
+def _tensor(parts: list[Any]) -> Tensor:
+    dtype, shape, text = parts
+    data = bytearray(b64decode(text))
+    made = getattr(torch, dtype)
+    return (
+        torch.frombuffer(data, dtype=made).view(shape) if data else torch.empty(shape, dtype=made)
+    )
+
+
+def _pairs(pairs: list[Any]) -> dict[Any, Any]:
+    return {decoded(key): decoded(item) for key, item in pairs}
+
+
+_DECODERS = {
+    _TUPLE: lambda items: tuple(decoded(items)),
+    _DICT: _pairs,
+    _COUNTER: lambda pairs: Counter(_pairs(pairs)),
+    _BYTES: b64decode,
+    _FLOAT: float,
+    _TENSOR: _tensor,
+}
