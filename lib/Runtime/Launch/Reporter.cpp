@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 namespace fsdp::runtime {
 
@@ -82,11 +83,29 @@ static size_t bytesOfSteps(const std::string &path, int64_t steps) {
   return bytes;
 }
 
+std::optional<double> SaveSlowdown::take() {
+  std::optional<double> ratio;
+  while (told < saves.size() && times.size() >= saves[told] + kSteps) {
+    size_t save = saves[told++];
+    bool isAlone = save > kSteps &&
+                   (told < 2 || saves[told - 2] + 2 * kSteps <= save) &&
+                   (told == saves.size() || saves[told] >= save + kSteps);
+    if (!isAlone)
+      continue;
+    auto mean = [&](size_t first) {
+      auto from = times.begin() + int64_t(first);
+      return std::accumulate(from, from + int64_t(kSteps), 0.0) / kSteps;
+    };
+    ratio = mean(save) / mean(save - kSteps);
+  }
+  return ratio;
+}
+
 Reporter::Reporter(const plan::Plan &plan, const ReportSettings &settings,
                    int64_t stepsDone)
     : plan(plan), settings(settings),
       tokens(tokensPerStep(plan) * plan.accumulationSteps * plan.worldSize),
-      modelFlops(plan::modelWork(plan).flops) {
+      modelFlops(plan::modelWork(plan).flops), begin(stepsDone) {
   if (!settings.metricsPath.empty())
     file.emplace(settings.metricsPath,
                  bytesOfSteps(settings.metricsPath, stepsDone));
@@ -100,6 +119,12 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
                       const std::optional<SaveReport> &saved) {
   Summary summary = summarise(step, seconds, result, stats);
   summary.evaluated = evaluated;
+  // The report of a save that another one follows sooner may come too late.
+  bool isRare = settings.checkpointEvery == 0 ||
+                settings.checkpointEvery >= int64_t(2 * SaveSlowdown::kSteps);
+  if (saved && saved->step > begin && isRare)
+    slowdown.saved(size_t(saved->step - begin));
+  slowdown.step(seconds);
   printLine(step, summary, result);
   std::optional<NotFinite> bad;
   if (!warned)
@@ -203,6 +228,8 @@ void Reporter::writeMetrics(int64_t step, const Summary &summary,
         digits9(wrote ? double(saved->bytes) / saved->seconds * 1e-9 : 0) +
         ", ";
   }
+  if (std::optional<double> ratio = slowdown.take())
+    checkpoint += "\"save_slowdown\": " + digits9(*ratio) + ", ";
   std::string work;
   if (modelFlops > 0)
     work = "\"tflops\": " + digits9(summary.flops / 1e12) + ", ";

@@ -76,7 +76,7 @@ RunEnd train(const RunFiles &files, const RunOptions &options, Comm &comm,
     reporter.emplace(plan,
                      ReportSettings{options.metricsPath,
                                     options.tensorboardFolder, options.steps,
-                                    options.peakFlops},
+                                    options.checkpointEvery, options.peakFlops},
                      begin);
   checkMeasuring(options, begin);
   SessionState state(plan, session, device);

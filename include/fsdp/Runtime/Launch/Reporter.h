@@ -33,11 +33,32 @@ std::optional<NotFinite> findNotFinite(const plan::Plan &plan,
                                        const StepResult &result,
                                        const std::vector<RankStats> &stats);
 
+/// How much longer the steps after a save take than those before it.
+class SaveSlowdown {
+public:
+  static constexpr size_t kSteps = 10;
+
+  /// The next step of the run has taken so long.
+  void step(double seconds) { times.push_back(seconds); }
+  /// One was saved, when so many steps of this process were done.
+  void saved(size_t steps) { saves.push_back(steps); }
+  /// The mean time of the ten steps after a save by that of the ten before it,
+  /// once, when they are done; nullopt where another save is near, or the first
+  /// step of the process, which is none like the others.
+  std::optional<double> take();
+
+private:
+  std::vector<double> times;
+  std::vector<size_t> saves;
+  size_t told = 0; ///< of the saves
+};
+
 /// What a Reporter writes, and what it needs for that.
 struct ReportSettings {
   std::string metricsPath;       ///< empty: none
   std::string tensorboardFolder; ///< empty: none
   int64_t steps = 0;             ///< of the run in all, for the time left
+  int64_t checkpointEvery = 0;   ///< steps; 0: as it is asked to
   /// FLOP/s of a rank's device in the dtype of most of the plan's; without
   /// them there is no MFU.
   std::optional<double> peakFlops;
@@ -83,6 +104,8 @@ private:
   const double modelFlops;
   /// Smoothed, from one report to the next: with evaluations and saves.
   std::optional<double> secondsPerStep;
+  SaveSlowdown slowdown;
+  const int64_t begin; ///< steps done before this process
   std::chrono::steady_clock::time_point before;
   bool warned = false;
   std::optional<LineFile> file;

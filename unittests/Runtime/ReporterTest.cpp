@@ -1,0 +1,49 @@
+//===- ReporterTest.cpp - what a run tells of itself ----------------------===//
+#include "fsdp/Runtime/Launch/Reporter.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+namespace fsdp::runtime {
+namespace {
+
+/// Steps of one second; those after a save, ten of them, take `slow`. Returns
+/// what is told, by the number of steps done.
+std::map<size_t, double> slowdowns(const std::vector<size_t> &saves,
+                                   size_t late = 0) {
+  SaveSlowdown slowdown;
+  std::map<size_t, double> told;
+  for (size_t done = 1; done <= 100; ++done) {
+    for (size_t save : saves)
+      if (save + 1 + late == done)
+        slowdown.saved(save);
+    bool isSlow = std::any_of(saves.begin(), saves.end(), [&](size_t save) {
+      return done > save && done <= save + SaveSlowdown::kSteps;
+    });
+    slowdown.step(isSlow ? 1.5 : 1);
+    if (auto ratio = slowdown.take())
+      told[done] = *ratio;
+  }
+  return told;
+}
+
+using Told = std::map<size_t, double>;
+
+TEST(SaveSlowdown, ComparesTenStepsAfterASaveToTenBefore) {
+  EXPECT_EQ(slowdowns({20, 40}), (Told{{30, 1.5}, {50, 1.5}}));
+  // A save that goes on beside many steps.
+  EXPECT_EQ(slowdowns({20}, 14), (Told{{35, 1.5}}));
+}
+
+TEST(SaveSlowdown, SaysNothingWhereStepsAreNotComparable) {
+  // The first step of a process, other saves, and the end.
+  EXPECT_EQ(slowdowns({10}), Told{});
+  EXPECT_EQ(slowdowns({95}), Told{});
+  EXPECT_EQ(slowdowns({20, 39}), (Told{{30, 1.5}}));
+  EXPECT_EQ(slowdowns({20, 25}), Told{});
+}
+
+} // namespace
+} // namespace fsdp::runtime
