@@ -45,6 +45,20 @@ TEST(Rendezvous, GivesAStoreToEachTransport) {
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
+// One of the two is refused; the other one ends, too, and comes no more.
+TEST(Rendezvous, DoesNotWaitForARankThatIsThereTwice) {
+  uint16_t port = LocalStore(2).port();
+  auto errors = forkRanks(3, [&](int64_t process) {
+    Rendezvous rendezvous({{process == 0 ? 0 : 1, 2, "127.0.0.1", port}}, "",
+                          std::chrono::seconds(60));
+    if (process == 0)
+      rendezvous.exchange("");
+  });
+  std::string twice = "two processes are rank 1 at 127.0.0.1:";
+  EXPECT_THAT(errors[0], testing::HasSubstr(twice));
+  EXPECT_THAT(errors[1] + errors[2], testing::HasSubstr(twice));
+}
+
 TEST(Rendezvous, GivesALoneRankAStore) {
   Rendezvous alone(std::nullopt);
   auto transport =

@@ -146,6 +146,9 @@ bool Rendezvous::waitFor(const std::string &key,
        pause = std::min(2 * pause, kPause)) {
     if (std::chrono::steady_clock::now() > end)
       return false;
+    // Who is waited for may have ended with this.
+    if (pause == kPause)
+      confirm();
     std::this_thread::sleep_for(pause);
   }
   return true;

@@ -78,7 +78,7 @@ public:
 
 private:
   void enter(const std::string &job);
-  /// Whether the key is there before `end`.
+  /// Whether the key is there before `end`. Throws as confirm does meanwhile.
   bool waitFor(const std::string &key,
                std::chrono::steady_clock::time_point end);
   std::string nextKey();
