@@ -65,6 +65,7 @@ def training(
     """A run with two forked ranks, in a process group of its own, that has done a step; ended if
     the test has not."""
     metrics = tmp_path / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
     words = [*command, "--nproc", "2", "--metrics", str(metrics), *options]
     with subprocess.Popen(
         words, stderr=subprocess.PIPE, text=True, start_new_session=True
