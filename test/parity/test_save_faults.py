@@ -31,6 +31,7 @@ Capture = Callable[..., Captured]
 ADAMW = {"name": "adamw", "lr": 1e-2, "fused": True}
 OLD, NEW, END = 2, 3, 4  # steps: checkpoints before the fault and of it, the last step
 PATIENCE_S = 2  # of a rank that waits for another
+DEADLINE_S = 5  # of the waits of training
 LIMIT_S = 60  # more is a hang
 OF_ALL = ("stage", "agree", "open", "write", "sync-file", "report", "acknowledge")
 OF_FIRST = ("create", "manifest", "sync-manifest", "sync-folder", "commit", "sync-parent")
@@ -143,6 +144,7 @@ def test_killed(worlds: Callable[[int], World], fault: Fault, tmp_path: Path) ->
         shutil.copytree(world.runs.folder / "saved", folder)
     words = ["--steps", NEW, "--checkpoint", folder, "--resume", "auto", "--keep", 2]
     words += ["--checkpoint-piece", 4096, "--checkpoint-patience", PATIENCE_S]
+    words += ["--deadline", DEADLINE_S]
     number = signal.Signals[f"SIG{fault.signal}"].value
     step = OLD if loads else NEW
     words += ["--checkpoint-fault", f"{fault.point}:{fault.rank}:{step}:{fault.times}:{number}"]
