@@ -36,7 +36,7 @@ std::vector<CallerTensor> tensorsOf(const std::vector<Box> &boxes) {
 /// Loops in Python feed their own data.
 constexpr char kData[] = "a loop's own";
 
-RunState stateOf(int64_t worldSize, const py::dict &given) {
+RunState stateOf(int64_t worldSize, bool isGpu, const py::dict &given) {
   RunState state;
   state.step = given["step"].cast<int64_t>();
   state.samples = given["samples"].cast<int64_t>();
@@ -49,7 +49,7 @@ RunState stateOf(int64_t worldSize, const py::dict &given) {
     auto [scale, tracker] = given["scaler"].cast<std::pair<double, int64_t>>();
     state.scaler = {scale, tracker};
   }
-  state.environment = environmentOfBits(/*isGpu=*/false, at::get_num_threads());
+  state.environment = environmentOfBits(isGpu, at::get_num_threads());
   return state;
 }
 
@@ -66,6 +66,7 @@ py::dict describe(const CallerCheckpoints &checkpoints) {
   result["path"] = checkpoint.path();
   result["step"] = state.step;
   result["samples"] = state.samples;
+  result["updates"] = state.updates;
   result["world_size"] = state.worldSize;
   result["seed"] = state.seed;
   result["scaler"] =
@@ -78,13 +79,13 @@ py::dict describe(const CallerCheckpoints &checkpoints) {
 
 /// What differs from a run of so many ranks with this plan; empty: not known.
 std::string differences(const CallerCheckpoints &checkpoints, int64_t worldSize,
-                        const std::string &plan) {
+                        bool isGpu, const std::string &plan) {
   const RunState &then = checkpoints.opened().manifest().state;
   RunState now;
   now.worldSize = worldSize;
   now.plan = plan.empty() ? then.plan : plan;
   now.data = then.data;
-  now.environment = environmentOfBits(/*isGpu=*/false, at::get_num_threads());
+  now.environment = environmentOfBits(isGpu, at::get_num_threads());
   return compareRuns(then, now);
 }
 
@@ -96,11 +97,11 @@ void bindCheckpoints(py::module_ &m) {
       .def(py::init<Rendezvous &>(), Release())
       .def("save",
            [](CallerCheckpoints &self, const std::string &folder,
-              const py::dict &state, int64_t worldSize,
+              const py::dict &state, int64_t worldSize, bool isGpu,
               const std::map<std::string, std::string> &aliases,
               const std::vector<Box> &chunks, const std::vector<Box> &own,
               int64_t keep) {
-             RunState run = stateOf(worldSize, state);
+             RunState run = stateOf(worldSize, isGpu, state);
              std::vector<CallerTensor> parts = tensorsOf(chunks),
                                        whole = tensorsOf(own);
              py::gil_scoped_release release;
@@ -123,5 +124,10 @@ void bindCheckpoints(py::module_ &m) {
       .def("check", [](const CallerCheckpoints &self,
                        const Box &tensor) { self.check(tensorOf(tensor)); })
       .def("differences", &differences)
+      .def_static("check_types",
+                  [](const std::vector<Box> &boxes) {
+                    CallerCheckpoints::checkTypes(tensorsOf(boxes));
+                  })
+      .def("go_on", &CallerCheckpoints::goOn)
       .def("close", &CallerCheckpoints::close);
 }

@@ -376,6 +376,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             if (GradScaler *scaler = self.session->executor().gradScaler())
               scaler->setState({state.first, state.second});
           })
+      // Of the optimizer: steps but those that a loss scaler skipped.
+      .def_property(
+          "updates",
+          [](OpenPlan &self) -> std::optional<int64_t> {
+            auto *optimizer = self.session->executor().shardedOptimizer();
+            return optimizer ? std::optional(optimizer->steps()) : std::nullopt;
+          },
+          [](OpenPlan &self, int64_t updates) {
+            if (auto *optimizer = self.session->executor().shardedOptimizer())
+              optimizer->setSteps(updates);
+          })
       .def_readonly("plan_hash", &OpenPlan::planHash)
       .def_property_readonly("param_groups", &paramGroups)
       .def_property_readonly("counts_steps", [](const OpenPlan &self) {

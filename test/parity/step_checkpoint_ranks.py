@@ -71,6 +71,7 @@ class Loop:
         if optimizer is None:
             optimizer = make_optimizer(model, case)
             self.scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5], 0.5)
+        self.manual = case.get("manual", False)
         self.count = case.get("options", {}).get("gradient_accumulation_steps", 1)
         example = batch(0, 0, 1) if case.get("example") else None
         options = case.get("options", {})
@@ -94,7 +95,12 @@ class Loop:
         return found
 
     def train(self, number: int) -> float:
-        loss = self.step(batch(number, dist.get_rank(), self.count)).item()
+        inputs = batch(number, dist.get_rank(), self.count)
+        if self.manual:
+            loss = self.step.backward(inputs).item()
+            self.step.update()
+        else:
+            loss = self.step(inputs).item()
         if self.scheduler:
             self.scheduler.step()
         return loss
@@ -106,7 +112,12 @@ def run(case: dict[str, Any], folder: str, out: str) -> None:
     saved = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = loop.resume(case.get("load", folder))
+        try:
+            found = loop.resume(case.get("load", folder))
+        except RuntimeError:
+            if not case.get("stubborn"):
+                raise
+            found = None
         while loop.step.steps < case["steps"]:
             number = loop.step.steps
             if number == case.get("kill"):

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": ADAMW,
         "options": {"grad_scaler": {"init_scale": 64.0, "growth_interval": 2}},
     },
+    "manual": {"optimizer": ADAMW, "manual": True},
     "config": {"config": {"name": "adamw", "lr": 1e-2}, "example": True},
     "outside": {"optimizer": {"name": "NAdam", "lr": 1e-2}},
     "eager": {"optimizer": ADAMW, "asks": True},
@@ -104,6 +105,21 @@ def test_other_numbers_of_ranks(tmp_path: Path) -> None:
         at = other
 
 
+def test_before_the_first_step(tmp_path: Path) -> None:
+    """The first step of SGD is another one than those that find its momentum."""
+    sgd = {**SGD, "momentum": 0.9, "dampening": 0.5}
+    scaled = {"grad_scaler": {"init_scale": 64.0}}
+    loops = Loops({"optimizer": sgd, "example": True, "options": scaled}, tmp_path)
+    want = loops.run("whole", folder=tmp_path / "none")
+    loops.run("first", steps=0, saves_last=True)
+    got = loops.run("second", seed=1)
+    assert got["found"][:2] == (str(loops.folder / "step-0"), 0)
+    assert got["losses"] == want["losses"]
+    assert_same(got, want)
+    for error in loops.errors("same", steps=0, saves_last=True):
+        assert "step-0: is there already; expected another step" in error
+
+
 def test_fsdp_run_goes_on_and_back(tmp_path: Path) -> None:
     loops = Loops({"optimizer": ADAMW, "example": True}, tmp_path)
     want = loops.run("loop", every=3, path=str(tmp_path / "plan"), seed=5)
@@ -133,6 +149,10 @@ def test_what_is_damaged_or_another_s(tmp_path: Path) -> None:
     # Another model, and another optimizer, change nothing.
     for error in loops.errors("wider", width=24, steps=8):
         assert "expected float32[64, 24], got float32[64, 20]" in error
+    for error in loops.errors("stubborn", width=24, steps=8, stubborn=True, saves_last=True):
+        assert "a checkpoint of another run" in error
+    for error in loops.errors("scaled", options={"grad_scaler": True}, example=True):
+        assert "expected a loss scaler, as the step has it, got no one" in error
     for error in loops.errors("sgd", optimizer={**SGD, "momentum": 0.9}, example=True):
         assert "missing entries of 'layers.0.bias' in the optimizer state" in error
     # Into a folder of others nothing is saved.

@@ -40,8 +40,9 @@ def test_there_and_back(value: Any) -> None:
 
 def test_others() -> None:
     assert math.isnan(there_and_back(float("nan")))
-    counter = there_and_back(Counter({2: 1, 5: 3}))
-    assert type(counter) is Counter and counter == {2: 1, 5: 3}
+    for given in (Counter({2: 1, 5: 3}), Counter("aab"), Counter()):
+        counter = there_and_back(given)
+        assert type(counter) is Counter and counter == given
     for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64):
         for shape in ((), (0, 2), (2, 3)):
             tensor = torch.ones(shape).to(dtype)

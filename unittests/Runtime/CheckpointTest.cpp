@@ -401,8 +401,10 @@ TEST_F(Checkpoint, RanksThatDisagreeSaveNothing) {
 TEST_F(Checkpoint, TwoRunsDoNotShareAFolder) {
   CheckpointFolder first(folder), second(folder);
   first.open();
-  EXPECT_THAT([&] { second.open(std::chrono::milliseconds(0)); },
-              testing::ThrowsMessage<InputError>(HasSubstr("another run")));
+  // Not at a second attempt either.
+  for (int attempt = 0; attempt < 2; ++attempt)
+    EXPECT_THAT([&] { second.open(std::chrono::milliseconds(0)); },
+                testing::ThrowsMessage<InputError>(HasSubstr("another run")));
 }
 
 TEST_F(Checkpoint, ALateRankIsNamed) {

@@ -145,18 +145,23 @@ void CheckpointFolder::open(std::chrono::milliseconds patience) {
           ": cannot make the folder of checkpoints: " + systemError());
     syncFolder(part->parent_path().string());
   }
-  fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0 || access(path.c_str(), W_OK | X_OK) != 0)
-    throw InputError(path +
-                     ": cannot write checkpoints there: " + systemError());
+  int opened = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (opened < 0 || access(path.c_str(), W_OK | X_OK) != 0) {
+    std::string why = systemError();
+    close(opened);
+    throw InputError(path + ": cannot write checkpoints there: " + why);
+  }
   auto end = std::chrono::steady_clock::now() + patience;
-  while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  while (flock(opened, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR)
-      return; // a file system without locks
-    if (std::chrono::steady_clock::now() > end)
+      break; // a file system without locks
+    if (std::chrono::steady_clock::now() > end) {
+      close(opened);
       throw InputError(path + ": another run writes its checkpoints there");
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
+  fd = opened;
 }
 
 void CheckpointFolder::removeLeftovers() {

@@ -68,11 +68,15 @@ CallerCheckpoints::save(const std::string &path, const RunState &state,
   onRankZero(*channel, [&](json &) {
     folder.open();
     auto after = newest.find(path);
-    for (int64_t step : folder.steps())
+    for (int64_t step : folder.steps()) {
       if (after == newest.end() || step > after->second)
         throw InputError(folder.pathOf(step) +
                          ": a checkpoint of another run; expected to load the "
                          "newest of its folder before, or another folder");
+      if (step == state.step && !folder.isDamaged(step))
+        throw InputError(folder.pathOf(step) +
+                         ": is there already; expected another step");
+    }
   });
   // Which this process has now: whatever comes there is its own.
   newest[path] = INT64_MAX;
@@ -102,6 +106,7 @@ CallerCheckpoints::save(const std::string &path, const RunState &state,
 bool CallerCheckpoints::open(const std::string &path,
                              std::vector<std::string> &skipped) {
   chosen.reset();
+  newest.clear();
   json decision = onRankZero(*channel, [&](json &made) {
     made["one"] = fs::exists(fs::path(path) / kManifestName);
     if (!made["one"].get<bool>())
@@ -111,14 +116,15 @@ bool CallerCheckpoints::open(const std::string &path,
     std::string error;
     chosen = openTogether(path, 0, *channel, progress, error);
     throwOnAll(*channel, error);
-    newest[fs::path(path).parent_path().string()] =
-        chosen->manifest().state.step;
+    folderOfChosen = fs::path(path).parent_path().string();
+    lastOfChosen = chosen->manifest().state.step;
   } else {
     chosen = openNewestTogether(
         folderAt(path), decision["steps"].get<std::vector<int64_t>>(), *channel,
         progress, [&](const std::string &why) { skipped.push_back(why); });
     // Newer ones are not valid.
-    newest[path] = INT64_MAX;
+    folderOfChosen = path;
+    lastOfChosen = INT64_MAX;
   }
   progress.end();
   channel->gather("");
@@ -129,6 +135,13 @@ const NativeCheckpoint &CallerCheckpoints::opened() const {
   if (!chosen)
     throw InputError("no checkpoint is open");
   return *chosen;
+}
+
+void CallerCheckpoints::goOn() { newest[folderOfChosen] = lastOfChosen; }
+
+void CallerCheckpoints::checkTypes(const std::vector<CallerTensor> &tensors) {
+  for (const CallerTensor &tensor : tensors)
+    shardOf(tensor);
 }
 
 void CallerCheckpoints::check(const CallerTensor &tensor) const {

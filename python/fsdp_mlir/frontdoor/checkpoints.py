@@ -32,6 +32,20 @@ _STATE = "optimizer.state."
 Box = tuple[str, list[int], list[int], Tensor]
 
 
+# Longer than a rank may take to read what the others have read.
+_READ_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Where a step is: what is saved beside tensors. `updates` are the steps but those that a loss
+    scaler skipped, where the optimizer is the plan's own; else its state counts them."""
+
+    step: int
+    updates: int | None
+    scaler: tuple[float, int] | None
+
+
 @dataclass(frozen=True)
 class Resumed:
     """What a run goes on from."""
@@ -41,7 +55,7 @@ class Resumed:
     samples: int
     world_size: int
     extra: Any  # this rank's; rank 0's where there was no such rank
-    scaler: tuple[float, int] | None
+    counters: Counters
 
 
 class Checkpoints:
@@ -53,6 +67,7 @@ class Checkpoints:
         self._runtime = build.runtime().Checkpoints(rendezvous)
         self._writer = ThreadPoolExecutor(1, "fsdp-mlir-save")
         self._saved: Future[str] | None = None
+        self._notices: list[str] = []  # to be told by rank 0, when no collective follows
 
     # --- saving
 
@@ -60,24 +75,24 @@ class Checkpoints:
         self,
         folder: str | Path,
         optimizer: OptimizerState,
+        counters: Counters,
         *,
-        step: int,
         samples: int,
-        scaler: tuple[float, int] | None,
         plan: str,
         extra: Any,
         keep: int,
         wait: bool,
     ) -> Future[str]:
-        self.finish()
-        path = _absolute(folder)
+        self._finish()
+        path, step = _absolute(folder), counters.step
 
         def prepare() -> tuple[dict[str, Any], list[Box], list[Box]]:
             if samples < 0:
                 raise ValueError(f"samples: expected 0 or more, got {samples}")
             if keep < 0 or keep == 1:
                 raise ValueError(f"keep: expected 0 (all) or at least 2, got {keep}")
-            chunks, own, updates = self._parts(optimizer, extra)
+            chunks, own, counted = self._parts(optimizer, extra)
+            updates = counters.updates if counted is None else counted
             if not wait:
                 chunks, own = _copies(chunks), _copies(own)
             state = {
@@ -86,7 +101,7 @@ class Checkpoints:
                 "updates": step if updates is None else updates,
                 "seed": torch.initial_seed() % (1 << 64),
                 "plan": plan,
-                "scaler": scaler,
+                "scaler": counters.scaler,
             }
             return state, chunks, own
 
@@ -101,24 +116,41 @@ class Checkpoints:
 
         def write() -> str:
             world_size = self._rendezvous.world_size
-            warning = self._runtime.save(path, state, world_size, aliases, chunks, own, keep)
-            if warning:
-                warnings.warn(warning, stacklevel=2)
+            notice = self._runtime.save(
+                path, state, world_size, self._is_gpu, aliases, chunks, own, keep
+            )
+            if notice:
+                self._notices.append(notice)
             return f"{path}/step-{step}"
 
-        self._saved = self._writer.submit(write)
-        if wait:
-            saved, self._saved = self._saved, None
-            saved.result()
-            return saved
-        return self._saved
+        saved = self._writer.submit(write)
+        if not wait:
+            self._saved = saved
+        else:
+            try:
+                saved.result()
+            except BaseException:
+                # Also if this is interrupted: the tensors are the model's own.
+                saved.exception()
+                raise
+        self._tell()
+        return saved
 
-    def finish(self) -> None:
-        """Waits for a save that goes on beside training; a warning where it failed."""
+    def _finish(self) -> None:
+        """Waits for a save that goes on beside training."""
         saved, self._saved = self._saved, None
         error = saved.exception() if saved is not None else None
-        if error is not None and self._rendezvous.rank == 0:
-            warnings.warn(str(error), stacklevel=4)
+        if error is not None:
+            self._notices.append(str(error))
+
+    def _tell(self) -> None:
+        notices, self._notices = self._notices, []
+        for notice in notices if self._rendezvous.rank == 0 else ():
+            warnings.warn(notice, stacklevel=4)
+
+    @property
+    def _is_gpu(self) -> bool:
+        return any(param.is_cuda for param in self._model.parameters())
 
     def _parts(
         self, optimizer: OptimizerState, extra: Any
@@ -126,6 +158,9 @@ class Checkpoints:
         """What this rank saves of tensors of all ranks, what it has of its own, and how often the
         optimizer has updated, if that is known."""
         given = optimizer.state_dict()
+        if optimizer.is_new:
+            # Not the zeros that a plan would begin with: its first step is another one.
+            given["state"] = {}
         texts: dict[str, dict[str, Any]] = {}
         named = list(self._tensors())
         names = self._names()
@@ -141,6 +176,7 @@ class Checkpoints:
         chunks: list[Box] = []
         own: list[Box] = []
         written: dict[int, int] = {}
+        self._runtime.check_types([_box(name, tensor.detach()) for name, tensor in named])
         for name, tensor in named:
             tensor = tensor.detach()
             if not isinstance(tensor, DTensor):
@@ -165,46 +201,58 @@ class Checkpoints:
 
     # --- loading
 
-    def load(self, path: str | Path, optimizer: OptimizerState, plan: str) -> Resumed | None:
-        """None where there is none."""
-        self.finish()
+    def load(
+        self, path: str | Path, optimizer: OptimizerState, plan: str, *, scales: bool
+    ) -> Resumed | None:
+        """None where there is none. `scales`: whether the step has a loss scaler."""
+        self._finish()
         where = _absolute(path)
         _check_alike(self._rendezvous.exchange(f"load({where!r})", 300))
         skipped, found = self._runtime.open(where)
-        first = self._rendezvous.rank == 0
-        for why in skipped:
-            warnings.warn(f"{why}; this checkpoint is skipped", stacklevel=3)
-        if found is None:
-            return None
-        try:
-            (state, text), _ = together(
-                self._rendezvous, lambda: self._checked(found, optimizer), lambda _: ""
+        self._notices += [f"{why}; this checkpoint is skipped" for why in skipped]
+        resumed = None
+        if found is not None:
+            try:
+                resumed = self._load(found, optimizer, scales=scales)
+                differences = self._runtime.differences(
+                    self._rendezvous.world_size, self._is_gpu, plan
+                )
+            finally:
+                self._runtime.close()
+            if differences:
+                self._notices.append(
+                    f"{resumed.path}: losses may differ in bits from those of the run that was "
+                    f"saved: {differences}"
+                )
+        self._tell()
+        return resumed
+
+    def _load(self, found: dict[str, Any], optimizer: OptimizerState, *, scales: bool) -> Resumed:
+        if scales != (found["scaler"] is not None):
+            have, has = ("a", "no") if scales else ("no", "a")
+            raise ValueError(
+                f"{found['path']}: expected {have} loss scaler, as the step has it, got {has} one"
             )
-            together(self._rendezvous, lambda: self._take(found, optimizer, state), lambda _: "")
-            differences = self._runtime.differences(self._rendezvous.world_size, plan)
-        finally:
-            self._runtime.close()
-        if first and differences:
-            warnings.warn(
-                f"{found['path']}: losses may differ in bits from those of the run that was saved: "
-                + differences,
-                stacklevel=3,
-            )
-        extra = decoded(text["extra"]) if text else None
+        (state, extra), _ = together(
+            self._rendezvous, lambda: self._checked(found, optimizer), lambda _: "", _READ_SECONDS
+        )
+        together(
+            self._rendezvous,
+            lambda: self._take(found, optimizer, state),
+            lambda _: "",
+            _READ_SECONDS,
+        )
+        self._runtime.go_on()
+        counters = Counters(found["step"], found["updates"], found["scaler"])
         return Resumed(
-            found["path"],
-            found["step"],
-            found["samples"],
-            found["world_size"],
-            extra,
-            found["scaler"],
+            found["path"], found["step"], found["samples"], found["world_size"], extra, counters
         )
 
     def _checked(
         self, found: dict[str, Any], optimizer: OptimizerState
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The optimizer's state, and what is text; ValueError where the checkpoint is not one of
-        this model. Changes nothing."""
+    ) -> tuple[dict[str, Any], Any]:
+        """The optimizer's state, and the caller's own; ValueError where the checkpoint is not one
+        of this model. Changes nothing."""
         known = set()
         for name, tensor in self._tensors():
             if tensor.is_meta:
@@ -229,7 +277,9 @@ class Checkpoints:
         for param, entries in decoded(text["state"]).items() if text else ():
             state.setdefault(param, {}).update(entries)
         groups = decoded(text["param_groups"]) if text else own["param_groups"]
-        return {"state": state, "param_groups": groups}, text
+        made = {"state": state, "param_groups": groups}
+        optimizer.check(made, may_be_new=True)
+        return made, decoded(text["extra"]) if text else None
 
     def _entry(
         self,
@@ -250,11 +300,11 @@ class Checkpoints:
         made = getattr(torch, dtype)
         name = f"{_STATE}{self._names()[param]}.{key}"
         if not isinstance(like, DTensor) or list(like.shape) != list(shape):
-            tensor = torch.empty(shape, dtype=made)
+            tensor = torch.empty(shape, dtype=made, device="cpu")
             self._runtime.read(self._own(found, (name, list(shape), [0] * len(shape), tensor)))
             return tensor
         local, offsets = _geometry(name, like)
-        part = torch.empty(local, dtype=made)
+        part = torch.empty(local, dtype=made, device="cpu")
         self._runtime.read((name, list(shape), offsets, part))
         return DTensor.from_local(
             part.to(like.device),
@@ -266,7 +316,6 @@ class Checkpoints:
         )
 
     def _take(self, found: dict[str, Any], optimizer: OptimizerState, state: Any) -> None:
-        optimizer.load_state_dict(state)
         with torch.no_grad():
             for name, tensor in self._tensors():
                 local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -279,6 +328,9 @@ class Checkpoints:
                     for dim in dims:
                         to, part = to.narrow(dim, 0, 1), part.narrow(dim, 0, 1)
                     to.copy_(part)
+        optimizer.load_state_dict(state, may_be_new=True)
+        for param in self._model.parameters():
+            param.grad = None
         step, seed = found["step"], found["seed"]
         for name, generator in self._generators().items():
             full = f"rank.{self._rendezvous.rank}.{name}"
@@ -297,7 +349,7 @@ class Checkpoints:
             name = f"rank.{rank}.python"
             if name in found["tensors"]:
                 _, shape = found["tensors"][name]
-                blob = torch.empty(shape, dtype=torch.uint8)
+                blob = torch.empty(shape, dtype=torch.uint8, device="cpu")
                 self._runtime.read((name, shape, [0], blob))
                 return dict(json.loads(bytes(blob.tolist())))
         return {}

@@ -12,7 +12,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Resumed
+from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
 from fsdp_mlir.frontdoor.plans import (
     Compiled,
     NoPlan,
@@ -38,6 +38,9 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 # What a rank says before a call.
 _READY, _COMPILE, _EAGER, _OTHER_VALUES = range(4)
+
+# Of torch.amp.GradScaler.
+_INIT_SCALE = 2.0**16
 
 # Options without which a step of FSDP2 would be another one.
 _OF_PLAN = policy_schema.keys_where("compile", "plan")
@@ -99,7 +102,9 @@ class Step:
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
         self._evaluators: dict[Any, Compiled] = {}
         self._steps = 0
-        self._scaler: tuple[float, int] | None = None  # of all plans
+        # Of all plans, once one has run.
+        self._scaler: tuple[float, int] | None = None
+        self._updates: int | None = None
         self._checkpoints: Checkpoints | None = None
         self._failure = ""  # of a call of the ranks
         self._has_warned = False  # of batches that a plan does not take
@@ -138,16 +143,19 @@ class Step:
             # As its own step does, for the schedulers' check of the order of calls.
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         compiled.bound.optimizer_state(self._steps)
-        if self._scaler is not None and compiled.session.scaler is not None:
-            compiled.session.scaler = self._scaler
-        result = self._run(compiled.session.step, [tensors(batch) for batch in microbatches])
-        self._scaler = compiled.session.scaler
+        session = compiled.session
+        if self._scaler is not None:
+            session.scaler = self._scaler
+        if self._updates is not None and self._optimizer is None:
+            session.updates = self._updates
+        result = self._run(session.step, [tensors(batch) for batch in microbatches])
+        self._scaler, self._updates = session.scaler, session.updates
         self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
         self._steps += 1
         if outside:
             self._take_gradients(compiled)
             if not result.skipped:
-                self.update()
+                self._update()
             elif self._optimizer is not None:
                 self._optimizer.zero_grad()
         else:
@@ -203,6 +211,10 @@ class Step:
             raise TypeError("update: expected an optimizer of torch in compile, got a config")
         if self._config.get("lr_schedule"):
             raise CompileError("lr_schedule: only a plan's update follows it; use a scheduler")
+        self._update()
+        self._steps += 1
+
+    def _update(self) -> None:
         sharding.reshard(self._groups)
         norm = self._clipping.apply(self._model) if self._clipping else None
         self._result = _Result(norm, self._result.loss_scale, False)
@@ -276,7 +288,8 @@ class Step:
 
     @property
     def steps(self) -> int:
-        """Calls that have trained so far, also those before the checkpoint that was loaded."""
+        """Steps of training so far: calls of the step, and of update; also those before the
+        checkpoint that was loaded."""
         return self._steps
 
     def save(
@@ -300,10 +313,9 @@ class Step:
         failed, at whatever point."""
         return self._checkpoint.save(
             folder,
-            self._optimizer_state_as_it_is,
-            step=self._steps,
+            self._state_of_optimizer(makes=False),
+            Counters(self._steps, *self._of_plans()),
             samples=samples,
-            scaler=self._scaler,
             plan=self._plan_hash,
             extra=extra,
             keep=keep,
@@ -316,11 +328,24 @@ class Step:
         It may be of fsdp-run, and of another number of ranks. ValueError or RuntimeError, and no
         change, where it is not one of this model and optimizer."""
         sharding.reshard(self._groups)
-        found = self._checkpoint.load(path, self._optimizer_state_as_it_is, self._plan_hash)
+        found = self._checkpoint.load(
+            path,
+            self._state_of_optimizer(makes=False),
+            self._plan_hash,
+            scales=bool(self._config.get("grad_scaler")),
+        )
         if found is not None:
             self._steps = found.step
-            self._scaler = found.scaler
+            self._updates, self._scaler = found.counters.updates, found.counters.scaler
         return found
+
+    def _of_plans(self) -> tuple[int | None, tuple[float, int] | None]:
+        """Updates of a plan's own optimizer, and the loss scaler, as the next step has them."""
+        updates = self._updates if self._optimizer is None else None
+        if self._scaler is not None or not (given := self._config.get("grad_scaler")):
+            return updates, self._scaler
+        settings = given if isinstance(given, dict) else {}
+        return updates, (float(settings.get("init_scale", _INIT_SCALE)), 0)
 
     @property
     def _checkpoint(self) -> Checkpoints:
@@ -333,10 +358,6 @@ class Step:
         """Of the first plan; empty while there is none."""
         made = [made for made in self._cache.values() if made is not None]
         return str(made[0].session.plan_hash) if made else ""
-
-    @property
-    def _optimizer_state_as_it_is(self) -> OptimizerState:
-        return self._state_of_optimizer(makes=False)
 
     @property
     def _state(self) -> ModelState:
@@ -491,7 +512,6 @@ class Step:
             reduce_each=options["reduce_each_microbatch"],
             all_reduce_each=options["all_reduce_each_microbatch"],
         )
-        self._steps += 1
         self.update()
         if len(values) == 1:
             return self._returned(values[0])

@@ -47,6 +47,11 @@ class OptimizerState:
         elif makes and not optimizer.state:
             get_optimizer_state_dict(model, optimizer)  # which makes it
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it is an optimizer of torch that has made no step."""
+        return self._optimizer is not None and not self._optimizer.state
+
     def state_dict(self) -> dict[str, Any]:
         groups = self._groups()
         if self._counts:
@@ -71,11 +76,13 @@ class OptimizerState:
                 }
         return {"state": state, "param_groups": sharded["param_groups"]} if rank == 0 else {}
 
-    def load_state_dict(self, given: Mapping[str, Any]) -> int:
-        """The number of steps so far."""
+    def check(self, given: Mapping[str, Any], *, may_be_new: bool = False) -> dict[str, Any]:
+        """ValueError for a state that is not of this optimizer; returns its own. With `may_be_new`
+        the state of an optimizer of torch that has made no step is one, too."""
         own = self.state_dict()
         _same("keys", own, given)
-        if own["state"] or self._optimizer is None:
+        is_new = may_be_new and self._optimizer is not None and not given["state"]
+        if (own["state"] and not is_new) or self._optimizer is None:
             _same("parameters", own["state"], given["state"])
         if [g["params"] for g in own["param_groups"]] != [
             g["params"] for g in given["param_groups"]
@@ -93,7 +100,14 @@ class OptimizerState:
                         f"'{name}': expected shape {list(want.shape)} of '{key}', got "
                         f"{list(value.shape)}"
                     )
+        return own
+
+    def load_state_dict(self, given: Mapping[str, Any], *, may_be_new: bool = False) -> int:
+        """The number of steps so far. Changes nothing where check raises."""
+        own = self.check(given, may_be_new=may_be_new)
         steps = self._steps_of(given)
+        if self._optimizer is not None and not given["state"]:
+            self._optimizer.state.clear()
         with torch.no_grad():
             for name, entries in given["state"].items():
                 self._load(name, entries, own["state"].get(name))

@@ -24,14 +24,16 @@ def encoded(value: Any, where: str) -> Any:
         items = [encoded(item, f"{where}[{index}]") for index, item in enumerate(value)]
         return items if type(value) is list else {_TUPLE: items}
     if isinstance(value, Mapping):
-        if all(type(key) is str and not key.startswith("$") for key in value):
+        if not isinstance(value, Counter) and all(
+            type(key) is str and not key.startswith("$") for key in value
+        ):
             return {key: encoded(item, f"{where}[{key!r}]") for key, item in value.items()}
         pairs = [
             [encoded(key, f"a key of {where}"), encoded(item, f"{where}[{key!r}]")]
             for key, item in value.items()
         ]
         return {_COUNTER if isinstance(value, Counter) else _DICT: pairs}
-    if type(value) in (bytes, bytearray):
+    if type(value) is bytes:
         return {_BYTES: b64encode(value).decode()}
     if type(value) in (Tensor, nn.Parameter):
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()

@@ -64,6 +64,7 @@ public:
 
   /// Lets the checkpoint of a step be replaced.
   void setDamaged(int64_t step) { damaged.insert(step); }
+  bool isDamaged(int64_t step) const { return damaged.contains(step); }
 
 private:
   void removeLeftovers();

@@ -62,8 +62,13 @@ public:
   void check(const CallerTensor &tensor) const;
   /// Reads the box to `to.data`.
   void read(const CallerTensor &to) const;
+  /// The run goes on from it: further ones may be saved to its folder.
+  void goOn();
   /// Lets go of it.
   void close() { chosen.reset(); }
+
+  /// Throws InputError for tensors that no checkpoint has. Of this rank alone.
+  static void checkTypes(const std::vector<CallerTensor> &tensors);
 
 private:
   CheckpointFolder &folderAt(const std::string &path);
@@ -76,6 +81,8 @@ private:
   /// By that, the last step whose checkpoint there may be this run's.
   std::map<std::string, int64_t> newest;
   std::unique_ptr<NativeCheckpoint> chosen;
+  std::string folderOfChosen;
+  int64_t lastOfChosen = 0;
 };
 
 } // namespace fsdp::runtime
