@@ -69,8 +69,6 @@ def all_faults() -> Iterator[Fault]:
         for (point, rank, times), name in itertools.product(faults_of(world), signals):
             if first and point in AFTER + LOAD:
                 continue
-            if world == 1 and name == "STOP":
-                continue  # nobody waits for a rank alone but its starter
             yield Fault(point, rank, name, world, mode, first, times)
 
 
@@ -85,6 +83,8 @@ def some_faults() -> Iterator[Fault]:
     yield Fault("acknowledge", 0, "KILL", times=2)
     yield Fault("sync-file", 1, "STOP")
     yield Fault("commit", 0, "STOP", mode="async")
+    yield Fault("remove", 0, "STOP")  # when the other rank has ended
+    yield Fault("write", 0, "STOP", world=1)
     yield Fault("write", 0, "ABRT")
     yield Fault("report", 1, "TERM")
 

@@ -77,10 +77,16 @@ Stall::Cause Stall::cause(milliseconds deadline) const {
             blind->text};
   }
   Cause cause;
+  std::vector<std::string> obstacles;
+  for (size_t rank = 0; rank < seen.size(); ++rank)
+    obstacles.push_back(sights.obstacle(int64_t(rank)));
+  // Of what holds a rank up it is known that it does.
+  bool isKnown = std::any_of(obstacles.begin(), obstacles.end(),
+                             [](auto &obstacle) { return !obstacle.empty(); });
   int64_t others = -1;
   for (size_t rank = 0; rank < seen.size(); ++rank) {
-    std::string obstacle = sights.obstacle(int64_t(rank));
-    if (seen[rank].waits && obstacle.empty())
+    const std::string &obstacle = obstacles[rank];
+    if (isKnown ? obstacle.empty() : seen[rank].waits)
       continue;
     if (int32_t pid = sights.process(int64_t(rank)))
       cause.processes.push_back(pid);

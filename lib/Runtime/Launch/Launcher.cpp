@@ -230,11 +230,12 @@ private:
 
   /// For ranks that cannot tell themselves that one holds them up, as they
   /// wait for a store that it serves; and where they do not come to the end of
-  /// the step at which they are to stop.
+  /// the step at which they are to stop. And for one that is stopped where no
+  /// other waits for it, as it is alone or the last.
   void watchWaits() {
     // Nobody waits in it for a save, which may take long.
     std::optional<Stall::Cause> cause =
-        stall.overdue(kHungGrace, asked && !saves());
+        stall.overdue(kHungGrace, (asked && !saves()) || isStopped());
     if (!cause)
       return;
     killAll();
@@ -275,6 +276,14 @@ private:
           position.savePoint.load() != SavePoint::None)
         return true;
     }
+    return false;
+  }
+
+  /// Whether a rank is stopped, as by SIGSTOP.
+  bool isStopped() {
+    for (size_t rank = 0; rank < pids.size(); ++rank)
+      if (pids[rank] > 0 && !sights.obstacle(int64_t(rank)).empty())
+        return true;
     return false;
   }
 
