@@ -56,6 +56,16 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
            << levelAttrName
            << " on the module, an #fsdp.level, got: " << attribute.getValue();
   }
+  if (name == capturedForAttrName) {
+    auto texts = dyn_cast<DictionaryAttr>(attribute.getValue());
+    if (isa<ModuleOp>(op) && texts && texts.getAs<StringAttr>("device") &&
+        texts.getAs<StringAttr>("torch"))
+      return success();
+    return op->emitOpError("Captured-1: expected ")
+           << capturedForAttrName
+           << " on the module, with the texts device and torch, got: "
+           << attribute.getValue();
+  }
   if (name == moduleAttrName || name == lineAttrName)
     return verifyText(op, attribute, "Origin-1");
   if (name == whyAttrName)

@@ -133,6 +133,23 @@ private:
     return entry.value("strides", plan::Strides());
   }
 
+  /// Absent from the captures of versions that knew the CPU alone.
+  void readDevice(const json &document) {
+    auto found = document.find("device");
+    if (found == document.end())
+      return;
+    auto &[device, arch, torch] = capture.capturedFor;
+    found->at("type").get_to(device);
+    if (const json &name = found->at("arch"); !name.is_null())
+      name.get_to(arch);
+    found->at("torch").get_to(torch);
+    if ((device != "cpu" && device != "cuda") || torch.empty() ||
+        arch.empty() != (device == "cpu"))
+      fail("capture.json: expected the device \"cpu\", or \"cuda\" with an "
+           "arch, and a version of torch, got: " +
+           found->dump());
+  }
+
   void readPrecision(const json &policies) {
     auto optional = [&](const json &name) -> std::optional<plan::DType> {
       if (name.is_null())
@@ -149,6 +166,7 @@ private:
 
   void readTables(const json &document) {
     document.at("model").get_to(capture.model);
+    readDevice(document);
     if (const json &weights = document.at("weights"); !weights.is_null())
       capture.weights = {weights.at("path"), weights.at("hash")};
     for (const json &entry : document.at("params"))

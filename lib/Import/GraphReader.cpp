@@ -60,6 +60,8 @@ private:
         constants.emplace(node->output(), readFloat(node));
       else if (node->kind() == kComplex)
         constants.emplace(node->output(), readComplex(node));
+      else if (node->kind() == c10::prim::AutogradZero)
+        constants.emplace(node->output(), plan::Arg{plan::NoneArg{}});
       else if (node->kind() == c10::prim::ListConstruct)
         lists.emplace(node->output(), node);
       else if (node->kind() == c10::prim::ListUnpack)

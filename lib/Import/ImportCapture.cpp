@@ -22,6 +22,8 @@ public:
     OwningOpRef<ModuleOp> module = ModuleOp::create(builder, unknown);
     setLevel(*module, Level::Captured);
     (*module)->setAttr(modelAttrName, builder.getStringAttr(capture.model));
+    if (!capture.capturedFor.device.empty())
+      setCapturedFor(*module);
     if (!capture.weights.path.empty()) {
       (*module)->setAttr(weightsAttrName,
                          builder.getStringAttr(capture.weights.path));
@@ -54,6 +56,17 @@ public:
   }
 
 private:
+  void setCapturedFor(ModuleOp module) {
+    const plan::CapturedFor &from = capture.capturedFor;
+    NamedAttrList texts;
+    texts.append("device", builder.getStringAttr(from.device));
+    if (!from.arch.empty())
+      texts.append("arch", builder.getStringAttr(from.arch));
+    texts.append("torch", builder.getStringAttr(from.torch));
+    module->setAttr(capturedForAttrName,
+                    texts.getDictionary(builder.getContext()));
+  }
+
   void setEntries(ModuleOp module) {
     SmallVector<Attribute> units;
     for (const std::vector<std::string> &unit : capture.units) {

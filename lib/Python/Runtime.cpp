@@ -104,7 +104,9 @@ public:
                          const std::string &allowedPlugin,
                          const std::vector<std::string> &operators) {
     allowOperators(operators);
-    return openPlan(path, allowedPlugin);
+    plan::Plan plan = openPlan(path, allowedPlugin);
+    checkDevice(plan, path, /*onGpu=*/false);
+    return plan;
   }
 
   plan::Plan plan;

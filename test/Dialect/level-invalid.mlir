@@ -1,5 +1,18 @@
 // RUN: fsdp-opt --split-input-file --verify-diagnostics %s
 
+// expected-error @below {{Captured-1: expected fsdp.captured_for on the module, with the texts device and torch, got: {device = "cuda"}}}
+module attributes {fsdp.captured_for = {device = "cuda"}} {
+}
+
+// -----
+
+module {
+  // expected-error @below {{Captured-1: expected fsdp.captured_for on the module}}
+  fsdp.unit @u {fsdp.captured_for = {device = "cpu", torch = "2.15.0"}}
+}
+
+// -----
+
 // expected-error @below {{Level-1: expected fsdp.level on the module, an #fsdp.level, got: "sharded"}}
 module attributes {fsdp.level = "sharded"} {
 }

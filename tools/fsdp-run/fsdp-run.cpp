@@ -209,6 +209,8 @@ int main(int argc, char **argv) {
                  "cpu; cuda: the GPU with the number that the rank has on its "
                  "host; cuda:N")
       ->capture_default_str();
+  app.add_flag("--any-device", options.anyDevice,
+               "run a plan that was captured for another device");
   const std::map<std::string, Backend> backends = {
       {"shm", Backend::Shm}, {"gloo", Backend::Gloo}, {"nccl", Backend::Nccl}};
   std::string comm;

@@ -281,6 +281,7 @@ TEST(ReadPlan, KeepsStridesAndLines) {
   plan.buffers[0].strides = {0};
   plan.values[size_t(call.outs[0])].strides = {1, 4};
   plan.lines = {"models/tiny.py:12"};
+  plan.capturedFor = {"cuda", "sm_90", "2.15.0"};
   plan.instructions[find<Call>(plan)].line = 0;
   std::string text = printPlan(plan);
   Plan read = parsePlan(text, "p.json");

@@ -66,6 +66,14 @@ TEST(Arguments, ConvertsOptionals) {
             "expected Tensor, got None");
 }
 
+TEST(Arguments, AttentionsBackwardTakesWhatItsForwardDidNotMake) {
+  const char *name = "aten::_scaled_dot_product_flash_attention_backward";
+  EXPECT_FALSE(
+      convert({NoneArg{}}, formal(name, "", "cum_seq_q")).toTensor().defined());
+  EXPECT_EQ(errorOf({NoneArg{}}, formal(name, "", "logsumexp")),
+            "expected Tensor, got None");
+}
+
 TEST(Arguments, ADeviceIsThatOfTheRank) {
   const auto &device = formal("aten::empty", "memory_format", "device");
   EXPECT_EQ(convert({plan::DeviceArg{}}, device).toDevice(), at::kCPU);

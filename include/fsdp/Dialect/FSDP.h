@@ -44,6 +44,9 @@ inline constexpr llvm::StringLiteral replicateAxisName = "replicate";
 inline constexpr llvm::StringLiteral modelAttrName = "fsdp.model";
 inline constexpr llvm::StringLiteral weightsAttrName = "fsdp.weights";
 inline constexpr llvm::StringLiteral weightsHashAttrName = "fsdp.weights_hash";
+/// Dictionary of texts: the `device`, its `arch` and the version of `torch`
+/// that the program was captured for.
+inline constexpr llvm::StringLiteral capturedForAttrName = "fsdp.captured_for";
 /// Dictionary: the class of each module, by the module's dotted name. For
 /// fsdp-assign-units, which drops it.
 inline constexpr llvm::StringLiteral moduleClassesAttrName =

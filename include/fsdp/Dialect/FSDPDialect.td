@@ -35,6 +35,17 @@ def FSDP_Dialect : Dialect {
 
     **Level-1**: `fsdp.level` is an `#fsdp.level` and an attribute of the module.
 
+    A module that was captured says for which device and version of PyTorch, in
+    `fsdp.captured_for`: its calls are those that PyTorch makes there. The plan
+    has it too.
+
+    ```mlir
+    module attributes {fsdp.captured_for = {arch = "sm_90", device = "cuda", torch = "2.15.0"}} { … }
+    ```
+
+    **Captured-1**: `fsdp.captured_for` has the texts `device` and `torch`, and is
+    an attribute of the module.
+
     Collectives are never `Pure`: they have effects on one communication
     resource, so that no generic pass merges a backward re-gather into the
     forward gather or changes the order that every rank must agree on.

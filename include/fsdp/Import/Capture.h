@@ -73,6 +73,7 @@ struct CapturedEvaluation {
 
 struct Capture {
   std::string model;
+  plan::CapturedFor capturedFor;
   /// (qualified name, class) of each module.
   std::vector<std::pair<std::string, std::string>> modules;
   plan::Weights weights;

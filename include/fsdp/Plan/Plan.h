@@ -256,6 +256,21 @@ struct Weights {
   }
 };
 
+/// What the step was captured for: operators and bits are those of this device
+/// and this PyTorch.
+struct CapturedFor {
+  std::string device; ///< "cpu" or "cuda"
+  std::string arch;   ///< of a GPU: "sm_90"; else empty
+  std::string torch;  ///< "2.15.0"
+  bool operator==(const CapturedFor &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(field("device", &CapturedFor::device),
+                      optionalField("arch", &CapturedFor::arch),
+                      field("torch", &CapturedFor::torch));
+  }
+};
+
 /// The memory that the plan lays out: every Value::offset is in [0, bytes).
 struct Arena {
   int64_t bytes = 0;
@@ -273,6 +288,8 @@ struct Plan {
   int64_t version = kPlanVersion;
   std::string producer; ///< "fsdp-opt <version>"
   std::string model;    ///< the model's class name
+  /// nullopt for a program that was not captured.
+  std::optional<CapturedFor> capturedFor;
   int64_t worldSize = 1;
   /// Groups of ranks that each hold all parameters (HSDP); 1 otherwise. Rank r
   /// is rank r % shards() of replica r / shards().
@@ -323,6 +340,7 @@ struct Plan {
   static constexpr auto fields() {
     return std::tuple(
         field("producer", &Plan::producer), field("model", &Plan::model),
+        optionalField("captured_for", &Plan::capturedFor),
         field("world_size", &Plan::worldSize).within(1, kMaxWorldSize),
         field("replicas", &Plan::replicas).within(1, kMaxWorldSize),
         field("weights", &Plan::weights), field("optimizer", &Plan::optimizer),

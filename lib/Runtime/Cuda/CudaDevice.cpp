@@ -26,6 +26,16 @@ public:
       : device(c10::DeviceType::CUDA, c10::DeviceIndex(index)) {}
 
   c10::Device where() const override { return device; }
+  std::string architecture() const override {
+    int major = 0, minor = 0;
+    auto ask = [&](int &value, cudaDeviceAttr attribute) {
+      checkCuda(cudaDeviceGetAttribute(&value, attribute, device.index()),
+                "ask for the compute capability");
+    };
+    ask(major, cudaDevAttrComputeCapabilityMajor);
+    ask(minor, cudaDevAttrComputeCapabilityMinor);
+    return "sm_" + std::to_string(major) + std::to_string(minor);
+  }
   std::unique_ptr<DeviceMemory> reserve(size_t bytes) override {
     return reserveCuda(device.index(), bytes);
   }

@@ -4,6 +4,8 @@
 #include "fsdp/Runtime/Operators/Operators.h"
 #include "fsdp/Runtime/Optimizer/OptimizerPlugin.h"
 
+#include <torch/version.h>
+
 #include <filesystem>
 
 namespace fsdp::runtime {
@@ -50,6 +52,38 @@ plan::Plan openPlan(const std::string &path, const std::string &allowedPlugin) {
   for (plan::Optimizer &group : plan.paramGroups)
     group.library = plan.optimizer.library;
   return plan;
+}
+
+void checkDevice(const plan::Plan &plan, const std::string &path, bool onGpu) {
+  const std::string device = onGpu ? "cuda" : "cpu";
+  if (!plan.capturedFor || plan.capturedFor->device == device)
+    return;
+  const auto &[wanted, arch, torch] = *plan.capturedFor;
+  throw InputError(path + ": the plan was captured for the device \"" + wanted +
+                   "\"" + (arch.empty() ? "" : " (" + arch + ")") +
+                   ", whose operators another may lack or compute otherwise; "
+                   "expected --device " +
+                   wanted + " or --any-device, got --device " + device);
+}
+
+void checkArchitecture(const plan::Plan &plan, const std::string &path,
+                       const std::string &got) {
+  if (!plan.capturedFor || plan.capturedFor->arch.empty() ||
+      plan.capturedFor->arch == got)
+    return;
+  throw InputError(path + ": the plan was captured for " +
+                   plan.capturedFor->arch +
+                   ", where PyTorch may choose other operators than on this "
+                   "GPU; expected " +
+                   plan.capturedFor->arch + " or --any-device, got " + got);
+}
+
+std::string otherTorch(const plan::Plan &plan, const std::string &path) {
+  if (!plan.capturedFor || plan.capturedFor->torch == TORCH_VERSION)
+    return {};
+  return path + ": captured with torch " + plan.capturedFor->torch +
+         ", executed by torch " TORCH_VERSION
+         ": the operators and their bits may differ";
 }
 
 } // namespace fsdp::runtime

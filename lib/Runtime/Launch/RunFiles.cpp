@@ -28,7 +28,10 @@ void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
 
 static plan::Plan openPlan(const RunOptions &options) {
   loadOperators(options.operatorLibraries);
-  return openPlan(options.planPath, options.allowedPlugin);
+  plan::Plan plan = openPlan(options.planPath, options.allowedPlugin);
+  if (!options.anyDevice)
+    checkDevice(plan, options.planPath, isGpu(options.device));
+  return plan;
 }
 
 void checkMeasuring(const RunOptions &options, int64_t begin) {
@@ -67,6 +70,8 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
   openEvaluation(options);
   if (!first)
     return;
+  if (std::string other = otherTorch(plan, options.planPath); !other.empty())
+    std::fprintf(stderr, "fsdp-run: warning: %s\n", other.c_str());
   for (const auto *source : {&data, &evalData})
     if (const FileData *read = *source ? (*source)->asFiles() : nullptr)
       for (const auto &samples : read->sources())

@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Launch/Trainer.h"
 #include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Execution/OpenPlan.h"
 #include "fsdp/Runtime/Execution/Profiler.h"
 #include "fsdp/Runtime/Execution/Session.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
@@ -206,6 +207,8 @@ RunEnd runRank(const RunFiles &files, const RunOptions &options,
   if (!isGpu(options.device))
     installSteeredAllocator();
   std::unique_ptr<Device> device = makeDevice(options.device, link.localRank);
+  if (isGpu(options.device) && !options.anyDevice)
+    checkArchitecture(files.plan, options.planPath, device->architecture());
   std::unique_ptr<Comm> comm;
   try {
     comm = link.connect(*device);

@@ -82,6 +82,15 @@ c10::IValue makeList(const ArgList &items, Fn &&convert) {
   return list;
 }
 
+/// Results that a forward of attention may lack, where the schema of its
+/// backward has a tensor. The kernels take an undefined one there, and only
+/// there.
+bool mayBeUndefined(const c10::Argument &formal) {
+  constexpr std::string_view kNames[] = {"cum_seq_q", "cum_seq_k", "attn_bias"};
+  return std::find(std::begin(kNames), std::end(kNames), formal.name()) !=
+         std::end(kNames);
+}
+
 bool isTensor(const c10::TypePtr &type) {
   return type->kind() == c10::TypeKind::TensorType;
 }
@@ -154,6 +163,11 @@ ArgTemplate::ArgTemplate(const Arg &arg, const c10::Argument &formal,
 
   if (isTensor(type)) {
     const auto *tensor = std::get_if<plan::TensorArg>(&arg.value);
+    if (std::holds_alternative<plan::NoneArg>(arg.value) &&
+        mayBeUndefined(formal)) {
+      constant = at::Tensor();
+      return;
+    }
     if (!tensor)
       mismatch(type, kindName(arg));
     kind = Kind::Tensor;

@@ -66,6 +66,14 @@ private:
     };
     result.model = text(modelAttrName);
     result.weights = {text(weightsAttrName), text(weightsHashAttrName)};
+    if (auto from =
+            module->getAttrOfType<DictionaryAttr>(capturedForAttrName)) {
+      auto part = [&](StringRef name) {
+        auto attr = from.getAs<StringAttr>(name);
+        return attr ? attr.str() : std::string();
+      };
+      result.capturedFor = {part("device"), part("arch"), part("torch")};
+    }
 
     auto meshes = llvm::to_vector(module.getOps<MeshOp>());
     if (meshes.size() != 1)

@@ -112,6 +112,15 @@ class _Writer:
             self.constants.append(f"{name} : {kind} = prim::Constant{attribute}()")
         return name
 
+    def undefined(self) -> str:
+        """No tensor, where the schema has a tensor that is not optional."""
+        name = self._names.get(("Tensor", ""))
+        if name is None:
+            name = f"%c{len(self._names)}"
+            self._names["Tensor", ""] = name
+            self.constants.append(f"{name} : Tensor = prim::AutogradZero()")
+        return name
+
     def number(self, value: float) -> str:
         if value != 0 and abs(value) < sys.float_info.min:
             raise CaptureError(f"{value!r} is subnormal, which TorchScript cannot read; use 0.0")
@@ -137,6 +146,8 @@ class _Writer:
     def value(self, value: Any, kinds: str, length: int | None) -> str:
         """The graph value of one call argument; kinds are those of its schema type."""
         first, _, element = kinds.partition(" ")
+        if value is None and first == "TensorType":
+            return self.undefined()
         if value is None:
             return self.constant("NoneType", "")
         if first == "OptionalType":
@@ -156,9 +167,9 @@ class _Writer:
             escaped = value.replace("\\", "\\\\").replace('"', '\\"')
             return self.constant("str", f'"{escaped}"')
         if isinstance(value, torch.device):
-            if value.type != "cpu":
-                raise CaptureError(f"expected device 'cpu', got '{value}'")
-            return self.constant("Device", '"cpu"')
+            if value.type not in ("cpu", "cuda"):
+                raise CaptureError(f"expected device 'cpu' or 'cuda', got '{value}'")
+            return self.constant("Device", '"cpu"')  # a run's own, whichever it is
         for table in (_DTYPES, _LAYOUTS, _MEMORY_FORMATS):
             if isinstance(value, type(next(iter(table)))):
                 if value not in table:
@@ -192,9 +203,10 @@ class _Writer:
                 raise located(node.origin.location, message) from error
         results: list[str] = []
         unpacks: list[str] = []
-        for out in node.outs:
+        for out, formal in zip(node.outs, schema.returns, strict=True):
             if isinstance(out, str):
-                results.append(f"%{out} : Tensor")
+                kind = kinds_of(formal.type)
+                results.append(f"%{out} : {'int' if kind == 'IntType' else 'Tensor'}")
             else:
                 name = f"%l{self._lists}"
                 self._lists += 1

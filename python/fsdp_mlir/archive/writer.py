@@ -170,6 +170,11 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
+        "device": {
+            "type": view.asked.device.type,
+            "arch": view.asked.device.arch,
+            "torch": torch.__version__.split("+")[0],
+        },
         "model": class_name(model),
         "training": model.training,
         "weights": None,

@@ -26,6 +26,7 @@ from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.asked import Asked, Factory
+from fsdp_mlir.view.device import Device
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.model_view import ModelView, constant_name
 
@@ -124,6 +125,8 @@ def capture(
     save_weights: bool = True,
     check: bool | None = None,
     outputs: OutputsOfModes | None = None,
+    device: str = "cpu",
+    device_arch: str | None = None,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -133,8 +136,13 @@ def capture(
     in `kwargs` are part of the step. `loss` maps the model's output to a scalar; inputs that are
     named like further parameters of it go to it and not to the model. Without it the output itself,
     or its `.loss`, is the scalar. A ComputeLoss maps the model and the inputs to it. Train or eval
-    mode is captured as it is. The graph is that of CPU tensors, and is recorded without data, so a
-    model on `meta` works at any size.
+    mode is captured as it is. The step is recorded without data, so a model on `meta` works at any
+    size.
+
+    The graph is that of tensors on `device`, wherever the model's own are: "cpu", or "cuda" with
+    the GPU's architecture in `device_arch`, such as "sm_90". PyTorch then chooses the operators
+    that it would run on that GPU. None has to be there, but PyTorch must be built with CUDA, and
+    this package too. Such a step is not run beside eager PyTorch.
 
     Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
     model, `init()` builds the same model as one would on one device: what it does to initialise
@@ -172,6 +180,7 @@ def capture(
         save_weights=save_weights,
         check=check,
         outputs=outputs,
+        device=Device.of(device, device_arch),
     )
     with uncollected():
         view = ModelView.of(asked)

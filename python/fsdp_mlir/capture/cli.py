@@ -150,6 +150,12 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="run the captured step beside eager PyTorch; by default where the model is small",
     )
+    result.add_argument(
+        "--device", default="cpu", metavar="cpu|cuda", help="whose operators are captured [cpu]"
+    )
+    result.add_argument(
+        "--device-arch", metavar="ARCH", help="with --device cuda: the GPU's, such as sm_90"
+    )
     result.add_argument("--config", metavar="FILE", help="policy file (YAML), as for fsdp-opt")
     result.add_argument("-o", "--output", default="model.pt", metavar="FILE", help="[%(default)s]")
     return result
@@ -179,6 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             config=options.config,
             check=options.check,
             path=options.output,
+            device=options.device,
+            device_arch=options.device_arch,
         )
     except (CaptureError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

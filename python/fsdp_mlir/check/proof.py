@@ -55,8 +55,15 @@ def check(recorded: Recorded) -> Checked:
     check_shared_memory(view, recording.trace.constants, recording.written)
 
     checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if wanted is None else wanted)
+    device = view.asked.device
+    if wanted and device.type != "cpu":
+        raise CaptureError(
+            f"check: a step that is captured for '{device.type}' is not run beside eager PyTorch; "
+            "expected check=False, or device='cpu'"
+        )
     if wanted and not checked:
         raise CaptureError("check: expected a model and inputs with data, got tensors on 'meta'")
+    checked = checked and device.type == "cpu"
     if checked:
         checked = eager_check.run(recording)
     if cached and not checked:

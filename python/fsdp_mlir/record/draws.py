@@ -26,9 +26,14 @@ _FIRST_SEED = 0x5EED << 44
 
 
 def is_draw(func: OpOverload, values: list[Any]) -> bool:
-    """Whether a call draws from PyTorch's own generator on the CPU."""
-    return torch.Tag.nondeterministic_seeded in func.tags and not any(
-        isinstance(value, torch.Generator) for value in values
+    """Whether a call draws from PyTorch's own generator of its device."""
+    return (
+        torch.Tag.nondeterministic_seeded in func.tags
+        and not any(isinstance(value, torch.Generator) for value in values)
+        and not any(
+            formal.name == "dropout_p" and value == 0
+            for formal, value in zip(func._schema.arguments, values, strict=True)
+        )
     )
 
 

@@ -49,7 +49,7 @@ class Node:
     """One call. `args` has every schema argument, tensors as Ref.
 
     `outs` is per schema return: a name, a list of names for a list of tensors. `types` is flat over
-    `outs`; None where the call returned no tensor (an output that was not asked for).
+    `outs`; None where the call returned no tensor (an output that was not asked for, or a number).
     """
 
     func: OpOverload
@@ -72,7 +72,7 @@ class Reliance:
 
     def found(self, sources: Mapping[str, Tensor]) -> Tensor:
         """The value, of these tensors."""
-        values: dict[str, Any] = {each: sources[each].detach() for each in self.outside}
+        values: dict[str, Any] = {each: sources[each].detach().cpu() for each in self.outside}
         for node in self.calls:
             args, kwargs = split_arguments(node.func, _filled(node.args, values))
             result = node.func(*args, **kwargs)
@@ -99,6 +99,8 @@ def _filled(value: Any, values: dict[str, Any]) -> Any:
         return values[value.name]
     if isinstance(value, (list, tuple)):
         return [_filled(item, values) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     return value
 
 

@@ -3,7 +3,8 @@
 Such tensors stay real during capture. Then what a model decides from them (`.item()`, `.all()` in a
 branch) goes as in eager execution, and the same at every step; a model that looks whether its
 tensors are fake takes its usual path. Only small integer and bool tensors are kept, so that
-capture computes nothing that costs.
+capture computes nothing that costs. They are computed on the CPU. What the step has on another
+device the model sees there, as a `Known` without data, which is no fake tensor either.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from fsdp_mlir.record.graph import split_arguments
 
 aten = torch.ops.aten
 
@@ -30,31 +34,49 @@ def flat_tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else []
 
 
+class Known(Tensor):
+    """A known value on a device that is not there."""
+
+    @staticmethod
+    def of(real: Tensor, device: torch.device) -> Known:
+        made: Known = Tensor._make_wrapper_subclass(
+            Known, real.shape, strides=real.stride(), dtype=real.dtype, device=device
+        )
+        return made
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()  # the method of Tensor takes no subclasses
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"'{func}' of a value of the captured step, outside of it")
+
+
 class KnownValues:
-    """The real tensors of one capture. They are alive as long as this object is."""
+    """The known tensors of one capture. They are alive as long as this object is."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, Tensor] = {}
+        self._reals: dict[int, Tensor] = {}  # by the id of a tensor in _tensors
         self._unknown: set[int] = set()  # storages that were written with unknown data
 
-    def add(self, result: Any) -> None:
-        for tensor in flat_tensors(result):
-            self._tensors[id(tensor)] = tensor
-
     def made(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is one of the real tensors, be its value still known or not."""
+        """Whether `tensor` is one of the known tensors, be its value still known or not."""
         return id(tensor) in self._tensors
 
     def forget(self, tensor: Tensor) -> None:
         """The data of `tensor`, and of what shares its storage, is no longer known."""
-        self._unknown.add(tensor.untyped_storage()._cdata)
+        self._unknown.add(self._storage(tensor))
 
     def has(self, tensor: Tensor) -> bool:
-        return self.made(tensor) and tensor.untyped_storage()._cdata not in self._unknown
+        return self.made(tensor) and self._storage(tensor) not in self._unknown
 
     def real(self, tensor: Tensor) -> Tensor | None:
-        """`tensor` where its data is known."""
-        return tensor if self.has(tensor) else None
+        """The data of `tensor` on the CPU, where it is known."""
+        return self._reals[id(tensor)] if self.has(tensor) else None
+
+    def _storage(self, tensor: Tensor) -> int:
+        return self._reals[id(tensor)].untyped_storage()._cdata
 
     def can_compute(self, func: OpOverload, values: list[Any]) -> bool:
         """Whether the call's result follows from known values. Its dtype is not looked at."""
@@ -74,8 +96,32 @@ class KnownValues:
             for tensor in tensors
         )
 
-    @staticmethod
-    def compute(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Runs the call on real tensors, unseen by any mode."""
+    def compute(self, func: OpOverload, values: list[Any]) -> Any:
+        """Runs the call, of which `values` are all schema arguments, on the data of its tensors,
+        unseen by any mode; its results are known."""
+        device = result_device(values)
+        given = {id(self._data(tensor)): tensor for tensor in flat_tensors(values)}
+        moved = tree_map_only(torch.device, lambda _: torch.device("cpu"), values)
+        args, kwargs = split_arguments(func, tree_map_only(Tensor, self._data, moved))
         with _disable_current_modes():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+
+            def shown(real: Tensor) -> Tensor:
+                if id(real) in given:
+                    return given[id(real)]  # written in place
+                tensor = real if device.type == "cpu" else Known.of(real, device)
+                self._tensors[id(tensor)], self._reals[id(tensor)] = tensor, real
+                return tensor
+
+            return tree_map_only(Tensor, shown, result)
+
+    def _data(self, tensor: Tensor) -> Tensor:
+        return self._reals.get(id(tensor), tensor)
+
+
+def result_device(values: list[Any]) -> torch.device:
+    """The device of what a call makes, by its arguments."""
+    for value in values:
+        if isinstance(value, torch.device):
+            return value
+    return next((tensor.device for tensor in flat_tensors(values)), torch.device("cpu"))

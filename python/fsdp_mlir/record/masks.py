@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.record.graph import split_arguments
-from fsdp_mlir.record.known import flat_tensors
+from fsdp_mlir.record.known import flat_tensors, result_device
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def shaped_by_values(
         shape = torch.broadcast_shapes(fakes[0].shape, fakes[1].shape)
         with _disable_current_modes():
             count = int(mask.expand(shape).sum())
-        return torch.empty(count, dtype=fakes[0].dtype)
+        return torch.empty(count, dtype=fakes[0].dtype, device=fakes[0].device)
     if func in (aten.index.Tensor, aten._unsafe_index.Tensor):
         indices = _integers(fakes[1], found)
         return indices and func(fakes[0], indices)
@@ -63,19 +63,20 @@ def shaped_by_values(
         result = func(*args, **kwargs)
     if not flat_tensors(result):
         return None
-    return _like(result)
+    return _like(result, result_device(fakes))
 
 
 def _counts(fakes: list[Any]) -> Tensor | None:
     """The result of bincount where no value is above `minlength`, as numbers of experts or classes
     are not: a run refuses a result that is longer."""
-    _, weights, minlength = fakes
+    values, weights, minlength = fakes
     if minlength == 0:
         return None
     if weights is None:
-        return torch.empty(minlength, dtype=torch.int64)
+        return torch.empty(minlength, dtype=torch.int64, device=values.device)
     kept = weights.dtype == torch.float32
-    return torch.empty(minlength, dtype=weights.dtype if kept else torch.float64)
+    dtype = weights.dtype if kept else torch.float64
+    return torch.empty(minlength, dtype=dtype, device=values.device)
 
 
 def _integers(
@@ -92,14 +93,14 @@ def _integers(
             return None
         with _disable_current_modes():
             places = mask.nonzero().unbind(1)
-        expanded += [_like(place) for place in places]
+        expanded += [_like(place, index.device) for place in places]
     return expanded
 
 
-def _like(result: Any) -> Any:
+def _like(result: Any, device: torch.device) -> Any:
     if isinstance(result, (list, tuple)):
-        return type(result)(_like(item) for item in result)
-    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
+        return type(result)(_like(item, device) for item in result)
+    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=device)
 
 
 def _replaced(value: Any, reals: dict[int, Any]) -> Any:

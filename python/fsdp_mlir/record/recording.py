@@ -84,7 +84,8 @@ def record_once(fake: FakeModel) -> Recording:
     view = fake.view
     sources = SourceMap()
     hooked = view.units.hooked(view.params)
-    with ModuleStack(view.model) as modules, hooked as entries, refused_seeding():
+    present = view.asked.device.present()
+    with present, ModuleStack(view.model) as modules, hooked as entries, refused_seeding():
         recorder = _recorder(fake, modules, sources)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
@@ -163,7 +164,7 @@ def _has_reentrant_checkpoint(loss: Tensor) -> bool:
 
 def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Recorder:
     view = fake.view
-    recorder = Recorder(fake.mode, modules, sources, len(view.buffers))
+    recorder = Recorder(fake.mode, modules, sources, len(view.buffers), view.asked.device)
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, leaf, f"p{index}", parameter=True)
     for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):

@@ -1,7 +1,8 @@
-"""The strides of what the CPU's kernels return.
+"""The strides of what the device's kernels return.
 
 Strides are in elements, those of `torch.Tensor.stride()`. Where fake kernels give others than the
-CPU's, `of_kernels` puts the kernels' in their place; test/python/test_strides.py compares both.
+CPU's, `of_kernels` puts the kernels' in their place; test/python/test_strides.py compares both. Of
+a GPU's kernels only those are known that leave the strides to TensorIterator, as the CPU's do.
 """
 
 from __future__ import annotations
@@ -78,14 +79,15 @@ def _packed(shape: Sequence[int], outer_first: Sequence[int]) -> Strides:
 _Rule = Callable[[Tensor, dict[str, Any]], Strides]
 
 
-def _iterated(*names: str) -> _Rule:
+class _iterated:  # one of the rules below, on every device
     """A TensorIterator over these arguments."""
 
-    def rule(result: Tensor, arguments: dict[str, Any]) -> Strides:
-        operands = [arguments[name] for name in names]
-        return elementwise(result.shape, [t for t in operands if isinstance(t, Tensor)])
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
-    return rule
+    def __call__(self, result: Tensor, arguments: dict[str, Any]) -> Strides:
+        operands = [arguments[name] for name in self.names]
+        return elementwise(result.shape, [t for t in operands if isinstance(t, Tensor)])
 
 
 def _contiguous(result: Tensor, _arguments: dict[str, Any]) -> Strides:
@@ -210,9 +212,11 @@ def of_kernels(func: OpOverload, values: list[Any], result: Any) -> Any:
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     for index, rule in rules.items():
         fake = results[index]
-        if fake is not None:
+        if fake is not None and (fake.device.type == "cpu" or isinstance(rule, _iterated)):
             strides = rule(fake, arguments)
-            results[index] = torch.empty_strided(fake.shape, strides, dtype=fake.dtype)
+            results[index] = torch.empty_strided(
+                fake.shape, strides, dtype=fake.dtype, device=fake.device
+            )
     return tuple(results) if isinstance(result, (tuple, list)) else results[0]
 
 

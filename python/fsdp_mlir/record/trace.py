@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.modules.weights import State
-from fsdp_mlir.record import operators
+from fsdp_mlir.record import operators, places
 from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
@@ -38,6 +38,7 @@ from fsdp_mlir.record.masks import BY_COUNT, shaped_by_values
 from fsdp_mlir.record.scalars import with_scalars
 from fsdp_mlir.record.strides import of_kernels
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
+from fsdp_mlir.view.device import Device
 from fsdp_mlir.view.layouts import placeholder
 
 aten = torch.ops.aten
@@ -59,7 +60,7 @@ class Recorder(TorchDispatchMode):
     """Records calls into `trace`; enter it inside `fake_mode`.
 
     `bind` names the graph's inputs, and says what they stand for; constants take the names
-    b{first_constant}…. Raises CaptureError, with the model's line, for a call that has no static
+    b{first_constant}…. The step is that of tensors on `device`. Raises CaptureError, with the model's line, for a call that has no static
     form.
     """
 
@@ -75,8 +76,10 @@ class Recorder(TorchDispatchMode):
         modules: ModuleStack,
         sources: SourceMap,
         first_constant: int,
+        device: Device,
     ) -> None:
         super().__init__()
+        self._device = device.type
         self._first_constant = first_constant
         self._literals: dict[tuple[Any, ...], FakeTensor] = {}
         self.trace = Trace()
@@ -259,9 +262,7 @@ class Recorder(TorchDispatchMode):
                 result = of_kernels(func, fakes, func(*args, **kwargs))
                 computed = computable and self._known.worth_keeping(result)
             if computed:
-                args, kwargs = split_arguments(func, values)
-                result = self._known.compute(func, args, kwargs)
-                self._known.add(result)
+                result = self._known.compute(func, values)
         except _LIMITS as error:
             result = None if is_foreign else self._static_result(func, values, fakes, origin)
             if result is None:
@@ -366,7 +367,7 @@ class Recorder(TorchDispatchMode):
                 return stand_in
             if self._known.made(value):
                 with self._fake_mode:
-                    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                    fake = placeholder(value, device=str(value.device))
                 self.bind(fake, self._names[id(value)])
                 return fake
             return self._constant(value, origin)
@@ -383,8 +384,10 @@ class Recorder(TorchDispatchMode):
                     f"a tensor of shape {list(tensor.shape)} requires grad but is no parameter of "
                     "the model; register it with register_parameter",
                 )
+            # As if the model had been moved there; what has no dimensions is where it is.
+            device = self._device if tensor.dim() else tensor.device.type
             with self._fake_mode:
-                fake = placeholder(tensor)
+                fake = placeholder(tensor, device=device)
             self._constants[id(tensor)] = fake
             self.states.add_constant(len(self.trace.constants), fake)
             name = f"b{self._first_constant + len(self.trace.constants)}"
@@ -406,8 +409,7 @@ class Recorder(TorchDispatchMode):
             constant = self._literals[key] = self._constant(tensor, origin)
             self.trace.literals.update(range(before, len(self.trace.constants)))
         if self._known.worth_keeping(tensor):
-            result = self._known.compute(aten.clone.default, [tensor], {})
-            self._known.add(result)
+            result = self._known.compute(aten.clone.default, [tensor, None])
         else:
             result = lift(tensor)
         self._record(aten.clone.default, [constant, None], result, origin)
@@ -432,6 +434,8 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, func: OpOverload, values: list[Any], result: Any, origin: Origin) -> None:
         self.states.note_writes(func, values, origin.location)
+        if self._device != "cpu":
+            places.check(func, values, result, origin.location)
         self._check_relied_on(func, values, origin)
         args = [self._refs(value, origin) for value in values]
         if func.namespace == "aten":
@@ -444,8 +448,9 @@ class Recorder(TorchDispatchMode):
         for value in results:
             if isinstance(value, (list, tuple)):
                 outs.append([self._out(item, types) for item in value])
-            elif value is None or isinstance(value, Tensor):
-                outs.append(self._out(value, types))
+            elif value is None or isinstance(value, (Tensor, int)):
+                # A number is the same in every run: who takes it has it as an argument.
+                outs.append(self._out(value if isinstance(value, Tensor) else None, types))
             else:
                 raise located(
                     origin.location,

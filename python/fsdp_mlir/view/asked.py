@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
+from fsdp_mlir.view.device import Device
 
 Factory = Callable[[], nn.Module]
 
@@ -29,3 +30,4 @@ class Asked:
     save_weights: bool
     check: bool | None
     outputs: OutputsOfModes | None
+    device: Device

@@ -9,25 +9,36 @@ from fsdp_mlir.view.layouts import placeholder
 from fsdp_mlir.view.model_view import ModelView
 
 
-class FakeModel:
-    """Stand-ins of a view's state and inputs: CPU tensors without data, whatever the device. Each
-    recording has its own.
+class _FakeMode(FakeTensorMode):
+    @property
+    def avoid_device_init(self) -> bool:
+        """No device is to be asked, also where torch.cuda says that there is one."""
+        return True
 
-    On meta, attention would take another path than on CPU tensors.
+
+class FakeModel:
+    """Stand-ins of a view's state and inputs: tensors without data on the device that is asked for,
+    wherever the model's own are. Each recording has its own.
+
+    On meta, attention would take another path than on that device.
     """
 
     def __init__(self, view: ModelView) -> None:
         self.view = view
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = _FakeMode(allow_non_fake_inputs=True)
+        device = view.asked.device.type
         with self.mode:
             self.params = [
                 view.parameter(
                     param,
-                    torch.empty(param.tensor.shape, dtype=view.computed(param), device="cpu"),
+                    torch.empty(param.tensor.shape, dtype=view.computed(param), device=device),
                 )
                 for param in view.params
             ]
-            self.buffers = [placeholder(buffer.tensor) for buffer in view.buffers]
-            self.inputs = [placeholder(example, expanded=False) for example in view.inputs.values()]
+            self.buffers = [placeholder(each.tensor, device=device) for each in view.buffers]
+            self.inputs = [
+                placeholder(example, expanded=False, device=device)
+                for example in view.inputs.values()
+            ]
         names = [state.name for state in view.states]
         self.slots = view.slots(dict(zip(names, (*self.params, *self.buffers), strict=True)))

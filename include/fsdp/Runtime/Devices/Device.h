@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace fsdp::runtime {
 
@@ -50,6 +51,8 @@ public:
   virtual ~Device() = default;
 
   virtual c10::Device where() const = 0;
+  /// Of a GPU: "sm_90". Empty for the CPU.
+  virtual std::string architecture() const { return {}; }
   /// A range of at least `bytes`, with no memory behind it. Throws RunError.
   virtual std::unique_ptr<DeviceMemory> reserve(size_t bytes) = 0;
   /// The same on the host, where the device's copies are fastest, with memory

@@ -16,6 +16,19 @@ namespace fsdp::runtime {
 /// and without links. Throws InputError or plan::PlanError.
 plan::Plan openPlan(const std::string &path, const std::string &allowedPlugin);
 
+/// Throws InputError where the plan of the file `path` was captured for another
+/// device than "cpu", or "cuda" for `onGpu`. A plan that does not say runs on
+/// any.
+void checkDevice(const plan::Plan &plan, const std::string &path, bool onGpu);
+
+/// The same for the architecture of a GPU, Device::architecture().
+void checkArchitecture(const plan::Plan &plan, const std::string &path,
+                       const std::string &got);
+
+/// What a run is to be warned of: a line on the plan's other version of
+/// PyTorch, or empty.
+std::string otherTorch(const plan::Plan &plan, const std::string &path);
+
 } // namespace fsdp::runtime
 
 #endif // FSDP_RUNTIME_EXECUTION_OPENPLAN_H

@@ -47,6 +47,8 @@ struct RunOptions {
   std::string outWeightsPath; ///< --save-weights; empty: none
   int threads = 1;
   std::string device = "cpu"; ///< makeDevice
+  /// Run a plan that was captured for another device.
+  bool anyDevice = false;
   Backend backend = Backend::Shm;
   bool graphs = false; ///< Executor::useGraphs
   /// StreamSettings::maxDelayMicroseconds.

@@ -1,0 +1,124 @@
+"""The device that a step is captured for.
+
+The CPU's steps are recorded on fake CPU tensors. A GPU's are recorded on fake CUDA tensors, on any
+machine: PyTorch's own C++ then decides which operators run, as beside that GPU. What it asks of a
+GPU on the way is answered here, by a library of ours (lib/Capture/FakeCuda.cpp) and in Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from fsdp_mlir.support.build import built
+from fsdp_mlir.support.errors import CaptureError, CompileError
+
+_TYPES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Device:
+    """`arch` is a GPU's architecture, such as "sm_90"; None for the CPU."""
+
+    type: str = "cpu"
+    arch: str | None = None
+
+    @staticmethod
+    def of(type_: str, arch: str | None) -> Device:
+        """CaptureError for devices and architectures that there are not, or one without the
+        other."""
+        if type_ not in _TYPES:
+            raise CaptureError(f"device: expected {' or '.join(_TYPES)}, got '{type_}'")
+        if type_ == "cpu":
+            if arch is not None:
+                raise CaptureError(f"device_arch: expected none for the CPU, got '{arch}'")
+            return Device()
+        if arch is None:
+            raise CaptureError(
+                "device_arch: expected the GPU's architecture, such as 'sm_90', which decides the "
+                "operators; got none"
+            )
+        if not re.fullmatch(r"sm_[1-9]\d{1,2}", arch):
+            raise CaptureError(f"device_arch: expected one such as 'sm_90', got '{arch}'")
+        return Device(type_, arch)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of a GPU."""
+        assert self.arch is not None
+        digits = self.arch.removeprefix("sm_")
+        return int(digits[:-1]), int(digits[-1])
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """PyTorch takes it that this device is there. CaptureError where it cannot be made to."""
+        if self.type == "cpu":
+            yield
+            return
+        library = _library()
+        _fix_attention_order(self)
+        missing = library.fsdp_fake_cuda_begin(*self.capability)
+        if missing is not None:
+            raise CaptureError(f"device 'cuda': {missing.decode()}")
+        try:
+            with ExitStack() as stack:
+                for name, answer in self._answers().items():
+                    stack.enter_context(patch.object(torch.cuda, name, answer))
+                # A thread of the engine's own would look for the GPU's streams.
+                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                yield
+        finally:
+            library.fsdp_fake_cuda_end()
+
+    def _answers(self) -> dict[str, Any]:
+        """Functions of torch.cuda that models ask."""
+        major, minor = self.capability
+        name = f"a GPU of {self.arch}"
+        return {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "get_device_capability": lambda device=None: (major, minor),
+            "get_device_name": lambda device=None: name,
+            "get_device_properties": lambda device=None: SimpleNamespace(
+                name=name, major=major, minor=minor
+            ),
+            "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
+        }
+
+
+# PyTorch orders the attention kernels once in a process, by the GPU that it sees then.
+_ordered_for: list[Device] = []
+
+
+def _fix_attention_order(device: Device) -> None:
+    if not _ordered_for:
+        _ordered_for.append(device)
+    if _ordered_for[0] != device:
+        raise CaptureError(
+            f"device_arch: this process has captured for '{_ordered_for[0].arch}', and PyTorch "
+            f"keeps that GPU's order of attention kernels; capture for '{device.arch}' in another"
+        )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """CaptureError where it is not built, or for another PyTorch's CUDA."""
+    try:
+        library = ctypes.CDLL(str(built("python/_fake_cuda.so")))
+    except (CompileError, OSError) as error:
+        raise CaptureError(f"device 'cuda': {error}") from error
+    library.fsdp_fake_cuda_begin.restype = ctypes.c_char_p
+    cuda, major = str(torch.version.cuda), library.fsdp_fake_cuda_version() // 1000
+    if cuda.split(".")[0] != str(major):
+        raise CaptureError(f"device 'cuda': expected a PyTorch with CUDA {major}, got CUDA {cuda}")
+    return library
