@@ -1,73 +1,60 @@
 """Tests and measures a built runtime on this machine's GPU, with FSDP2 beside it.
 
-bench/gpu.sh builds the runtime and runs this. Needs torch and the standard library. Writes
-report.txt, report.json and every run's files into --out. Exit status: 1 if anything failed.
-`--device cpu` runs the same over Gloo, which tests this script.
+bench/gpu.sh builds the runtime and runs this. Needs torch and the standard library. Runs the items
+of gpu_items.py that the options pick, each under its deadline, and after each writes report.txt,
+report.json and failures.log into --out, and into the folder that OUT names if it is set. Results
+of earlier calls stay in the report; an item that runs again replaces its own. Exit status: 1 if an
+item of this call failed, 2 if nothing could be run. `--device cpu` runs the same over Gloo, which
+tests this script.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
+import itertools
 import json
 import os
-import platform
+import re
 import shutil
-import socket
-import subprocess
+import signal
 import sys
-import tempfile
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NoReturn
 
-import gpu_files
-import torch
-from gpu_cases import BENCHMARKS, PARITY, ROOT, Case
-from gpu_report import (
-    Item,
-    Report,
-    Sample,
-    benchmark,
-    first_difference,
-    predicted_peak,
-    render,
+import gpu_digest
+from gpu_cases import MODEL_FILE, ROOT, Case
+from gpu_items import (
+    SECTIONS,
+    Planned,
+    SelectionError,
+    everything,
+    listing,
+    pick,
 )
+from gpu_machine import facts
+from gpu_process import Deadline, RunFailed, last_line, run_program, run_ranks, tail
+from gpu_report import Item, Report, Sample, first_difference, item_line, predicted_peak, render
+from gpu_store import Store
 from gpu_trace import disorder
 
-# Those that need a GPU, and their exit status without one.
-GPU_TESTS = ("CudaTests", "NcclTests")
+# Exit status of the tests that need a GPU, without one.
 SKIPPED = 77
 
-SECTIONS = ("tests", "sanitizer", "parity", "trace", "bench")
-
-GRAPHS = ("--cuda-graphs",)
+GRAPHS = "--cuda-graphs"
 COMM = {"cuda": "nccl", "cpu": "gloo"}
 
 # Equal results of equal calls, whichever stream cuBLAS runs on.
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-LOOPBACK = {
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NET": "Socket",
-}
-# By which NCCL may let two ranks share a GPU: environments of rank r.
-ONE_GPU: dict[str, Callable[[int], dict[str, str]]] = {
-    "NCCL_MULTI_RANK_GPU_ENABLE": lambda rank: {"NCCL_MULTI_RANK_GPU_ENABLE": "1"},
-    "NCCL_HOSTID of its own": lambda rank: {"NCCL_HOSTID": f"rank{rank}", **LOOPBACK},
-}
+BENCH = Path(__file__).resolve().parent
+FSDP2 = BENCH / "gpu_fsdp2.py"
 
-
-class RunFailed(Exception):
-    """A rank's exit status was not 0; the last line that it wrote on stderr."""
-
-    by_signal = False
+Metrics = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -75,315 +62,376 @@ class Setup:
     build: Path
     out: Path
     device: str
-    timeout: float
+    parity_steps: int = 10
+    rounds: int = 3
+    steps: int = 20
+    warmup: int = 5
+    deadline: float | None = None  # of every item, in place of its own
 
     @property
     def fsdp_run(self) -> Path:
         return self.build / "bin" / "fsdp-run"
 
+    @property
+    def logs(self) -> Path:
+        return self.out / "logs"
 
-def last_line(text: str, status: int) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "rror" in line]
-    return (errors or lines or [f"exit status {status}"])[-1][:300]
-
-
-def run_ranks(
-    command: list[Any], world: int, env: Callable[[int], dict[str, str]], timeout: float
-) -> None:
-    """Runs a command as each of `world` ranks, each as if alone on a host with this GPU. Throws
-    RunFailed by the first that fails; the others are killed then."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [str(word) for word in command]
-    with contextlib.ExitStack() as stack:
-        ranks: list[tuple[subprocess.Popen[str], IO[str]]] = []
-        for rank in range(world):
-            own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            texts = {name: str(value) for name, value in own.items()}
-            log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-            process = subprocess.Popen(
-                words,
-                env={**os.environ, **DETERMINISTIC, **texts, **env(rank)},
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                text=True,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            ranks.append((process, log))
-        deadline = time.monotonic() + timeout
-        while True:
-            running = [process.poll() is None for process, _ in ranks]
-            for rank, (process, log) in enumerate(ranks):
-                if process.returncode:
-                    log.seek(0)
-                    line = last_line(log.read(), process.returncode)
-                    error = RunFailed(f"rank {rank}: {line}")
-                    error.by_signal = process.returncode < 0
-                    raise error
-            if not any(running):
-                return
-            if time.monotonic() > deadline:
-                raise RunFailed(f"not finished after {timeout:.0f} s")
-            time.sleep(0.05)
+    def log(self, item: Planned) -> Path:
+        return self.logs / (re.sub(r"[^\w.]+", "-", item.name) + ".log")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def run_fsdp2(
+def run_side(
     setup: Setup,
-    case: Case,
+    item: Planned,
     files: tuple[Path, Path],
     steps: int,
-    stem: str,
-    env: Callable[[int], dict[str, str]] = lambda rank: {},
-    options: tuple[str, ...] = (),
-) -> list[dict[str, Any]]:
-    metrics = files[0].with_name(f"{stem}.jsonl")
-    script = Path(__file__).with_name("gpu_fsdp2.py")
-    command = [sys.executable, script, "--case", case.name, "--device", setup.device]
-    command += ["--weights", files[0], "--data", files[1], "--steps", steps]
-    command += ["--metrics", metrics, *options]
+    deadline: Deadline,
+    options: tuple[Any, ...] = (),
+) -> Metrics:
+    """Trains the item's case with the item's side. Throws RunFailed, also if what should have been
+    replayed as graphs was not."""
+    assert item.case
+    case, metrics = item.case, files[0].with_name(f"{item.side}.jsonl")
+    command: list[Any] = ["--weights", files[0], "--data", files[1], "--steps", steps]
+    command += ["--metrics", metrics, "--device", setup.device, *options]
+    if item.side in ("fsdp2", "compile"):
+        command = [sys.executable, FSDP2, "--case", case.name, *command]
+        command += ["--compile"] if item.side == "compile" else []
+    else:
+        command = [setup.fsdp_run, case.plan, "--comm", COMM[setup.device], *command]
+        command += [GRAPHS] if item.side == "graphs" else []
+
+    def run() -> str:
+        def env(rank: int) -> dict[str, str]:
+            return DETERMINISTIC | item.environment(rank)
+
+        return run_ranks(command, case.world, env, deadline, setup.log(item))
+
     try:
-        run_ranks(command, case.world, env, setup.timeout)
+        stderr = run()
     except RunFailed as error:
         # Gloo aborts now and then while it starts or ends its threads.
-        if setup.device == "cuda" or not error.by_signal:
+        if setup.device == "cuda" or item.side != "fsdp2" or not error.by_signal:
             raise
-        run_ranks(command, case.world, env, setup.timeout)
-    return read_metrics(metrics)
+        stderr = run()
+    if item.side == "graphs" and (reason := not_captured(stderr)):
+        raise RunFailed(reason)
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
 
 
-def run_plan(
-    setup: Setup,
-    case: Case,
-    files: tuple[Path, Path],
-    steps: int,
-    stem: str,
-    env: Callable[[int], dict[str, str]] = lambda rank: {},
-    options: tuple[str, ...] = (),
-) -> list[dict[str, Any]]:
-    metrics = files[0].with_name(f"{stem}.jsonl")
-    command = [setup.fsdp_run, case.plan, "--weights", files[0], "--data", files[1]]
-    command += ["--steps", steps, "--metrics", metrics, *options]
-    command += ["--device", setup.device, "--comm", COMM[setup.device]]
-    run_ranks(command, case.world, env, setup.timeout)
-    return read_metrics(metrics)
+def not_captured(stderr: str) -> str | None:
+    """What of a step ran eagerly in spite of --cuda-graphs, by what rank 0 of fsdp-run says."""
+    said = [line for line in stderr.splitlines() if line.startswith("cuda graphs: ")]
+    if not said:
+        return f"expected fsdp-run to say what {GRAPHS} captured, got nothing"
+    return said[-1] if "not captured" in said[-1] else None
 
 
-def compare(setup: Setup, case: Case, steps: int, env: Callable[[int], dict[str, str]]) -> Item:
-    """Losses of all steps and final parameters of both sides."""
-    name = f"parity {case.name}"
-    directory = setup.out / case.name
-    files = gpu_files.write_inputs(case, directory)
-    saved = {side: directory / f"{side}.final.safetensors" for side in ("fsdp2", "fsdp-run")}
-    theirs: list[list[list[float]]] = []
-    try:
-        # Twice: a kernel that differs from itself proves nothing.
-        for attempt in range(2):
-            options = ("--save-weights", str(saved["fsdp2"]))
-            run = run_fsdp2(setup, case, files, steps, f"fsdp2-{attempt}", env, options)
-            theirs.append([line["rank_losses"] for line in run])
-    except RunFailed as error:
-        return Item(name, "refused" if case.world > 1 else "failed", f"FSDP2: {error}")
-    if difference := first_difference(theirs[1], theirs[0]):
-        return Item(name, "skipped", f"FSDP2 differs from itself: {difference}")
-    for graphs in ((), GRAPHS) if setup.device == "cuda" else ((),):
-        stem = " ".join(("fsdp-run", *graphs))
+class Runner:
+    """Runs items and records them. `save` is called after every change of the report."""
+
+    def __init__(self, setup: Setup, report: Report, save: Callable[[], None]) -> None:
+        self.setup = setup
+        self.report = report
+        self.save = save
+        self.call = now()
+        self.done: dict[str, Item] = {}
+        """Of this call, by name."""
+        self.written: dict[str, tuple[Path, Path]] = {}
+
+    def inputs(self, case: Case) -> tuple[Path, Path]:
+        """Weights and batches, written once a call."""
+        if case.name not in self.written:
+            import gpu_files  # and with it torch, which takes seconds
+
+            self.written[case.name] = gpu_files.write_inputs(case, self.setup.out / case.name)
+        return self.written[case.name]
+
+    def run(self, items: list[Planned]) -> None:
+        for case, group in itertools.groupby(
+            items, key=lambda item: item.case if item.section == "bench" else None
+        ):
+            if case is not None:
+                self.bench(case, list(group))
+                continue
+            for item in group:
+                self.run_one(item)
+
+    def run_one(self, item: Planned) -> None:
+        sections: dict[str, Callable[[Planned], Item]] = {
+            "tests": self.tests,
+            "sanitizer": self.sanitizer,
+            "parity": self.parity,
+            "trace": self.trace,
+        }
+        if item.section == "parity" and item.side != "fsdp2":
+            self.need_reference(item)
+        self.attempt(item, lambda: sections[item.section](item))
+
+    def attempt(self, item: Planned, work: Callable[[], Item]) -> Item:
+        """Whatever goes wrong in an item fails it alone."""
+        self.report.running = f"{item.name}, since {now()}"
+        self.save()
+        log = self.setup.log(item)
+        log.unlink(missing_ok=True)
+        start = time.monotonic()
         try:
-            options = ("--save-weights", str(saved["fsdp-run"]), *graphs)
-            run = run_plan(setup, case, files, steps, "fsdp-run", env, options)
+            result = work()
         except RunFailed as error:
-            return Item(name, "failed", f"{stem}: {error}")
-        ours = [line["rank_losses"] for line in run]
-        difference = first_difference(ours, theirs[0])
-        difference = difference or different_weights(saved["fsdp-run"], saved["fsdp2"])
-        if difference:
-            return Item(name, "failed", f"{stem}: {difference}")
-    return Item(name, "passed", f"{steps} steps, losses and final parameters bit for bit")
+            result = Item(item.name, "failed", str(error))
+        except Exception as error:  # of a result that cannot be read, a full disk
+            line = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            result = Item(item.name, "failed", line[:300], output=traceback.format_exc())
+        return self.record(result, time.monotonic() - start, log)
 
+    def record(self, item: Item, seconds: float, log: Path) -> Item:
+        output = item.output
+        if item.status in ("failed", "refused") and log.exists():
+            output = log.read_text(errors="replace") + output
+        item = replace(item, seconds=round(seconds, 1), date=now(), output=output)
+        self.done[item.name] = item
+        self.report.record(item)
+        self.report.running = ""
+        self.save()
+        print(item_line(item), flush=True)
+        return item
 
-def different_weights(ours: Path, theirs: Path) -> str | None:
-    own = gpu_files.load(ours)
-    for name, want in gpu_files.load(theirs).items():
-        if name not in own:
-            return f'expected the final parameter "{name}", got none'
-        if not torch.equal(own[name], want):
-            return f'the final parameter "{name}" differs'
-    return None
-
-
-def run_parity(setup: Setup, report: Report, cases: list[Case], steps: int) -> None:
-    for case in cases:
-        if case.world == 1 or setup.device == "cpu":
-            report.items.append(compare(setup, case, steps, lambda rank: {}))
-            continue
-        for means, env in ONE_GPU.items():
-            item = compare(setup, case, steps, env)
-            report.items.append(Item(f"{item.name}, {means}", item.status, item.detail))
-
-
-def run_trace(setup: Setup, report: Report, cases: list[Case]) -> None:
-    """A step's times by the streams' events, which the plan orders."""
-    for case in (case for case in cases if case.world == 1):
-        name = f"trace {case.name}"
-        files = gpu_files.write_inputs(case, setup.out / case.name)
-        trace = files[0].with_name("trace.json")
-        try:
-            run_plan(setup, case, files, 4, "trace", options=("--trace", str(trace)))
-        except RunFailed as error:
-            report.items.append(Item(name, "failed", str(error)))
-            continue
-        wrong = disorder(trace, case.plan)
-        status = "failed" if wrong else "passed"
-        report.items.append(Item(name, status, wrong or "streams and events in the plan's order"))
-
-
-def run_program(setup: Setup, report: Report, name: str, command: list[Any], log: Path) -> None:
-    with log.open("w") as file:
-        words = [str(word) for word in command]
-        done = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, timeout=setup.timeout)
-    text = log.read_text(errors="replace")
-    if done.returncode == SKIPPED:
-        report.items.append(Item(name, "skipped", last_line(text, done.returncode)))
-        return
-    if done.returncode:
-        detail = f"exit status {done.returncode}, {log.name}: {last_line(text, done.returncode)}"
-        report.items.append(Item(name, "failed", detail))
-        return
-    counts = [line for line in text.splitlines() if line.startswith(("[  PASSED", "[  SKIPPED"))]
-    report.items.append(Item(name, "passed", ", ".join(counts[:2])))
-
-
-def run_tests(setup: Setup, report: Report) -> None:
-    for program in (*GPU_TESTS, "RuntimeTests", "PlanTests"):
-        path = setup.build / "bin" / program
+    def tests(self, item: Planned) -> Item:
+        path = self.setup.build / "bin" / item.program
         if not path.exists():
-            report.items.append(Item(program, "skipped", "not built"))
-        elif setup.device == "cuda" or program not in GPU_TESTS:
-            run_program(setup, report, program, [path], setup.out / f"{program}.log")
+            return Item(item.name, "skipped", "not built")
+        env = {}
+        if item.shard:
+            number, total = item.shard.split("/")
+            env = {"GTEST_SHARD_INDEX": str(int(number) - 1), "GTEST_TOTAL_SHARDS": total}
+        return self.program(item, [path], env)
 
+    def sanitizer(self, item: Planned) -> Item:
+        tool = shutil.which("compute-sanitizer") or shutil.which(
+            "compute-sanitizer", path="/usr/local/cuda/bin"
+        )
+        tests = self.setup.build / "bin" / "CudaTests"
+        if not tool or self.setup.device == "cpu":
+            return Item(item.name, "skipped", "no compute-sanitizer on the PATH, or no GPU")
+        if not tests.exists():
+            return Item(item.name, "skipped", "CudaTests is not built")
+        options = ["--error-exitcode", "1", tests, "--gtest_filter=CudaFlatCopyTest.*"]
+        return self.program(item, [tool, *options], {})
 
-def run_sanitizer(setup: Setup, report: Report) -> None:
-    tool = shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path="/usr/local/cuda/bin"
-    )
-    tests = setup.build / "bin" / "CudaTests"
-    missing = "no compute-sanitizer on the PATH" if not tool else "CudaTests is not built"
-    if not tool or not tests.exists() or setup.device == "cpu":
-        report.items.append(Item("compute-sanitizer", "skipped", missing))
-        return
-    command = [tool, "--error-exitcode", "1", tests, "--gtest_filter=CudaFlatCopyTest.*"]
-    run_program(setup, report, "compute-sanitizer", command, setup.out / "sanitizer.log")
+    def program(self, item: Planned, command: list[Any], env: dict[str, str]) -> Item:
+        log = self.setup.log(item)
+        try:
+            status = run_program(command, Deadline(item.deadline), log, env)
+        except RunFailed as error:
+            return Item(item.name, "failed", f"{error}; last line: {last_line(tail(log), 0)}")
+        text = tail(log)
+        if status == SKIPPED:
+            return Item(item.name, "skipped", last_line(text, status))
+        if status:
+            detail = f"exit status {status}: {last_line(text, status)}"
+            return Item(item.name, "failed", detail)
+        counts = [
+            line for line in text.splitlines() if line.startswith(("[  PASSED", "[  SKIPPED"))
+        ]
+        return Item(item.name, "passed", ", ".join(counts[:2]))
 
+    def parity(self, item: Planned) -> Item:
+        """Losses of all steps and final parameters of both sides."""
+        if item.side == "fsdp2":
+            return self.refer(item)
+        reference = self.report.references.get(item.reference)
+        if not reference:
+            reason = self.done[self.theirs(item).name].detail
+            return Item(item.name, "skipped", f"nothing to compare with: {reason}")
+        losses, parameters = self.train(item, Deadline(item.deadline))
+        difference = first_difference(losses, reference["losses"])
+        difference = difference or gpu_digest.difference(parameters, reference["parameters"])
+        if difference:
+            return Item(item.name, "failed", difference)
+        detail = f"{len(losses)} steps, losses and final parameters bit for bit"
+        return Item(item.name, "passed", detail)
 
-def run_bench(setup: Setup, report: Report, rounds: int, steps: int, warmup: int) -> None:
-    """Rounds of A B C A B C, so that drift of the machine meets all sides alike."""
-    for case in BENCHMARKS if setup.device == "cuda" else PARITY[:1]:
+    def train(self, item: Planned, deadline: Deadline) -> tuple[list[list[float]], dict[str, str]]:
+        """Losses of a step's ranks, and digests of the final parameters."""
+        assert item.case
+        files = self.inputs(item.case)
+        final = files[0].with_name(f"{item.side}.final.safetensors")
+        options = ("--save-weights", final)
+        metrics = run_side(self.setup, item, files, self.setup.parity_steps, deadline, options)
+        parameters = gpu_digest.of_tensors(final)
+        final.unlink()
+        return [line["rank_losses"] for line in metrics], parameters
+
+    def refer(self, item: Planned) -> Item:
+        """Twice: a kernel that differs from itself proves nothing."""
+        assert item.case
+        self.report.references.pop(item.reference, None)
+        deadline = Deadline(item.deadline)
+        try:
+            losses, parameters = self.train(item, deadline)
+            again, parameters_again = self.train(item, deadline)
+        except RunFailed as error:
+            status = "refused" if item.case.world > 1 else "failed"
+            return Item(item.name, status, f"FSDP2: {error}")
+        difference = first_difference(again, losses)
+        difference = difference or gpu_digest.difference(parameters_again, parameters)
+        if difference:
+            return Item(item.name, "skipped", f"FSDP2 differs from itself: {difference}")
+        self.report.references[item.reference] = {
+            "inputs": self.inputs_digest(item.case),
+            "losses": losses,
+            "parameters": parameters,
+        }
+        return Item(item.name, "passed", f"{len(losses)} steps, twice the same")
+
+    def theirs(self, item: Planned) -> Planned:
+        """FSDP2's side of the item's comparison."""
+        known = everything(self.setup.device)
+        found = next(
+            other
+            for other in known
+            if (other.section, other.side) == ("parity", "fsdp2")
+            and other.reference == item.reference
+        )
+        return replace(found, deadline=self.setup.deadline or found.deadline)
+
+    def need_reference(self, item: Planned) -> None:
+        """Runs FSDP2, as an item of its own, unless it ran in this call, or ran the same steps on
+        the same inputs in an earlier one."""
+        assert item.case
+        theirs = self.theirs(item)
+        if theirs.name in self.done:
+            return
+        known = self.report.references.get(item.reference)
+        try:
+            if (
+                known
+                and len(known["losses"]) == self.setup.parity_steps
+                and known["inputs"] == self.inputs_digest(item.case)
+            ):
+                return
+        except OSError:  # of the inputs: FSDP2's item says so
+            pass
+        self.attempt(theirs, lambda: self.refer(theirs))
+
+    def inputs_digest(self, case: Case) -> str:
+        """Of all that FSDP2's results come from, torch aside."""
+        sources = (FSDP2, MODEL_FILE, BENCH / "gpu_cases.py")
+        return gpu_digest.of_files([*self.inputs(case), *sources])
+
+    def trace(self, item: Planned) -> Item:
+        """A step's times by the streams' events, which the plan orders."""
+        assert item.case
+        files = self.inputs(item.case)
+        trace = files[0].with_name("trace.json")
+        deadline = Deadline(item.deadline)
+        run_side(self.setup, item, files, 4, deadline, ("--trace", trace))
+        wrong = disorder(trace, item.case.plan)
+        status = "failed" if wrong else "passed"
+        return Item(item.name, status, wrong or "streams and events in the plan's order")
+
+    def bench(self, case: Case, items: list[Planned]) -> None:
+        """Rounds of A B C A B C, so that drift of the machine meets all sides alike."""
         if not case.plan.exists():
             reason = "no plan: bench/gpu.sh pack makes it, where the compiler is"
-            report.items.append(Item(f"bench {case.name}", "skipped", reason))
-            continue
-        files = gpu_files.write_inputs(case, setup.out / case.name)
-        sides: dict[str, tuple[Callable[..., list[dict[str, Any]]], tuple[str, ...]]] = {
-            "FSDP2": (run_fsdp2, ()),
-            "FSDP2 compiled": (run_fsdp2, ("--compile",)),
-            "fsdp-run": (run_plan, ()),
-        }
-        if setup.device == "cuda":
-            sides["fsdp-run graphs"] = (run_plan, GRAPHS)
-        samples: list[Sample] = []
-        broken: dict[str, str] = {}
-        for number in range(rounds):
-            for side, (run, options) in sides.items():
-                if side in broken:
+            for item in items:
+                self.record(Item(item.name, "skipped", reason), 0, self.setup.log(item))
+            return
+        samples: dict[str, list[Sample]] = {item.side: [] for item in items}
+        seconds: dict[str, float] = {item.side: 0 for item in items}
+        try:
+            for number, item in itertools.product(range(self.setup.rounds), items):
+                if number and self.done[item.name].status == "failed":
                     continue
-                stem = f"{side.replace(' ', '-')}-{number}"
-                try:
-                    metrics = run(setup, case, files, steps, stem, options=options)
-                    samples.append(Sample(side, metrics))
-                except RunFailed as error:
-                    broken[side] = str(error)
-        for side in sides:
-            status = "failed" if side in broken else "passed"
-            name = f"bench {case.name} {side}"
-            report.items.append(Item(name, status, broken.get(side, f"{rounds} rounds")))
-        stats = case.plan.with_suffix(".stats")
+                self.attempt(item, lambda item=item: self.round(item, samples[item.side]))
+                done = self.done[item.name]
+                seconds[item.side] += done.seconds or 0
+                self.report.record(replace(done, seconds=round(seconds[item.side], 1)))
+                self.save()
+        finally:
+            if case.large:
+                (self.setup.out / case.name / "weights.safetensors").unlink(missing_ok=True)
+
+    def round(self, item: Planned, samples: list[Sample]) -> Item:
+        assert item.case
+        setup, plan = self.setup, item.case.plan
+        files = self.inputs(item.case)
+        stats = plan.with_suffix(".stats")
         predicted = predicted_peak(stats.read_text()) if stats.exists() else None
-        gpu = str(report.machine["gpu"])
-        report.benchmarks.append(benchmark(case, samples, warmup, gpu, predicted))
-        files[0].unlink()  # gigabytes
+        try:
+            metrics = run_side(setup, item, files, setup.steps, Deadline(item.deadline))
+            samples.append(Sample(item.side, metrics, setup.warmup, self.call))
+        finally:
+            self.report.record_benchmark(item.case, item.side, samples, predicted)
+        return Item(item.name, "passed", f"{len(samples)} of {setup.rounds} rounds")
 
 
-def machine(device: str) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "gpu": "none",
-        "torch": torch.__version__,
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-    }
-    if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
-        result |= {
-            "gpu": torch.cuda.get_device_name(0),
-            "gpus": torch.cuda.device_count(),
-            "driver": driver,
-            "cuda": torch.version.cuda,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "cudnn": torch.backends.cudnn.version(),
-        }
-    return result
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line."""
+        self.exit(2, f"gpu.py: error: {message}\n")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print what would run, and its options")
+    parser.add_argument("--only", nargs="+", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument(
+        "--tests", nargs="+", metavar="PROGRAM", help="of tests; PROGRAM:2/4 is a shard"
     )
-    parser.add_argument("--build", type=Path, default=ROOT / "build-gpu")
-    parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    names = [case.name for case in PARITY]
-    parser.add_argument("--cases", nargs="+", choices=names, default=names, help="of parity, trace")
+    parser.add_argument("--cases", nargs="+", metavar="CASE", help="of parity, trace and bench")
+    parser.add_argument("--sides", nargs="+", metavar="SIDE", help="of parity, trace and bench")
+    parser.add_argument("--deadline", type=float, help="seconds of an item, in place of its own")
     parser.add_argument("--parity-steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20, help="of a benchmark's run")
     parser.add_argument("--warmup", type=int, default=5, help="of those, not measured")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds of one run")
-    args = parser.parse_args()
+    parser.add_argument("--build", type=Path, default=ROOT / "build-gpu")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    args = parser.parse_args(argv)
     if args.warmup >= args.steps or args.rounds < 1 or args.parity_steps < 1:
         parser.error("expected --steps above --warmup, and a round and a step at least")
-    setup = Setup(args.build, args.out, args.device, args.timeout)
-    if not setup.fsdp_run.exists():
-        parser.error(f"expected fsdp-run at {setup.fsdp_run}: run bench/gpu.sh build")
-    setup.out.mkdir(parents=True, exist_ok=True)
-    report = Report(machine(args.device))
-    cases = [case for case in PARITY if case.name in args.cases]
-    sections: dict[str, Callable[[], None]] = {
-        "tests": lambda: run_tests(setup, report),
-        "sanitizer": lambda: run_sanitizer(setup, report),
-        "parity": lambda: run_parity(setup, report, cases, args.parity_steps),
-        "trace": lambda: run_trace(setup, report, cases),
-        "bench": lambda: run_bench(setup, report, args.rounds, args.steps, args.warmup),
-    }
-    for name in args.only:
-        try:
-            sections[name]()
-        except (OSError, subprocess.SubprocessError) as error:
-            report.items.append(Item(name, "failed", str(error)))
-        # After every section: what ran is not lost when a later one takes the host down.
-        (setup.out / "report.txt").write_text(render(report))
-        (setup.out / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
-    print(render(report), end="")
-    return 1 if report.failed else 0
+    if args.deadline is not None and args.deadline <= 0:
+        parser.error(f"--deadline: expected seconds above 0, got {args.deadline:g}")
+    try:
+        args.items = pick(args.device, args.only, args.tests, args.cases, args.sides, args.deadline)
+    except SelectionError as error:
+        parser.error(str(error))
+    runs = any(item.case for item in args.items)
+    fsdp_run = args.build / "bin" / "fsdp-run"
+    if runs and not args.list and not fsdp_run.exists():
+        parser.error(f"expected fsdp-run at {fsdp_run}: run bench/gpu.sh build")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    if args.list:
+        print(listing(args.items), end="")
+        return 0
+    names = [field.name for field in fields(Setup)]
+    setup = Setup(**{name: getattr(args, name) for name in names})
+    setup.logs.mkdir(parents=True, exist_ok=True)
+    try:
+        machine = facts(args.device, setup.logs)
+    except RunFailed as error:
+        print(f"gpu.py: error: {error}", file=sys.stderr)
+        return 2
+    folders = [setup.out, *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])]
+    store = Store(folders)
+    report = store.open({"date": now(), **machine})
+    runner = Runner(setup, report, lambda: store.write(report))
+    runner.run(args.items)
+    print(f"\n{render(report)}", end="")
+    return 1 if any(item.status == "failed" for item in runner.done.values()) else 0
 
 
 if __name__ == "__main__":
+    # So that what runs ends with this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -2,7 +2,13 @@
 # Builds the runtime on a GPU host, tests it there and measures it beside FSDP2.
 #
 #   bench/gpu.sh [run] [OPTIONS]  checks the host, builds, runs bench/gpu.py OPTIONS;
-#                                 writes out/gpu/report.txt and report.json
+#                                 writes out/gpu/report.txt and report.json, and the
+#                                 same into the folder $OUT if that is set
+#       --built                   takes build-gpu/ as it is
+#       --only, --tests, --cases, --sides
+#                                 a slice; its results join those of earlier slices
+#       --deadline S              seconds of an item, in place of its own
+#   bench/gpu.sh --list [OPTIONS] what would run, item by item; needs no GPU
 #   bench/gpu.sh build            builds alone, into build-gpu/; needs no GPU
 #   bench/gpu.sh pack DIR         where the compiler is: writes to DIR what a host
 #                                 without it and without a network needs, and DIR.tar.gz
@@ -83,8 +89,30 @@ build() {
     options+=(-G "Unix Makefiles")
   fi
   say "building into build-gpu/"
-  cmake --preset gpu "${options[@]}" || fail "expected cmake to configure, got the errors above"
-  cmake --build build-gpu --parallel "${FSDP_GPU_JOBS:-$(nproc)}"
+  mkdir -p out/gpu
+  build_logged "${options[@]}" 2>&1 | tee out/gpu/build.log || {
+    [ -z "${OUT:-}" ] || cp out/gpu/build.log "$OUT/"
+    fail "expected a build, got the errors in out/gpu/build.log"
+  }
+}
+
+build_logged() {
+  cmake --preset gpu "$@" && cmake --build build-gpu --parallel "${FSDP_GPU_JOBS:-$(nproc)}"
+}
+
+# `built` where build-gpu/ is taken as it is; the others are those of bench/gpu.py.
+read_options() {
+  built=
+  options=()
+  local option asks=
+  for option in "$@"; do
+    case $option in
+    --built) built=1 ;;
+    --list | -h | --help) asks=$option ;;
+    *) options+=("$option") ;;
+    esac
+  done
+  [ -z "$asks" ] || exec "$PYTHON" bench/gpu.py "$asks" "${options[@]}"
 }
 
 # The folder with a header, as the compiler finds it.
@@ -133,12 +161,17 @@ build)
   ;;
 run | -*)
   [ "${1:-}" = run ] && shift
+  read_options "$@"
   need_gpu
   need_torch
+  # A name that is not there costs no build.
+  "$PYTHON" bench/gpu.py --list "${options[@]}" >/dev/null
   need_usable_gpu
-  need_tools
-  build
-  exec "$PYTHON" bench/gpu.py "$@"
+  if [ -z "$built" ]; then
+    need_tools
+    build
+  fi
+  exec "$PYTHON" bench/gpu.py "${options[@]}"
   ;;
 *)
   fail "expected run, build or pack, got $1"

@@ -7,7 +7,8 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gpu_cases import Case
+from gpu_cases import CASES, Case
+from gpu_items import SIDES, position
 
 GIB = 1 << 30
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB, "TiB": 1 << 40}
@@ -22,6 +23,9 @@ PEAK_FLOPS = {
     "B200": 2250e12,
 }
 
+FAILURES = "failures.log"
+"""Beside the report."""
+
 STATUSES = ("passed", "failed", "refused", "skipped")
 """Of an item; refused: NCCL or the host did not give what it needs. skipped: with a reason."""
 
@@ -33,6 +37,9 @@ class Item:
     name: str
     status: str
     detail: str = ""
+    seconds: float | None = None
+    date: str = ""
+    output: str = ""  # of one that failed or was refused: what its processes wrote on stderr
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -41,10 +48,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Sample:
-    """One side's run in one round: its steps' metrics, warm-up included."""
+    """One side's run in one round: its steps' metrics, `warmup` of them included. `call` tells
+    those of one call of the script from those of others."""
 
     side: str
     metrics: list[dict[str, Any]]
+    warmup: int = 0
+    call: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,20 +73,55 @@ class Figures:
 
 @dataclass
 class Report:
+    """Of all slices that ran on a machine. `references` are FSDP2's results that the other sides
+    are compared with, by Planned.reference; `running` is the item that runs now."""
+
     machine: dict[str, Any]
     items: list[Item] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
+    references: dict[str, Any] = field(default_factory=dict)
+    running: str = ""
 
     @property
-    def failed(self) -> bool:
-        return any(item.status == "failed" for item in self.items)
+    def failures(self) -> list[Item]:
+        """Those that ran and did not end well."""
+        return [item for item in self.items if item.status in ("failed", "refused")]
+
+    def record(self, item: Item) -> None:
+        """In the place of one of the same name."""
+        items = [other for other in self.items if other.name != item.name]
+        self.items = sorted([*items, item], key=lambda each: (position(each.name), each.name))
+
+    def record_benchmark(
+        self, case: Case, side: str, samples: list[Sample], predicted: int | None
+    ) -> None:
+        """In the place of what was measured of this side before; other sides' samples stay."""
+        kept: list[Sample] = []
+        for result in self.benchmarks:
+            if result["case"] == case.name:
+                kept = [Sample(**sample) for sample in result["samples"]]
+        every = [sample for sample in kept if sample.side != side] + samples
+        order = list(SIDES)
+        every.sort(key=lambda sample: order.index(sample.side))
+        result = benchmark(case, every, str(self.machine["gpu"]), predicted)
+        others = [other for other in self.benchmarks if other["case"] != case.name]
+        names = list(CASES)
+        self.benchmarks = sorted([*others, result], key=lambda each: names.index(each["case"]))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "machine": self.machine,
+            "running": self.running,
             "items": [asdict(item) for item in self.items],
+            "references": self.references,
             "benchmarks": self.benchmarks,
         }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Report:
+        """Throws KeyError, TypeError or ValueError if it is not what to_json() gave."""
+        items = [Item(**item) for item in value["items"]]
+        return Report(value["machine"], items, value["benchmarks"], value["references"])
 
 
 def first_difference(ours: list[list[float]], theirs: list[list[float]]) -> str | None:
@@ -116,9 +161,9 @@ def most(runs: list[list[dict[str, Any]]], key: str) -> int | None:
     return int(max(values)) if values else None
 
 
-def figures(case: Case, side: str, samples: list[Sample], warmup: int, gpu: str) -> Figures | None:
+def figures(case: Case, side: str, samples: list[Sample], gpu: str) -> Figures | None:
     """None where no run of this side has a step after its warm-up."""
-    runs = [sample.metrics[warmup:] for sample in samples if sample.side == side]
+    runs = [sample.metrics[sample.warmup :] for sample in samples if sample.side == side]
     times = median_of(runs, "step_ms")
     if not times:
         return None
@@ -136,15 +181,9 @@ def figures(case: Case, side: str, samples: list[Sample], warmup: int, gpu: str)
     )
 
 
-def benchmark(
-    case: Case,
-    samples: list[Sample],
-    warmup: int,
-    gpu: str,
-    predicted: int | None,
-) -> dict[str, Any]:
+def benchmark(case: Case, samples: list[Sample], gpu: str, predicted: int | None) -> dict[str, Any]:
     sides = list(dict.fromkeys(sample.side for sample in samples))
-    rows = [figures(case, side, samples, warmup, gpu) for side in sides]
+    rows = [figures(case, side, samples, gpu) for side in sides]
     return {
         "case": case.name,
         "parameters": case.parameters,
@@ -152,7 +191,7 @@ def benchmark(
         "batch": case.batch,
         "flops": case.flops,
         "predicted_peak_bytes": predicted,
-        "warmup": warmup,
+        "calls": len({sample.call for sample in samples}),
         "sides": [asdict(row) for row in rows if row],
         "samples": [asdict(sample) for sample in samples],
     }
@@ -169,7 +208,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["sides"]:
         low, high = row["spread"]
         cells = [
-            row["side"],
+            SIDES[row["side"]],
             f"{row['step_ms']:.1f} ({low:.1f}-{high:.1f})",
             cell(row["host_ms"], ".1f"),
             cell(row["mfu"], ".1f", 0.01),
@@ -180,6 +219,10 @@ def table(result: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     if result["predicted_peak_bytes"] is not None:
         lines.append(f"\npredicted peak: {result['predicted_peak_bytes'] / GIB:.2f} GiB")
+    if result["calls"] > 1:
+        lines.append(
+            f"\nmeasured in {result['calls']} calls: drift of the machine is in the ratios"
+        )
     return "\n".join(lines)
 
 
@@ -187,12 +230,29 @@ def render(report: Report) -> str:
     lines = [f"{name}: {value}" for name, value in report.machine.items()]
     lines.append("")
     width = max((len(item.name) for item in report.items), default=0)
-    for item in report.items:
-        detail = f"  {item.detail}" if item.detail else ""
-        lines.append(f"{item.status:<8} {item.name:<{width}}{detail}".rstrip())
+    lines += [item_line(item, width) for item in report.items]
+    if report.running:
+        lines.append(f"running  {report.running}")
+    if report.failures:
+        lines.append(f"\nstderr of what failed: {FAILURES}")
     for result in report.benchmarks:
+        if not result["sides"]:
+            continue
         lines.append(
             f"\n{result['case']}: {result['parameters'] / 1e9:.2f} B parameters, "
             f"batch {result['batch']}, sequence {result['seq']}\n\n{table(result)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def item_line(item: Item, width: int = 0) -> str:
+    detail = f"  {item.detail}" if item.detail else ""
+    seconds = "" if item.seconds is None else f"  ({item.seconds:.0f} s)"
+    return f"{item.status:<8} {item.name:<{width}}{detail}{seconds}".rstrip()
+
+
+def render_failures(report: Report) -> str:
+    """What FAILURES contains."""
+    return "".join(
+        f"==> {item.name}: {item.detail}\n{item.output.rstrip()}\n\n" for item in report.failures
+    )

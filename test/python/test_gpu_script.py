@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,20 @@ SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "gpu.sh"
 TOOLS = ("bash", "dirname", "env", "sort", "head", "awk", "sed", "grep")
 
 # What stands for a Python with torch: answers each of the script's questions.
-PYTHON = """#!/bin/bash
+PYTHON = f"""#!/bin/bash
+[ "$1" != bench/gpu.py ] || exec {sys.executable} "$@"
 case $2 in
 *find_spec*) [ -n "$TORCH" ] && echo /torch ;;
 *metadata*) echo "$TORCH" ;;
 *version.cuda*) echo 13.0 ;;
 *is_available*) [ -n "$USABLE" ] && echo "gpu.sh: NCCL 2.30.7" ;;
 esac
+"""
+
+# Of which the script may call cmake --version alone.
+CMAKE = """
+if [ "$1" != --version ]; then echo "built" >&2; exit 1; fi
+echo "cmake version 3.25.1"
 """
 
 
@@ -38,7 +46,7 @@ class Host:
         self.env = {"PATH": str(self.bin), "PYTHON": str(self.bin / "python")}
         self.env |= {"TORCH": "2.11.0+cu130", "USABLE": "1", "CUDA_HOME": str(folder)}
         self.put("nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 580.65.06'")
-        self.put("cmake", "echo 'cmake version 3.25.1'")
+        self.put("cmake", CMAKE)
         self.put("g++", "")
         self.put("nvcc", "echo 'Cuda compilation tools, release 13.0'")
         (self.bin / "python").write_text(PYTHON)
@@ -115,3 +123,57 @@ def test_pack_needs_the_compiler_and_a_new_folder(host: Host, tmp_path: Path) ->
 
 def test_an_unknown_command(host: Host) -> None:
     assert host.refusal("bench") == "run, build or pack, got bench"
+
+
+def test_items_are_listed_without_a_gpu_and_a_build(host: Host) -> None:
+    (host.bin / "nvidia-smi").unlink()
+    host.env["TORCH"] = ""
+    done = host.run("--list", "--built", "--cases", "llama-1b-2048", "--sides", "graphs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "deadline  item                        options",
+        "   110 s  bench llama-1b-2048 graphs  --only bench --cases llama-1b-2048 --sides graphs",
+    ]
+    assert len(host.run("run", "--list").stdout.splitlines()) > 20
+
+
+def test_an_unknown_name_costs_no_build(host: Host) -> None:
+    for options, message in [
+        ("--only x", "--only: expected one of tests, sanitizer, parity, trace, bench, got x"),
+        (
+            "--tests CudaTest",
+            "--tests: expected one of CudaTests, NcclTests, RuntimeTests, PlanTests, got CudaTest",
+        ),
+        (
+            "--only trace --cases llama-2-fp32",
+            "--cases: expected one of llama-1-fp32, llama-1-bf16, got llama-2-fp32",
+        ),
+        (
+            "--cases llama-1-fp32 --sides eager",
+            "--sides: expected one of fsdp2, fsdp-run, graphs, compile, got eager",
+        ),
+        ("--only parity --tests CudaTests", "--tests: expected none with these sections, got Cu"),
+        ("--tests PlanTests:3/2", "--tests: expected a shard as PlanTests:1/4, got PlanTests:3/2"),
+        (
+            "--cases llama-1-fp32 --sides compile",
+            "expected --only, --cases and --sides that have an item in common",
+        ),
+        ("--deadline 0", "--deadline: expected seconds above 0, got 0"),
+    ]:
+        done = host.run("run", *options.split())
+        assert done.returncode == 2, (options, done.stderr)
+        [line] = done.stderr.splitlines()
+        assert line.startswith(f"gpu.py: error: {message}")
+
+
+def test_a_slice_of_what_is_built(host: Host, tmp_path: Path) -> None:
+    build, out, back = (tmp_path / name for name in ("build", "out", "back"))
+    (build / "bin").mkdir(parents=True)
+    (build / "bin" / "PlanTests").write_text("#!/bin/bash\necho '[  PASSED  ] 3 tests.'\n")
+    (build / "bin" / "PlanTests").chmod(0o755)
+    host.env["OUT"] = str(back)
+    options = ["--device", "cpu", "--build", str(build), "--out", str(out)]
+    done = host.run("run", "--built", "--tests", "PlanTests", *options)
+    assert done.returncode == 0, done.stderr
+    assert "passed   PlanTests  [  PASSED  ] 3 tests." in (back / "report.txt").read_text()
+    assert (back / "report.json").read_text() == (out / "report.json").read_text()
