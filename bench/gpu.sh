@@ -91,7 +91,7 @@ build() {
   say "building into build-gpu/"
   mkdir -p out/gpu
   build_logged "${options[@]}" 2>&1 | tee out/gpu/build.log || {
-    [ -z "${OUT:-}" ] || cp out/gpu/build.log "$OUT/"
+    [ -z "${OUT:-}" ] || { mkdir -p "$OUT" && cp out/gpu/build.log "$OUT/"; }
     fail "expected a build, got the errors in out/gpu/build.log"
   }
 }

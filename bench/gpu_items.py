@@ -26,7 +26,7 @@ SIDES = {
 # that hung: the four sides of a case take at most 8 minutes if all of them hang.
 PROGRAMS = {"CudaTests": 120.0, "NcclTests": 150.0, "RuntimeTests": 400.0, "PlanTests": 60.0}
 SANITIZER = 240.0
-PARITY_SIDE = {"fsdp2": 90.0, "fsdp-run": 60.0, "graphs": 60.0}
+PARITY_SIDE = {"fsdp2": 120.0, "fsdp-run": 60.0, "graphs": 60.0}
 TRACE = 60.0
 BENCH_SIDE = {"fsdp2": 110.0, "compile": 150.0, "fsdp-run": 110.0, "graphs": 110.0}
 

@@ -12,8 +12,8 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "gpu.sh"
 
-# All that the script calls before it builds.
-TOOLS = ("bash", "dirname", "env", "sort", "head", "awk", "sed", "grep")
+# All that the script calls by itself.
+TOOLS = ("bash", "dirname", "env", "sort", "head", "awk", "sed", "grep", "mkdir", "tee", "cp")
 
 # What stands for a Python with torch: answers each of the script's questions.
 PYTHON = f"""#!/bin/bash
@@ -164,6 +164,23 @@ def test_an_unknown_name_costs_no_build(host: Host) -> None:
         assert done.returncode == 2, (options, done.stderr)
         [line] = done.stderr.splitlines()
         assert line.startswith(f"gpu.py: error: {message}")
+
+
+def test_a_build_that_fails_leaves_its_errors(host: Host, tmp_path: Path) -> None:
+    # A tree of its own, where it builds.
+    script = tmp_path / "tree" / "bench" / "gpu.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(SCRIPT, script)
+    host.put("ninja", "")
+    host.env["OUT"] = str(tmp_path / "back")
+    done = subprocess.run(
+        ["bash", str(script), "build"], env=host.env, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == ("gpu.sh: error: expected a build, got the errors in out/gpu/build.log\n")
+    assert "built\n" in done.stdout
+    for folder in (tmp_path / "back", tmp_path / "tree" / "out" / "gpu"):
+        assert (folder / "build.log").read_text() == "built\n"
 
 
 def test_a_slice_of_what_is_built(host: Host, tmp_path: Path) -> None:
