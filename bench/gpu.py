@@ -96,6 +96,7 @@ def run_side(
     replayed as graphs was not."""
     assert item.case
     case, metrics = item.case, files[0].with_name(f"{item.side}.jsonl")
+    metrics.unlink(missing_ok=True)  # what an earlier run left proves nothing of this one
     command: list[Any] = ["--weights", files[0], "--data", files[1], "--steps", steps]
     command += ["--metrics", metrics, "--device", setup.device, *options]
     if item.side in ("fsdp2", "compile"):
@@ -260,6 +261,7 @@ class Runner:
         assert item.case
         files = self.inputs(item.case)
         final = files[0].with_name(f"{item.side}.final.safetensors")
+        final.unlink(missing_ok=True)
         options = ("--save-weights", final)
         metrics = run_side(self.setup, item, files, self.setup.parity_steps, deadline, options)
         parameters = gpu_digest.of_tensors(final)
@@ -328,6 +330,7 @@ class Runner:
         assert item.case
         files = self.inputs(item.case)
         trace = files[0].with_name("trace.json")
+        trace.unlink(missing_ok=True)
         deadline = Deadline(item.deadline)
         run_side(self.setup, item, files, 4, deadline, ("--trace", trace))
         wrong = disorder(trace, item.case.plan)

@@ -22,7 +22,7 @@ SAME = ("gpu", "gpus", "driver", "torch", "cuda", "nccl", "cudnn", "cpu")
 
 class Store:
     """Writes a report into folders, each file at once. The first folder's is the one that the next
-    call goes on with; a folder that cannot be written costs a warning, unless it is the first."""
+    call goes on with. A folder that cannot be written costs a warning: the others may do."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders = list(dict.fromkeys(folder.resolve() for folder in folders))
@@ -61,13 +61,11 @@ class Store:
             REPORT: json.dumps(limited.to_json(), indent=1, ensure_ascii=False) + "\n",
             FAILURES: render_failures(limited),
         }
-        for number, folder in enumerate(self.folders):
+        for folder in self.folders:
             try:
                 for name, text in texts.items():
                     write_file(folder / name, text)
             except OSError as error:
-                if number == 0:
-                    raise
                 print(f"gpu.py: warning: {error}", file=sys.stderr)
 
 

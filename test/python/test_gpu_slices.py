@@ -39,6 +39,8 @@ at_fault, _, fault = os.environ.get("FAULT", "").partition(":")
 fault = fault if at_fault == side else ""
 if fault == "hang":
     time.sleep(60)
+if fault == "nothing":
+    sys.exit(0)
 if fault == "fail":
     print("one line of many\\n" * 5000 + "error: no such thing", file=sys.stderr)
     sys.exit(1)
@@ -222,6 +224,13 @@ def test_a_side_is_compared_with_an_earlier_slices(host: Host, fault: str, detai
     assert host.items()[f"parity {CASE} fsdp-run"] == f"failed: {detail}"
     if fault == "fsdp-run:fail":
         assert (host.back / "failures.log").read_text().count("one line of many\n") == 5000
+
+
+def test_files_of_an_earlier_run_are_no_results(host: Host) -> None:
+    options = ("--device", "cpu", "--only", "parity", "--cases", CASE)
+    assert host.run(*options) == 0
+    assert host.run(*options, fault="fsdp-run:nothing") == 1
+    assert "failed: FileNotFoundError" in host.items()[f"parity {CASE} fsdp-run"]
 
 
 def test_without_a_reference_nothing_is_compared(host: Host) -> None:
