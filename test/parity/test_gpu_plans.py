@@ -35,6 +35,7 @@ def test_committed_plans_are_the_compilers(tmp_path: Path) -> None:
 def test_parity_on_cpu_ranks(tmp_path: Path) -> None:
     """The script itself, with Gloo in the place of NCCL."""
     options = ["--only", "parity", "trace", "--parity-steps", 2, "--out", tmp_path]
+    options += ["--deadline", 300]
     done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", BIN.parent, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
