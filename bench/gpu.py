@@ -105,6 +105,7 @@ def run_side(
     else:
         command = [setup.fsdp_run, case.plan, "--comm", COMM[setup.device], *command]
         command += [GRAPHS] if item.side == "graphs" else []
+        command += ["--any-device"] if case.arch is None and setup.device == "cuda" else []
 
     def run() -> str:
         def env(rank: int) -> dict[str, str]:

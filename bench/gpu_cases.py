@@ -28,7 +28,8 @@ LARGE = {"dim": 2048, "layers": 18, "heads": 16, "vocab": 32000, "hidden": 5632}
 
 @dataclass(frozen=True)
 class Case:
-    """A Llama of python/fsdp_mlir/models/llama.py, its policy, and `batch` samples a rank."""
+    """A Llama of python/fsdp_mlir/models/llama.py, its policy, and `batch` samples a rank. Its step
+    is captured for a GPU of the architecture `arch`, or for the CPU."""
 
     name: str
     sizes: dict[str, int]
@@ -36,6 +37,7 @@ class Case:
     world: int
     precision: str
     large: bool = False
+    arch: str | None = None
 
     @property
     def seq(self) -> int:
@@ -84,12 +86,20 @@ class Case:
 
 
 PARITY = [
-    Case(f"llama-{world}-{precision}", SMALL, batch=2, world=world, precision=precision)
+    Case(
+        f"llama-{world}-{precision}" + (f"-{arch}" if arch else ""),
+        SMALL,
+        batch=2,
+        world=world,
+        precision=precision,
+        arch=arch,
+    )
     for world in (1, 2)
     for precision in PRECISION
+    for arch in (None, "sm_90")
 ]
 BENCHMARKS = [
-    Case(f"llama-1b-{seq}", {**LARGE, "seq": seq}, 8192 // seq, 1, "bf16", large=True)
+    Case(f"llama-1b-{seq}", {**LARGE, "seq": seq}, 8192 // seq, 1, "bf16", large=True, arch="sm_90")
     for seq in (2048, 4096)
 ]
 CASES = {case.name: case for case in [*PARITY, *BENCHMARKS]}

@@ -83,20 +83,21 @@ class Planned:
 def everything(device: str) -> list[Planned]:
     """In the order in which it runs and is reported."""
     on_gpu = device == "cuda"
+    parity = [case for case in PARITY if on_gpu or case.arch is None]
     items = [Planned("tests", name, limit, name) for name, limit in PROGRAMS.items()]
     items.append(Planned("sanitizer", "compute-sanitizer", SANITIZER))
-    for case in PARITY:
+    for case in parity:
         for means in ONE_GPU if on_gpu and case.world > 1 else ("",):
             for side, limit in PARITY_SIDE.items():
                 if on_gpu or side != "graphs":
                     name = f"parity {case.name} {side}" + (f", {means}" if means else "")
                     item = Planned("parity", name, limit, case=case, side=side, means=means)
                     items.append(item)
-    for case in PARITY:
+    for case in parity:
         if case.world == 1:
             name = f"trace {case.name}"
             items.append(Planned("trace", name, TRACE, case=case, side="fsdp-run"))
-    for case in BENCHMARKS if on_gpu else PARITY[:1]:
+    for case in BENCHMARKS if on_gpu else parity[:1]:
         for side, limit in BENCH_SIDE.items():
             if on_gpu or side != "graphs":
                 name = f"bench {case.name} {side}"

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    """A norm, attention and dropout, the attention of a shape, dtype and mask that are asked for."""
+    """A norm, attention and dropout, with attention as it is asked for."""
 
     def __init__(self, head: int, dropout: float, masked: bool, causal: bool) -> None:
         super().__init__()
@@ -48,10 +48,7 @@ class Text(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(tokens)
-        if self.checkpointed:
-            x = checkpoint(self.block, x, use_reentrant=False)
-        else:
-            x = self.block(x)
+        x = checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
@@ -68,16 +65,17 @@ def attention(
 
 
 class Feedforward(nn.Module):
+    """Has on a GPU other operators than on the CPU (dropout), which the CPU has too."""
+
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = (
-            nn.RMSNorm(dim),
-            nn.Linear(dim, 2 * dim),
-            nn.Linear(2 * dim, dim),
-        )
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(2 * dim, dim)
+        self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.silu(self.up(self.norm(x))))
+        return x + self.drop(self.down(F.silu(self.up(self.norm(x)))))
 
 
 def feedforward() -> nn.Module:

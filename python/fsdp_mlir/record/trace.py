@@ -60,8 +60,8 @@ class Recorder(TorchDispatchMode):
     """Records calls into `trace`; enter it inside `fake_mode`.
 
     `bind` names the graph's inputs, and says what they stand for; constants take the names
-    b{first_constant}…. The step is that of tensors on `device`. Raises CaptureError, with the model's line, for a call that has no static
-    form.
+    b{first_constant}…. The step is that of tensors on `device`. Raises CaptureError, with the
+    model's line, for a call that has no static form.
     """
 
     # The end of the error for a call whose result shape or value only its data decides.
