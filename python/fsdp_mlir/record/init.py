@@ -28,6 +28,7 @@ from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import Recorder
 from fsdp_mlir.support.errors import CaptureError, SourceMap, calls_the_model, located, source_of
+from fsdp_mlir.view.device import Device
 
 calls_the_model(__file__)
 
@@ -99,7 +100,7 @@ class _InitRecorder(Recorder):
     )
 
     def __init__(self, fake_mode: FakeTensorMode, sources: SourceMap) -> None:
-        super().__init__(fake_mode, ModuleStack(nn.Module()), sources, first_constant=0)
+        super().__init__(fake_mode, ModuleStack(nn.Module()), sources, 0, Device())
         self._storages: dict[int, _Storage] = {}
         self._versions: dict[int, tuple[int, int]] = {}
 
