@@ -14,6 +14,7 @@
 //===----------------------------------------------------------------------===//
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <cuda_runtime_api.h>
+#include <torch/version.h>
 
 #include <cstdint>
 #include <cstring>
@@ -196,8 +197,9 @@ HooksTable hooks;
 
 extern "C" {
 
-/// The CUDA with whose headers this was built, as CUDART_VERSION.
-int fsdp_fake_cuda_version() { return CUDART_VERSION; }
+/// The PyTorch with whose headers this was built. The place of a function in
+/// the virtual table is that of this version alone.
+const char *fsdp_fake_cuda_torch() { return TORCH_VERSION; }
 
 /// Until `end`, PyTorch takes it that there is one GPU of this compute
 /// capability. Null, or one line that says what is missing.

@@ -122,6 +122,25 @@ def test_batch_norm_is_cudnns(tmp_path: Path) -> None:
     assert found["cudnn_batch_norm"] == 1 and found["cudnn_batch_norm_backward"] == 1
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.rnn(x)[0].sum()
+        return loss
+
+
+def test_an_rnn_is_captured_without_cudnn(tmp_path: Path) -> None:
+    x = torch.randn(3, 2, 8)
+    with pytest.raises(CaptureError, match=r"test_device_capture.py:\d+: 'lstm' of cuDNN"):
+        captured(Recurrent(), tmp_path, x=x)
+    with torch.backends.cudnn.flags(enabled=False):
+        found = captured(Recurrent(), tmp_path, x=x)
+    assert found["_thnn_fused_lstm_cell"] == found["_thnn_fused_lstm_cell_backward_impl"] == 3
+
+
 def of_positions(x: Tensor) -> Tensor:
     """Branches on values that the step makes on the GPU, and sizes by them."""
     at = torch.arange(8, device=x.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +20,10 @@ from unittest.mock import patch
 import torch
 
 from fsdp_mlir.support.build import built
-from fsdp_mlir.support.errors import CaptureError, CompileError
+from fsdp_mlir.support.errors import CaptureError, CompileError, located, model_frame
 
 _TYPES = ("cpu", "cuda")
+_RNNS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,9 @@ class Device:
             with ExitStack() as stack:
                 for name, answer in self._answers().items():
                     stack.enter_context(patch.object(torch.cuda, name, answer))
+                for name in _RNNS:
+                    rnn = _refused_rnn(name)
+                    stack.enter_context(patch.object(torch._VF, name, rnn, create=True))
                 # A thread of the engine's own would look for the GPU's streams.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 yield
@@ -112,13 +116,32 @@ def _fix_attention_order(device: Device) -> None:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """CaptureError where it is not built, or for another PyTorch's CUDA."""
+    """CaptureError where it is not built, or for another PyTorch."""
     try:
         library = ctypes.CDLL(str(built("python/_fake_cuda.so")))
     except (CompileError, OSError) as error:
         raise CaptureError(f"device 'cuda': {error}") from error
     library.fsdp_fake_cuda_begin.restype = ctypes.c_char_p
-    cuda, major = str(torch.version.cuda), library.fsdp_fake_cuda_version() // 1000
-    if cuda.split(".")[0] != str(major):
-        raise CaptureError(f"device 'cuda': expected a PyTorch with CUDA {major}, got CUDA {cuda}")
+    library.fsdp_fake_cuda_torch.restype = ctypes.c_char_p
+    wanted, got = library.fsdp_fake_cuda_torch().decode(), torch.__version__.split("+")[0]
+    if wanted != got:
+        raise CaptureError(
+            f"device 'cuda': this build is for torch {wanted}, got torch {got}; run make build"
+        )
     return library
+
+
+def _refused_rnn(name: str) -> Callable[..., Any]:
+    original = getattr(torch._VF, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.backends.cudnn.enabled:
+            return original(*args, **kwargs)
+        frame = model_frame()
+        raise located(
+            (frame.f_code.co_filename, frame.f_lineno),
+            f"'{name}' of cuDNN hands to its backward a tensor whose size cuDNN alone knows, which "
+            "no plan has; capture and train with torch.backends.cudnn.flags(enabled=False)",
+        )
+
+    return call
