@@ -218,8 +218,26 @@ LogicalResult GradScalerOp::verify() {
 // AccumulateOp, LossScaleOp, UnscaleOp, ClipGradNormOp
 //===----------------------------------------------------------------------===//
 
+bool mlir::fsdp::reducesInParamDType(Operation *op) {
+  auto module = op->getParentOfType<ModuleOp>();
+  auto from = module
+                  ? module->getAttrOfType<DictionaryAttr>(capturedForAttrName)
+                  : nullptr;
+  auto version = from ? from.getAs<StringAttr>("torch") : nullptr;
+  if (!version)
+    return true;
+  auto [major, rest] = version.getValue().split('.');
+  unsigned parts[2] = {};
+  if (major.getAsInteger(10, parts[0]) ||
+      rest.split('.').first.getAsInteger(10, parts[1]))
+    return true;
+  return std::pair(parts[0], parts[1]) >= std::pair(2u, 15u);
+}
+
 RankedTensorType mlir::fsdp::getAccumulatedType(ParamOp param, UnitOp unit) {
-  RankedTensorType type = param.getTensorType();
+  RankedTensorType type = reducesInParamDType(param)
+                              ? param.getTensorType()
+                              : cast<RankedTensorType>(param.getGradType());
   MixedPrecisionAttr policy = unit ? unit.getMixedPrecisionAttr() : nullptr;
   return policy && policy.getReduceDtype() ? type.clone(policy.getReduceDtype())
                                            : type;

@@ -201,6 +201,9 @@ def test_what_the_cpu_would_compute_is_refused(
         ({"device": "cuda"}, "device_arch: expected the GPU's architecture, such as 'sm_90'"),
         ({"device": "cuda", "device_arch": "90"}, "expected one such as 'sm_90', got '90'"),
         ({"device_arch": "sm_90"}, "device_arch: expected none for the CPU, got 'sm_90'"),
+        ({"torch_version": "2.10"}, "torch_version: expected one from 2.11 to the installed 2."),
+        ({"torch_version": "3.0"}, "torch_version: expected one from 2.11 .*, got '3.0'"),
+        ({"torch_version": "new"}, "torch_version: expected one from 2.11 .*, got 'new'"),
         ({**H100, "check": True}, "check: a step that is captured for 'cuda' is not run beside"),
     ],
 )
@@ -208,6 +211,36 @@ def test_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     model = Asking(F.relu)
     with pytest.raises(CaptureError, match=message):
         capture(model, kwargs={"x": torch.ones(2, 8)}, path=tmp_path / "model.pt", **options)
+
+
+@pytest.mark.parametrize(
+    ("version", "norm", "reduced"),
+    [("2.11", "bfloat16", "bf16"), ("2.14.1", "bfloat16", "bf16"), (None, "float32", "f32")],
+)
+def test_the_fsdp2_of_a_version(
+    version: str | None, norm: str, reduced: str, tmp_path: Path
+) -> None:
+    """Since 2.15 a norm's gradient stays wide, and the parameters' dtype is that of reductions.
+    Bits beside FSDP2 of torch 2.11 were compared by hand: docs/gpu-status.md."""
+    config, path = tmp_path / "config.yaml", tmp_path / "model.pt"
+    config.write_text("units: [{match: body}]\nmixed_precision: {param_dtype: bfloat16}\n")
+    model = Asking(nn.RMSNorm(8))
+    inputs = {"x": torch.ones(2, 8)}
+    capture(model, kwargs=inputs, config=config, path=path, torch_version=version)
+    command = [BIN / "fsdp-opt", path, "--config", config, "--world-size", "2"]
+    options = {"capture_output": True, "text": True, "check": True}
+    sharded = subprocess.run([*command, "--level", "sharded"], **options).stdout
+    reductions = [line for line in sharded.splitlines() if "fsdp.reduce_scatter" in line]
+    assert len(reductions) == 2
+    assert all(f"reduce_dtype = {reduced}" in line for line in reductions)
+    plan = json.loads(subprocess.run([*command, "--emit", "plan"], **options).stdout)
+    assert plan["captured_for"]["torch"] == version or version is None
+    gradients = {entry["name"]: entry.get("grad_dtype", "bfloat16") for entry in plan["params"]}
+    assert gradients == {
+        "linear.weight": "bfloat16",
+        "linear.bias": "bfloat16",
+        "body.weight": norm,
+    }
 
 
 def test_another_gpu_is_another_process(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ getUnitParams(ModuleOp module);
 /// or a MeshAxisAttr for a sub-axis of that size.
 llvm::StringRef getAxisName(Attribute axis);
 
+/// Whether gradients are reduced, where the unit has no `reduce_dtype`, in the
+/// dtype of their parameters, as by FSDP2 since PyTorch 2.15, and not in their
+/// own, as before. By the version of `fsdp.captured_for` of the op's module;
+/// without one, true.
+bool reducesInParamDType(Operation *op);
+
 /// The type in which whole gradients of a parameter are added over
 /// microbatches, FSDP2's `unsharded_grad_dtype`; `unit` is null for one that is
 /// ignored.

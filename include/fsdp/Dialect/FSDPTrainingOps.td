@@ -145,7 +145,8 @@ def FSDP_AccumulateOp : FSDP_Op<"accumulate", [
     The results are the sums over the step's microbatches up to this one, of
     whole gradients or of shards. Shards are added in their own dtype, whole
     gradients in that of their reduction: the unit's `reduce_dtype`, without one
-    the parameter's own.
+    the parameter's own, or the gradient's where the module was captured for a
+    PyTorch before 2.15.
 
     ```mlir
     %a0, %a1 = fsdp.accumulate [@w, @b] %g0, %g1 : (…) -> (…)

@@ -268,7 +268,8 @@ def InsertReduceScatters
     Parameters without a gradient take no part, as in FSDP2.
 
     The reduction is in the unit's `reduce_dtype`, or if there is none in the
-    dtype of the parameters (as in FSDP2 since PyTorch 2.15). It is an average in
+    dtype of the parameters (as in FSDP2 since PyTorch 2.15; where the module was
+    captured for an earlier one, in that of the gradients). It is an average in
     fp32 and bf16. In other dtypes it is a sum, divided in part before and in part
     after, by FSDP2's rule. The unit's `gradient_division` gives the divisor, and
     may make it a sum that is divided afterwards.

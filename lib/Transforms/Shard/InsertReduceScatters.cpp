@@ -31,9 +31,10 @@ static bool isExactDivision(double divisor) {
   return std::frexp(divisor, &exponent) == 0.5;
 }
 
-/// The dtype of the reduction, FSDP2's since PyTorch 2.15: the unit's
-/// `reduce_dtype`, else that of the parameters themselves. And FSDP2's way to
-/// average in it (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+/// The dtype of the reduction: the unit's `reduce_dtype`, else that of the
+/// parameters themselves or of their gradients (reducesInParamDType). And
+/// FSDP2's way to average in it
+/// (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
 /// _get_gradient_divide_factors): fp32 and bf16 have the range for a plain
 /// average, or a product with the reciprocal of the user's factor before the
 /// sum; other dtypes divide by about the root of the divisor before the sum and
@@ -42,8 +43,16 @@ static LogicalResult setReduction(ReduceScatterOp reduce, UnitOp unit,
                                   int64_t ranks, int64_t shards) {
   MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
   Type dtype;
-  for (Value shard : reduce.getShards()) {
-    Type own = cast<ShardedType>(shard.getType()).getTensor().getElementType();
+  bool byParam = reducesInParamDType(unit);
+  for (auto [grad, shard] : llvm::zip(reduce.getGrads(), reduce.getShards())) {
+    Type own =
+        byParam
+            ? cast<ShardedType>(shard.getType()).getTensor().getElementType()
+            : getElementTypeOrSelf(grad.getType());
+    if (!byParam && dtype && own != dtype)
+      return reduce.emitError("expected gradients of one dtype in unit ")
+             << reduce.getUnitAttr() << ", as FSDP2 does before PyTorch 2.15, "
+             << "got: " << dtype << " and " << own;
     dtype = dtype ? promote(dtype, own) : own;
   }
   if (policy && policy.getReduceDtype())

@@ -173,7 +173,7 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
         "device": {
             "type": view.asked.device.type,
             "arch": view.asked.device.arch,
-            "torch": torch.__version__.split("+")[0],
+            "torch": view.asked.device.torch,
         },
         "model": class_name(model),
         "training": model.training,

@@ -127,6 +127,7 @@ def capture(
     outputs: OutputsOfModes | None = None,
     device: str = "cpu",
     device_arch: str | None = None,
+    torch_version: str | None = None,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -143,6 +144,9 @@ def capture(
     the GPU's architecture in `device_arch`, such as "sm_90". PyTorch then chooses the operators
     that it would run on that GPU. None has to be there, but PyTorch must be built with CUDA, and
     this package too. Such a step is not run beside eager PyTorch.
+
+    Where versions of FSDP2 differ, the plan has the bits of that of `torch_version`, such as
+    "2.11", by default the installed one. The operators are those of the installed PyTorch.
 
     Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
     model, `init()` builds the same model as one would on one device: what it does to initialise
@@ -180,7 +184,7 @@ def capture(
         save_weights=save_weights,
         check=check,
         outputs=outputs,
-        device=Device.of(device, device_arch),
+        device=Device.of(device, device_arch, torch_version),
     )
     with uncollected():
         view = ModelView.of(asked)

@@ -156,6 +156,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--device-arch", metavar="ARCH", help="with --device cuda: the GPU's, such as sm_90"
     )
+    result.add_argument(
+        "--torch-version", metavar="V", help="the PyTorch whose FSDP2 is equalled [the installed]"
+    )
     result.add_argument("--config", metavar="FILE", help="policy file (YAML), as for fsdp-opt")
     result.add_argument("-o", "--output", default="model.pt", metavar="FILE", help="[%(default)s]")
     return result
@@ -187,6 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             path=options.output,
             device=options.device,
             device_arch=options.device_arch,
+            torch_version=options.torch_version,
         )
     except (CaptureError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

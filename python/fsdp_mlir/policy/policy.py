@@ -25,6 +25,10 @@ from fsdp_mlir.policy.unit_entry import Entries
 from fsdp_mlir.support import policy_schema
 from fsdp_mlir.support.errors import CaptureError
 
+# Of PyTorch: major and minor.
+Version = tuple[int, int]
+KEEPS_GRADIENTS: Version = (2, 15)
+
 
 @dataclass(frozen=True)
 class MixedPrecision:
@@ -39,12 +43,17 @@ class MixedPrecision:
         """The dtype in which a parameter of `dtype` is gathered."""
         return self.param_dtype if self.param_dtype and dtype.is_floating_point else dtype
 
-    def grad_dtype(self, dtype: torch.dtype) -> torch.dtype | None:
+    def grad_dtype(
+        self, dtype: torch.dtype, version: Version = KEEPS_GRADIENTS
+    ) -> torch.dtype | None:
         """What autograd casts the gradient of a parameter of `dtype` to; None for as it comes.
 
-        FSDP2 leaves the cast to the reduction where that is in a wider dtype than the parameter
-        (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _set_unsharded_grad_dtypes).
+        FSDP2 of PyTorch `version` leaves the cast to the reduction where that is in a wider dtype
+        than the parameter (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
+        _set_unsharded_grad_dtypes); before 2.15 a gradient has the dtype of what was gathered.
         """
+        if version < KEEPS_GRADIENTS:
+            return self.computed(dtype)
         reduced = self.reduce_dtype or dtype
         return None if reduced.itemsize > self.computed(dtype).itemsize else reduced
 

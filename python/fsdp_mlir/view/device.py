@@ -23,26 +23,43 @@ from fsdp_mlir.support.build import built
 from fsdp_mlir.support.errors import CaptureError, CompileError, located, model_frame
 
 _TYPES = ("cpu", "cuda")
+_INSTALLED = torch.__version__.split("+")[0]
+_OLDEST = (2, 11)
 _RNNS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def _parts(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True)
 class Device:
-    """`arch` is a GPU's architecture, such as "sm_90"; None for the CPU."""
+    """`arch` is a GPU's architecture, such as "sm_90"; None for the CPU. `torch` is the version of
+    the FSDP2 whose bits are wanted: the rules that differ between versions follow it."""
 
     type: str = "cpu"
     arch: str | None = None
+    torch: str = _INSTALLED
 
     @staticmethod
-    def of(type_: str, arch: str | None) -> Device:
-        """CaptureError for devices and architectures that there are not, or one without the
-        other."""
+    def of(type_: str, arch: str | None, torch_version: str | None) -> Device:
+        """CaptureError for devices, architectures and versions that there are not, or one without
+        the other."""
+        version = torch_version or _INSTALLED
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)?", version) or not (
+            _OLDEST <= _parts(version) <= _parts(_INSTALLED)
+        ):
+            raise CaptureError(
+                f"torch_version: expected one from {'.'.join(map(str, _OLDEST))} to the installed "
+                f"{_INSTALLED}, got '{version}'"
+            )
         if type_ not in _TYPES:
             raise CaptureError(f"device: expected {' or '.join(_TYPES)}, got '{type_}'")
         if type_ == "cpu":
             if arch is not None:
                 raise CaptureError(f"device_arch: expected none for the CPU, got '{arch}'")
-            return Device()
+            return Device(torch=version)
         if arch is None:
             raise CaptureError(
                 "device_arch: expected the GPU's architecture, such as 'sm_90', which decides the "
@@ -50,7 +67,12 @@ class Device:
             )
         if not re.fullmatch(r"sm_[1-9]\d{1,2}", arch):
             raise CaptureError(f"device_arch: expected one such as 'sm_90', got '{arch}'")
-        return Device(type_, arch)
+        return Device(type_, arch, version)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """That of `torch`, major and minor."""
+        return _parts(self.torch)
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -101,15 +123,15 @@ class Device:
 
 
 # PyTorch orders the attention kernels once in a process, by the GPU that it sees then.
-_ordered_for: list[Device] = []
+_ordered_for: list[str | None] = []
 
 
 def _fix_attention_order(device: Device) -> None:
     if not _ordered_for:
-        _ordered_for.append(device)
-    if _ordered_for[0] != device:
+        _ordered_for.append(device.arch)
+    if _ordered_for[0] != device.arch:
         raise CaptureError(
-            f"device_arch: this process has captured for '{_ordered_for[0].arch}', and PyTorch "
+            f"device_arch: this process has captured for '{_ordered_for[0]}', and PyTorch "
             f"keeps that GPU's order of attention kernels; capture for '{device.arch}' in another"
         )
 
@@ -123,7 +145,7 @@ def _library() -> ctypes.CDLL:
         raise CaptureError(f"device 'cuda': {error}") from error
     library.fsdp_fake_cuda_begin.restype = ctypes.c_char_p
     library.fsdp_fake_cuda_torch.restype = ctypes.c_char_p
-    wanted, got = library.fsdp_fake_cuda_torch().decode(), torch.__version__.split("+")[0]
+    wanted, got = library.fsdp_fake_cuda_torch().decode(), _INSTALLED
     if wanted != got:
         raise CaptureError(
             f"device 'cuda': this build is for torch {wanted}, got torch {got}; run make build"

@@ -76,7 +76,7 @@ class ModelView:
         leaf = nn.Parameter(data, requires_grad=param.tensor.requires_grad)
         precision = self.units.precision_of(param)
         if precision and param.tensor.requires_grad:
-            leaf.grad_dtype = precision.grad_dtype(param.tensor.dtype)
+            leaf.grad_dtype = precision.grad_dtype(param.tensor.dtype, self.asked.device.version)
         return leaf
 
     def slots(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -81,6 +81,30 @@ fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
 
 // -----
 
+// FSDP2 before PyTorch 2.15 adds in the gradients' dtype.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[SUM:.*]] = fsdp.accumulate [@w] %{{.*}} : (tensor<4xbf16>) -> tensor<4xbf16>
+// CHECK-NEXT:    fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch, reduce_dtype = bf16}
+module attributes {fsdp.captured_for = {device = "cpu", torch = "2.11.0"}} {
+  fsdp.mesh @world <["shard"=2]>
+  fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
+  fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+  fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+  fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
+    fsdp.phase forward
+    %loss = aten.call "aten::sum"(%x, none) : (tensor<4xbf16>) -> tensor<bf16>
+    fsdp.phase backward
+    %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<bf16>) -> tensor<bf16>
+    %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xbf16>, tensor<bf16>) -> tensor<4xbf16>
+    %r = fsdp.reduce_scatter @u avg [@w] %g {reduce_dtype = bf16} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    fsdp.gradients [@w] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    fsdp.return %loss : tensor<bf16>
+  }
+}
+
+// -----
+
 // HSDP: every microbatch reduce-scatters; the sums of all units, in reduce_dtype,
 // are all-reduced in the last one, and copied to the host after that.
 

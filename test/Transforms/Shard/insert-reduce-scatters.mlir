@@ -76,6 +76,28 @@ fsdp.program @train_step(%x: tensor<4xf16>, %y: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
+// FSDP2 before PyTorch 2.15 reduces in the gradients' dtype.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK: fsdp.reduce_scatter @wide avg [@h] %{{.*}} {reduce_dtype = f32}
+// CHECK: fsdp.reduce_scatter @own avg [@m] %{{.*}} {reduce_dtype = bf16}
+module attributes {fsdp.captured_for = {device = "cpu", torch = "2.14.1"}} {
+  fsdp.mesh @world <["shard"=2]>
+  fsdp.unit @wide {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
+  fsdp.unit @own {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+  fsdp.param @h : tensor<4xf32> unit @wide sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+  fsdp.param @m : tensor<4xf32> unit @own sharding <@world, [{"shard"}]> {compute_dtype = bf16}
+  fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<f32> {
+    fsdp.phase forward
+    %loss = aten.call "aten::sum"(%x, 6) : (tensor<4xbf16>) -> tensor<f32>
+    fsdp.phase backward
+    fsdp.gradients [@h, @m] %x, %x : tensor<4xbf16>, tensor<4xbf16>
+    fsdp.return %loss : tensor<f32>
+  }
+}
+
+// -----
+
 // Parameters that are fp16 themselves are reduced in fp16 too.
 
 // CHECK: fsdp.reduce_scatter @u sum [@w] %{{.*}} {postdivide = 2.000000e+00 : f64, predivide = 4.000000e+00 : f64} : (tensor<4xf16>)
