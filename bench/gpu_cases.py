@@ -29,7 +29,8 @@ LARGE = {"dim": 2048, "layers": 18, "heads": 16, "vocab": 32000, "hidden": 5632}
 @dataclass(frozen=True)
 class Case:
     """A Llama of python/fsdp_mlir/models/llama.py, its policy, and `batch` samples a rank. Its step
-    is captured for a GPU of the architecture `arch`, or for the CPU."""
+    is captured for a GPU of the architecture `arch`, or for the CPU; for the FSDP2 of PyTorch
+    `torch`, or of the installed one."""
 
     name: str
     sizes: dict[str, int]
@@ -38,6 +39,7 @@ class Case:
     precision: str
     large: bool = False
     arch: str | None = None
+    torch: str | None = None
 
     @property
     def seq(self) -> int:
@@ -85,6 +87,25 @@ class Case:
         return float(self.tokens * (6 * matrices + attention))
 
 
+# What the lent hosts have. FSDP2 rounds gradients in mixed precision otherwise since 2.15.
+GPU_TORCH = "2.11"
+
+
+def is_other_fsdp2(case: Case, installed: str) -> bool:
+    """Whether FSDP2 of the PyTorch `installed` has other bits than the case's plan, which is for
+    another version."""
+    if case.precision == "fp32":
+        return False
+    plan = json.loads(case.plan.read_text())
+    wanted = plan["captured_for"]["torch"]
+    return _keeps_gradients(wanted) != _keeps_gradients(installed)
+
+
+def _keeps_gradients(version: str) -> bool:
+    major, minor = version.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 15)
+
+
 PARITY = [
     Case(
         f"llama-{world}-{precision}" + (f"-{arch}" if arch else ""),
@@ -93,13 +114,23 @@ PARITY = [
         world=world,
         precision=precision,
         arch=arch,
+        torch=GPU_TORCH if arch else None,
     )
     for world in (1, 2)
     for precision in PRECISION
     for arch in (None, "sm_90")
 ]
 BENCHMARKS = [
-    Case(f"llama-1b-{seq}", {**LARGE, "seq": seq}, 8192 // seq, 1, "bf16", large=True, arch="sm_90")
+    Case(
+        f"llama-1b-{seq}",
+        {**LARGE, "seq": seq},
+        8192 // seq,
+        1,
+        "bf16",
+        large=True,
+        arch="sm_90",
+        torch=GPU_TORCH,
+    )
     for seq in (2048, 4096)
 ]
 CASES = {case.name: case for case in [*PARITY, *BENCHMARKS]}

@@ -32,7 +32,7 @@ def execute(command: list[str | Path]) -> str:
 def capture(case: Case, directory: Path) -> tuple[Path, Path]:
     """The config and the archive. Weights are not captured: the runs give both sides the same
     file. Cases that differ in their ranks share a capture."""
-    words = [kwargs(case), *case.inputs, case.config, case.arch or "cpu"]
+    words = [kwargs(case), *case.inputs, case.config, case.arch or "cpu", case.torch or ""]
     stem = directory / hashlib.sha256(" ".join(words).encode()).hexdigest()
     config, archive = stem.with_suffix(".yaml"), stem.with_suffix(".pt")
     if not archive.exists():
@@ -40,6 +40,7 @@ def capture(case: Case, directory: Path) -> tuple[Path, Path]:
         command = [sys.executable, "-m", "fsdp_mlir.capture", "--meta", "--no-init"]
         command += ["--model", "fsdp_mlir.models.llama:llama", "--kwargs", kwargs(case)]
         command += ["--device", "cuda", "--device-arch", case.arch] if case.arch else []
+        command += ["--torch-version", case.torch] if case.torch else []
         execute([*command, "--inputs", *case.inputs, "--config", config, "-o", archive])
     return config, archive
 

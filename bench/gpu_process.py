@@ -56,16 +56,28 @@ def tail(path: Path, size: int = 1 << 16) -> str:
 
 
 def start(
-    command: Sequence[Any], env: Mapping[str, str], stdout: IO[bytes] | int, stderr: IO[bytes] | int
+    stack: contextlib.ExitStack,
+    command: Sequence[Any],
+    env: Mapping[str, str],
+    stdout: IO[bytes] | int,
+    stderr: IO[bytes] | int,
 ) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [str(word) for word in command],
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        process_group=0,
-    )
+    """A process that `stack` ends. Signals wait meanwhile: they leave none that nobody ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            process_group=0,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+        )
+        stack.callback(end, process)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
@@ -89,16 +101,13 @@ def run_program(
     command: Sequence[Any], deadline: Deadline, log: Path, env: Mapping[str, str] | None = None
 ) -> int:
     """The exit status; what the program wrote is in `log`. Throws RunFailed by the deadline."""
-    with log.open("wb") as file:
-        process = start(command, env or {}, file, subprocess.STDOUT)
-        try:
-            while not has_exited(process):
-                if deadline.is_over():
-                    raise deadline.error()
-                time.sleep(INTERVAL)
-        finally:
-            status = end(process)
-    return status
+    with log.open("wb") as file, contextlib.ExitStack() as stack:
+        process = start(stack, command, env or {}, file, subprocess.STDOUT)
+        while not has_exited(process):
+            if deadline.is_over():
+                raise deadline.error()
+            time.sleep(INTERVAL)
+        return end(process)
 
 
 def free_port() -> int:
@@ -128,8 +137,7 @@ def run_ranks(
             own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
             own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             texts = {name: str(value) for name, value in own.items()} | env(rank)
-            ranks.append(start(command, texts, subprocess.DEVNULL, logs[rank]))
-            stack.callback(end, ranks[-1])
+            ranks.append(start(stack, command, texts, subprocess.DEVNULL, logs[rank]))
         done: set[int] = set()
         while len(done) < world:
             for rank, process in enumerate(ranks):

@@ -20,7 +20,7 @@ import gpu
 import gpu_digest
 import gpu_files
 import gpu_process
-from gpu_cases import PARITY, Case
+from gpu_cases import PARITY, Case, is_other_fsdp2
 
 CASE = PARITY[0].name
 
@@ -373,3 +373,14 @@ def test_digests_tell_bits_and_shapes_apart(tmp_path: Path) -> None:
     assert gpu_digest.difference(digests[0], digests[0]) is None
     assert gpu_digest.difference(digests[0], digests[1]) == 'the final parameter "w" differs'
     assert gpu_digest.difference({}, digests[1]) == 'expected the final parameter "n", got none'
+
+
+def test_a_plan_of_another_fsdp2_is_not_compared() -> None:
+    of = {case.name: case for case in PARITY}
+    for name, same, other in [
+        ("llama-1-bf16", "2.15.0", "2.11.0+cu130"),
+        ("llama-1-bf16-sm_90", "2.11.0+cu130", "2.15.0"),
+    ]:
+        assert not is_other_fsdp2(of[name], same)
+        assert is_other_fsdp2(of[name], other)
+    assert not any(is_other_fsdp2(of["llama-1-fp32-sm_90"], v) for v in ("2.11.0", "2.15.0"))
