@@ -10,6 +10,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "Fuzz.h"
+#include "Support/Sanitizers.h"
 
 #include <algorithm>
 #include <csignal>
@@ -25,15 +26,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define FSDP_FUZZ_ASAN
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
-#define FSDP_FUZZ_ASAN
-#endif
-#ifdef FSDP_FUZZ_ASAN
+#ifdef FSDP_ADDRESS_SANITIZER
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -78,7 +71,7 @@ void onSignal(int signal) {
 }
 
 void catchFaults() {
-#ifdef FSDP_FUZZ_ASAN
+#ifdef FSDP_ADDRESS_SANITIZER
   __sanitizer_set_death_callback(leaveInput);
   constexpr int signals[] = {SIGABRT, SIGVTALRM};
 #else

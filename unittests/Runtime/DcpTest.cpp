@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Checkpoint/Dcp.h"
 #include "Support/Fixtures.h"
+#include "Support/Sanitizers.h"
 #include "fsdp/Runtime/Checkpoint/TorchItems.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
@@ -298,11 +299,13 @@ TEST_F(Dcp, RefusesMetadataOfOtherFiles) {
               HasSubstr("expected the keys of an item, got \"model.weight\""));
 }
 
-/// Calls `check` with each text that one bit makes of `text`.
+/// Calls `check` with each text that one bit makes of `text`; under
+/// AddressSanitizer with one bit of each byte, the next of the next.
 void flipBits(const std::string &text,
               const std::function<void(const std::string &, size_t)> &check) {
   std::string other = text;
-  for (size_t bit = 0; bit < 8 * text.size(); ++bit) {
+  for (size_t bit = 0; bit < 8 * text.size();
+       bit += kAddressSanitizer ? 9 : 1) {
     other[bit / 8] = char(other[bit / 8] ^ 1 << bit % 8);
     check(other, bit);
     other[bit / 8] = text[bit / 8];
