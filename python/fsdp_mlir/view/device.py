@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 from fsdp_mlir.support.build import built
-from fsdp_mlir.support.errors import CaptureError, CompileError, located, model_frame
+from fsdp_mlir.support.errors import CaptureError, CompileError
 
 _TYPES = ("cpu", "cuda")
 _INSTALLED = torch.__version__.split("+")[0]
@@ -159,9 +159,7 @@ def _refused_rnn(name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.backends.cudnn.enabled:
             return original(*args, **kwargs)
-        frame = model_frame()
-        raise located(
-            (frame.f_code.co_filename, frame.f_lineno),
+        raise NotImplementedError(  # the recorder says where
             f"'{name}' of cuDNN hands to its backward a tensor whose size cuDNN alone knows, which "
             "no plan has; capture and train with torch.backends.cudnn.flags(enabled=False)",
         )
