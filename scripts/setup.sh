@@ -80,16 +80,22 @@ if [ "${1:-}" = --python ]; then
 elif [ $# != 0 ]; then
   die "unknown argument \"$1\" (expected --python or nothing)"
 fi
+needs_python=
 if [ ! -x .venv/bin/python ] && ! usable_python; then
   packages+=(python3 python3-venv)
+  needs_python=yes
 fi
 if [ "${1:-}" != --python ] && ! python_headers; then
   packages+=(python3-dev)
 fi
+debian=
 if [ ${#packages[@]} != 0 ]; then
   command -v dpkg-query >/dev/null ||
     die "this is no Debian-like system: install the equivalents of: ${packages[*]}"
-  install_packages "${packages[@]}"
+  # Beside the Python packages, unless these need some of them.
+  install_packages "${packages[@]}" &
+  debian=$!
+  [ -z "$needs_python" ] || wait "$debian"
 fi
 
 if [ ! -x .venv/bin/python ]; then
@@ -102,7 +108,11 @@ if sha256sum --check --status "$stamp" 2>/dev/null; then
   say "Python packages: as pinned"
 else
   say "Python packages: installing requirements.txt into .venv"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+  # uv takes a seventh of pip's time, but does not know all of pip's settings.
+  pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+  "${pip[@]}" uv==0.13.9 2>/dev/null &&
+    .venv/bin/uv pip install --quiet --python .venv/bin/python -r requirements.txt 2>/dev/null ||
+    "${pip[@]}" -r requirements.txt
   sha256sum requirements.txt >"$stamp"
 fi
 
@@ -112,3 +122,4 @@ if [ "$(cat "$site/fsdp_mlir.pth" 2>/dev/null)" != "$PWD/python" ]; then
   say "making python/fsdp_mlir importable in .venv"
   printf '%s\n' "$PWD/python" >"$site/fsdp_mlir.pth"
 fi
+[ -z "$debian" ] || wait "$debian"
