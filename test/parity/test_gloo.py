@@ -7,7 +7,7 @@ the order of every sum is that of FSDP2.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +30,15 @@ Capture = Callable[..., Captured]
 Reference = Callable[..., Run]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("model", MODELS)
+def products() -> Iterator[Any]:
+    """Every policy on one model, the default on each; the others are exhaustive."""
+    for p, policy in enumerate(POLICIES):
+        for m, model in enumerate(MODELS):
+            runs = p % len(MODELS) == m or policy == "default"
+            yield pytest.param(model, policy, marks=[] if runs else [pytest.mark.exhaustive])
+
+
+@pytest.mark.parametrize("model, policy", products())
 def test_four_ranks(captured: Capture, reference: Reference, model: str, policy: str) -> None:
     case = make_case(model, policy, 4)
     run = run_plan(captured(case.model, case.precision), case, f"gloo_{policy}", comm="gloo")

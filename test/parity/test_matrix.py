@@ -6,7 +6,7 @@ What a policy does in detail has a test file of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,9 +74,21 @@ def forget_statistics(case: Case, *runs: Run) -> None:
             del run.weights[name]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("model", MODELS)
+WORLDS = [1, 2, 4]
+
+
+def products() -> Iterator[Any]:
+    """Every policy on every model at one number of ranks, the default at each; the others are
+    exhaustive."""
+    for m, model in enumerate(MODELS):
+        for p, policy in enumerate(POLICIES):
+            for w, world in enumerate(WORLDS):
+                runs = (m + p) % len(WORLDS) == w or policy == "default"
+                marks = [] if runs else [pytest.mark.exhaustive]
+                yield pytest.param(model, policy, world, marks=marks)
+
+
+@pytest.mark.parametrize("model, policy, world", products())
 def test_equals_fsdp2(
     captured: Capture, reference: Reference, model: str, policy: str, world: int
 ) -> None:

@@ -58,7 +58,7 @@ def both(captured: Capture, reference: Reference, case: Case, stem: str) -> tupl
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_two_ranks(captured: Capture, reference: Reference, model: Model, policy: str) -> None:
-    case = Case(model, ADAMW_FUSED, steps=8, precision=POLICIES[policy])
+    case = Case(model, ADAMW_FUSED, steps=4, precision=POLICIES[policy])
     ours, theirs = both(captured, reference, case, policy)
     assert_trained(ours, case.steps)
     assert_equal_bits(ours, theirs)
@@ -246,7 +246,9 @@ def test_units_of_lists_and_classes(captured: Capture, reference: Reference) -> 
 
 
 def test_29_million_parameters(captured: Capture, reference: Reference) -> None:
-    case = Case(LLAMA_29M, ADAMW_FUSED, steps=3, precision=POLICIES["bf16_reduce_fp32"])
+    # Short sequences: without AVX-512 a product in bfloat16 takes fifty times as long.
+    model = replace(LLAMA_29M, seq=32, batch=1)
+    case = Case(model, ADAMW_FUSED, steps=3, precision=POLICIES["bf16_reduce_fp32"])
     assert_equal_bits(*both(captured, reference, case, "plan"))
 
 
