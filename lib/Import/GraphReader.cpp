@@ -321,9 +321,12 @@ private:
            (argument == 3 || argument == 4) && call.args[5] == plan::Arg{true};
   }
 
-  /// The result shares storage with `self` although the schema does not say so.
+  /// The results share storage with `self` although the schema does not say so:
+  /// autograd does not count them as views. Of ATen's operators no others do
+  /// (test_strides.py).
   static bool isUnannotatedView(const CapturedCall &call) {
-    return call.op == "aten::_unsafe_view";
+    return call.op == "aten::_unsafe_view" || call.op == "aten::unsafe_split" ||
+           call.op == "aten::unsafe_split_with_sizes";
   }
 
   /// `returns` has the schema's return of each result.
@@ -365,7 +368,7 @@ private:
           call.views[i] = it->second;
     }
     if (isUnannotatedView(call) && operand > 0)
-      call.views[0] = 0;
+      call.views.assign(call.outs.size(), 0);
   }
 
   /// A factory without a device means the rank's device.

@@ -41,6 +41,9 @@ from torch.testing._internal.common_methods_invocations import op_db  # noqa: E4
 # Of samples that are not for this dtype, or of kernels that refuse a layout.
 _UNUSABLE = (RuntimeError, LookupError, ValueError, TypeError, AssertionError)
 
+# What the importer knows as views (isUnannotatedView in GraphReader.cpp).
+UNSEEN_VIEWS = {"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+
 _WITHOUT_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -107,7 +110,8 @@ class Compared(TorchDispatchMode):
     """Runs each new call on fake tensors as well.
 
     `wrong` has what differs after corrections, by operator, a message for each; `corrected` the
-    operators whose fake kernel alone is wrong.
+    operators whose fake kernel alone is wrong; `unseen_views` those whose results share storage
+    with an argument although their schema does not say so.
     """
 
     fake_mode: FakeTensorMode
@@ -115,6 +119,7 @@ class Compared(TorchDispatchMode):
     calls: int = 0
     wrong: dict[OpOverload, list[str]] = field(default_factory=dict)
     corrected: set[OpOverload] = field(default_factory=set)
+    unseen_views: set[str] = field(default_factory=set)
     _seen: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -135,9 +140,18 @@ class Compared(TorchDispatchMode):
             fakes = self._faked(values)
         result = func(*args, **(kwargs or {}))
         if fakes is not None:
+            self._find_views(func, values, result)
             with _disable_current_modes(), self.fake_mode:
                 self._compare(func, fakes, result)
         return result
+
+    def _find_views(self, func: OpOverload, values: list[Any], result: Any) -> None:
+        """Fills `unseen_views`."""
+        given = {_storage(tensor) for tensor in flat_tensors(values) if tensor.numel()}
+        annotated = any(formal.alias_info is not None for formal in func._schema.returns)
+        made = [tensor for tensor in flat_tensors(result) if tensor.layout == torch.strided]
+        if not annotated and any(_storage(tensor) in given for tensor in made):
+            self.unseen_views.add(func._schema.name)
 
     def _faked(self, values: list[Any]) -> list[Any]:
         made: dict[int, Tensor] = {}
@@ -172,6 +186,10 @@ class Compared(TorchDispatchMode):
             arguments = tree_map(_described, fakes)
             message = f"{self.case}: {func}{arguments}: expected {expected}, got {got}"
             self.wrong.setdefault(func, []).append(message)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _plain(value: Any) -> bool:
@@ -289,8 +307,11 @@ def main() -> int:
     if len(sys.argv) == 1:
         for func in corrected() - compared.corrected:
             print(f"{func}: corrected without need")
+    unseen = compared.unseen_views - UNSEEN_VIEWS
+    for name in unseen:
+        print(f"{name}: its results are views, which its schema does not say")
     print(f"{compared.calls} calls compared, {len(compared.wrong)} operators differ")
-    return 1 if compared.wrong else 0
+    return 1 if compared.wrong or unseen else 0
 
 
 if __name__ == "__main__":

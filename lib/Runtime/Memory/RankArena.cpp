@@ -3,6 +3,8 @@
 
 #include "fsdp/Plan/Operands.h"
 
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -343,9 +345,17 @@ void RankArena::settle(std::vector<at::Tensor> &values) {
       }
       aliases = data != place && data >= base && data < base + arenaBytes;
     }
-    // What it shares may end before it.
-    if (aliases)
-      tensor = tensor.clone();
+    // What it shares may end before it. The strides stay: operators may round
+    // otherwise where elements lie otherwise.
+    if (aliases) {
+      auto strides = tensor.strides();
+      bool repeats =
+          std::find(strides.begin(), strides.end(), 0) != strides.end();
+      tensor =
+          repeats ? tensor.clone()
+                  : at::empty_strided(tensor.sizes(), strides, tensor.options())
+                        .copy_(tensor);
+    }
   }
 }
 
