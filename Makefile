@@ -4,14 +4,15 @@ JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
 # A file's tests share captures and reference runs, so one worker runs a file, in the order
 # of test/conftest.py.
-PYTEST := $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 CTEST := ctest -j $(JOBS) --output-on-failure --no-tests=error --test-dir
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp')
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup build build-runtime build-asan build-tsan test test-all \
-	test-compiler test-runtime test-asan test-tsan test-python test-parity test-kernels test-zoo \
+	test-compiler test-runtime test-headers test-asan test-tsan test-python test-parity test-kernels \
+	test-zoo \
 	demo bench docs check-docs check-format format clean
 
 help: ## list the targets
@@ -36,7 +37,8 @@ test: check-format check-docs test-compiler build-runtime test-asan test-tsan ##
 	@echo "== test/python, test/parity, test/faults, test/zoo"
 	@$(PYTEST) test/python test/parity test/faults test/zoo
 
-test-all: test test-runtime test-kernels test-zoo ## the same, and what is exhaustive
+test-all: PYTEST_FLAGS := --exhaustive
+test-all: test test-runtime test-headers test-kernels test-zoo ## the same, and what is exhaustive
 
 test-compiler: build ## lit and GoogleTest on the full build
 	@echo "== lit"
@@ -48,6 +50,9 @@ test-runtime: setup ## GoogleTest on the runtime built without MLIR
 	@scripts/build.sh runtime $(JOBS)
 	@echo "== GoogleTest, runtime alone"
 	@$(CTEST) build-runtime
+
+test-headers: setup ## the runtime without precompiled headers: each source includes what it needs
+	@scripts/build.sh headers $(JOBS) fsdp-run fsdp-checkpoint FSDPPython
 
 test-asan: build-asan ## GoogleTest under the sanitizers
 	@echo "== GoogleTest, sanitizers"

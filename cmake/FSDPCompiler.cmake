@@ -10,8 +10,8 @@ include(AddMLIR)
 include_directories(SYSTEM ${LLVM_INCLUDE_DIRS} ${MLIR_INCLUDE_DIRS})
 add_definitions(${LLVM_DEFINITIONS})
 
-# MLIR's headers take longer to parse than most sources that include them. The
-# dialect's library precompiles them for all.
+# MLIR's headers and the dialect's take longer to parse than most sources that
+# include them. The dialect's library precompiles them for all.
 function(fsdp_precompile_mlir name)
   if(name STREQUAL "FSDPDialect")
     target_precompile_headers(${name} PRIVATE
@@ -19,8 +19,15 @@ function(fsdp_precompile_mlir name)
       <mlir/IR/Builders.h>
       <mlir/IR/BuiltinOps.h>
       <mlir/IR/Remarks.h>
+      <mlir/IR/SymbolTable.h>
       <mlir/Interfaces/FunctionInterfaces.h>
-      <mlir/Pass/Pass.h>)
+      <mlir/Pass/Pass.h>
+      <llvm/ADT/MapVector.h>
+      <llvm/ADT/TypeSwitch.h>
+      <llvm/Support/FormatVariadic.h>
+      ${FSDP_HEADERS}/Dialect/Aten.h
+      ${FSDP_HEADERS}/Dialect/FSDP.h
+      ${FSDP_HEADERS}/Plan/Plan.h)
   else()
     # The header was compiled for a shared library.
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)

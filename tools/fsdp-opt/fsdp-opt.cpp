@@ -28,14 +28,14 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
   auto config = MlirOptMainConfig::createFromCLOptions();
   if (config.shouldShowDialects() || config.shouldListPasses())
     return MlirOptMain(argc, argv, input, output, registry);
-  auto buffer = fsdp::readSource(input);
+  auto buffer = mlir::fsdp::readSource(input);
   if (failed(buffer))
     return failure();
   std::string text;
   llvm::raw_string_ostream stream(text);
   if (failed(MlirOptMain(stream, std::move(*buffer), registry, config)))
     return failure();
-  return fsdp::writeOutput(output, text);
+  return mlir::fsdp::writeOutput(output, text);
 }
 
 /// MLIR says that it ignores a plug-in that it cannot load, and goes on.
@@ -56,7 +56,7 @@ static LogicalResult verifyPlugins(ArrayRef<const char *> arguments) {
                             ? PassPlugin::load(argument.str()).takeError()
                             : DialectPlugin::load(argument.str()).takeError();
     if (error)
-      return fsdp::reportError(llvm::toString(std::move(error)));
+      return mlir::fsdp::reportError(llvm::toString(std::move(error)));
   }
   return success();
 }
@@ -72,28 +72,28 @@ static int run(int count, char **given) {
     return 1;
   auto argc = int(arguments.size());
   auto argv = const_cast<char **>(arguments.data());
-  fsdp::hideLibraryOptions();
-  fsdp::registerFSDPPasses();
-  fsdp::registerPipelines();
+  mlir::fsdp::hideLibraryOptions();
+  mlir::fsdp::registerFSDPPasses();
+  mlir::fsdp::registerPipelines();
   registerCanonicalizerPass();
   registerCSEPass();
   registerSymbolDCEPass();
 
   DialectRegistry registry;
-  registry.insert<fsdp::FSDPDialect, aten::AtenDialect>();
+  registry.insert<mlir::fsdp::FSDPDialect, aten::AtenDialect>();
   auto [input, output] = registerAndParseCLIOptions(
       argc, argv, "fsdp-opt: compiler of fully sharded training\n", registry);
-  if (fsdp::showInstructions(llvm::outs()))
+  if (mlir::fsdp::showInstructions(llvm::outs()))
     return 0;
   try {
     return asMainReturnCode(
-        fsdp::isDriverInvocation(input)
-            ? fsdp::runDriver(input, output, registry)
+        mlir::fsdp::isDriverInvocation(input)
+            ? mlir::fsdp::runDriver(input, output, registry)
             : runPassByPass(argc, argv, input, output, registry));
   } catch (const std::bad_alloc &) {
-    return asMainReturnCode(fsdp::reportError("out of memory"));
+    return asMainReturnCode(mlir::fsdp::reportError("out of memory"));
   } catch (const std::exception &error) {
-    return asMainReturnCode(fsdp::reportError(error.what()));
+    return asMainReturnCode(mlir::fsdp::reportError(error.what()));
   }
 }
 

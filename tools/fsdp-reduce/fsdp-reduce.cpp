@@ -58,7 +58,7 @@ struct ReplaceByZeros : OpRewritePattern<aten::CallOp> {
       Attribute dtype =
           rewriter.getI64IntegerAttr(*getScalarType(type.getElementType()));
       Attribute shape = rewriter.getI64ArrayAttr(type.getShape());
-      auto made = fsdp::createFor<aten::CallOp>(
+      auto made = mlir::fsdp::createFor<aten::CallOp>(
           call, rewriter, type, "aten::zeros", ValueRange(),
           rewriter.getArrayAttr({shape, dtype, none, none, none}),
           /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
@@ -82,10 +82,10 @@ struct AtenReduction : DialectReductionPatternInterface {
 } // namespace
 
 int main(int argc, char **argv) {
-  fsdp::registerFSDPPasses();
-  fsdp::registerPipelines();
+  mlir::fsdp::registerFSDPPasses();
+  mlir::fsdp::registerPipelines();
   DialectRegistry registry;
-  registry.insert<fsdp::FSDPDialect, aten::AtenDialect>();
+  registry.insert<mlir::fsdp::FSDPDialect, aten::AtenDialect>();
   registry.addExtension(+[](MLIRContext *, aten::AtenDialect *dialect) {
     dialect->addInterfaces<AtenReduction>();
   });

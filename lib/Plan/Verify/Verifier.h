@@ -24,7 +24,7 @@
 namespace fsdp::plan {
 
 /// The text in double quotes.
-std::string quoted(std::string_view text);
+std::string quote(std::string_view text);
 /// "float32[2, 3]".
 std::string describe(const TensorSpec &spec);
 /// "[3, 1]".

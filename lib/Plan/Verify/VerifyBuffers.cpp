@@ -32,7 +32,7 @@ void Verifier::verifyBuffer(const Instruction &instruction) {
 void Verifier::verifySource(const AllGather &gather) {
   ValueId want = sources[gather.unit];
   if (gather.source != want)
-    fail("P34", "expected unit " + quoted(plan.units[gather.unit].name) +
+    fail("P34", "expected unit " + quote(plan.units[gather.unit].name) +
                     " to be gathered from " + bufferName(want) + ", got " +
                     bufferName(gather.source));
   sources[gather.unit] = -1;

@@ -12,7 +12,7 @@ void Verifier::visit(const ReduceScatter &reduce) {
   if (reduce.reduceDtype && !isFloatingPoint(*reduce.reduceDtype) &&
       !isComplex(*reduce.reduceDtype))
     fail("P20", "expected a floating-point or complex reduce_dtype, got " +
-                    quoted(dtypeName(*reduce.reduceDtype)));
+                    quote(dtypeName(*reduce.reduceDtype)));
   if (reduce.divisors)
     for (double divisor :
          {reduce.divisors->predivide, reduce.divisors->postdivide,
@@ -21,30 +21,30 @@ void Verifier::visit(const ReduceScatter &reduce) {
   for (size_t i = 0; i < reduce.params.size(); ++i) {
     const Param &param = plan.params[reduce.params[i]];
     if (param.unit != reduce.unit)
-      fail("P9", "parameter " + quoted(param.name) + " is not of unit " +
-                     quoted(plan.units[reduce.unit].name));
+      fail("P9", "parameter " + quote(param.name) + " is not of unit " +
+                     quote(plan.units[reduce.unit].name));
     if (!param.requiresGrad)
-      fail("P9", "parameter " + quoted(param.name) +
+      fail("P9", "parameter " + quote(param.name) +
                      " is frozen but its gradient is reduced");
     if (param.unused)
-      fail("P37", "parameter " + quoted(param.name) +
+      fail("P37", "parameter " + quote(param.name) +
                       " is unused but its gradient is reduced");
     if (reductionOf[reduce.params[i]] != -1)
-      fail("P9", "the gradient of " + quoted(param.name) +
+      fail("P9", "the gradient of " + quote(param.name) +
                      " is reduced a second time");
     useOperand(reduce.ins[i]);
     TensorSpec want = param.gradSpec();
     if (states[reduce.ins[i]].summed)
       want.dtype = plan.values[reduce.ins[i]].dtype;
     checkSpec(reduce.ins[i], want, "P5",
-              "the gradient of " + quoted(param.name));
+              "the gradient of " + quote(param.name));
     DType reduced = reduce.reduceDtype.value_or(want.dtype);
     for (DType other : {reduced, param.spec.dtype})
       if (other != want.dtype && (isComplex(other) || isComplex(want.dtype)))
-        fail("P20", "expected the complex gradient of " + quoted(param.name) +
+        fail("P20", "expected the complex gradient of " + quote(param.name) +
                         " to keep its dtype, got " +
-                        quoted(dtypeName(want.dtype)) + " and " +
-                        quoted(dtypeName(other)));
+                        quote(dtypeName(want.dtype)) + " and " +
+                        quote(dtypeName(other)));
     defineShard(reduce.outs[i], reduce.params[i],
                 partial.contains(reduce.outs[i]) ? reduced : param.spec.dtype);
     passSum(reduce.ins[i], reduce.outs[i], reduce.lastMicrobatch);
@@ -63,7 +63,7 @@ void Verifier::defineShard(ValueId value, int32_t param,
   TensorSpec spec = shardSpec(plan, param, 0);
   spec.dtype = dtype.value_or(spec.dtype);
   checkSpec(value, spec, "P5",
-            "the gradient shard of " + quoted(plan.params[param].name));
+            "the gradient shard of " + quote(plan.params[param].name));
   states[value].shardOf = param;
 }
 
@@ -72,7 +72,7 @@ void Verifier::useShard(ValueId value, int32_t param, const char *label) {
   if (states[value].shardOf != param)
     fail(label, "expected value " + std::to_string(value) +
                     " to be the reduced gradient of " +
-                    quoted(plan.params[param].name));
+                    quote(plan.params[param].name));
   if (std::exchange(states[value].consumed, true))
     fail("P9", "value " + std::to_string(value) +
                    " is a gradient shard and is used a second time");
@@ -103,7 +103,7 @@ void Verifier::visit(const Accumulate &accumulate) {
     int32_t param = accumulate.params[i];
     checkIndex(accumulate.ins[i], plan.values, "a value");
     if (!accumulated.insert(param).second)
-      fail("P14", "the gradient of " + quoted(plan.params[param].name) +
+      fail("P14", "the gradient of " + quote(plan.params[param].name) +
                       " is accumulated a second time");
     ValueId in = accumulate.ins[i], out = accumulate.outs[i];
     if (states[in].shardOf != -1 && partial.contains(out)) {
@@ -117,7 +117,7 @@ void Verifier::visit(const Accumulate &accumulate) {
       accumulateWhole(in, out, plan.params[param]);
       if (steered.contains(param))
         fail("P10", "a call writes the reduce-scatter input of " +
-                        quoted(plan.params[param].name) +
+                        quote(plan.params[param].name) +
                         ", whose whole gradient is accumulated");
     }
     states[out].summed = true;
@@ -128,15 +128,15 @@ void Verifier::accumulateWhole(ValueId in, ValueId out, const Param &param) {
   use(in);
   define(out);
   TensorSpec want = param.gradSpec();
-  checkSpec(in, want, "P14", "the gradient of " + quoted(param.name));
+  checkSpec(in, want, "P14", "the gradient of " + quote(param.name));
   DType dtype = plan.values[out].dtype;
   if (dtype != want.dtype &&
       !(isFloatingPoint(dtype) && isFloatingPoint(want.dtype)))
-    fail("P20", "expected the gradient of " + quoted(param.name) +
+    fail("P20", "expected the gradient of " + quote(param.name) +
                     " to be added in a floating-point dtype, got " +
-                    quoted(dtypeName(dtype)));
+                    quote(dtypeName(dtype)));
   want.dtype = dtype;
-  checkSpec(out, want, "P14", "the sum of gradients of " + quoted(param.name));
+  checkSpec(out, want, "P14", "the sum of gradients of " + quote(param.name));
 }
 
 void Verifier::visit(const LossScale &scale) {
@@ -158,8 +158,8 @@ void Verifier::visit(const Unscale &unscale) {
   for (size_t i = 0; i < unscale.params.size(); ++i) {
     const Param &param = plan.params[unscale.params[i]];
     if (param.spec.dtype == DType::Float16)
-      fail("P22", "expected no gradient in float16, got that of " +
-                      quoted(param.name));
+      fail("P22",
+           "expected no gradient in float16, got that of " + quote(param.name));
     useHostShard(unscale.ins[i], unscale.params[i], "P22");
     defineShard(unscale.outs[i], unscale.params[i]);
     states[unscale.outs[i]].onHost = true;
@@ -205,11 +205,11 @@ void Verifier::visit(const AllReduce &reduce) {
     const std::string &name = plan.params[reduce.params[i]].name;
     useShard(reduce.ins[i], reduce.params[i], "P16");
     if (plan.params[reduce.params[i]].unit != reduce.unit)
-      fail("P9", "parameter " + quoted(name) + " is not of unit " +
-                     quoted(plan.units[reduce.unit].name));
+      fail("P9", "parameter " + quote(name) + " is not of unit " +
+                     quote(plan.units[reduce.unit].name));
     if (allReduced[reduce.params[i]])
       fail("P16",
-           "the gradient of " + quoted(name) + " is all-reduced a second time");
+           "the gradient of " + quote(name) + " is all-reduced a second time");
     allReduced[reduce.params[i]] = true;
     if (plan.replicas == 1 && !states[reduce.ins[i]].summed)
       fail("P16", "gradients are all-reduced but there is one replica");
@@ -234,33 +234,33 @@ void Verifier::visit(const OptimizerStep &step) {
     fail("P22", "expected a loss_scale in a plan with grad_scaler, got none");
   for (size_t u = 0; u < plan.units.size(); ++u)
     if (liveGather[u] != -1)
-      fail("P8", "unit " + quoted(plan.units[u].name) +
+      fail("P8", "unit " + quote(plan.units[u].name) +
                      " is still gathered "
                      "where the optimizer writes parameters");
   for (size_t i = 0; i < step.params.size(); ++i) {
     const Param &param = plan.params[step.params[i]];
     const std::string &name = param.name;
     if (stepped[step.params[i]])
-      fail("P8", "parameter " + quoted(name) + " is stepped twice");
+      fail("P8", "parameter " + quote(name) + " is stepped twice");
     if (param.unused)
-      fail("P37", "parameter " + quoted(name) + " is unused but is stepped");
+      fail("P37", "parameter " + quote(name) + " is unused but is stepped");
     if (plan.gradScaler && !unscaled.contains(step.params[i]))
-      fail("P22", "the gradient of " + quoted(name) + " is not unscaled");
+      fail("P22", "the gradient of " + quote(name) + " is not unscaled");
     if (param.unit == -1) {
       use(step.grads[i]);
       checkSpec(step.grads[i], param.spec, "P5",
-                "the gradient of " + quoted(name));
+                "the gradient of " + quote(name));
       if (!param.requiresGrad)
-        fail("P8", "parameter " + quoted(name) + " is frozen but is stepped");
+        fail("P8", "parameter " + quote(name) + " is frozen but is stepped");
     } else {
       if (plan.replicas > 1 && !allReduced[step.params[i]])
-        fail("P16", "the gradient of " + quoted(name) +
+        fail("P16", "the gradient of " + quote(name) +
                         " is not all-reduced over the replicas");
       useHostShard(step.grads[i], step.params[i], "P8");
     }
     stepped[step.params[i]] = true;
     if (plan.accumulationSteps > 1 && !states[step.grads[i]].summed)
-      fail("P14", "the gradient of " + quoted(name) +
+      fail("P14", "the gradient of " + quote(name) +
                       " is not accumulated over the microbatches");
   }
 }
@@ -269,10 +269,10 @@ void Verifier::verifyUpdated() const {
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const Param &param = plan.params[p];
     if (param.unused && !param.requiresGrad)
-      fail("P37", "parameter " + quoted(param.name) +
+      fail("P37", "parameter " + quote(param.name) +
                       " is unused but requires no gradient");
     if (param.requiresGrad && !param.unused && !stepped[p])
-      fail("P37", "parameter " + quoted(param.name) +
+      fail("P37", "parameter " + quote(param.name) +
                       " requires a gradient and is not unused, but no "
                       "optimizer_step updates it");
   }

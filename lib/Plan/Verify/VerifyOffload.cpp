@@ -7,7 +7,7 @@ void Verifier::useHostShard(ValueId value, int32_t param, const char *label) {
   useShard(value, param, label);
   int32_t unit = plan.params[param].unit;
   if (unit != -1 && plan.units[unit].cpuOffload && !states[value].onHost)
-    fail("P21", "the gradient of " + quoted(plan.params[param].name) +
+    fail("P21", "the gradient of " + quote(plan.params[param].name) +
                     " is used without a copy_to_host before");
 }
 
@@ -17,9 +17,9 @@ void Verifier::visit(const CopyToDevice &copy) {
       copiedToDevice[copy.unit])
     fail("P21", "expected a copy_to_device of an offloaded unit that is "
                 "neither gathered nor copied, got unit " +
-                    quoted(unit.name));
+                    quote(unit.name));
   if (optimizerBegun)
-    fail("P8", "unit " + quoted(unit.name) +
+    fail("P8", "unit " + quote(unit.name) +
                    " is copied after the optimizer began to write parameters");
   copiedToDevice[copy.unit] = true;
 }
@@ -30,7 +30,7 @@ void Verifier::visit(const CopyToHost &copy) {
     if (param.unit != copy.unit || !plan.units[copy.unit].cpuOffload)
       fail("P21", "expected a copy_to_host of gradients of one offloaded unit, "
                   "got that of " +
-                      quoted(param.name));
+                      quote(param.name));
     useShard(copy.ins[i], copy.params[i], "P21");
     if (states[copy.ins[i]].onHost)
       fail("P21",

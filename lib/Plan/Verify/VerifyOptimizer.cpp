@@ -19,7 +19,7 @@ void Verifier::verifyHyperparameters(const Optimizer &of) const {
                   {"dampening", of.dampening}});
   for (const auto &[name, number] : numbers)
     if (!std::isfinite(number))
-      fail("P1", "expected a finite number for " + quoted(name) +
+      fail("P1", "expected a finite number for " + quote(name) +
                      " of the optimizer, got " + std::to_string(number));
 }
 
@@ -29,13 +29,13 @@ void Verifier::verifyOptimizer() {
       name != "external")
     fail("P1", "expected optimizer \"adam\", \"adamw\", \"sgd\", \"plugin\" "
                "or \"external\", got " +
-                   quoted(name));
+                   quote(name));
   if ((name == "plugin") == plan.optimizer.library.empty())
     fail("P1", "expected a library for optimizer \"plugin\" and for no other");
   for (const Optimizer &group : plan.paramGroups)
     if (group.name != name || group.library != plan.optimizer.library)
-      fail("P1", "expected parameter groups of optimizer " + quoted(name) +
-                     ", got one of " + quoted(group.name));
+      fail("P1", "expected parameter groups of optimizer " + quote(name) +
+                     ", got one of " + quote(group.name));
   verifyHyperparameters(plan.optimizer);
   for (const Optimizer &group : plan.paramGroups)
     verifyHyperparameters(group);
@@ -50,7 +50,7 @@ void Verifier::verifyOptimizer() {
   if (schedule.decay != "cosine" && schedule.decay != "linear" &&
       schedule.decay != "constant")
     fail("P1", "expected decay \"cosine\", \"linear\" or \"constant\", got " +
-                   quoted(schedule.decay));
+                   quote(schedule.decay));
   if (schedule.warmupSteps < 0 || schedule.warmupSteps >= schedule.totalSteps)
     fail("P1", "expected 0 <= warmup_steps < total_steps, got " +
                    std::to_string(schedule.warmupSteps) + " and " +

@@ -9,7 +9,7 @@
 
 namespace fsdp::plan {
 
-std::string quoted(std::string_view text) {
+std::string quote(std::string_view text) {
   std::string result = "\"";
   result.append(text).append("\"");
   return result;
@@ -74,7 +74,7 @@ void Verifier::verifyTables() {
   std::set<std::string> names;
   auto unique = [&](const std::string &name) {
     if (!names.insert(name).second)
-      fail("P2", "two parameters or buffers are named " + quoted(name));
+      fail("P2", "two parameters or buffers are named " + quote(name));
   };
   for (const Param &param : plan.params) {
     unique(param.name);
@@ -87,26 +87,26 @@ void Verifier::verifyTables() {
       if (cast &&
           !(isFloatingPoint(*cast) && isFloatingPoint(param.spec.dtype)))
         fail("P20", "expected floating-point dtypes to cast parameter " +
-                        quoted(param.name) + " between");
+                        quote(param.name) + " between");
     if (param.spec.shape.empty())
-      fail("P2", "expected parameter " + quoted(param.name) +
+      fail("P2", "expected parameter " + quote(param.name) +
                      " to have a dimension to shard, got a scalar");
     if (param.shardDim < 0 || size_t(param.shardDim) >= param.spec.shape.size())
-      fail("P2", "expected parameter " + quoted(param.name) +
+      fail("P2", "expected parameter " + quote(param.name) +
                      " to have the dimension " +
                      std::to_string(param.shardDim) + " to shard");
     int64_t extent = param.spec.shape[param.shardDim];
     if (param.shardDim > 0 && extent % plan.shards() != 0)
       fail("P2", "expected dimension " + std::to_string(param.shardDim) +
-                     " of parameter " + quoted(param.name) +
+                     " of parameter " + quote(param.name) +
                      " to divide evenly over " + std::to_string(plan.shards()) +
                      " ranks, got size " + std::to_string(extent));
   }
   for (const Buffer &buffer : plan.buffers) {
     unique(buffer.name);
-    checkStrides(buffer.strides, buffer.spec, "buffer " + quoted(buffer.name));
+    checkStrides(buffer.strides, buffer.spec, "buffer " + quote(buffer.name));
     if (!buffer.strides.empty() && !areDense(buffer.spec.shape, buffer.strides))
-      fail("P38", "expected buffer " + quoted(buffer.name) +
+      fail("P38", "expected buffer " + quote(buffer.name) +
                       " to be dense but for strides of 0, got strides " +
                       describe(buffer.strides));
   }
@@ -116,34 +116,34 @@ void Verifier::verifyTables() {
     for (int32_t param : plan.units[u].params) {
       checkIndex(param, plan.params, "a parameter");
       if (plan.params[param].unit != int32_t(u))
-        fail("P2", "unit " + quoted(plan.units[u].name) + " lists parameter " +
-                       quoted(plan.params[param].name) +
+        fail("P2", "unit " + quote(plan.units[u].name) + " lists parameter " +
+                       quote(plan.params[param].name) +
                        ", which names another unit");
       ++claims[param];
     }
   for (size_t p = 0; p < plan.params.size(); ++p)
     if (claims[p] != (plan.params[p].unit == -1 ? 0 : 1))
-      fail("P2", "expected parameter " + quoted(plan.params[p].name) +
+      fail("P2", "expected parameter " + quote(plan.params[p].name) +
                      " in one unit's list once, got " +
                      std::to_string(claims[p]) + " times");
 
   std::set<std::string> inputNames;
   for (const Input &input : plan.inputs) {
     if (!inputNames.insert(input.name).second)
-      fail("P2", "two inputs are named " + quoted(input.name));
+      fail("P2", "two inputs are named " + quote(input.name));
     checkIndex(input.value, plan.values, "a value");
-    checkSpec(input.value, input.spec, "P5", "input " + quoted(input.name));
+    checkSpec(input.value, input.spec, "P5", "input " + quote(input.name));
     if (input.spec.shape.empty())
-      fail("P5", "expected input " + quoted(input.name) +
+      fail("P5", "expected input " + quote(input.name) +
                      " to have the samples in dim 0, got a scalar");
-    checkStrides(input.strides, input.spec, "input " + quoted(input.name));
+    checkStrides(input.strides, input.spec, "input " + quote(input.name));
     if (!input.strides.empty() &&
         (!areDense(input.spec.shape, input.strides) ||
          std::count(input.strides.begin(), input.strides.end(), 0) > 0))
-      fail("P38", "expected input " + quoted(input.name) +
+      fail("P38", "expected input " + quote(input.name) +
                       " to be dense, got strides " + describe(input.strides));
     if (input.low >= input.high)
-      fail("P5", "expected input " + quoted(input.name) +
+      fail("P5", "expected input " + quote(input.name) +
                      " to have low < high, got " + std::to_string(input.low) +
                      " and " + std::to_string(input.high));
   }
@@ -171,7 +171,7 @@ void Verifier::use(ValueId value) {
   useOnDevice(value);
   if (state.gatheredFrom >= 0 && liveGather[state.gatheredFrom] != state.gather)
     fail("P7", "value " + std::to_string(value) + " is a parameter of unit " +
-                   quoted(plan.units[state.gatheredFrom].name) +
+                   quote(plan.units[state.gatheredFrom].name) +
                    " and is used after the unit's reshard");
 }
 
@@ -199,21 +199,21 @@ void Verifier::useMutated(ValueId value) {
   if (state.paramOf != -1)
     fail("P35", "value " + std::to_string(value) +
                     " is written, but its storage is that of parameter " +
-                    quoted(plan.params[state.paramOf].name));
+                    quote(plan.params[state.paramOf].name));
 }
 
 void Verifier::visit(const Call &call) {
   bool isAten = call.op.starts_with("aten::");
   if (!isAten && call.schema.empty())
     fail("P36",
-         "expected an operator of namespace \"aten\", got " + quoted(call.op));
+         "expected an operator of namespace \"aten\", got " + quote(call.op));
   std::string name =
       call.op + (call.overload.empty() ? "" : "." + call.overload);
   if (isAten ? !call.schema.empty() : !call.schema.starts_with(name + "("))
     fail("P36", "expected " +
                     (isAten ? "no schema of an operator of ATen's"
-                            : "the schema of " + quoted(name)) +
-                    ", got " + quoted(call.schema));
+                            : "the schema of " + quote(name)) +
+                    ", got " + quote(call.schema));
   bool hasText =
       std::any_of(call.args.begin(), call.args.end(), [](const Arg &arg) {
         return std::holds_alternative<std::string>(arg.value);
@@ -221,7 +221,7 @@ void Verifier::visit(const Call &call) {
   if (hasText && getOperands(*current).empty())
     fail("P36", "expected a call without a string, which has no tensor to "
                 "compute with, got one of " +
-                    quoted(call.op));
+                    quote(call.op));
   useArgs(call.args);
   for (ValueId value : call.mutates)
     useMutated(value);
@@ -238,29 +238,29 @@ void Verifier::visit(const Call &call) {
   if (call.outs.empty() || call.outs[0] == -1 ||
       plan.values[call.outs[0]].numBytes() != param.gradSpec().numBytes())
     fail("P10", "expected result 0 to have the bytes of the gradient of " +
-                    quoted(param.name));
+                    quote(param.name));
   if (!steered.insert(call.reduceInputOf).second)
     fail("P10", "a second call writes the reduce-scatter input of " +
-                    quoted(param.name));
+                    quote(param.name));
   if (reductionOf[call.reduceInputOf] != -1)
-    fail("P10", "the gradient of " + quoted(param.name) +
+    fail("P10", "the gradient of " + quote(param.name) +
                     " is written after its reduce_scatter");
 }
 
 void Verifier::visit(const ReadBuffer &read) {
   define(read.out);
   checkSpec(read.out, plan.buffers[read.buffer].spec, "P5",
-            "buffer " + quoted(plan.buffers[read.buffer].name));
+            "buffer " + quote(plan.buffers[read.buffer].name));
 }
 
 void Verifier::visit(const ReadParam &read) {
   const Param &param = plan.params[read.param];
   if (param.unit != -1)
-    fail("P7", "parameter " + quoted(param.name) + " of unit " +
-                   quoted(plan.units[param.unit].name) +
+    fail("P7", "parameter " + quote(param.name) + " of unit " +
+                   quote(plan.units[param.unit].name) +
                    " is read without a gather");
   define(read.out);
-  checkSpec(read.out, param.spec, "P5", "parameter " + quoted(param.name));
+  checkSpec(read.out, param.spec, "P5", "parameter " + quote(param.name));
   states[read.out].paramOf = read.param;
 }
 
@@ -277,20 +277,20 @@ void Verifier::visit(const Constant &constant) {
 void Verifier::visit(const AllGather &gather) {
   const Unit &unit = plan.units[gather.unit];
   if (liveGather[gather.unit] != -1)
-    fail("P6", "unit " + quoted(unit.name) + " is gathered already");
+    fail("P6", "unit " + quote(unit.name) + " is gathered already");
   if (optimizerBegun)
-    fail("P8", "unit " + quoted(unit.name) +
+    fail("P8", "unit " + quote(unit.name) +
                    " is gathered after the optimizer "
                    "began to write parameters");
   if (unit.cpuOffload && gather.group == 0 && !copiedToDevice[gather.unit])
-    fail("P21", "unit " + quoted(unit.name) +
+    fail("P21", "unit " + quote(unit.name) +
                     " is gathered without a copy_to_device before");
   copiedToDevice[gather.unit] = false;
   checkSize(gather.outs.size(), unit.params.size(), "results");
   liveGather[gather.unit] = position;
   lives[gather.unit].push_back(current);
   if (gather.group != 0 && kept[gather.unit] != gather.group)
-    fail("P18", "unit " + quoted(unit.name) + " is gathered from groups of " +
+    fail("P18", "unit " + quote(unit.name) + " is gathered from groups of " +
                     std::to_string(gather.group) + " ranks, which keep " +
                     (kept[gather.unit] == 0
                          ? "nothing"
@@ -302,8 +302,7 @@ void Verifier::visit(const AllGather &gather) {
       continue;
     define(out);
     const Param &param = plan.params[unit.params[i]];
-    checkSpec(out, param.computeSpec(), "P5",
-              "parameter " + quoted(param.name));
+    checkSpec(out, param.computeSpec(), "P5", "parameter " + quote(param.name));
     states[out].gatheredFrom = gather.unit;
     states[out].gather = position;
     states[out].paramOf = unit.params[i];
@@ -312,7 +311,7 @@ void Verifier::visit(const AllGather &gather) {
 
 void Verifier::visit(const Reshard &reshard) {
   if (liveGather[reshard.unit] == -1)
-    fail("P6", "unit " + quoted(plan.units[reshard.unit].name) +
+    fail("P6", "unit " + quote(plan.units[reshard.unit].name) +
                    " is resharded but not gathered");
   liveGather[reshard.unit] = -1;
   lives[reshard.unit].push_back(current);
@@ -330,7 +329,7 @@ void Verifier::visit(const Reshard &reshard) {
   if (keepSize[reshard.unit] == 0)
     keepSize[reshard.unit] = reshard.keep;
   if (keepSize[reshard.unit] != reshard.keep)
-    fail("P18", "expected unit " + quoted(plan.units[reshard.unit].name) +
+    fail("P18", "expected unit " + quote(plan.units[reshard.unit].name) +
                     " to be kept in groups of one size, got " +
                     std::to_string(keepSize[reshard.unit]) + " and " +
                     std::to_string(reshard.keep));
@@ -348,7 +347,7 @@ void Verifier::verifyMicrobatches() const {
       bool marked = gather ? gather->firstMicrobatch : reshard->lastMicrobatch;
       bool stays = last && last->lastMicrobatch && (first || reshard == last);
       if (marked != stays)
-        fail("P19", "expected unit " + quoted(plan.units[u].name) +
+        fail("P19", "expected unit " + quote(plan.units[u].name) +
                         " to be gathered first with first_microbatch and "
                         "resharded last with last_microbatch, or neither");
     }
@@ -358,9 +357,9 @@ void Verifier::visit(const WriteParam &write) {
   const Param &param = plan.params[write.param];
   use(write.value);
   checkSpec(write.value, param.spec, "P13",
-            "the initial value of parameter " + quoted(param.name));
+            "the initial value of parameter " + quote(param.name));
   if (writtenParams[write.param])
-    fail("P13", "parameter " + quoted(param.name) + " is written twice");
+    fail("P13", "parameter " + quote(param.name) + " is written twice");
   writtenParams[write.param] = true;
 }
 
@@ -368,9 +367,9 @@ void Verifier::visit(const WriteBuffer &write) {
   const Buffer &buffer = plan.buffers[write.buffer];
   use(write.value);
   checkSpec(write.value, buffer.spec, "P13",
-            "the initial value of buffer " + quoted(buffer.name));
+            "the initial value of buffer " + quote(buffer.name));
   if (writtenBuffers[write.buffer])
-    fail("P13", "buffer " + quoted(buffer.name) + " is written twice");
+    fail("P13", "buffer " + quote(buffer.name) + " is written twice");
   writtenBuffers[write.buffer] = true;
 }
 
@@ -454,11 +453,11 @@ void Verifier::verifyInit() {
   for (size_t p = 0; p < plan.params.size(); ++p)
     if (!writtenParams[p])
       fail("P13",
-           "parameter " + quoted(plan.params[p].name) + " is not initialised");
+           "parameter " + quote(plan.params[p].name) + " is not initialised");
   for (size_t b = 0; b < plan.buffers.size(); ++b)
     if (!writtenBuffers[b])
       fail("P13",
-           "buffer " + quoted(plan.buffers[b].name) + " is not initialised");
+           "buffer " + quote(plan.buffers[b].name) + " is not initialised");
   for (ValueState &state : states)
     state.freed = state.defined;
 }
@@ -496,7 +495,7 @@ void Verifier::verifyEvaluation() {
   where = "evaluation: ";
   for (size_t u = 0; u < plan.units.size(); ++u)
     if (liveGather[u] != -1)
-      fail("P17", "unit " + quoted(plan.units[u].name) +
+      fail("P17", "unit " + quote(plan.units[u].name) +
                       " is still gathered at the end of the evaluation");
   verifyLoss(plan.evaluationLoss);
   where.clear();
@@ -543,7 +542,7 @@ void Verifier::verify() {
   for (int32_t param : steered)
     if (reductionOf[param] == -1)
       fail("P10", "the reduce-scatter input of " +
-                      quoted(plan.params[param].name) +
+                      quote(plan.params[param].name) +
                       " is written but never reduced");
   verifyUpdated();
   verifyStaged();

@@ -11,10 +11,10 @@ namespace fsdp::plan {
 void Verifier::visit(const StageState &stage) {
   const std::string &name = plan.units[stage.unit].name;
   if (optimizerBegun)
-    fail("P39", "unit " + quoted(name) +
+    fail("P39", "unit " + quote(name) +
                     " is staged after the optimizer began to write parameters");
   if (!staged.insert(stage.unit).second)
-    fail("P39", "unit " + quoted(name) + " is staged twice");
+    fail("P39", "unit " + quote(name) + " is staged twice");
 }
 
 void Verifier::verifyStaged() const {
@@ -23,7 +23,7 @@ void Verifier::verifyStaged() const {
   for (size_t p = 0; p < plan.params.size(); ++p)
     if (int32_t unit = plan.params[p].unit;
         unit != -1 && stepped[p] && !staged.contains(unit))
-      fail("P39", "unit " + quoted(plan.units[size_t(unit)].name) +
+      fail("P39", "unit " + quote(plan.units[size_t(unit)].name) +
                       " is updated but not staged, as others are");
 }
 

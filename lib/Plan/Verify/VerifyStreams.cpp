@@ -140,15 +140,15 @@ private:
     bool hasOwn = own != Stream::Compute;
     if (instruction.stream != Stream::Compute && own != instruction.stream)
       fail("P26", "expected the compute stream" +
-                      (hasOwn ? " or stream " + quoted(streamName(own)) : "") +
-                      ", got " + quoted(streamName(instruction.stream)));
+                      (hasOwn ? " or stream " + quote(streamName(own)) : "") +
+                      ", got " + quote(streamName(instruction.stream)));
     if (hasOwn) {
       auto [it, isFirst] =
           streamOf.try_emplace(instruction.kind.index(), instruction.stream);
       if (it->second != instruction.stream)
         fail("P26", "expected one stream for all instructions of a kind, got " +
-                        quoted(streamName(it->second)) + " and " +
-                        quoted(streamName(instruction.stream)));
+                        quote(streamName(it->second)) + " and " +
+                        quote(streamName(instruction.stream)));
     }
     now = clocks[size_t(instruction.stream)];
     for (EventId event : instruction.waits) {
@@ -328,7 +328,7 @@ private:
     }
   }
   std::string nameOf(int32_t unit) const {
-    return quoted(plan.units[size_t(unit)].name);
+    return quote(plan.units[size_t(unit)].name);
   }
 
   const Plan &plan;
