@@ -14,6 +14,14 @@ LogicalResult AllGatherOp::verify() {
   if (getShards().size() != results)
     return emitOpError("AllGather-2: expected ")
            << getShards().size() << " results, got: " << results;
+  SmallVector<Type> kept;
+  if (getCondition())
+    for (Type type : getAwaitedTypes())
+      kept.push_back(CarriedType::get(getContext(), type));
+  if (TypeRange(kept) != getKept().getTypes())
+    return emitOpError("AllGather-3: expected a condition, and to keep ")
+           << getAwaitedTypes()
+           << ", or neither, got: " << getKept().getTypes();
   return success();
 }
 
@@ -212,9 +220,8 @@ ReduceScatterOp::verifySymbolUses(SymbolTableCollection &symbols) {
                          "got ")
              << name << " too late";
     previous = param;
-    RankedTensorType type = getLastMicrobatch()
-                                ? getAccumulatedType(param, unit)
-                                : param.getGradType();
+    RankedTensorType type =
+        getCondition() ? getAccumulatedType(param, unit) : param.getGradType();
     if (grad.getType() != type)
       return emitOpError("ReduceScatter-2: expected ")
              << type << " for " << name << ", got: " << grad.getType();

@@ -90,6 +90,7 @@ mlir::fsdp::getUnitParams(ModuleOp module) {
 Value mlir::fsdp::getStorageOwner(Value value) {
   // In a program that is not verified yet, views may come round to themselves
   // (Brent's way to notice).
+  value = getYielded(value);
   Value mark = value;
   uint64_t steps = 0, limit = 1;
   while (auto call = value.getDefiningOp<aten::CallOp>()) {
@@ -97,7 +98,7 @@ Value mlir::fsdp::getStorageOwner(Value value) {
         call.getViewedOperand(cast<OpResult>(value).getResultNumber());
     if (!viewed)
       break;
-    value = viewed;
+    value = getYielded(viewed);
     if (value == mark)
       break;
     if (++steps == limit) {

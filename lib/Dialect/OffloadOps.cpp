@@ -9,7 +9,8 @@ using namespace mlir::fsdp;
 /// sharded types of its parameters `names`.
 template <typename OpT>
 static LogicalResult verifyCopies(SymbolTableCollection &symbols, OpT op,
-                                  ArrayRef<Attribute> names, StringRef label) {
+                                  ArrayRef<Attribute> names,
+                                  ValueRange operands, StringRef label) {
   auto unit = symbols.lookupNearestSymbolFrom<UnitOp>(op, op.getUnitAttr());
   if (!unit || !unit.getCpuOffload())
     return op.emitOpError(label) << ": expected " << op.getUnitAttr()
@@ -17,13 +18,13 @@ static LogicalResult verifyCopies(SymbolTableCollection &symbols, OpT op,
   SmallVector<Type> results(op->getResultTypes());
   if (auto copy = dyn_cast<CollectiveOpInterface>(op.getOperation()))
     results = copy.getAwaitedTypes();
-  if (names.size() != op->getNumOperands() || names.size() != results.size())
+  if (names.size() != operands.size() || names.size() != results.size())
     return op.emitOpError(label)
            << ": expected " << names.size()
-           << " operands and results, got: " << op->getNumOperands() << " and "
+           << " operands and results, got: " << operands.size() << " and "
            << results.size();
   for (auto [name, operand, result] :
-       llvm::zip(names, op->getOperandTypes(), results)) {
+       llvm::zip(names, operands.getTypes(), results)) {
     auto param = symbols.lookupNearestSymbolFrom<ParamOp>(
         op, cast<FlatSymbolRefAttr>(name));
     if (!param || param.getUnitAttr() != op.getUnitAttr())
@@ -47,11 +48,11 @@ LogicalResult CopyToDeviceOp::verifySymbolUses(SymbolTableCollection &symbols) {
              << shard;
     names.push_back(read.getParamAttr());
   }
-  return verifyCopies(symbols, *this, names, "CopyToDevice-1");
+  return verifyCopies(symbols, *this, names, getShards(), "CopyToDevice-1");
 }
 
 LogicalResult CopyToHostOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyCopies(symbols, *this, getParamNames().getValue(),
+  return verifyCopies(symbols, *this, getParamNames().getValue(), getGrads(),
                       "CopyToHost-1");
 }
 

@@ -41,9 +41,13 @@ public:
         if (!withoutGradient.insert(name.getAttr()).second)
           return op.emitOpError("NoGradient-1: expected ")
                  << name << " to be named once";
-    for (Operation &op : program.getBody().front())
-      if (failed(visit(&op)))
-        return failure();
+    auto loops = program.getOps<MicrobatchesOp>();
+    if (std::distance(loops.begin(), loops.end()) > 1)
+      return (*std::next(loops.begin()))
+          .emitOpError("Program-20: expected one loop over microbatches, got a "
+                       "second");
+    if (failed(visitBlock(program.getBody().front())))
+      return failure();
     if (!underWay.empty())
       return underWay.front().first->emitOpError(
           "Program-10: expected a wait for its future, found none");
@@ -87,12 +91,12 @@ private:
 
   LogicalResult visitInEvaluation(Operation *op) {
     if (isa<PhaseOp, ReduceScatterOp, AllReduceOp, GradientsOp, NoGradientOp,
-            OptimizerStepOp, OffloadActivationOp>(op))
+            OptimizerStepOp, OffloadActivationOp, MicrobatchesOp>(op))
       return op->emitOpError("Program-8: expected no such op in an evaluation");
     auto gather = dyn_cast<AllGatherOp>(op);
     auto reshard = dyn_cast<ReshardOp>(op);
-    if ((gather && gather.getFirstMicrobatch()) ||
-        (reshard && (reshard.getLastMicrobatch() || reshard->getNumResults())))
+    if ((gather && gather.getCondition()) ||
+        (reshard && (reshard.getCondition() || reshard->getNumResults())))
       return op->emitOpError("Program-8: expected nothing to be kept in an "
                              "evaluation");
     return success();
@@ -119,32 +123,73 @@ private:
 
   /// Program-9: what stays gathered to the next microbatch is found there.
   LogicalResult verifyMicrobatches() {
+    MicrobatchesOp loop = getMicrobatches(program);
     for (auto &[unit, ops] : lives) {
       auto first = cast<AllGatherOp>(ops.front());
-      auto last = dyn_cast<ReshardOp>(ops.back());
+      AllGatherOp lastGather;
       for (Operation *op : ops) {
-        auto gather = dyn_cast<AllGatherOp>(op);
-        auto reshard = dyn_cast<ReshardOp>(op);
-        if (gather ? gather.getFirstMicrobatch() && gather != first
-                   : reshard.getLastMicrobatch() && reshard != last)
-          return op->emitOpError("Program-9: expected ")
-                 << (gather ? "first_microbatch on the first gather"
-                            : "last_microbatch on the last reshard")
-                 << " of unit @" << unit.getValue() << " only";
+        if (auto gather = dyn_cast<AllGatherOp>(op))
+          lastGather = gather;
+        bool isEnd = op == first || (op == ops.back() && isa<ReshardOp>(op));
+        Value condition = getCondition(op);
+        if (condition &&
+            (!isEnd ||
+             condition != (op == first ? loop.getFirst() : loop.getLast())))
+          return op->emitOpError(
+                     "Program-9: expected the first gather of unit @")
+                 << unit.getValue()
+                 << " in the first microbatch and its last reshard in the "
+                    "last, "
+                    "and its others in every one";
       }
-      if (first.getFirstMicrobatch() != (last && last.getLastMicrobatch()))
-        return first.emitOpError("Program-9: expected first_microbatch and "
-                                 "last_microbatch of unit @")
+      auto last = dyn_cast<ReshardOp>(ops.back());
+      if (bool(first.getCondition()) != (last && last.getCondition()))
+        return first.emitOpError("Program-9: expected conditions of the first "
+                                 "gather and of the last reshard of unit @")
                << unit.getValue() << " to go together, got one";
+      if (failed(verifyKept(loop, first, lastGather)))
+        return failure();
+    }
+    return success();
+  }
+
+  /// That `first` takes in later microbatches what `last` has gathered.
+  static LogicalResult verifyKept(MicrobatchesOp loop, AllGatherOp first,
+                                  AllGatherOp last) {
+    if (!first.getCondition())
+      return success();
+    ResultRange gathered = getResultsOp(last)->getResults();
+    OperandRange carried = loop.getYield().getCarried();
+    for (auto [index, kept] : llvm::enumerate(first.getKept())) {
+      auto argument = dyn_cast<BlockArgument>(kept);
+      if (!argument || argument.getOwner() != loop.getBlock() ||
+          carried[argument.getArgNumber() - loop.getInputs().size() - 2] !=
+              gathered[index])
+        return first.emitOpError(
+            "Program-9: expected it to keep the results of "
+            "the unit's last gather");
+    }
+    return success();
+  }
+
+  /// In the order of execution.
+  LogicalResult visitBlock(Block &block) {
+    for (Operation &op : block) {
+      if (failed(visit(&op)))
+        return failure();
+      if (auto loop = dyn_cast<MicrobatchesOp>(op))
+        if (failed(visitBlock(*loop.getBlock())))
+          return failure();
     }
     return success();
   }
 
   LogicalResult visit(Operation *op) {
-    for (Value operand : op->getOperands())
-      if (failed(verifyUse(op, operand)))
+    for (OpOperand &operand : op->getOpOperands())
+      if (failed(verifyUse(operand)))
         return failure();
-    if (failed(verifyWrites(op)) || failed(verifyUnderWay(op)))
+    if (failed(verifyWrites(op)) || failed(verifyUnderWay(op)) ||
+        failed(verifyCondition(op)))
       return failure();
     if (auto write = dyn_cast<WriteParamOp>(op))
       return visitInit(op, write.getParamAttr());
@@ -243,8 +288,45 @@ private:
     return success();
   }
 
-  LogicalResult verifyUse(Operation *op, Value operand) {
-    if (auto it = freed.find(operand); it != freed.end())
+  /// Program-19: what an op gives that runs in one microbatch is used there.
+  static LogicalResult verifyCondition(Operation *op) {
+    Value condition = getCondition(op);
+    if (!condition || isa<AllGatherOp, FreeOp>(getProducerOf(op)))
+      return success(); // a gather has results in every microbatch
+    for (OpOperand &use : op->getUses()) {
+      Operation *user = use.getOwner();
+      if (isa<YieldOp>(user) ? !isCarried(use)
+                             : getCondition(user) == condition)
+        continue;
+      return (user->emitOpError("Program-19: uses in every microbatch what is "
+                                "made in one")
+                  .attachNote(op->getLoc())
+              << "made here");
+    }
+    return success();
+  }
+
+  /// What a wait waits for; another op itself.
+  static Operation *getProducerOf(Operation *op) {
+    if (auto wait = dyn_cast<WaitOp>(op))
+      return wait.getFuture().getDefiningOp();
+    return op;
+  }
+
+  /// Whether a microbatch leaves the operand to the next.
+  static bool isCarried(OpOperand &use) {
+    auto yield = dyn_cast<YieldOp>(use.getOwner());
+    return yield && use.getOperandNumber() >= yield.getResults().size();
+  }
+
+  LogicalResult verifyUse(OpOperand &use) {
+    Operation *op = use.getOwner();
+    Value operand = use.get();
+    // What ends with the last microbatch is there for the one before it.
+    auto isOver = [&](Operation *end) {
+      return !(isCarried(use) && getCondition(end));
+    };
+    if (auto it = freed.find(operand); it != freed.end() && isOver(it->second))
       return (op->emitOpError("Program-5: uses a value after its end")
                   .attachNote(it->second->getLoc())
               << "freed here");
@@ -258,7 +340,7 @@ private:
     if (!gather)
       return success();
     auto it = resharded.find(gather);
-    if (it == resharded.end() || isa<FreeOp>(op))
+    if (it == resharded.end() || isa<FreeOp>(op) || !isOver(it->second))
       return success();
     return (op->emitOpError("Program-2: uses a parameter of unit ")
             << gather.getUnitAttr() << " after its reshard")
@@ -274,6 +356,12 @@ private:
              << stringifyPhase(phase.getPhase()) << " after "
              << stringifyPhase(*currentPhase);
     currentPhase = phase.getPhase();
+    if (getMicrobatches(program) && isa<MicrobatchesOp>(phase->getParentOp()) ==
+                                        (currentPhase == Phase::Optimizer))
+      return phase.emitOpError(
+          "Program-20: expected forward and backward in the "
+          "loop over microbatches, the optimizer phase "
+          "behind it");
     if (currentPhase == Phase::Optimizer)
       for (auto [unit, gather] : liveGathers)
         return gather->emitOpError(
@@ -299,7 +387,7 @@ private:
       return success();
     for (auto [name, grad] : llvm::zip(names, op->getOperands())) {
       ArrayAttr given = getParamNames(getProducer(grad));
-      auto result = dyn_cast<OpResult>(grad);
+      auto result = dyn_cast<OpResult>(getYielded(grad));
       if (!given || !result || result.getResultNumber() >= given.size())
         continue; // the number is an invariant of the producer
       Attribute of = given[result.getResultNumber()];

@@ -131,6 +131,30 @@ void ProgramOp::getAsmBlockArgumentNames(Region &region,
         setNameFn(argument, name);
 }
 
+void MicrobatchesOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
+  if (getNumResults())
+    setNameFn(getResult(0), "loss");
+  if (getNumResults() > 1)
+    setNameFn(getResult(1), "grads");
+}
+
+void MicrobatchesOp::getAsmBlockArgumentNames(Region &region,
+                                              OpAsmSetValueNameFn setNameFn) {
+  auto program = dyn_cast<ProgramOp>((*this)->getParentOp());
+  unsigned inputs = getInputs().size();
+  if (region.empty() || region.getNumArguments() < inputs + 2)
+    return;
+  for (unsigned i = 0; program && i < inputs; ++i)
+    if (auto argument = dyn_cast<BlockArgument>(getInputs()[i]))
+      if (auto name = program.getArgAttrOfType<StringAttr>(
+              argument.getArgNumber(), inputNameAttrName))
+        setNameFn(region.getArgument(i), name);
+  setNameFn(region.getArgument(inputs), "first");
+  setNameFn(region.getArgument(inputs + 1), "last");
+  for (BlockArgument carried : region.getArguments().drop_front(inputs + 2))
+    setNameFn(carried, "before");
+}
+
 /// The module and the operator, without its namespace and overload.
 void aten::CallOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
   if (getNumResults() == 0)

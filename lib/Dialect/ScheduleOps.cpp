@@ -7,7 +7,7 @@ using namespace mlir::fsdp;
 #include "fsdp/Dialect/FSDPInterfaces.cpp.inc"
 
 Operation *mlir::fsdp::getProducer(Value value) {
-  Operation *op = value.getDefiningOp();
+  Operation *op = getYielded(value).getDefiningOp();
   if (auto wait = dyn_cast_or_null<WaitOp>(op))
     return wait.getFuture().getDefiningOp();
   return op;

@@ -215,7 +215,7 @@ LogicalResult GradScalerOp::verify() {
 }
 
 //===----------------------------------------------------------------------===//
-// AccumulateOp, LossScaleOp, UnscaleOp, ClipGradNormOp
+// LossScaleOp, UnscaleOp, ClipGradNormOp
 //===----------------------------------------------------------------------===//
 
 bool mlir::fsdp::reducesInParamDType(Operation *op) {
@@ -243,34 +243,10 @@ RankedTensorType mlir::fsdp::getAccumulatedType(ParamOp param, UnitOp unit) {
                                            : type;
 }
 
-/// Checks the type of an accumulated gradient against its parameter.
-static LogicalResult verifyAccumulated(SymbolTableCollection &symbols,
-                                       Operation *op, FlatSymbolRefAttr name,
-                                       ParamOp param, Value grad, Type sum) {
-  Type type = grad.getType();
-  if (Type(param.getGradType()) == type) {
-    UnitOp unit;
-    if (FlatSymbolRefAttr unitName = param.getUnitAttr())
-      unit = symbols.lookupNearestSymbolFrom<UnitOp>(op, unitName);
-    RankedTensorType expected = getAccumulatedType(param, unit);
-    if (sum == expected)
-      return success();
-    return op->emitOpError("Accumulate-1: expected a sum of ")
-           << expected << " for " << name << ", got: " << sum;
-  }
-  if (sum == type && (type == param.getShardedType() ||
-                      isPartialShardOf(symbols, type, param)))
-    return success();
-  return op->emitOpError("Accumulate-1: expected ")
-         << param.getGradType() << " or its sharded type for " << name
-         << ", got: " << type << " to " << sum;
-}
-
-/// Checks operands and results against their parameters: shards, or also
-/// whole gradients and sums of them with `accumulates`.
+/// Checks operands and results against their parameters: they are shards.
 static LogicalResult verifyGradTypes(SymbolTableCollection &symbols,
                                      Operation *op, ArrayAttr names,
-                                     bool accumulates, StringRef label) {
+                                     StringRef label) {
   if (names.size() != op->getNumOperands() ||
       names.size() != op->getNumResults())
     return op->emitOpError(label)
@@ -284,11 +260,6 @@ static LogicalResult verifyGradTypes(SymbolTableCollection &symbols,
     if (!param)
       return op->emitOpError(label)
              << ": expected " << name << " to name an fsdp.param, found none";
-    if (accumulates) {
-      if (failed(verifyAccumulated(symbols, op, name, param, grad, result)))
-        return failure();
-      continue;
-    }
     Type sharded = param.getShardedType();
     if (!sharded || grad.getType() != sharded || result != sharded) {
       InFlightDiagnostic diag = op->emitOpError(label) << ": expected ";
@@ -303,11 +274,6 @@ static LogicalResult verifyGradTypes(SymbolTableCollection &symbols,
   return success();
 }
 
-LogicalResult AccumulateOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyGradTypes(symbols, *this, getParamNames(), /*accumulates=*/true,
-                         "Accumulate-1");
-}
-
 LogicalResult LossScaleOp::verify() {
   auto type = cast<RankedTensorType>(getScale().getType());
   if (type.getRank() != 0 || !type.getElementType().isF32())
@@ -316,8 +282,7 @@ LogicalResult LossScaleOp::verify() {
 }
 
 LogicalResult UnscaleOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  if (failed(verifyGradTypes(symbols, *this, getParamNames(),
-                             /*allowWhole=*/false, "Unscale-1")))
+  if (failed(verifyGradTypes(symbols, *this, getParamNames(), "Unscale-1")))
     return failure();
   for (auto [name, grad] : llvm::zip(getParamNames(), getGrads())) {
     auto type = cast<ShardedType>(grad.getType()).getTensor();
@@ -330,6 +295,5 @@ LogicalResult UnscaleOp::verifySymbolUses(SymbolTableCollection &symbols) {
 }
 
 LogicalResult ClipGradNormOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyGradTypes(symbols, *this, getParamNames(), /*accumulates=*/false,
-                         "ClipGradNorm-1");
+  return verifyGradTypes(symbols, *this, getParamNames(), "ClipGradNorm-1");
 }

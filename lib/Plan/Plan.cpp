@@ -72,6 +72,12 @@ std::string_view phaseName(Phase phase) {
   return names[size_t(phase)];
 }
 
+std::string_view whenName(When when) {
+  constexpr std::array<std::string_view, kNumWhens> names = {"every", "first",
+                                                             "last"};
+  return names[size_t(when)];
+}
+
 std::string_view streamName(Stream stream) {
   constexpr std::array<std::string_view, kNumStreams> names = {
       "compute",    "all_gather",     "reduce_scatter",

@@ -100,11 +100,7 @@ std::vector<CollectiveUse> findCollectives(const Plan &plan) {
     use.kind = ownStream(instruction);
     use.unit = unitOfInstruction(plan, instruction);
     use.bytes = std::visit(BytesOf{plan}, instruction.kind);
-    if (instruction.phase != Phase::Optimizer)
-      use.times =
-          !runsIn(instruction, false, true) || !runsIn(instruction, true, false)
-              ? 1
-              : plan.accumulationSteps;
+    use.times = runsPerStep(plan, instruction);
     if (instruction.stream == Stream::Compute)
       use.wait = int32_t(i);
     else

@@ -85,8 +85,7 @@ private:
     std::vector<std::optional<int32_t>> unitOf(plan.modules.size());
     for (const Instruction &instruction : plan.instructions) {
       if (const auto *reshard = std::get_if<Reshard>(&instruction.kind))
-        reshards[size_t(reshard->unit)] +=
-            reshard->lastMicrobatch ? 1 : plan.accumulationSteps;
+        reshards[size_t(reshard->unit)] += runsPerStep(plan, instruction);
       const auto *call = std::get_if<Call>(&instruction.kind);
       if (!call || !call->recompute || instruction.module < 0)
         continue;

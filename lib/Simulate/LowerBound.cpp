@@ -12,20 +12,6 @@ namespace fsdp::simulate {
 
 using namespace plan;
 
-namespace {
-
-/// How often a step executes the instruction.
-int64_t timesOf(const Plan &plan, const Instruction &instruction) {
-  if (instruction.phase == Phase::Optimizer)
-    return 1;
-  int64_t times = 0;
-  for (int64_t m = 0; m < plan.accumulationSteps; ++m)
-    times += runsIn(instruction, m == 0, m == plan.accumulationSteps - 1);
-  return times;
-}
-
-} // namespace
-
 LowerBound lowerBound(const Plan &plan, const StepCost &cost,
                       const DeviceModel &device) {
   std::array<double, kNumStreams> streams = {};
@@ -35,7 +21,7 @@ LowerBound lowerBound(const Plan &plan, const StepCost &cost,
     const Cost &one = cost.instructions[i];
     if (one.seconds <= 0)
       continue;
-    double seconds = one.seconds * double(timesOf(plan, instruction));
+    double seconds = one.seconds * double(runsPerStep(plan, instruction));
     all += seconds;
     if (std::holds_alternative<Wait>(instruction.kind))
       continue; // of whichever stream it waits for

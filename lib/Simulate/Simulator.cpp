@@ -44,27 +44,22 @@ private:
   //===--------------------------------------------------------------------===//
 
   void issueStep() {
-    size_t optimizer = 0;
     EventId events = 0;
-    for (size_t i = 0; i < plan.instructions.size(); ++i) {
-      if (plan.instructions[i].phase != Phase::Optimizer)
-        optimizer = i + 1;
-      events = std::max(events, plan.instructions[i].records + 1);
-      for (EventId event : plan.instructions[i].waits)
+    for (const Instruction &instruction : plan.instructions) {
+      events = std::max(events, instruction.records + 1);
+      for (EventId event : instruction.waits)
         events = std::max(events, event + 1);
     }
     recorders.assign(size_t(events), -1);
     for (int64_t m = 0; m < plan.accumulationSteps; ++m)
-      issue(0, optimizer, m);
-    issue(optimizer, plan.instructions.size(), plan.accumulationSteps - 1);
+      issue(m);
     ended.assign(result.spans.size(), false);
   }
 
-  void issue(size_t begin, size_t end, int64_t microbatch) {
-    bool last = microbatch == plan.accumulationSteps - 1;
-    for (size_t i = begin; i < end; ++i) {
+  void issue(int64_t microbatch) {
+    for (size_t i = 0; i < plan.instructions.size(); ++i) {
       const Instruction &instruction = plan.instructions[i];
-      bool runs = runsIn(instruction, microbatch == 0, last);
+      bool runs = runsIn(plan, instruction, microbatch);
       int span = runs ? int(result.spans.size()) : -1;
       if (runs) {
         result.spans.push_back({int32_t(i), int32_t(microbatch)});

@@ -20,11 +20,11 @@ void mlir::fsdp::buildAfterChoicePipeline(OpPassManager &pm) {
   pm.addPass(createPlaceParams());          // parameters -> shards
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit
   pm.addPass(createInsertReshards());       // free after forward, gather again
-  pm.addPass(createDeferReshards());        // keep for the next microbatch
   pm.addPass(createInsertReduceScatters()); // whole gradients -> shards
   pm.addPass(createInsertAllReduces());     // shards' averages over replicas
   pm.addPass(createInsertOffloadCopies());  // host's shards <-> device's
   pm.addPass(createInsertAccumulation());   // microbatches' gradients -> sums
+  pm.addPass(createDeferReshards());        // keep for the next microbatch
   pm.addPass(createInsertLossScaling());    // loss and gradients <-> scaled
   pm.addPass(createInsertClipping());       // gradients' shards -> clipped
   pm.addPass(createInsertOptimizer());      // gradients' shards -> update

@@ -4,18 +4,28 @@
 using namespace mlir;
 using namespace mlir::fsdp;
 
+Block &mlir::fsdp::getMicrobatchBody(ProgramOp program) {
+  if (MicrobatchesOp loop = getMicrobatches(program))
+    return *loop.getBlock();
+  return program.getBody().front();
+}
+
+Value mlir::fsdp::getLoss(ProgramOp program) {
+  return getYielded(
+      cast<ReturnOp>(program.getBody().front().getTerminator()).getLoss());
+}
+
 PhaseOp mlir::fsdp::getBackward(ProgramOp program) {
-  for (auto phase : program.getOps<PhaseOp>())
+  for (auto phase : getMicrobatchOps<PhaseOp>(program))
     if (phase.getPhase() == Phase::Backward)
       return phase;
   return {};
 }
 
 aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
-  Value loss =
-      cast<ReturnOp>(program.getBody().front().getTerminator()).getLoss();
+  Value loss = getLoss(program);
   bool backward = false;
-  for (Operation &op : program.getBody().front()) {
+  for (Operation &op : getMicrobatchBody(program)) {
     if (auto phase = dyn_cast<PhaseOp>(op))
       backward = phase.getPhase() == Phase::Backward;
     auto call = dyn_cast<aten::CallOp>(op);
@@ -41,6 +51,15 @@ Operation *mlir::fsdp::getStepEnd(ProgramOp program) {
   if (GradientsOp gradients = getGradients(program))
     return gradients;
   return program.getBody().front().getTerminator();
+}
+
+Operation *mlir::fsdp::getBackwardEnd(ProgramOp program) {
+  if (MicrobatchesOp loop = getMicrobatches(program))
+    return loop.getYield();
+  for (auto phase : program.getOps<PhaseOp>())
+    if (phase.getPhase() == Phase::Optimizer)
+      return phase;
+  return getStepEnd(program);
 }
 
 OpBuilder mlir::fsdp::getOptimizerPhaseBuilder(ProgramOp program,

@@ -307,16 +307,6 @@ fsdp.program @p(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
-// Sums over microbatches are in reduce_dtype.
-fsdp.mesh @world <["shard"=2]>
-fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f32>}
-fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {compute_dtype = bf16}
-fsdp.program @p(%x: tensor<f32>, %g: tensor<4xbf16>) -> tensor<f32> {
-  // expected-error @below {{ReduceScatter-2: expected 'tensor<4xf32>' for @a, got: 'tensor<4xbf16>'}}
-  %r = fsdp.reduce_scatter @u avg [@a] %g {last_microbatch, reduce_dtype = f32} : (tensor<4xbf16>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.return %x : tensor<f32>
-}
-
 // -----
 
 fsdp.mesh @world <["shard"=2]>

@@ -201,57 +201,14 @@ fsdp.program @evaluate(%x: tensor<f32>, %g: tensor<4xf32>) -> tensor<f32> attrib
 
 // -----
 
-fsdp.mesh @world <["shard"=2]>
-fsdp.unit @u
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.program @first_without_last(%x: tensor<f32>) -> tensor<f32> {
-  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  // expected-error @below {{Program-9: expected first_microbatch and last_microbatch of unit @u to go together, got one}}
-  %w = fsdp.all_gather @u %s {first_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
-  fsdp.reshard @u %w : tensor<4xf32>
-  fsdp.return %x : tensor<f32>
-}
-
-// -----
-
-fsdp.mesh @world <["shard"=2]>
-fsdp.unit @u
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.program @last_on_the_first_of_two(%x: tensor<f32>) -> tensor<f32> {
-  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
-  // expected-error @below {{Program-9: expected last_microbatch on the last reshard of unit @u only}}
-  fsdp.reshard @u %w {last_microbatch} : tensor<4xf32>
-  %v = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
-  fsdp.reshard @u %v : tensor<4xf32>
-  fsdp.return %x : tensor<f32>
-}
-
-// -----
-
-fsdp.mesh @world <["shard"=2]>
-fsdp.unit @u
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.program @first_on_the_second_of_two(%x: tensor<f32>) -> tensor<f32> {
-  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
-  fsdp.reshard @u %w : tensor<4xf32>
-  // expected-error @below {{Program-9: expected first_microbatch on the first gather of unit @u only}}
-  %v = fsdp.all_gather @u %s {first_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
-  fsdp.reshard @u %v {last_microbatch} : tensor<4xf32>
-  fsdp.return %x : tensor<f32>
-}
-
-// -----
-
-fsdp.mesh @world <["shard"=2]>
-fsdp.unit @u
+fsdp.mesh @world <["shard"=4]>
+fsdp.unit @u {post_forward_size = 2 : i64}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @evaluate(%x: tensor<f32>) -> tensor<f32> attributes {evaluation} {
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
   // expected-error @below {{Program-8: expected nothing to be kept in an evaluation}}
-  fsdp.reshard @u %w {last_microbatch} : tensor<4xf32>
+  %k = fsdp.reshard @u %w : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
   fsdp.return %x : tensor<f32>
 }
 

@@ -76,17 +76,17 @@ module attributes {fsdp.model = "Tiny"} {
     %s = fsdp.read @w : !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: %[[W:.*]] = fsdp.all_gather @"(root)" %[[S]] : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> tensor<4x2xf32>
     %w = fsdp.all_gather @"(root)" %s : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>) -> tensor<4x2xf32>
-    // Parts of parameters over a sub-axis, and what only some microbatches do.
+    // Parts of parameters over a sub-axis.
     // CHECK: %[[E:.*]] = fsdp.read @e
     %e = fsdp.read @e : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-    // CHECK: %[[EW:.*]] = fsdp.all_gather @experts %[[E]] {first_microbatch} : (
-    %ew = fsdp.all_gather @experts %e {first_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+    // CHECK: %[[EW:.*]] = fsdp.all_gather @experts %[[E]] : (
+    %ew = fsdp.all_gather @experts %e : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
     // CHECK: %[[K:.*]] = fsdp.reshard @experts %[[EW]] : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
     %k = fsdp.reshard @experts %ew : tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>
     // CHECK: %[[KW:.*]] = fsdp.all_gather @experts %[[K]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> tensor<4xf32>
     %kw = fsdp.all_gather @experts %k : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> tensor<4xf32>
-    // CHECK: fsdp.reshard @experts %[[KW]] {last_microbatch} : tensor<4xf32>{{$}}
-    fsdp.reshard @experts %kw {last_microbatch} : tensor<4xf32>
+    // CHECK: fsdp.reshard @experts %[[KW]] : tensor<4xf32>{{$}}
+    fsdp.reshard @experts %kw : tensor<4xf32>
     // Lists of operands, absent optionals, numbers that decimals cannot hold.
     // CHECK: aten.call "aten::cat"([%[[X]], %[[W]]], 0)
     %c = aten.call "aten::cat"([%x, %w], 0) : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<8x2xf32>
@@ -110,10 +110,8 @@ module attributes {fsdp.model = "Tiny"} {
     fsdp.phase backward
     // CHECK: fsdp.loss_scale : tensor<f32>
     %scale = fsdp.loss_scale : tensor<f32>
-    // CHECK: %[[SUM:.*]] = fsdp.accumulate [@w] %[[X]] : (tensor<4x2xf32>) -> tensor<4x2xf32>
-    %sum = fsdp.accumulate [@w] %x : (tensor<4x2xf32>) -> tensor<4x2xf32>
-    // CHECK: %[[D:.*]] = fsdp.reduce_scatter @"(root)" avg [@w] %[[SUM]] {last_microbatch}
-    %d = fsdp.reduce_scatter @"(root)" avg [@w] %sum {last_microbatch} : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>
+    // CHECK: %[[D:.*]] = fsdp.reduce_scatter @"(root)" avg [@w] %[[X]] :
+    %d = fsdp.reduce_scatter @"(root)" avg [@w] %x : (tensor<4x2xf32>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>
     // CHECK: fsdp.all_gather @mixed %{{.*}} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xbf16>
     %ms = fsdp.read @m : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     %m = fsdp.all_gather @mixed %ms : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xbf16>
@@ -126,8 +124,8 @@ module attributes {fsdp.model = "Tiny"} {
     // CHECK-NEXT: fsdp.wait %[[F]] : !fsdp.future<tensor<4xbf16>>
     %come = fsdp.wait %future : !fsdp.future<tensor<4xbf16>>
     fsdp.reshard @mixed %come : tensor<4xbf16>
-    // CHECK: %[[A:.*]] = fsdp.all_reduce @"(root)" avg over "replicate" [@w] %[[D]] {last_microbatch} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
-    %a = fsdp.all_reduce @"(root)" avg over "replicate" [@w] %d {last_microbatch} : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    // CHECK: %[[A:.*]] = fsdp.all_reduce @"(root)" avg over "replicate" [@w] %[[D]] : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
+    %a = fsdp.all_reduce @"(root)" avg over "replicate" [@w] %d : (!fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4x2xf32>, <@world, [{"shard"}, {}]>>
     // CHECK: fsdp.phase optimizer
     fsdp.phase optimizer
     // CHECK: %[[U:.*]] = fsdp.unscale [@w] %[[A]] {deferred} : (!fsdp.sharded<

@@ -96,32 +96,6 @@ fsdp.accumulation {reduce_each_microbatch = true, steps = 3}
 
 // -----
 
-fsdp.param @w : tensor<4xf32>
-fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
-  // expected-error @below {{Accumulate-1: expected 1 operands and results, got: 2 and 2}}
-  %a:2 = fsdp.accumulate [@w] %x, %x : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
-  fsdp.return %loss : tensor<f32>
-}
-
-// -----
-
-fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
-  // expected-error @below {{Accumulate-1: expected @w to name an fsdp.param, found none}}
-  %a = fsdp.accumulate [@w] %x : (tensor<4xf32>) -> tensor<4xf32>
-  fsdp.return %loss : tensor<f32>
-}
-
-// -----
-
-fsdp.param @w : tensor<5xf32>
-fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
-  // expected-error @below {{Accumulate-1: expected 'tensor<5xf32>' or its sharded type for @w, got: 'tensor<4xf32>' to 'tensor<4xf32>'}}
-  %a = fsdp.accumulate [@w] %x : (tensor<4xf32>) -> tensor<4xf32>
-  fsdp.return %loss : tensor<f32>
-}
-
-// -----
-
 fsdp.mesh @world <["shard"=2]>
 fsdp.param @v : tensor<4xf32> sharding <@world, [{"shard"}]>
 fsdp.param @w : tensor<5xf32> sharding <@world, [{"shard"}]>
@@ -142,28 +116,6 @@ fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   // expected-error @below {{OptimizerStep-3: expected 1 groups from 0 to 1, got: array<i64: 2>}}
   fsdp.optimizer_step [@w] %s {groups = array<i64: 2>} : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.return %loss : tensor<f32>
-}
-
-// -----
-
-fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f16>}
-fsdp.param @w : tensor<4xf32> unit @u {compute_dtype = bf16}
-fsdp.program @train_step(%x: tensor<4xbf16>, %loss: tensor<f32>) -> tensor<f32> {
-  // expected-error @below {{Accumulate-1: expected a sum of 'tensor<4xf16>' for @w, got: 'tensor<4xf32>'}}
-  %a = fsdp.accumulate [@w] %x : (tensor<4xbf16>) -> tensor<4xf32>
-  fsdp.return %loss : tensor<f32>
-}
-
-// -----
-
-fsdp.mesh @world <["replicate"=2, "shard"=2]>
-fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = bf16>}
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.program @train_step(%x: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
-  %r = fsdp.reduce_scatter @u avg [@w] %x {reduce_dtype = bf16} : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>
-  // expected-error @below {{Accumulate-1: expected 'tensor<4xf32>' or its sharded type for @w, got: '!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>' to '!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>'}}
-  %a = fsdp.accumulate [@w] %r : (!fsdp.sharded<tensor<4xbf16>, <@world, [{"shard"}], partial ["replicate"]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
 

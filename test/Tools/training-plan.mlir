@@ -12,8 +12,8 @@
 // CHECK:      {"loss_scale": [[SCALE:[0-9]+]], "phase": "backward"
 // CHECK:      {"call": "aten::div.Scalar", "args": [{"t": [[SCALE]]}, 4]
 // CHECK:      {"accumulate": [0], "ins": [[G:\[[0-9]+\]]], "outs": [[S:\[[0-9]+\]]], "phase": "backward"
-// CHECK-NEXT: {"reduce_scatter": 0, "params": [0], "ins": [[S]], "outs": [[R:\[[0-9]+\]]], "last_microbatch": true, "phase": "backward"
-// CHECK-NEXT: {"wait":
+// CHECK-NEXT: {"reduce_scatter": 0, "params": [0], "ins": [[S]], "outs": [[R:\[[0-9]+\]]], "phase": "backward", "module": 0, "when": "last"
+// CHECK-NEXT: {"wait": {{.*}}"phase": "backward", {{.*}}"when": "last"
 // CHECK-NEXT: {"unscale": [0], "ins": [[R]], "outs": [[U:\[[0-9]+\]]], "phase": "optimizer"
 // CHECK-NEXT: {"clip_grad_norm": [0], "ins": [[U]], "outs": [[C:\[[0-9]+\]]], "max_norm": 0.5, "norm_type": {"f": "inf"}, "phase": "optimizer"
 // CHECK-NEXT: {"optimizer_step": [0], "grads": [[C]], "groups": [1], "phase": "optimizer"

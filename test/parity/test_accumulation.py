@@ -95,7 +95,7 @@ def test_communication_count(captured: Capture, mode: str) -> None:
     plan = json.loads(compile_plan(captured(LLAMA), case, f"count_{mode}").read_text())
     counts: Counter[str] = Counter()
     for instruction in plan["instructions"]:
-        counts[next(iter(instruction))] += 1 if "last_microbatch" in instruction else 3
+        counts[next(iter(instruction))] += 1 if "when" in instruction else 3
     assert (counts["reduce_scatter"], counts["all_reduce"]) == COUNTS[mode]
 
 

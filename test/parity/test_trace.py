@@ -41,9 +41,9 @@ Event = dict[str, Any]
 
 def runs(instruction: dict[str, Any], microbatch: int) -> bool:
     """Whether a microbatch of two executes it."""
-    if instruction["phase"] == "optimizer" or instruction.get("last_microbatch"):
+    if instruction["phase"] == "optimizer" or instruction.get("when") == "last":
         return microbatch == 1
-    return microbatch == 0 or not instruction.get("first_microbatch")
+    return microbatch == 0 or instruction.get("when") != "first"
 
 
 def events_of(path: Path, pid: int) -> list[Event]:

@@ -79,15 +79,17 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
     }
 
   // What a microbatch does, and what a step does once.
-  int64_t microbatches = 1;
-  for (auto op : module.getOps<AccumulationOp>())
-    microbatches = op.getSteps();
   Traffic gathers, reduces, allReduces;
   int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
   auto onWire = [&](int64_t padded) { return padded / ranks * (ranks - 1); };
   ProgramOp program = getProgram(module);
   if (!program)
     return;
+  MicrobatchesOp loop = getMicrobatches(program);
+  int64_t microbatches = loop ? static_cast<int64_t>(loop.getSteps()) : 1;
+  auto timesOf = [&](Operation *op) {
+    return getCondition(op) ? 1 : microbatches;
+  };
   program.walk([&](Operation *op) {
     if (auto gather = dyn_cast<AllGatherOp>(op)) {
       int64_t bytes = onWire(unitPaddedBytes[gather.getUnit()]);
@@ -97,24 +99,24 @@ void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
         int64_t group = *unit.getPostForwardSize();
         bytes = unitPaddedBytes[gather.getUnit()] / group * (group - 1);
       }
-      gathers.add(bytes, gather.getFirstMicrobatch() ? 1 : microbatches);
+      gathers.add(bytes, timesOf(op));
     } else if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
       int64_t padded = 0;
       for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
         padded += paddedBytes[name.getValue()];
-      reduces.add(onWire(padded),
-                  reduce.getLastMicrobatch() ? 1 : microbatches);
+      reduces.add(onWire(padded), timesOf(op));
     } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
       int64_t padded = 0;
       for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
         padded += paddedBytes[name.getValue()];
       // A ring passes every part twice, but for the rank's own.
-      allReduces.add(2 * (padded / ranks) * (replicas - 1) / replicas);
+      allReduces.add(2 * (padded / ranks) * (replicas - 1) / replicas,
+                     timesOf(op));
     } else if (auto call = dyn_cast<aten::CallOp>(op)) {
       ++calls;
       inPlaceGrads += call.getReduceInputOf().has_value();
     } else if (auto reshard = dyn_cast<ReshardOp>(op)) {
-      reshards += reshard.getLastMicrobatch() ? 1 : microbatches;
+      reshards += timesOf(op);
     }
   });
 

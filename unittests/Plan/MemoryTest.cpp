@@ -112,6 +112,7 @@ TEST(Memory, SumsLiveThroughEveryMicrobatch) {
   // The next microbatch begins after the end of backward.
   EXPECT_EQ(storage->lives[0].last, int64_t(find<OptimizerStep>(plan)) - 1);
   plan.accumulationSteps = 1;
+  plan.instructions[last].when = When::Every;
   memory = replayMemory(plan, MemoryModel::SharedHost);
   EXPECT_EQ(storageOf(memory, sum)->lives[0].first,
             int64_t(find<Accumulate>(plan)));
@@ -123,8 +124,8 @@ TEST(Memory, AUnitStaysGatheredOverMicrobatches) {
   accumulateWhole(plan);
   size_t first = find<AllGather>(plan, 1), again = find<AllGather>(plan, 2);
   size_t between = find<Reshard>(plan, 0), last = find<Reshard>(plan, 1);
-  std::get<AllGather>(plan.instructions[first].kind).firstMicrobatch = true;
-  std::get<Reshard>(plan.instructions[last].kind).lastMicrobatch = true;
+  plan.instructions[first].when = When::First;
+  plan.instructions[last].when = When::Last;
   Memory memory = replayMemory(plan, MemoryModel::Device);
   ValueId one = get<AllGather>(plan, 1).outs[0];
   ValueId two = get<AllGather>(plan, 2).outs[0];

@@ -159,13 +159,13 @@ TEST(ReadPlan, RoundTripsWhatIsReducedInTheLastMicrobatch) {
   accumulatePartial(plan);
   std::string text = printPlan(plan);
   EXPECT_THAT(text, testing::ContainsRegex(
-                        "\"all_reduce\": 0.*\"last_microbatch\": true"));
+                        "\"all_reduce\": 0.*\"when\": \"last\""));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
   plan = samplePlan(2);
   accumulateWhole(plan);
   text = printPlan(plan);
   EXPECT_THAT(text, testing::ContainsRegex(
-                        "\"reduce_scatter\": 1.*\"last_microbatch\": true"));
+                        "\"reduce_scatter\": 1.*\"when\": \"last\""));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
 }
 
@@ -324,10 +324,10 @@ TEST(ReadPlan, RefusesEveryTruncation) {
 
 TEST(ReadPlan, NamesOtherVersion) {
   std::string text = printPlan(samplePlan(2));
-  EXPECT_THAT(errorOf(with(text, "\"version\": 2", "\"version\": 7")),
-              HasSubstr("version: expected plan version 2, got 7"));
+  EXPECT_THAT(errorOf(with(text, "\"version\": 3", "\"version\": 7")),
+              HasSubstr("version: expected plan version 3, got 7"));
   EXPECT_THAT(errorOf("{\"version\": 7, \"other\": []}"),
-              HasSubstr("expected plan version 2, got 7"));
+              HasSubstr("expected plan version 3, got 7"));
 }
 
 TEST(ReadPlan, NamesThePathOfADefect) {

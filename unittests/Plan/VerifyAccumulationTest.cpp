@@ -9,9 +9,9 @@ using namespace plan;
 /// Plans that reduce in the last microbatch.
 const std::vector<Mutation> kPartialMutations = {
     {"AllReducedEachTime", "P14",
-     [](Plan &p) { first<AllReduce>(p).lastMicrobatch = false; }},
+     [](Plan &p) { runIn<AllReduce>(p, 0, When::Every); }},
     {"ScatteredOnce", "P14",
-     [](Plan &p) { first<ReduceScatter>(p).lastMicrobatch = true; }},
+     [](Plan &p) { runIn<ReduceScatter>(p, 0, When::Last); }},
     {"SumOfOtherDtype", "P5",
      [](Plan &p) {
        p.values[size_t(first<Accumulate>(p).outs[0])].dtype = DType::Float64;
@@ -25,10 +25,10 @@ const std::vector<Mutation> kWholeMutations = {
      [](Plan &p) {
        auto &reduce = first<ReduceScatter>(p);
        reduce.ins = first<Accumulate>(p).ins;
-       reduce.lastMicrobatch = false;
+       runIn<ReduceScatter>(p, 0, When::Every);
      }},
     {"ReducedEachTime", "P14",
-     [](Plan &p) { first<ReduceScatter>(p).lastMicrobatch = false; }},
+     [](Plan &p) { runIn<ReduceScatter>(p, 0, When::Every); }},
     {"SumOfOtherShape", "P14",
      [](Plan &p) {
        p.values[size_t(first<Accumulate>(p).outs[0])].shape = {1};

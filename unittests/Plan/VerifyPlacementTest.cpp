@@ -61,10 +61,13 @@ Plan keptPlan() {
   Plan plan = samplePlan(4);
   first<Reshard>(plan).keep = 2;
   first<AllGather>(plan, 2).group = 2;
-  for (int gather : {0, 1})
-    first<AllGather>(plan, gather).firstMicrobatch = true;
+  accumulateWhole(plan);
+  for (auto [gather, last] : {std::pair(0, 0), std::pair(1, 2)}) {
+    runIn<AllGather>(plan, gather, When::First);
+    first<AllGather>(plan, gather).kept = first<AllGather>(plan, last).outs;
+  }
   for (int reshard : {1, 2})
-    first<Reshard>(plan, reshard).lastMicrobatch = true;
+    runIn<Reshard>(plan, reshard, When::Last);
   return plan;
 }
 
@@ -89,13 +92,39 @@ const std::vector<Mutation> kKeptMutations = {
        first<Reshard>(p, 1) = {0, 4};
      }},
     {"KeepsInTheLastMicrobatch", "P18",
-     [](Plan &p) { first<Reshard>(p).lastMicrobatch = true; }},
+     [](Plan &p) { runIn<Reshard>(p, 0, When::Last); }},
     {"GathersInTheFirstOnly", "P19",
-     [](Plan &p) { first<Reshard>(p, 1).lastMicrobatch = false; }},
+     [](Plan &p) { runIn<Reshard>(p, 1, When::Every); }},
     {"ReshardsInTheLastOnly", "P19",
-     [](Plan &p) { first<AllGather>(p, 1).firstMicrobatch = false; }},
+     [](Plan &p) { runIn<AllGather>(p, 1, When::Every); }},
     {"SecondGatherInTheFirst", "P19",
-     [](Plan &p) { first<AllGather>(p, 2).firstMicrobatch = true; }},
+     [](Plan &p) { runIn<AllGather>(p, 2, When::First); }},
+    {"KeepsOfNoGather", "P19",
+     [](Plan &p) { first<AllGather>(p, 1).kept.clear(); }},
+    {"KeepsOfItsOwn", "P19",
+     [](Plan &p) {
+       first<AllGather>(p, 1).kept = first<AllGather>(p, 1).outs;
+     }},
+    {"GathersInTheLast", "P40",
+     [](Plan &p) { runIn<AllGather>(p, 1, When::Last); }},
+    {"ReshardsInTheFirst", "P40",
+     [](Plan &p) { runIn<Reshard>(p, 1, When::First); }},
+    {"ComputesInTheFirst", "P40",
+     [](Plan &p) { runIn<Call>(p, 0, When::First); }},
+    {"UpdatesInTheLast", "P40",
+     [](Plan &p) { runIn<OptimizerStep>(p, 0, When::Last); }},
+    {"OneMicrobatch", "P40", [](Plan &p) { p.accumulationSteps = 1; }},
+    {"FreesASumEachTime", "P40",
+     [](Plan &p) {
+       size_t at = find<Accumulate>(p);
+       ValueId sum = std::get<Accumulate>(p.instructions[at].kind).outs[0];
+       for (Instruction &instruction : p.instructions)
+         std::erase(instruction.frees, sum);
+       Instruction wait{Wait{}, Phase::Backward, -1, {sum}};
+       p.instructions.insert(p.instructions.begin() +
+                                 long(find<ReduceScatter>(p)) + 1,
+                             wait);
+     }},
 };
 
 class VerifyKept : public testing::TestWithParam<Mutation> {};

@@ -472,7 +472,7 @@ const std::vector<Mutation> kEvaluationMutations = {
      [](Plan &p) { firstOfEvaluation<Call>(p).reduceInputOf = 0; }},
     {"Keeps", "P17", [](Plan &p) { firstOfEvaluation<Reshard>(p).keep = 2; }},
     {"GathersOnce", "P17",
-     [](Plan &p) { firstOfEvaluation<AllGather>(p).firstMicrobatch = true; }},
+     [](Plan &p) { p.evaluation.front().when = When::First; }},
     {"NoLoss", "P1", [](Plan &p) { p.evaluationLoss = -1; }},
     {"LossOfStep", "P3", [](Plan &p) { p.evaluationLoss = p.loss; }},
     {"LossIsFreed", "P12",

@@ -18,6 +18,7 @@ Plan stagedPlan() {
 void moveToEnd(Plan &plan, size_t from) {
   Instruction instruction = take(plan, from);
   instruction.phase = Phase::Optimizer;
+  instruction.when = When::Every;
   plan.instructions.push_back(std::move(instruction));
 }
 
@@ -68,8 +69,11 @@ TEST(VerifyStaging, IsOfTheFirstMicrobatch) {
 }
 
 TEST(VerifyStaging, RoundTrips) {
-  Plan plan = stagedPlan();
-  EXPECT_EQ(printPlan(parsePlan(printPlan(plan), "p.json")), printPlan(plan));
+  Plan once = samplePlan(4);
+  accumulateWhole(once);
+  stageState(once); // in the first microbatch, as its waits are
+  for (const Plan &plan : {stagedPlan(), once})
+    EXPECT_EQ(printPlan(parsePlan(printPlan(plan), "p.json")), printPlan(plan));
 }
 
 } // namespace

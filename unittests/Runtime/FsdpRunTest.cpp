@@ -49,7 +49,7 @@ TEST_F(FsdpRun, RefusesBadPlans) {
   writeText(dir / "cut.json", text.substr(0, text.size() / 2));
   expectRefused({dir / "cut.json"}, "not valid json at byte");
   writeText(dir / "other.json", "{\"version\": 1}");
-  expectRefused({dir / "other.json"}, "expected plan version 2, got 1");
+  expectRefused({dir / "other.json"}, "expected plan version 3, got 1");
   expectRefused({dir / "model.safetensors"}, "not valid json");
 }
 

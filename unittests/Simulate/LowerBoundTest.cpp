@@ -72,9 +72,7 @@ TEST(LowerBound, OneThreadDoesAll) {
 TEST(LowerBound, CountsMicrobatches) {
   Program p;
   p.plan.accumulationSteps = 3;
-  AllGather once;
-  once.firstMicrobatch = true;
-  p.add(once, 25);
+  p.add(AllGather{}, 25).when = When::First;
   p.add(Constant{}, 5);
   p.add(ReduceScatter{}, 9);
   p.add(Constant{}, 4).phase = Phase::Optimizer;

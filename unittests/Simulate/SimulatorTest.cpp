@@ -128,11 +128,10 @@ TEST(Simulator, OutsideSecondsAreAdded) {
 TEST(Simulator, MicrobatchesRepeatForwardAndBackward) {
   Program p;
   p.plan.accumulationSteps = 3;
-  std::get<AllGather>(p.add(Stream::AllGather, 1).kind).firstMicrobatch = true;
+  p.add(Stream::AllGather, 1).when = When::First;
   p.plan.instructions.back().records = 0;
   p.add(Stream::Compute, 10).waits = {0};
-  std::get<ReduceScatter>(p.add(Stream::ReduceScatter, 4).kind).lastMicrobatch =
-      true;
+  p.add(Stream::ReduceScatter, 4).when = When::Last;
   p.plan.instructions.back().records = 1;
   Instruction &update = p.add(Stream::Compute, 7);
   update.waits = {1};

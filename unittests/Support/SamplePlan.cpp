@@ -217,7 +217,7 @@ void accumulateWhole(Plan &plan) {
         in = ValueId(plan.values.size()) - 1;
       }
       sums.outs = reduce->ins;
-      reduce->lastMicrobatch = true;
+      instruction.when = When::Last;
       instructions.push_back({std::move(sums), Phase::Backward, -1, {}});
     }
     instructions.push_back(std::move(instruction));
@@ -232,10 +232,12 @@ void stageState(Plan &plan) {
   std::vector<Instruction> begun, waits;
   for (int32_t unit = 0; unit < int32_t(plan.units.size()); ++unit) {
     begun.push_back(
-        {StageState{unit}, Phase::Forward, -1, {}, Stream::CopyToHost});
+        {StageState{unit}, Phase::Forward, -1, {}, When::Every, Stream::CopyToHost});
     begun.back().records = events;
+    if (plan.accumulationSteps > 1)
+      begun.back().when = When::First;
     waits.push_back(
-        {Wait{}, Phase::Backward, -1, {}, Stream::Compute, {events++}});
+        {Wait{}, Phase::Backward, -1, {}, begun.back().when, Stream::Compute, {events++}});
   }
   auto end = std::find_if(plan.instructions.begin(), plan.instructions.end(),
                           [](const Instruction &instruction) {
@@ -261,6 +263,7 @@ void beginCollectives(Plan &plan) {
       plan.values[call->outs[0]].storage =
           std::get<TensorArg>(call->args[0].value).value;
     Phase phase = instruction.phase;
+    When when = instruction.when;
     if (begins) {
       instruction.stream = stream;
       if (!result.empty()) {
@@ -276,7 +279,7 @@ void beginCollectives(Plan &plan) {
     result.push_back(std::move(instruction));
     if (begins)
       result.push_back(
-          {Wait{}, phase, -1, std::move(frees), Stream::Compute, {events - 1}});
+          {Wait{}, phase, -1, std::move(frees), when, Stream::Compute, {events - 1}});
   }
   plan.instructions = std::move(result);
 }
@@ -292,7 +295,7 @@ void accumulatePartial(Plan &plan) {
         in = ValueId(plan.values.size()) - 1;
       }
       sums.outs = reduce->ins;
-      reduce->lastMicrobatch = true;
+      instruction.when = When::Last;
       instructions.push_back({std::move(sums), Phase::Backward, -1, {}});
     }
     instructions.push_back(std::move(instruction));

@@ -113,10 +113,20 @@ bool reducesInParamDType(Operation *op);
 RankedTensorType getAccumulatedType(ParamOp param, UnitOp unit);
 
 /// The op that computes or communicates a value: the collective behind it where
-/// an fsdp.wait gives it; null for an argument.
+/// an fsdp.wait gives it, in the loop where it is a result of that; null for an
+/// argument.
 Operation *getProducer(Value value);
 /// The gather whose result `param` is, or null.
 AllGatherOp getGather(Value param);
+
+/// The loop over the microbatches of a step; null where it has one.
+MicrobatchesOp getMicrobatches(ProgramOp program);
+/// For a result of the loop what the microbatches yield there; another value
+/// itself.
+Value getYielded(Value value);
+/// The condition under which an op runs in a microbatch; a wait has that of
+/// what it waits for. Null: in every one.
+Value getCondition(Operation *op);
 
 /// The op that gives the results of a collective: the wait for its future, else
 /// the collective itself.
@@ -138,9 +148,9 @@ void setReason(Operation *op, const llvm::Twine &why);
 /// Empty where nothing is said.
 StringRef getReason(Operation *op);
 
-/// Which value's storage a value shares: follows the `views` of aten.call, and
-/// those that an fsdp.reload_activation gives, up to the value that owns the
-/// storage.
+/// Which value's storage a value shares: follows the `views` of aten.call,
+/// those that an fsdp.reload_activation gives, and results of an
+/// fsdp.microbatches into it, up to the value that owns the storage.
 Value getStorageOwner(Value value);
 
 /// Whether strides fit a shape, and each element of one storage is an element

@@ -167,6 +167,18 @@ def FSDP_HostType : FSDP_Type<"Host", "host"> {
   let assemblyFormat = "`<` $types `>`";
 }
 
+def FSDP_CarriedType : FSDP_Type<"Carried", "carried"> {
+  let summary = "What a microbatch leaves to the next";
+  let description = [{
+    `!fsdp.carried<tensor<4xf32>>`: a block argument of an `fsdp.microbatches`
+    that is nothing in the first microbatch, and in each later one what the
+    microbatch before yielded. Only `fsdp.accumulate` and `fsdp.all_gather` take
+    it, which say what they do in the first.
+  }];
+  let parameters = (ins "::mlir::Type":$type);
+  let assemblyFormat = "`<` $type `>`";
+}
+
 def FSDP_TensorOrSharded : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType]>;
 /// Results of a collective, or one future of them all.
 def FSDP_TensorOrFuture : AnyTypeOf<[AnyRankedTensor, FSDP_FutureType]>;

@@ -29,4 +29,16 @@ def FSDP_CollectiveOpInterface : OpInterface<"CollectiveOpInterface"> {
   ];
 }
 
+def FSDP_ConditionalOpInterface : OpInterface<"ConditionalOpInterface"> {
+  let cppNamespace = "::mlir::fsdp";
+  let description = [{
+    An op that runs, in an `fsdp.microbatches`, in the first or the last
+    microbatch alone where it has a condition: `when %first`, `when %last`.
+  }];
+  let methods = [
+    InterfaceMethod<"A block argument of the loop; null where it runs in every microbatch.",
+                    "::mlir::Value", "getCondition", (ins)>,
+  ];
+}
+
 #endif // FSDP_DIALECT_FSDPINTERFACES_TD

@@ -7,14 +7,16 @@
 #define FSDP_DIALECT_FSDPOFFLOADOPS_TD
 
 def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [
-    FSDP_NamedResults, HasParent<"ProgramOp">,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_ConditionalOpInterface,
+    AttrSizedOperandSegments,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Copies this rank's shards of an offloaded unit from the host";
   let description = [{
     The shards of a unit with `cpu_offload` lie on the host. A gather takes
     copies of them, cast to the dtype in which the unit is gathered; they end
-    with the gather's `fsdp.reshard`. Operands are in unit order.
+    with the gather's `fsdp.reshard`. Operands are in unit order. It has the
+    condition of the gather.
 
     ```mlir
     %d = fsdp.copy_to_device @layers.0 %s : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
@@ -23,22 +25,25 @@ def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [
     **CopyToDevice-1**: the unit has `cpu_offload`, each operand is a read of a
     parameter of it, and each result has its operand's type.
   }];
-  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards);
+  let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
+                       Optional<I1>:$condition);
   let results = (outs Variadic<FSDP_ShardedType>:$copies);
   let assemblyFormat = [{
-    $unit $shards attr-dict `:` functional-type($shards, $copies)
+    $unit $shards (`when` $condition^)? attr-dict `:`
+    functional-type($shards, $copies)
   }];
 }
 
 def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [
-    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_CollectiveOpInterface,
+    FSDP_ConditionalOpInterface, AttrSizedOperandSegments,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Copies gradients' shards of an offloaded unit to the host";
   let description = [{
     The optimizer updates the shards of a unit with `cpu_offload` on the host,
-    where its state lies too, with these copies of their gradients. With
-    `last_microbatch` it runs in the last microbatch of a step only.
+    where its state lies too, with these copies of their gradients. With `when
+    %last` it runs in the last microbatch of a step only.
 
     ```mlir
     %h = fsdp.copy_to_host @layers.0 [@layers.0.w] %g : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
@@ -52,10 +57,11 @@ def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_ShardedType>:$grads,
-                       UnitAttr:$last_microbatch);
+                       Optional<I1>:$condition);
   let results = (outs Variadic<FSDP_ShardedOrFuture>:$copies);
   let assemblyFormat = [{
-    $unit $param_names $grads attr-dict `:` functional-type($grads, $copies)
+    $unit $param_names $grads (`when` $condition^)? attr-dict `:`
+    functional-type($grads, $copies)
   }];
 }
 
@@ -81,7 +87,7 @@ def FSDP_OffloadPatternOp : FSDP_Op<"offload_pattern"> {
 }
 
 def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
-    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
   let summary = "Copies a storage of forward to the host";
   let description = [{
@@ -107,7 +113,7 @@ def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
 }
 
 def FSDP_ReloadActivationOp : FSDP_Op<"reload_activation", [
-    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_CollectiveOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
   let summary = "Copies a storage back to the device";
   let description = [{

@@ -17,6 +17,9 @@ class FSDP_Op<string mnemonic, list<Trait> traits = []>
 def FSDP_NamedResults
     : DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmResultNames"]>;
 
+/// In a program, or in the loop over its microbatches.
+def FSDP_InProgram : ParentOneOf<["ProgramOp", "MicrobatchesOp"]>;
+
 /// Order of collectives on the wire; every rank must have the same.
 def FSDP_CommResource : Resource<"::mlir::fsdp::CommResource">;
 /// Parameters, buffers and gradients between steps.
@@ -225,8 +228,12 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     - **Program-3**: a unit is not gathered while it already is, a gather is
       resharded at most once, and no unit is gathered when the optimizer phase
       begins;
-    - **Program-9**: `first_microbatch` stands on a unit's first gather and
-      `last_microbatch` on its last reshard, both or neither;
+    - **Program-9**: a unit's first gather is `when %first` and its last reshard
+      `when %last`, both or neither, and no other gather or reshard has a
+      condition; what is kept are the results of the unit's last gather;
+    - **Program-19**: what an op with a condition gives is used under the same
+      condition alone, or yielded as a result of the loop; waited for, and
+      freed, where it is awaited or freed under no other;
     - **Program-4**: the gradient of a parameter is reduced at most once,
       all-reduced at most once over an axis, accumulated, unscaled and clipped
       at most once, and used for at most one update;
@@ -258,6 +265,8 @@ def FSDP_ProgramOp : FSDP_Op<"program",
       before it;
     - **Program-18**: what an op gives for the gradient of a parameter no other op
       takes for that of another;
+    - **Program-20**: there is at most one loop over microbatches; forward and
+      backward are in it, and the optimizer phase is behind it;
     - **Program-8**: an evaluation has a result, no phases, gradients, optimizer
       step or offloaded activations, keeps no parameters in part or to a next microbatch, and
       has the training step's argument types.
@@ -290,14 +299,14 @@ def FSDP_ReturnOp : FSDP_Op<"return",
 }
 
 def FSDP_PhaseOp : FSDP_Op<"phase",
-    [HasParent<"ProgramOp">, MemoryEffects<[MemWrite<FSDP_CommResource>]>]> {
+    [FSDP_InProgram, MemoryEffects<[MemWrite<FSDP_CommResource>]>]> {
   let summary = "Marks where a phase of the step begins";
   let arguments = (ins FSDP_PhaseAttr:$phase);
   let assemblyFormat = "$phase attr-dict";
 }
 
 def FSDP_ReadOp : FSDP_Op<"read", [
-    FSDP_NamedResults, HasParent<"ProgramOp">,
+    FSDP_NamedResults, FSDP_InProgram,
     MemoryEffects<[MemRead<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reads a parameter: whole, or this rank's shard of it";
@@ -316,7 +325,7 @@ def FSDP_ReadOp : FSDP_Op<"read", [
 }
 
 def FSDP_ReadBufferOp : FSDP_Op<"read_buffer", [
-    FSDP_NamedResults, HasParent<"ProgramOp">,
+    FSDP_NamedResults, FSDP_InProgram,
     MemoryEffects<[MemRead<FSDP_StateResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Binds a buffer; ops that mutate the value mutate the buffer";
@@ -405,7 +414,8 @@ def FSDP_WriteBufferOp : FSDP_Op<"write_buffer", [HasParent<"ProgramOp">,
 }
 
 def FSDP_AllGatherOp : FSDP_Op<"all_gather", [
-    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_CollectiveOpInterface,
+    FSDP_ConditionalOpInterface, AttrSizedOperandSegments,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Gathers all parameters of a unit, in unit order";
@@ -414,9 +424,14 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [
     %w0, %w1 = fsdp.all_gather @layers.0 %s0, %s1 : (…) -> (…)
     ```
 
-    From the results of an `fsdp.reshard` it gathers over their sub-axis. With
-    `first_microbatch` it gathers in the first microbatch of a step only; in
-    later ones the results are the parameters that the last gather left.
+    From the results of an `fsdp.reshard` it gathers over their sub-axis.
+
+    ```mlir
+    %w = fsdp.all_gather @layers.0 %s when %first else %kept : !fsdp.carried<tensor<64x64xf32>> : (…) -> (…)
+    ```
+
+    With `when %first` it gathers in the first microbatch of a step only; in
+    later ones the results are what the microbatch before left gathered.
 
     With an `!fsdp.future` as its result it only begins (scheduled level).
 
@@ -425,24 +440,39 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [
     of one `fsdp.reshard`.
     **AllGather-2**: each result is the operand's global tensor type, in the
     dtype that the unit's `mixed_precision` gives it (placement and cast are
-    recomputed and compared).
+    recomputed and compared). **AllGather-3**: there is a condition if and only
+    if parameters are kept, one for each result, which are carried values of the
+    results' types.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
-                       UnitAttr:$first_microbatch);
+                       Optional<I1>:$condition,
+                       Variadic<FSDP_CarriedType>:$kept);
   let results = (outs Variadic<FSDP_TensorOrFuture>:$params);
-  let assemblyFormat = "$unit $shards attr-dict `:` functional-type($shards, $params)";
+  let assemblyFormat = [{
+    $unit $shards (`when` $condition^)? (`else` $kept^ `:` type($kept))? attr-dict
+    `:` functional-type($shards, $params)
+  }];
+  let builders = [
+    // In every microbatch.
+    OpBuilder<(ins "::mlir::TypeRange":$params,
+                   "::mlir::FlatSymbolRefAttr":$unit,
+                   "::mlir::ValueRange":$shards),
+              [{ build($_builder, $_state, params, unit, shards,
+                       /*condition=*/::mlir::Value(), /*kept=*/{}); }]>
+  ];
   let hasVerifier = 1;
 }
 
 def FSDP_ReshardOp : FSDP_Op<"reshard", [
-    FSDP_NamedResults, HasParent<"ProgramOp">,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_ConditionalOpInterface,
+    AttrSizedOperandSegments,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Ends the life of gathered parameters";
   let description = [{
     With results, this rank keeps a part of them, from which an
-    `fsdp.all_gather` restores them within a group. With `last_microbatch` they
-    end in the last microbatch of a step only.
+    `fsdp.all_gather` restores them within a group. With `when %last` they end
+    in the last microbatch of a step only.
 
     ```mlir
     fsdp.reshard @layers.0 %w : tensor<64x64xf32>
@@ -455,16 +485,18 @@ def FSDP_ReshardOp : FSDP_Op<"reshard", [
     has its operand's type and its parameter's sharding over that sub-axis.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<AnyRankedTensor>:$params,
-                       UnitAttr:$last_microbatch);
+                       Optional<I1>:$condition);
   let results = (outs Variadic<FSDP_ShardedType>:$kept);
   let assemblyFormat = [{
-    $unit $params attr-dict `:` type($params) (`to` type($kept)^)?
+    $unit $params (`when` $condition^)? attr-dict `:` type($params)
+    (`to` type($kept)^)?
   }];
   let hasVerifier = 1;
 }
 
 def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [
-    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_CollectiveOpInterface,
+    FSDP_ConditionalOpInterface, AttrSizedOperandSegments,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reduces a unit's gradients over all ranks, keeping this rank's rows";
@@ -481,14 +513,14 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [
     `premultiply` it multiplies each gradient by that, rounded to the dtype of
     the reduction: NCCL's PREMUL_SUM, FSDP2's division by a factor of the
     user's.
-    With `last_microbatch` it runs in the last microbatch of a step only. With an
+    With `when %last` it runs in the last microbatch of a step only. With an
     `!fsdp.future` as its result it only begins, as does `fsdp.all_reduce`
     (scheduled level).
 
     **ReduceScatter-1**: there are parameters, which belong to the unit, are in
     unit order and as many as operands and results. **ReduceScatter-2**: each operand has its
-    parameter's type, in its gradient's dtype or, with `last_microbatch`, in
-    that of the sums of an `fsdp.accumulate`. **ReduceScatter-3**: each result has
+    parameter's type, in its gradient's dtype or, with a condition, in that of the
+    sums of an `fsdp.accumulate`. **ReduceScatter-3**: each result has
     its parameter's sharded type, partial along every axis of more than one rank
     that does not shard it; in the dtype of the reduction where it is partial,
     else in its own. **ReduceScatter-4**: `reduce_dtype` is that of
@@ -502,15 +534,17 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [
                        OptionalAttr<F64Attr>:$predivide,
                        OptionalAttr<F64Attr>:$postdivide,
                        OptionalAttr<F64Attr>:$premultiply,
-                       UnitAttr:$last_microbatch);
+                       Optional<I1>:$condition);
   let results = (outs Variadic<FSDP_ShardedOrFuture>:$shards);
   let assemblyFormat = [{
-    $unit $kind $param_names $grads attr-dict `:` functional-type($grads, $shards)
+    $unit $kind $param_names $grads (`when` $condition^)? attr-dict `:`
+    functional-type($grads, $shards)
   }];
 }
 
 def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [
-    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_CollectiveOpInterface,
+    FSDP_ConditionalOpInterface, AttrSizedOperandSegments,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Reduces a unit's gradient shards over the replicas (HSDP)";
@@ -524,7 +558,7 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [
     `avg` is a sum in ascending order of the index on the axis, and a division
     by its size; `sum` divides by `postdivide` instead. Shards come, and are
     reduced, in `reduce_dtype`, then cast to the dtype of the parameter's. With
-    `last_microbatch` it runs in the last microbatch of a step only.
+    `when %last` it runs in the last microbatch of a step only.
 
     **AllReduce-1**: there are parameters, which belong to the unit, are in unit
     order and as many as operands and results. **AllReduce-2**: each operand has its
@@ -538,11 +572,11 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [
                        Variadic<FSDP_ShardedType>:$grads,
                        OptionalAttr<TypeAttr>:$reduce_dtype,
                        OptionalAttr<F64Attr>:$postdivide,
-                       UnitAttr:$last_microbatch);
+                       Optional<I1>:$condition);
   let results = (outs Variadic<FSDP_ShardedOrFuture>:$reduced);
   let assemblyFormat = [{
-    $unit $kind `over` $axis $param_names $grads attr-dict `:`
-    functional-type($grads, $reduced)
+    $unit $kind `over` $axis $param_names $grads (`when` $condition^)? attr-dict
+    `:` functional-type($grads, $reduced)
   }];
 }
 
@@ -568,13 +602,23 @@ def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
   let assemblyFormat = "$param_names $grads attr-dict `:` type($grads)";
 }
 
-def FSDP_FreeOp : FSDP_Op<"free", [HasParent<"ProgramOp">,
+def FSDP_FreeOp : FSDP_Op<"free", [
+    FSDP_InProgram, FSDP_ConditionalOpInterface, AttrSizedOperandSegments,
     MemoryEffects<[MemFree]>]> {
   let summary = "Ends the life of values (planned level)";
-  let arguments = (ins Variadic<AnyType>:$values);
-  let assemblyFormat = "$values attr-dict `:` type($values)";
+  let description = [{
+    What a microbatch leaves to the next ends `when %last`.
+
+    ```mlir
+    fsdp.free %x : tensor<4xf32>
+    fsdp.free %sum when %last : tensor<4xf32>
+    ```
+  }];
+  let arguments = (ins Variadic<AnyType>:$values, Optional<I1>:$condition);
+  let assemblyFormat = "$values (`when` $condition^)? attr-dict `:` type($values)";
 }
 
+include "fsdp/Dialect/FSDPMicrobatchOps.td"
 include "fsdp/Dialect/FSDPOffloadOps.td"
 include "fsdp/Dialect/FSDPScheduleOps.td"
 include "fsdp/Dialect/FSDPTrainingOps.td"

@@ -56,7 +56,7 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
 }
 
 def FSDP_WaitOp : FSDP_Op<"wait", [
-    FSDP_NamedResults, HasParent<"ProgramOp">,
+    FSDP_NamedResults, FSDP_InProgram,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     TypesMatchWith<"results are those of the future", "future", "values",
                    "::llvm::cast<::mlir::fsdp::FutureType>($_self).getTypes()">]> {
@@ -73,16 +73,17 @@ def FSDP_WaitOp : FSDP_Op<"wait", [
 }
 
 def FSDP_StageStateOp : FSDP_Op<"stage_state", [
-    FSDP_NamedResults, HasParent<"ProgramOp">, FSDP_CollectiveOpInterface,
+    FSDP_NamedResults, FSDP_InProgram, FSDP_CollectiveOpInterface,
+    FSDP_ConditionalOpInterface,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Copies a unit's state to a checkpoint's staging memory";
   let description = [{
     If a checkpoint of the step before is being taken, this rank's shards of the
     unit's parameters, and of the optimizer's state of these, are copied to where
-    the checkpoint is written from. Otherwise nothing happens. It runs in the
-    first microbatch of a step, and only begins; the copies are there after the
-    `fsdp.wait`.
+    the checkpoint is written from. Otherwise nothing happens. It only begins;
+    the copies are there after the `fsdp.wait`. In a loop over microbatches it
+    runs `when %first`.
 
     ```mlir
     %f = fsdp.stage_state @layers.0 : !fsdp.future<>
@@ -90,9 +91,11 @@ def FSDP_StageStateOp : FSDP_Op<"stage_state", [
 
     **StageState-1**: `unit` names a unit, and the future has no results.
   }];
-  let arguments = (ins FlatSymbolRefAttr:$unit);
+  let arguments = (ins FlatSymbolRefAttr:$unit, Optional<I1>:$condition);
   let results = (outs FSDP_FutureType:$staged);
-  let assemblyFormat = "$unit attr-dict `:` qualified(type($staged))";
+  let assemblyFormat = [{
+    $unit (`when` $condition^)? attr-dict `:` qualified(type($staged))
+  }];
 }
 
 #endif // FSDP_DIALECT_FSDPSCHEDULEOPS_TD

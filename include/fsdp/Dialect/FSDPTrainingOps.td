@@ -136,37 +136,8 @@ def FSDP_GradScalerOp : FSDP_Op<"grad_scaler"> {
 // In the program
 //===----------------------------------------------------------------------===//
 
-def FSDP_AccumulateOp : FSDP_Op<"accumulate", [
-    FSDP_NamedResults, HasParent<"ProgramOp">,
-    MemoryEffects<[MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>,
-    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
-  let summary = "Adds a microbatch's gradients to the step's";
-  let description = [{
-    The results are the sums over the step's microbatches up to this one, of
-    whole gradients or of shards. Shards are added in their own dtype, whole
-    gradients in that of their reduction: the unit's `reduce_dtype`, without one
-    the parameter's own, or the gradient's where the module was captured for a
-    PyTorch before 2.15.
-
-    ```mlir
-    %a0, %a1 = fsdp.accumulate [@w, @b] %g0, %g1 : (…) -> (…)
-    ```
-
-    **Accumulate-1**: as many operands and results as parameters. An operand has
-    its parameter's gradient type, and the result the dtype in which whole
-    gradients are added; or the operand has the parameter's sharded type, partial
-    and in any dtype or neither, and so has the result.
-  }];
-  let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
-                       Variadic<FSDP_TensorOrSharded>:$grads);
-  let results = (outs Variadic<FSDP_TensorOrSharded>:$sums);
-  let assemblyFormat = [{
-    $param_names $grads attr-dict `:` functional-type($grads, $sums)
-  }];
-}
-
 def FSDP_LossScaleOp : FSDP_Op<"loss_scale", [
-    FSDP_NamedResults, HasParent<"ProgramOp">,
+    FSDP_NamedResults, FSDP_InProgram,
     MemoryEffects<[MemRead<FSDP_StateResource>]>]> {
   let summary = "The step's loss scale";
   let description = [{

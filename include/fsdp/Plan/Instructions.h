@@ -67,6 +67,13 @@ inline constexpr size_t kNumStreams = 6;
 /// "compute", "all_gather" and so on.
 std::string_view streamName(Stream stream);
 
+/// The microbatches of a step that an instruction of forward or backward runs
+/// in. What it defines in one of them stays until it is freed or defined again.
+enum class When : uint8_t { Every, First, Last };
+inline constexpr size_t kNumWhens = 3;
+/// "every", "first", "last".
+std::string_view whenName(When when);
+
 /// Number of an event, which one instruction records at its end and others, of
 /// other streams, wait for before they begin.
 using EventId = int32_t;
@@ -155,15 +162,16 @@ struct Constant {
 };
 
 /// outs[i] is the full tensor of units[unit].params[i], valid until the
-/// matching Reshard.
+/// matching Reshard. Where it runs in the first microbatch only, outs[i] is
+/// kept[i] in later ones.
 struct AllGather {
   int32_t unit = -1;
   std::vector<ValueId> outs;
   /// > 0: from what a group of this many neighbours kept at the last Reshard.
   int64_t group = 0;
-  /// Gathers in the first microbatch of a step only; in later ones `outs` are
-  /// what the unit's last AllGather gathered.
-  bool firstMicrobatch = false;
+  /// The results of the unit's last AllGather, which the microbatch before
+  /// left; empty where it runs in every microbatch.
+  std::vector<ValueId> kept = {};
   /// The buffer of the CopyToDevice or Reshard that it gathers from; -1 where
   /// it gathers from the shards, or there is no such buffer.
   ValueId source = -1;
@@ -172,16 +180,16 @@ struct AllGather {
   static constexpr Stream ownStream = Stream::AllGather;
   static constexpr const char *meaning =
       "gathers the unit's parameters, in the unit's order; -1 where not used. "
-      "With `group: k` from what groups of k neighbours keep; with "
-      "`first_microbatch: true` only in the first microbatch of a step: in "
-      "later ones the parameters are those that the unit's last `all_gather` "
-      "gathered. `source` is the `buffer` with this rank's part";
+      "With `group: k` from what groups of k neighbours keep. Where it runs in "
+      "the first microbatch of a step only, `outs` are `kept` in later ones, "
+      "which the unit's last `all_gather` of the microbatch before gathered. "
+      "`source` is the `buffer` with this rank's part";
   static constexpr auto fields() {
     return std::tuple(
         field(verb, &AllGather::unit, Role::Unit),
         field("outs", &AllGather::outs, Role::Result),
         optionalField("group", &AllGather::group).within(1, 1 << 20),
-        optionalField("first_microbatch", &AllGather::firstMicrobatch),
+        optionalField("kept", &AllGather::kept),
         optionalField("source", &AllGather::source, Role::Operand));
   }
 };
@@ -190,20 +198,17 @@ struct Reshard {
   int32_t unit = -1;
   /// > 0: the ranks of each group of this many neighbours keep the parameters.
   int64_t keep = 0;
-  bool lastMicrobatch = false;
 
   static constexpr const char *verb = "reshard";
   static constexpr const char *meaning =
-      "ends the life of the unit's gathered parameters, with "
-      "`last_microbatch: true` only in the last microbatch of a step. With "
-      "`keep: k` the ranks of each group of k neighbours in a replica keep "
-      "them between them: the i-th keeps what the i-th equal share of the "
-      "replica's ranks own";
+      "ends the life of the unit's gathered parameters. With `keep: k` the "
+      "ranks of each group of k neighbours in a replica keep them between "
+      "them: the i-th keeps what the i-th equal share of the replica's ranks "
+      "own";
   static constexpr auto fields() {
     return std::tuple(
         field(verb, &Reshard::unit, Role::Unit),
-        optionalField("keep", &Reshard::keep).within(1, 1 << 20),
-        optionalField("last_microbatch", &Reshard::lastMicrobatch));
+        optionalField("keep", &Reshard::keep).within(1, 1 << 20));
   }
 };
 
@@ -219,7 +224,6 @@ struct ReduceScatter {
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
-  bool lastMicrobatch = false;
   /// nullopt: that of the gradients.
   std::optional<DType> reduceDtype = std::nullopt;
   struct Divisors {
@@ -242,8 +246,7 @@ struct ReduceScatter {
   static constexpr const char *meaning =
       "averages the full gradients `ins` of `params` of the unit over the "
       "ranks of a replica and keeps this rank's rows: sum in ascending rank "
-      "order, then division by their number; with `last_microbatch: true` only "
-      "in the last microbatch of a step. The other keys are for mixed "
+      "order, then division by their number. The other keys are for mixed "
       "precision, below";
   static constexpr auto fields() {
     return std::tuple(
@@ -251,7 +254,6 @@ struct ReduceScatter {
         field("params", &ReduceScatter::params, Role::Param),
         field("ins", &ReduceScatter::ins, Role::Operand),
         field("outs", &ReduceScatter::outs, Role::Result),
-        optionalField("last_microbatch", &ReduceScatter::lastMicrobatch),
         optionalField("reduce_dtype", &ReduceScatter::reduceDtype),
         optionalField("", &ReduceScatter::divisors));
   }
@@ -266,23 +268,20 @@ struct AllReduce {
   std::vector<ValueId> outs;
   /// nullopt: an average.
   std::optional<double> postdivide = std::nullopt;
-  bool lastMicrobatch = false;
 
   static constexpr const char *verb = "all_reduce";
   static constexpr Stream ownStream = Stream::AllReduce;
   static constexpr const char *meaning =
       "reduces the gradient shards `ins` of `params` of the unit over the "
       "replicas: sum in ascending order of replicas, in the dtype of the "
-      "shards, then division by their number, or by `postdivide`; with "
-      "`last_microbatch: true` only in the last microbatch of a step";
+      "shards, then division by their number, or by `postdivide`";
   static constexpr auto fields() {
     return std::tuple(
         field(verb, &AllReduce::unit, Role::Unit),
         field("params", &AllReduce::params, Role::Param),
         field("ins", &AllReduce::ins, Role::Operand),
         field("outs", &AllReduce::outs, Role::Result),
-        optionalField("postdivide", &AllReduce::postdivide),
-        optionalField("last_microbatch", &AllReduce::lastMicrobatch));
+        optionalField("postdivide", &AllReduce::postdivide));
   }
 };
 
@@ -305,21 +304,18 @@ struct CopyToHost {
   std::vector<int32_t> params;
   std::vector<ValueId> ins;
   std::vector<ValueId> outs;
-  bool lastMicrobatch = false;
 
   static constexpr const char *verb = "copy_to_host";
   static constexpr Stream ownStream = Stream::CopyToHost;
   static constexpr const char *meaning =
       "copies the gradient shards `ins` of `params` of an offloaded unit to "
-      "the host; with `last_microbatch: true` only in the last microbatch of a "
-      "step";
+      "the host";
   static constexpr auto fields() {
     return std::tuple(
         field(verb, &CopyToHost::unit, Role::Unit),
         field("params", &CopyToHost::params, Role::Param),
         field("ins", &CopyToHost::ins, Role::Operand),
-        field("outs", &CopyToHost::outs, Role::Result),
-        optionalField("last_microbatch", &CopyToHost::lastMicrobatch));
+        field("outs", &CopyToHost::outs, Role::Result));
   }
 };
 
@@ -363,9 +359,9 @@ struct Accumulate {
 
   static constexpr const char *verb = "accumulate";
   static constexpr const char *meaning =
-      "adds `ins`, the parameters' whole gradients or their shards, to the "
-      "sums over the step's microbatches; `outs` are the sums up to this one, "
-      "added in their dtype";
+      "adds `ins`, the parameters' whole gradients or their shards, to `outs` "
+      "as the microbatch before left them, in the dtype of `outs`; in the first "
+      "microbatch `outs` are copies of `ins`";
   static constexpr auto fields() {
     return std::tuple(field(verb, &Accumulate::params, Role::Param),
                       field("ins", &Accumulate::ins, Role::Operand),
@@ -427,24 +423,22 @@ struct ClipGradNorm {
   }
 };
 
-/// groups[i] is 0 for Plan::optimizer, n for Plan::paramGroups[n - 1]; empty:
-/// all are 0.
-/// In the first microbatch.
 struct StageState {
   int32_t unit = -1;
 
-  static constexpr bool firstMicrobatch = true;
   static constexpr const char *verb = "stage_state";
   static constexpr Stream ownStream = Stream::CopyToHost;
   static constexpr const char *meaning =
       "if a checkpoint of the step before is being taken, copies this rank's "
       "shards of the unit's parameters, and of the optimizer's state of these, "
-      "to the checkpoint's staging memory; in the first microbatch of a step";
+      "to the checkpoint's staging memory";
   static constexpr auto fields() {
     return std::tuple(field(verb, &StageState::unit, Role::Unit));
   }
 };
 
+/// groups[i] is 0 for Plan::optimizer, n for Plan::paramGroups[n - 1]; empty:
+/// all are 0.
 struct OptimizerStep {
   std::vector<int32_t> params;
   std::vector<ValueId> grads;
@@ -521,6 +515,8 @@ struct Instruction {
   int32_t module = -1;
   /// Values not used after this instruction.
   std::vector<ValueId> frees = {};
+  /// Of forward and backward in a step of several microbatches.
+  When when = When::Every;
   Stream stream = Stream::Compute;
   /// Events that must be complete before it begins. In a microbatch in which
   /// the instruction that records one does not run, it is complete.
@@ -541,6 +537,7 @@ struct Instruction {
     return std::tuple(
         optionalField("module", &Instruction::module),
         optionalField("line", &Instruction::line),
+        optionalField("when", &Instruction::when),
         optionalField("stream", &Instruction::stream),
         optionalField("waits", &Instruction::waits),
         optionalField("records", &Instruction::records),

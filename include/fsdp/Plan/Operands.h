@@ -32,9 +32,12 @@ Stream ownStream(const Instruction &instruction);
 /// gradients of offloaded units that a CopyToHost brought there.
 std::vector<bool> computesOnHost(const Plan &plan);
 
-/// Whether an instruction of forward or backward runs in a microbatch that is
-/// the step's first, its last, both or neither.
-bool runsIn(const Instruction &instruction, bool isFirst, bool isLast);
+/// Whether an instruction runs in a microbatch of the step, counted from 0; one
+/// of the optimizer phase runs with the last.
+bool runsIn(const Plan &plan, const Instruction &instruction,
+            int64_t microbatch);
+/// How often it runs in a step.
+int64_t runsPerStep(const Plan &plan, const Instruction &instruction);
 
 } // namespace fsdp::plan
 

@@ -31,7 +31,7 @@
 namespace fsdp::plan {
 
 /// Version of the JSON form. A reader accepts exactly this version.
-inline constexpr int64_t kPlanVersion = 2;
+inline constexpr int64_t kPlanVersion = 3;
 
 /// A value of the program.
 struct Value : TensorSpec {

@@ -245,20 +245,6 @@ def InsertReshards
   }];
 }
 
-def DeferReshards
-    : LevelPass<"fsdp-defer-reshards", "Gathered", "Gathered"> {
-  let summary = "Keep what backward gathered for the next microbatch";
-  let description = [{
-    Without an `fsdp.accumulation` of more than one step, or with
-    `reshard_after_backward = true`, the pass changes nothing. Otherwise the last
-    reshard of a unit that is gathered in backward moves to the end of backward
-    and is marked `last_microbatch`, and the unit's first all-gather is marked
-    `first_microbatch`.
-
-    Before: every all-gather has its reshard. After: Program-9 holds.
-  }];
-}
-
 def InsertReduceScatters
     : LevelPass<"fsdp-insert-reduce-scatters", "Gathered", "Reduced"> {
   let summary = "Reduce each unit's gradients when the last of them is available";
@@ -332,10 +318,11 @@ def InsertOffloadCopies
 
 def InsertAccumulation
     : LevelPass<"fsdp-insert-accumulation", "Reduced", "Reduced"> {
-  let summary = "Add the gradients of a step's microbatches";
+  let summary = "Loop over a step's microbatches, and add their gradients";
   let description = [{
     Without an `fsdp.accumulation` of more than one step, the pass changes
-    nothing. Otherwise backward begins with 1 / `steps` in place of 1, and the
+    nothing. Otherwise forward and backward become the body of an
+    `fsdp.microbatches`, backward begins with 1 / `steps` in place of 1, and the
     gradients are added in one of three ways:
 
     - With `reduce_each_microbatch`, one `fsdp.accumulate` of all gradient shards
@@ -356,7 +343,22 @@ def InsertAccumulation
     gradients.
 
     Before: gradients are shards; those of ignored parameters are whole.
-    After: the same.
+    After: the same, and they are results of the loop.
+  }];
+}
+
+def DeferReshards
+    : LevelPass<"fsdp-defer-reshards", "Reduced", "Reduced"> {
+  let summary = "Keep what backward gathered for the next microbatch";
+  let description = [{
+    Takes up `fsdp.accumulation`. Without a loop over microbatches, or with
+    `reshard_after_backward = true`, the pass changes nothing else. Otherwise the
+    last reshard of a unit that is gathered in backward moves to the end of
+    backward and runs in the last microbatch only; what the unit's last
+    all-gather gathers is carried to the next microbatch, where it takes the place
+    of the unit's first all-gather.
+
+    Before: every all-gather has its reshard. After: Program-9 holds.
   }];
 }
 

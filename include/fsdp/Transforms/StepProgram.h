@@ -7,6 +7,15 @@
 
 namespace mlir::fsdp {
 
+/// What a microbatch of the step runs, forward and backward: the body of the
+/// loop over them, or of a program without one.
+Block &getMicrobatchBody(ProgramOp program);
+template <typename OpT> auto getMicrobatchOps(ProgramOp program) {
+  return getMicrobatchBody(program).getOps<OpT>();
+}
+/// The loss that a microbatch computes.
+Value getLoss(ProgramOp program);
+
 /// Where backward begins; null in a program without it.
 PhaseOp getBackward(ProgramOp program);
 
@@ -41,6 +50,9 @@ GradientsOp getGradients(ProgramOp program);
 
 /// What ends the program: its `fsdp.gradients`, without one its `fsdp.return`.
 Operation *getStepEnd(ProgramOp program);
+/// What ends backward: the loop's `fsdp.yield`, without a loop the optimizer
+/// phase, without that the end of the step.
+Operation *getBackwardEnd(ProgramOp program);
 
 /// A builder at the program's end, in the optimizer phase, which begins there
 /// at `loc` unless it has begun.

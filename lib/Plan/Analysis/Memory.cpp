@@ -89,7 +89,7 @@ private:
         isGrad[root == -1 ? value : root] = true;
     }
     if (const auto *gather = std::get_if<AllGather>(&kind))
-      units[gather->unit].stays |= wraps && gather->firstMicrobatch;
+      units[gather->unit].stays |= instruction.when == When::First;
   }
 
   static int64_t aligned(int64_t bytes) {
@@ -142,6 +142,7 @@ private:
         memory.storages[storage].definition = -1;
     }
     for (const Instruction &instruction : instructions) {
+      current = &instruction;
       std::visit(
           [&](const auto &kind) {
             if constexpr (requires { visit(kind); })
@@ -236,7 +237,7 @@ private:
 
   void visit(const Reshard &reshard) {
     UnitState &unit = units[reshard.unit];
-    bool stays = reshard.lastMicrobatch && wraps;
+    bool stays = current->when == When::Last;
     for (int32_t storage : std::exchange(unit.gathered, {}))
       if (storage != -1) {
         --open[storage];
@@ -322,6 +323,7 @@ private:
   std::vector<bool> isGrad, isUsed, onHost;
   std::vector<UnitState> units;
   std::vector<int32_t> sums;
+  const Instruction *current = nullptr;
   int64_t position = 0;
   int64_t programEnd = 0;
   /// The first positions after phase forward, and after backward.

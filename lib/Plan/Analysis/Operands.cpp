@@ -115,18 +115,19 @@ std::vector<bool> computesOnHost(const Plan &plan) {
   return result;
 }
 
-bool runsIn(const Instruction &instruction, bool isFirst, bool isLast) {
-  return std::visit(
-      [&](const auto &kind) {
-        if constexpr (requires { kind.firstMicrobatch; }) {
-          return !kind.firstMicrobatch || isFirst;
-        } else if constexpr (requires { kind.lastMicrobatch; }) {
-          return !kind.lastMicrobatch || isLast;
-        } else {
-          return true;
-        }
-      },
-      instruction.kind);
+bool runsIn(const Plan &plan, const Instruction &instruction,
+            int64_t microbatch) {
+  if (instruction.when == When::First)
+    return microbatch == 0;
+  if (instruction.when == When::Last || instruction.phase == Phase::Optimizer)
+    return microbatch == plan.accumulationSteps - 1;
+  return true;
+}
+
+int64_t runsPerStep(const Plan &plan, const Instruction &instruction) {
+  bool isOnce = instruction.when != When::Every ||
+                instruction.phase == Phase::Optimizer;
+  return isOnce ? 1 : plan.accumulationSteps;
 }
 
 } // namespace fsdp::plan

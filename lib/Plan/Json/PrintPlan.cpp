@@ -37,6 +37,7 @@ private:
   void print(const std::string &value) { string(value); }
   void print(DType value) { string(dtypeName(value)); }
   void print(Stream value) { string(streamName(value)); }
+  void print(When value) { string(whenName(value)); }
   void print(const OperatorName &name) {
     string(name.overload.empty() ? name.op : name.op + "." + name.overload);
   }

@@ -104,6 +104,9 @@ void read(const Cursor &c, DType &value, Contents) {
 void read(const Cursor &c, Stream &value, Contents) {
   value = decodeName(c, kNumStreams, streamName, "stream");
 }
+void read(const Cursor &c, When &value, Contents) {
+  value = decodeName(c, kNumWhens, whenName, "microbatch");
+}
 void read(const Cursor &c, OperatorName &value, Contents) {
   const std::string &name = c.string();
   size_t dot = name.find('.');
@@ -220,7 +223,7 @@ template <typename KindT> std::vector<Cursor::Key> keysOfKind(bool hasPhase) {
     keys.push_back({KindT::verb});
     std::erase_if(common, [](const Cursor::Key &key) {
       return key.name != "module" && key.name != "frees" &&
-             key.name != "records";
+             key.name != "records" && key.name != "when";
     });
   }
   keys.insert(keys.end(), common.begin(), common.end());

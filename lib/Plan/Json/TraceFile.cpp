@@ -43,17 +43,11 @@ std::string title(const Plan &plan, const Instruction &instruction) {
 } // namespace
 
 std::vector<Span> stepSpans(const Plan &plan) {
-  size_t optimizer = 0;
-  for (size_t i = 0; i < plan.instructions.size(); ++i)
-    if (plan.instructions[i].phase != Phase::Optimizer)
-      optimizer = i + 1;
   std::vector<Span> spans;
-  for (int64_t m = 0; m < plan.accumulationSteps; ++m) {
-    bool last = m == plan.accumulationSteps - 1;
-    for (size_t i = 0; i < (last ? plan.instructions.size() : optimizer); ++i)
-      if (runsIn(plan.instructions[i], m == 0, last))
+  for (int64_t m = 0; m < plan.accumulationSteps; ++m)
+    for (size_t i = 0; i < plan.instructions.size(); ++i)
+      if (runsIn(plan, plan.instructions[i], m))
         spans.push_back({int32_t(i), int32_t(m)});
-  }
   return spans;
 }
 

@@ -138,6 +138,9 @@ private:
   void visit(const Constant &constant);
   void visit(const AllGather &gather);
   void visit(const Reshard &reshard);
+  /// P40 of an instruction of the step.
+  void verifyWhen(const Instruction &instruction) const;
+  /// P19, and P40 of what a microbatch leaves to the next.
   void verifyMicrobatches() const;
   void visit(const ReduceScatter &reduce);
   void visit(const Accumulate &accumulate);
@@ -181,9 +184,9 @@ private:
   void accumulateWhole(ValueId in, ValueId out, const Param &param);
   /// Fills `partial`.
   void findPartialShards();
-  /// That `lastMicrobatch` of an instruction is right for gradient `in`; `out`
-  /// is made of it.
-  void passSum(ValueId in, ValueId out, bool lastMicrobatch);
+  /// That the microbatches in which the current instruction runs are right for
+  /// gradient `in`; `out` is made of it.
+  void passSum(ValueId in, ValueId out);
   void verifyDivisor(double divisor);
   void verifyGradScaler() const;
   /// P37.

@@ -47,7 +47,7 @@ void Verifier::visit(const ReduceScatter &reduce) {
                         quote(dtypeName(other)));
     defineShard(reduce.outs[i], reduce.params[i],
                 partial.contains(reduce.outs[i]) ? reduced : param.spec.dtype);
-    passSum(reduce.ins[i], reduce.outs[i], reduce.lastMicrobatch);
+    passSum(reduce.ins[i], reduce.outs[i]);
     reductionOf[reduce.params[i]] = reduce.outs[i];
   }
 }
@@ -90,12 +90,14 @@ void Verifier::findPartialShards() {
   }
 }
 
-void Verifier::passSum(ValueId in, ValueId out, bool lastMicrobatch) {
-  if (states[in].summed != lastMicrobatch)
-    fail("P14", "expected last_microbatch if and only if value " +
+void Verifier::passSum(ValueId in, ValueId out) {
+  bool isLast = current->when == When::Last;
+  if (states[in].summed != isLast)
+    fail("P14", "expected it to run in the last microbatch if and only if "
+                "value " +
                     std::to_string(in) +
                     " is a sum over the step's microbatches");
-  states[out].summed = lastMicrobatch;
+  states[out].summed = isLast;
 }
 
 void Verifier::visit(const Accumulate &accumulate) {
@@ -214,7 +216,7 @@ void Verifier::visit(const AllReduce &reduce) {
     if (plan.replicas == 1 && !states[reduce.ins[i]].summed)
       fail("P16", "gradients are all-reduced but there is one replica");
     defineShard(reduce.outs[i], reduce.params[i]);
-    passSum(reduce.ins[i], reduce.outs[i], reduce.lastMicrobatch);
+    passSum(reduce.ins[i], reduce.outs[i]);
   }
 }
 

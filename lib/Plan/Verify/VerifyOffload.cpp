@@ -36,7 +36,7 @@ void Verifier::visit(const CopyToHost &copy) {
       fail("P21",
            "value " + std::to_string(copy.ins[i]) + " is on the host already");
     defineShard(copy.outs[i], copy.params[i]);
-    passSum(copy.ins[i], copy.outs[i], copy.lastMicrobatch);
+    passSum(copy.ins[i], copy.outs[i]);
     states[copy.outs[i]].onHost = true;
   }
 }

@@ -321,7 +321,7 @@ void Verifier::visit(const Reshard &reshard) {
                     std::to_string(plan.shards()) +
                     " ranks of a replica, got groups of " +
                     std::to_string(reshard.keep));
-  if (reshard.keep != 0 && reshard.lastMicrobatch)
+  if (reshard.keep != 0 && current->when != When::Every)
     fail("P18", "expected a reshard that keeps parts in every microbatch");
   kept[reshard.unit] = reshard.keep;
   if (reshard.keep == 0)
@@ -335,8 +335,33 @@ void Verifier::visit(const Reshard &reshard) {
                     std::to_string(reshard.keep));
 }
 
+void Verifier::verifyWhen(const Instruction &instruction) const {
+  if (instruction.when == When::Every)
+    return;
+  if (plan.accumulationSteps == 1 || instruction.phase == Phase::Optimizer)
+    fail("P40", "expected it to run in every microbatch, as the step has one "
+                "or the phase runs once, got " +
+                    quote(whenName(instruction.when)));
+  bool isFirst = std::holds_alternative<AllGather>(instruction.kind) ||
+                 std::holds_alternative<CopyToDevice>(instruction.kind) ||
+                 std::holds_alternative<StageState>(instruction.kind);
+  bool isLast = std::holds_alternative<Reshard>(instruction.kind) ||
+                std::holds_alternative<ReduceScatter>(instruction.kind) ||
+                std::holds_alternative<AllReduce>(instruction.kind) ||
+                std::holds_alternative<CopyToHost>(instruction.kind);
+  bool isWait = std::holds_alternative<Wait>(instruction.kind);
+  if (!isWait && !(instruction.when == When::First ? isFirst : isLast))
+    fail("P40",
+         "expected such an instruction to run in every microbatch, got " +
+             quote(whenName(instruction.when)));
+}
+
 void Verifier::verifyMicrobatches() const {
-  for (size_t u = 0; u < lives.size(); ++u)
+  for (size_t u = 0; u < lives.size(); ++u) {
+    std::vector<ValueId> left; // by the last gather
+    for (const Instruction *instruction : lives[u])
+      if (const auto *gather = std::get_if<AllGather>(&instruction->kind))
+        left = gather->outs;
     for (const Instruction *instruction : lives[u]) {
       const auto *gather = std::get_if<AllGather>(&instruction->kind);
       const auto *reshard = std::get_if<Reshard>(&instruction->kind);
@@ -344,13 +369,39 @@ void Verifier::verifyMicrobatches() const {
       bool first = instruction == lives[u].front();
       // Whether it is marked, and whether the unit stays gathered so that it
       // must be.
-      bool marked = gather ? gather->firstMicrobatch : reshard->lastMicrobatch;
-      bool stays = last && last->lastMicrobatch && (first || reshard == last);
+      bool marked = instruction->when != When::Every;
+      bool stays =
+          lives[u].back()->when == When::Last && (first || reshard == last);
       if (marked != stays)
         fail("P19", "expected unit " + quote(plan.units[u].name) +
-                        " to be gathered first with first_microbatch and "
-                        "resharded last with last_microbatch, or neither");
+                        " to be gathered first in the first microbatch and "
+                        "resharded last in the last one, or in every one");
+      if (gather && gather->kept != (marked ? left : std::vector<ValueId>()))
+        fail("P19", "expected the first gather of unit " +
+                        quote(plan.units[u].name) +
+                        " to keep the results of its last one where it runs in "
+                        "the first microbatch, and no gather to keep others");
+      for (size_t i = 0; gather && i < gather->kept.size(); ++i)
+        if (gather->kept[i] == -1 && gather->outs[i] != -1)
+          fail("P19", "expected the last gather of unit " +
+                          quote(plan.units[u].name) +
+                          " to have all results that its first one has");
     }
+  }
+  std::set<ValueId> left;
+  for (const Instruction &instruction : plan.instructions)
+    if (const auto *gather = std::get_if<AllGather>(&instruction.kind))
+      left.insert(gather->kept.begin(), gather->kept.end());
+    else if (const auto *sum = std::get_if<Accumulate>(&instruction.kind);
+             sum && plan.accumulationSteps > 1)
+      left.insert(sum->outs.begin(), sum->outs.end());
+  for (const Instruction &instruction : plan.instructions)
+    if (runsPerStep(plan, instruction) > 1)
+      for (ValueId value : instruction.frees)
+        if (left.contains(value))
+          fail("P40", "value " + std::to_string(value) +
+                          ", which a microbatch leaves to the next, is freed "
+                          "in every microbatch");
 }
 
 void Verifier::visit(const WriteParam &write) {
@@ -442,7 +493,7 @@ void Verifier::verifyInit() {
     bool allowed = (call && call->reduceInputOf == -1) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
                    isWrite(instruction);
-    if (!allowed)
+    if (!allowed || instruction.when != When::Every)
       fail("P13", "expected a call, constant, write_param or write_buffer in "
                   "the initialisation");
     verifyInstruction(instruction);
@@ -483,10 +534,10 @@ void Verifier::verifyEvaluation() {
                    std::holds_alternative<CopyToDevice>(instruction.kind) ||
                    std::holds_alternative<Wait>(instruction.kind);
     if (const auto *gather = std::get_if<AllGather>(&instruction.kind))
-      allowed = gather->group == 0 && !gather->firstMicrobatch;
+      allowed = gather->group == 0;
     else if (const auto *reshard = std::get_if<Reshard>(&instruction.kind))
-      allowed = reshard->keep == 0 && !reshard->lastMicrobatch;
-    if (!allowed)
+      allowed = reshard->keep == 0;
+    if (!allowed || instruction.when != When::Every)
       fail("P17",
            "expected a call, constant, read, all_gather, reshard or wait in "
            "the evaluation, for the whole axis and every microbatch");
@@ -535,6 +586,7 @@ void Verifier::verify() {
     if (isWrite(instruction))
       fail("P13", "expected writes of parameters and buffers in the "
                   "initialisation only");
+    verifyWhen(instruction);
     verifyInstruction(instruction, plan.loss);
   }
   where.clear();

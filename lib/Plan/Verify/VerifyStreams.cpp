@@ -39,18 +39,18 @@ public:
     for (int64_t round = 0; round < rounds; ++round) {
       if (round > 0)
         beginMicrobatch();
-      play(round, round == rounds - 1);
+      // The second of those between is like the first.
+      play(round, round == rounds - 1 ? plan.accumulationSteps - 1 : round);
     }
   }
 
 private:
-  void play(int64_t round, bool isLast) {
+  void play(int64_t round, int64_t microbatch) {
     for (size_t i = 0; i < instructions.size(); ++i) {
       const Instruction &instruction = instructions[i];
       position = round * count + int64_t(i);
-      if (instruction.phase == Phase::Optimizer && !isLast)
-        return;
-      if (!runsIn(instruction, round == 0, isLast)) {
+      if (&instructions == &plan.instructions &&
+          !runsIn(plan, instruction, microbatch)) {
         skip(instruction);
         continue;
       }
@@ -86,14 +86,14 @@ private:
     }
   }
 
-  /// An instruction that the microbatch leaves out: its event is complete.
+  /// An instruction that the microbatch leaves out: its event is complete. The
+  /// results of a gather are those that were kept.
   void skip(const Instruction &instruction) {
     if (instruction.records != -1)
       recorded.emplace(instruction.records, Clock{});
-    for (ValueId value : getResults(instruction))
-      ++accessesOf(value).live;
-    for (ValueId value : instruction.frees)
-      free(value, clocks[size_t(instruction.stream)]);
+    if (std::holds_alternative<AllGather>(instruction.kind))
+      for (ValueId value : getResults(instruction))
+        ++accessesOf(value).live;
   }
 
   /// What has happened to a storage: who wrote it last, and who has read it
@@ -234,7 +234,8 @@ private:
 
   void free(ValueId value, const Clock &end) {
     Accesses &accesses = accessesOf(value);
-    if (--accesses.live > 0)
+    // An instruction that was left out makes nothing to free.
+    if (accesses.live == 0 || --accesses.live > 0)
       return;
     accesses.stale = false;
     checkQuiet(accesses, value, end, "freed");

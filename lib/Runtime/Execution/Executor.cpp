@@ -70,6 +70,11 @@ Executor::Wait Executor::execute(Program &program, size_t index) {
   size_t site = positionOf(program, index);
   position.instruction.store(int64_t(site), std::memory_order_relaxed);
   injectFault(site);
+  if (&program == &training &&
+      !plan::runsIn(plan, instruction, interpreter.currentMicrobatch())) {
+    interpreter.leaveOut(instruction);
+    return {};
+  }
   RankArena::Scope scope(arena, site);
   Wait begun = interpreter.execute(instruction, program.calls, index);
   arena.settle(interpreter.values);

@@ -21,7 +21,7 @@ Interpreter::Interpreter(const plan::Plan &plan, Comm &comm, Device &device,
                          std::vector<at::Tensor> buffers)
     : values(plan.values.size()), plan(plan), comm(comm), device(device),
       buffers(std::move(buffers)), host(plan, device),
-      gathered(plan.units.size()), sums(plan.params.size()) {
+      gathered(plan.units.size()) {
   c10::InferenceMode guard;
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler, device.where());
@@ -80,32 +80,37 @@ at::Tensor Interpreter::makeBuffer(plan::ValueId buffer) {
 
 Interpreter::Wait Interpreter::run(const plan::AllGather &gather) {
   std::vector<at::Tensor> &full = gathered[gather.unit];
-  Collective begun;
-  if (!gather.firstMicrobatch || microbatch == 0) {
-    full.clear();
-    at::Tensor source;
-    if (gather.source != -1)
-      source = values[gather.source];
-    begun = comm.allGather(gather.unit, gather.group, source);
-    full = std::move(begun.results);
-  }
+  full.clear();
+  // Of the microbatch before, where the plan does not free them.
+  for (plan::ValueId out : gather.outs)
+    if (out != -1)
+      values[out].reset();
+  at::Tensor source;
+  if (gather.source != -1)
+    source = values[gather.source];
+  Collective begun = comm.allGather(gather.unit, gather.group, source);
+  full = std::move(begun.results);
   for (size_t i = 0; i < full.size(); ++i)
-    if (gather.outs[i] >= 0)
+    if (gather.outs[i] != -1)
       values[gather.outs[i]] = full[i];
   return std::move(begun.wait);
 }
 
+void Interpreter::leaveOut(const plan::Instruction &instruction) {
+  if (const auto *gather = std::get_if<plan::AllGather>(&instruction.kind))
+    for (size_t i = 0; i < gather->kept.size(); ++i)
+      if (gather->outs[i] != -1 && gather->outs[i] != gather->kept[i])
+        // They end where the plan frees the results.
+        values[gather->outs[i]] = std::exchange(values[gather->kept[i]], {});
+}
+
 void Interpreter::run(const plan::Reshard &reshard, plan::ValueId buffer) {
-  if (reshard.lastMicrobatch && !isLastMicrobatch())
-    return;
   gathered[reshard.unit].clear();
   comm.reshard(reshard.unit, reshard.keep, makeBuffer(buffer));
 }
 
 Interpreter::Wait Interpreter::run(const plan::ReduceScatter &reduce,
                                    plan::ValueId buffer) {
-  if (reduce.lastMicrobatch && !isLastMicrobatch())
-    return {};
   std::vector<at::Tensor> grads = take(reduce.ins);
   for (size_t i = 0; i < grads.size(); ++i) {
     const plan::Param &param = plan.params[reduce.params[i]];
@@ -125,7 +130,7 @@ Interpreter::Wait Interpreter::run(const plan::ReduceScatter &reduce,
 
 void Interpreter::run(const plan::Accumulate &accumulate) {
   for (size_t i = 0; i < accumulate.params.size(); ++i) {
-    at::Tensor &sum = sums[accumulate.params[i]];
+    at::Tensor &sum = values[accumulate.outs[i]];
     const at::Tensor &term = values[accumulate.ins[i]];
     // Other values may share the first term's storage.
     if (microbatch == 0)
@@ -134,9 +139,6 @@ void Interpreter::run(const plan::Accumulate &accumulate) {
                     at::MemoryFormat::Contiguous);
     else
       sum.add_(term);
-    values[accumulate.outs[i]] = sum;
-    if (isLastMicrobatch())
-      sum.reset();
   }
 }
 
@@ -160,19 +162,11 @@ void Interpreter::run(const plan::ClipGradNorm &clip) {
 
 Interpreter::Wait Interpreter::run(const plan::AllReduce &reduce,
                                    plan::ValueId buffer) {
-  if (reduce.lastMicrobatch && !isLastMicrobatch())
-    return {};
   Collective begun =
       comm.allReduce(reduce, take(reduce.ins), makeBuffer(buffer));
   for (size_t i = 0; i < begun.results.size(); ++i)
     values[reduce.outs[i]] = std::move(begun.results[i]);
   return std::move(begun.wait);
-}
-
-void Interpreter::run(const plan::CopyToHost &copy) {
-  if (copy.lastMicrobatch && !isLastMicrobatch())
-    return;
-  host.copyGradients(copy, values);
 }
 
 void Interpreter::watchGradients(const plan::OptimizerStep &step) {
@@ -282,7 +276,9 @@ Interpreter::Wait Interpreter::execute(const plan::Instruction &instruction,
     void operator()(const plan::CopyToDevice &copy) {
       e.comm.copyToDevice(copy.unit, e.makeBuffer(buffer));
     }
-    void operator()(const plan::CopyToHost &copy) { e.run(copy); }
+    void operator()(const plan::CopyToHost &copy) {
+      e.host.copyGradients(copy, e.values);
+    }
     void operator()(const plan::OffloadActivation &offload) {
       e.host.offload(offload, e.values);
     }
@@ -290,7 +286,7 @@ Interpreter::Wait Interpreter::execute(const plan::Instruction &instruction,
       e.host.reload(reload, e.values);
     }
     void operator()(const plan::StageState &stage) {
-      if (e.stage && e.microbatch == 0)
+      if (e.stage)
         begun = e.stage(stage.unit);
     }
     void operator()(const plan::Wait &) {}
@@ -346,10 +342,9 @@ Interpreter::HostState Interpreter::aliasState() const {
                                tensor.strides(), tensor.options())
                : tensor;
   };
-  HostState state{values, gathered, sums};
-  for (std::vector<at::Tensor> *list : {&state.values, &state.sums})
-    for (at::Tensor &tensor : *list)
-      tensor = alias(tensor);
+  HostState state{values, gathered};
+  for (at::Tensor &tensor : state.values)
+    tensor = alias(tensor);
   for (std::vector<at::Tensor> &unit : state.gathered)
     for (at::Tensor &tensor : unit)
       tensor = alias(tensor);
@@ -359,7 +354,6 @@ Interpreter::HostState Interpreter::aliasState() const {
 void Interpreter::restoreState(const HostState &state) {
   values = state.values;
   gathered = state.gathered;
-  sums = state.sums;
 }
 
 } // namespace fsdp::runtime

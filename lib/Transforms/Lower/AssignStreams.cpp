@@ -21,14 +21,8 @@ void StreamAssigner::assign(Operation *op) {
   if (isAsynchronous(op))
     return fork(op);
   if (auto wait = dyn_cast<WaitOp>(op)) {
-    Operation *begun = wait.getFuture().getDefiningOp();
-    instructions.back().waits = {eventOf.lookup(begun)};
-    // A later microbatch copies shards, but does not gather them.
-    if (auto gather = dyn_cast<AllGatherOp>(begun);
-        gather && gather.getFirstMicrobatch())
-      if (auto it = eventOf.find(gather.getShards().front().getDefiningOp());
-          it != eventOf.end())
-        instructions.back().waits.push_back(it->second);
+    instructions.back().waits = {
+        eventOf.lookup(wait.getFuture().getDefiningOp())};
   }
   lastCompute = int64_t(instructions.size()) - 1;
 }
@@ -40,6 +34,7 @@ void StreamAssigner::fork(Operation *op) {
     plan::Instruction begin;
     begin.kind = plan::Wait{};
     begin.phase = instructions.back().phase;
+    begin.when = plan::When::Every;
     instructions.insert(instructions.begin(), std::move(begin));
     if (ops)
       ops->insert(ops->begin(), op);

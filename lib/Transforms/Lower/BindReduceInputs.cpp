@@ -1,5 +1,6 @@
 //===- BindReduceInputs.cpp - gradients straight into the reduction -------===//
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 #include "mlir/IR/Remarks.h"
 #include "llvm/Support/FormatVariadic.h"
 
@@ -38,7 +39,7 @@ struct BindReduceInputs
     ProgramOp program = getProgram(getOperation());
     if (!program)
       return signalPassFailure();
-    for (auto reduce : program.getOps<ReduceScatterOp>())
+    for (auto reduce : getMicrobatchOps<ReduceScatterOp>(program))
       bind(reduce);
   }
 

@@ -46,11 +46,38 @@ private:
     instructions = &to;
     phase = plan::Phase::Forward;
     bool isStep = &to == &result.instructions;
-    streams.emplace(to, isStep ? ops : nullptr,
-                    isStep && result.accumulationSteps > 1);
-    for (Operation &op : of.getBody().front())
+    loop = isStep ? getMicrobatches(of) : MicrobatchesOp();
+    streams.emplace(to, isStep ? ops : nullptr, bool(loop));
+    return emitBlock(of.getBody().front());
+  }
+
+  LogicalResult emitBlock(Block &block) {
+    for (Operation &op : block)
       if (failed(emit(&op)) || isIncomplete)
         return failure();
+    return success();
+  }
+
+  /// The loop's body once, and what its results and its gathers are.
+  LogicalResult emitMicrobatches() {
+    result.accumulationSteps = static_cast<int64_t>(loop.getSteps());
+    for (auto [input, argument] :
+         llvm::zip(loop.getInputs(), loop.getBlock()->getArguments()))
+      valueIds[argument] = use(input);
+    if (failed(emitBlock(*loop.getBlock())))
+      return failure();
+    current = loop;
+    for (auto [yielded, value] :
+         llvm::zip(loop.getYield().getResults(), loop.getResults()))
+      valueIds[value] = use(yielded);
+    for (auto [argument, carried] :
+         llvm::zip(loop.getCarried(), loop.getYield().getCarried()))
+      valueIds[argument] = use(carried);
+    for (plan::Instruction &instruction : *instructions)
+      if (auto *gather = std::get_if<plan::AllGather>(&instruction.kind);
+          gather && instruction.when == plan::When::First)
+        for (Value kept : firstGathers[gather->unit].getKept())
+          gather->kept.push_back(use(kept));
     return success();
   }
 
@@ -249,6 +276,7 @@ private:
     plan::Instruction instruction;
     instruction.kind = std::move(kind);
     instruction.phase = phase;
+    instruction.when = getWhen(op);
     instruction.module = sources.getModule(getOwnerName(op));
     instruction.line = sources.getLine(getSourceLine(op));
     instruction.why = getReason(op).str();
@@ -256,6 +284,13 @@ private:
     if (ops && instructions == &result.instructions)
       ops->push_back(op);
     streams->assign(op);
+  }
+
+  plan::When getWhen(Operation *op) {
+    Value condition = getCondition(op);
+    if (!condition)
+      return plan::When::Every;
+    return condition == loop.getFirst() ? plan::When::First : plan::When::Last;
   }
 
   LogicalResult emit(Operation *op) {
@@ -280,10 +315,8 @@ private:
           append(op, plan::Reshard{getUnit(reshard.getUnitAttr()),
                                    reshard.getKept().empty()
                                        ? 0
-                                       : getPostForwardSize(reshard),
-                                   reshard.getLastMicrobatch()});
-          emitFrees(reshard.getParams());
-          return success();
+                                       : getPostForwardSize(reshard)});
+          return emitFrees(op, reshard.getParams());
         })
         .Case<ReduceScatterOp>([&](auto reduce) { return emitReduce(reduce); })
         .Case<AccumulateOp>([&](auto op) {
@@ -315,7 +348,6 @@ private:
         .Case<CopyToHostOp>([&](auto copy) {
           plan::CopyToHost kind;
           kind.unit = getUnit(copy.getUnitAttr());
-          kind.lastMicrobatch = copy.getLastMicrobatch();
           return emitGrads(copy, getResultsOp(op)->getResults(),
                            std::move(kind));
         })
@@ -358,10 +390,10 @@ private:
           return success();
         })
         .Case<NoGradientOp>([](auto) { return success(); }) // a parameter's
-        .Case<FreeOp>([&](auto free) {
-          emitFrees(free.getValues());
-          return success();
-        })
+        .Case<FreeOp>(
+            [&](auto free) { return emitFrees(op, free.getValues()); })
+        .Case<MicrobatchesOp>([&](auto) { return emitMicrobatches(); })
+        .Case<YieldOp>([](auto) { return success(); }) // the loop's
         .Case<WriteParamOp>([&](auto write) {
           append(op, plan::WriteParam{
                          find(paramIndex, write.getParamAttr().getAttr()),
@@ -393,9 +425,15 @@ private:
     return unit.getPostForwardSize().value_or(0);
   }
 
-  void emitFrees(ValueRange values) {
+  /// Of what `op`, an fsdp.free or fsdp.reshard, ends with the instruction
+  /// before it, or its own.
+  LogicalResult emitFrees(Operation *op, ValueRange values) {
+    if (instructions->empty() || instructions->back().when != getWhen(op))
+      return op->emitOpError("expected it behind an op that runs in the same "
+                             "microbatches");
     for (Value value : values)
       instructions->back().frees.push_back(use(value));
+    return success();
   }
 
   LogicalResult emitRead(ReadOp read) {
@@ -415,7 +453,8 @@ private:
   LogicalResult emitGather(AllGatherOp gather) {
     plan::AllGather kind;
     kind.unit = getUnit(gather.getUnitAttr());
-    kind.firstMicrobatch = gather.getFirstMicrobatch();
+    if (gather.getCondition())
+      firstGathers[kind.unit] = gather;
     if (!gather.getShards().empty())
       if (auto kept = gather.getShards().front().getDefiningOp<ReshardOp>())
         kind.group = getPostForwardSize(kept);
@@ -443,7 +482,6 @@ private:
     for (Value shard : getResultsOp(reduce)->getResults())
       if (failed(define(shard, kind.outs.emplace_back())))
         return failure();
-    kind.lastMicrobatch = reduce.getLastMicrobatch();
     for (size_t i = 0; i < kind.outs.size(); ++i)
       if (keepsGradient(reduce, kind, i))
         share(kind.ins[i], kind.outs[i]);
@@ -508,7 +546,6 @@ private:
     if (reduce.getKind() == ReduceKind::Sum)
       kind.postdivide =
           reduce.getPostdivide().value_or(APFloat(1.0)).convertToDouble();
-    kind.lastMicrobatch = reduce.getLastMicrobatch();
     append(reduce, std::move(kind));
     return success();
   }
@@ -586,6 +623,10 @@ private:
   bool isIncomplete = false;
   llvm::DenseMap<Value, plan::ValueId> valueIds;
   llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
+  /// The loop of the program being emitted, and its gathers of the first
+  /// microbatch, by unit.
+  MicrobatchesOp loop;
+  llvm::DenseMap<int32_t, AllGatherOp> firstGathers;
   SourceTables sources{result};
   std::optional<StreamAssigner> streams; ///< of the same program
 };

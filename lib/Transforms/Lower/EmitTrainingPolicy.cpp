@@ -61,6 +61,4 @@ void mlir::fsdp::emitTrainingPolicy(ModuleOp module, plan::Plan &result) {
                          op.getGrowthFactor().convertToDouble(),
                          op.getBackoffFactor().convertToDouble(),
                          static_cast<int64_t>(op.getGrowthInterval())};
-  for (auto op : module.getOps<AccumulationOp>())
-    result.accumulationSteps = op.getSteps();
 }

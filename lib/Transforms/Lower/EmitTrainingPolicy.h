@@ -7,8 +7,8 @@
 
 namespace mlir::fsdp {
 
-/// Optimizer, parameter groups, learning rates, gradient scaler, accumulation:
-/// from the module's policy ops into `result`.
+/// Optimizer, parameter groups, learning rates, gradient scaler: from the
+/// module's policy ops into `result`.
 void emitTrainingPolicy(ModuleOp module, ::fsdp::plan::Plan &result);
 
 } // namespace mlir::fsdp

@@ -12,25 +12,44 @@ namespace mlir::fsdp {
 using namespace mlir;
 using namespace mlir::fsdp;
 
-void mlir::fsdp::insertFrees(ProgramOp program,
-                             SmallVectorImpl<Operation *> *inserted) {
-  Block &body = program.getBody().front();
+/// Whether an op uses what it is given until the step is over: what a program
+/// returns, or its loop gives.
+static bool keepsAlive(OpOperand &use) {
+  if (auto yield = dyn_cast<YieldOp>(use.getOwner()))
+    return use.getOperandNumber() < yield.getResults().size();
+  return isa<ReturnOp>(use.getOwner());
+}
 
-  // Values by the last op that touches them; the program's result lives on.
-  llvm::MapVector<Operation *, SmallVector<Value>> ends;
+/// The same for what stands in one block; `first` is the op that makes a value
+/// where it has no use.
+static void insertFrees(Block &body, SmallVectorImpl<Operation *> *inserted) {
+  /// Values by the last op that touches them, and whether it is one of many
+  /// microbatches in which they end.
+  llvm::MapVector<std::pair<Operation *, Value>, SmallVector<Value>> ends;
   auto end = [&](Value value, Operation *last) {
-    for (Operation *user : value.getUsers()) {
-      if (isa<FreeOp, ReturnOp>(user))
+    bool isCarried = false;
+    for (OpOperand &use : value.getUses()) {
+      Operation *user = use.getOwner();
+      if (isa<FreeOp>(user) || keepsAlive(use))
         return;
+      if (isa<YieldOp>(user)) {
+        isCarried = true; // to the next microbatch, but for the last
+        continue;
+      }
       user = getResultsOp(user); // a collective reads until it is awaited
       if (!last || last->isBeforeInBlock(user))
         last = user;
     }
-    if (last)
-      ends[last].push_back(value);
+    if (!last)
+      return;
+    Operation *maker = getProducer(value);
+    bool isOnce = isCarried || (maker && getCondition(maker));
+    ends[{last, isOnce ? getCondition(last) : Value()}].push_back(value);
   };
   for (BlockArgument argument : body.getArguments())
-    end(argument, nullptr);
+    if (isa<RankedTensorType>(argument.getType()) &&
+        llvm::none_of(argument.getUsers(), llvm::IsaPred<MicrobatchesOp>))
+      end(argument, nullptr);
   for (Operation &op : body) {
     if (op.getNumResults() > 0 && getGather(op.getResult(0)))
       continue;             // ended by its reshard
@@ -42,13 +61,21 @@ void mlir::fsdp::insertFrees(ProgramOp program,
       if (!isa<FutureType>(result.getType()))
         end(result, &op);
   }
-  for (auto &[last, values] : ends) {
+  for (auto &[where, values] : ends) {
+    auto [last, condition] = where;
     OpBuilder builder(last->getContext());
     builder.setInsertionPointAfter(last);
-    auto free = FreeOp::create(builder, last->getLoc(), values);
+    auto free = FreeOp::create(builder, last->getLoc(), values, condition);
     if (inserted)
       inserted->push_back(free);
   }
+}
+
+void mlir::fsdp::insertFrees(ProgramOp program,
+                             SmallVectorImpl<Operation *> *inserted) {
+  ::insertFrees(program.getBody().front(), inserted);
+  if (MicrobatchesOp loop = getMicrobatches(program))
+    ::insertFrees(*loop.getBlock(), inserted);
 }
 
 namespace {

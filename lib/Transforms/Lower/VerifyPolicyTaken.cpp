@@ -1,6 +1,8 @@
 //===- VerifyPolicyTaken.cpp - no policy is lost in a plan ----------------===//
 #include "VerifyPolicyTaken.h"
 
+#include "fsdp/Transforms/StepProgram.h"
+
 using namespace mlir;
 using namespace mlir::fsdp;
 
@@ -14,18 +16,16 @@ LogicalResult mlir::fsdp::verifyPolicyTaken(ModuleOp module,
   // Those that their passes erase.
   for (Operation &op : module.getBody()->getOperations())
     if (isa<AutoUnitsOp, UnitPatternOp, ShardPlacementOp, IgnoreOp,
-            CheckpointPatternOp, OffloadPatternOp, GradientClippingOp>(op))
+            CheckpointPatternOp, OffloadPatternOp, GradientClippingOp,
+            AccumulationOp>(op))
       return failPolicy(&op);
   // Those that the plan has too: the step does what they say.
   if (program.getOps<OptimizerStepOp>().empty())
     return success();
-  for (auto policy : module.getOps<AccumulationOp>())
-    if (policy.getSteps() > 1 && program.getOps<AccumulateOp>().empty())
-      return failPolicy(policy);
   for (auto policy : module.getOps<GradScalerOp>())
     if (program.getOps<UnscaleOp>().empty())
       return failPolicy(policy);
-  for (auto gather : program.getOps<AllGatherOp>()) {
+  for (auto gather : getMicrobatchOps<AllGatherOp>(program)) {
     auto unit = module.lookupSymbol<UnitOp>(gather.getUnitAttr());
     if (unit.getCpuOffload() &&
         gather.getShards().front().getDefiningOp<ReadOp>())

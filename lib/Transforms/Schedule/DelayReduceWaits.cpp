@@ -1,6 +1,7 @@
 //===- DelayReduceWaits.cpp - reduce while computation goes on ------------===//
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/Schedule.h"
+#include "fsdp/Transforms/StepProgram.h"
 #include "mlir/IR/Remarks.h"
 #include "llvm/ADT/TypeSwitch.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -27,8 +28,12 @@ static Operation *getFirstUser(Operation *op) {
   return first;
 }
 
-/// What takes the results of a reduction, for people.
+/// What takes the results of a reduction, for people; where the loop yields
+/// them, what takes those of the loop.
 static std::string describeUse(Operation *use) {
+  if (isa<YieldOp>(use))
+    if (Operation *outside = getFirstUser(use->getParentOp()))
+      use = outside;
   return llvm::TypeSwitch<Operation *, std::string>(use)
       .Case<AllReduceOp>([](auto) { return "its all-reduce"; })
       .Case<AccumulateOp>([](auto) { return "the sums of the microbatches"; })
@@ -57,7 +62,7 @@ struct DelayReduceWaits
       return signalPassFailure();
     inFlight = getOrCreateSchedule(module).getNumReducesInFlight();
     SmallVector<ReduceScatterOp> begun;
-    for (auto reduce : program.getOps<ReduceScatterOp>())
+    for (auto reduce : getMicrobatchOps<ReduceScatterOp>(program))
       if (getWait(reduce))
         begun.push_back(reduce);
     for (size_t i = 0; i < begun.size(); ++i)
@@ -65,7 +70,7 @@ struct DelayReduceWaits
             i + inFlight < begun.size() ? begun[i + inFlight] : nullptr);
 
     SmallVector<CopyToHostOp> copies;
-    for (auto copy : program.getOps<CopyToHostOp>())
+    for (auto copy : getMicrobatchOps<CopyToHostOp>(program))
       if (getWait(copy))
         copies.push_back(copy);
     for (CopyToHostOp copy : copies)

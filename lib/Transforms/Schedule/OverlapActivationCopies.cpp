@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #include "StepModel.h"
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
 #include "mlir/IR/Remarks.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -242,7 +243,7 @@ struct OverlapActivationCopies
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    if (program.getOps<OffloadActivationOp>().empty())
+    if (getMicrobatchOps<OffloadActivationOp>(program).empty())
       return;
     ScheduleOp schedule = getOrCreateSchedule(module);
     if (schedule.getPrefetch() == "none")

@@ -10,6 +10,7 @@
 #include "fsdp/Simulate/LowerBound.h"
 #include "fsdp/Simulate/Simulator.h"
 #include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 #include "mlir/IR/Remarks.h"
 #include "llvm/Support/FormatVariadic.h"
 
@@ -160,7 +161,7 @@ struct PrefetchAllGathers
       return signalPassFailure();
     ScheduleOp schedule = getOrCreateSchedule(module);
     if (schedule.getPrefetch() == "none") {
-      for (auto gather : program.getOps<AllGatherOp>())
+      for (auto gather : getMicrobatchOps<AllGatherOp>(program))
         setReason(gather, "launched where it is needed: nothing is prefetched");
     } else {
       FailureOr<StepModel> model = StepModel::build(module);

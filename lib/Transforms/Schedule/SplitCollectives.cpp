@@ -15,11 +15,10 @@ struct SplitCollectives
     : mlir::fsdp::impl::SplitCollectivesBase<SplitCollectives> {
   void runOnModule() override {
     for (auto program : getOperation().getOps<ProgramOp>())
-      for (Operation &op :
-           llvm::make_early_inc_range(program.getBody().front()))
-        if (auto collective = dyn_cast<CollectiveOpInterface>(op);
-            collective && !collective.hasFuture())
-          split(&op);
+      program.walk([](CollectiveOpInterface collective) {
+        if (!collective.hasFuture())
+          split(collective);
+      });
   }
 
 private:

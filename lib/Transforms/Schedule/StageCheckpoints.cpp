@@ -31,15 +31,17 @@ struct StageCheckpoints
       if (auto unit = symbols.lookup<ParamOp>(name.getAttr()).getUnitAttr())
         units.insert(unit.getAttr());
 
-    Operation *backwardEnd = getPhase(program, Phase::Optimizer);
+    Operation *backwardEnd = getBackwardEnd(program);
+    MicrobatchesOp loop = getMicrobatches(program);
     llvm::DenseMap<StringAttr, Operation *> uses = getFirstUses(program);
     for (StringAttr unit : units) {
       Operation *use = uses.lookup(unit);
-      Operation *at = use ? use : getPhase(program, Phase::Backward);
+      Operation *at = use ? use : getBackward(program).getOperation();
       OpBuilder builder(at);
-      auto stage = createFor<StageStateOp>(at, builder,
-                                           FutureType::get(&getContext(), {}),
-                                           FlatSymbolRefAttr::get(unit));
+      auto stage = createFor<StageStateOp>(
+          at, builder, FutureType::get(&getContext(), {}),
+          FlatSymbolRefAttr::get(unit),
+          loop ? Value(loop.getFirst()) : Value());
       setReason(stage, use ? "where forward first uses the unit"
                            : "forward does not use the unit");
       builder.setInsertionPoint(backwardEnd);
@@ -48,19 +50,11 @@ struct StageCheckpoints
   }
 
 private:
-  /// Program-17: an optimizer step has its phase.
-  static Operation *getPhase(ProgramOp program, Phase which) {
-    for (auto phase : program.getOps<PhaseOp>())
-      if (phase.getPhase() == which)
-        return phase;
-    llvm_unreachable("a step without the phase");
-  }
-
   /// By unit: what makes its parameters available in forward.
   static llvm::DenseMap<StringAttr, Operation *>
   getFirstUses(ProgramOp program) {
     llvm::DenseMap<StringAttr, Operation *> uses;
-    for (Operation &op : program.getBody().front()) {
+    for (Operation &op : getMicrobatchBody(program)) {
       if (auto phase = dyn_cast<PhaseOp>(op);
           phase && phase.getPhase() != Phase::Forward)
         break;

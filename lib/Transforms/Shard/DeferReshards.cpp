@@ -2,7 +2,7 @@
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
 
-#include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/SetVector.h"
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_DEFERRESHARDS
@@ -16,42 +16,74 @@ namespace {
 struct DeferReshards : mlir::fsdp::impl::DeferReshardsBase<DeferReshards> {
   void runOnModule() override {
     ModuleOp module = getOperation();
-    if (llvm::none_of(module.getOps<AccumulationOp>(), [](AccumulationOp op) {
-          return op.getSteps() > 1 && !op.getReshardAfterBackward();
-        }))
-      return;
-    ProgramOp program = getProgram(module);
-    if (!program)
-      return signalPassFailure();
+    for (auto policy :
+         llvm::make_early_inc_range(module.getOps<AccumulationOp>())) {
+      if (!policy.getReshardAfterBackward()) {
+        ProgramOp program = getProgram(module);
+        if (!program)
+          return signalPassFailure();
+        if (MicrobatchesOp loop = getMicrobatches(program))
+          defer(loop);
+      }
+      policy.erase();
+    }
+  }
 
-    Operation *backwardEnd = nullptr, *stepEnd = getStepEnd(program);
+private:
+  struct Unit {
+    AllGatherOp firstGather, lastGather;
+    ReshardOp lastReshard; ///< in backward
+  };
+
+  static void defer(MicrobatchesOp loop) {
+    llvm::DenseMap<StringAttr, Unit> units;
+    llvm::SetVector<StringAttr> reshards; ///< units that backward reshards
     bool inBackward = false;
-    llvm::MapVector<StringAttr, AllGatherOp> firstGathers;
-    llvm::MapVector<StringAttr, ReshardOp> lastReshards; // in backward
-    for (Operation &op : program.getBody().front()) {
-      if (&op == stepEnd)
-        break;
+    for (Operation &op : *loop.getBlock()) {
       if (auto phase = dyn_cast<PhaseOp>(op))
         inBackward = phase.getPhase() == Phase::Backward;
-      if (inBackward)
-        backwardEnd = &op;
-      if (auto gather = dyn_cast<AllGatherOp>(op))
-        firstGathers.try_emplace(gather.getUnitAttr().getAttr(), gather);
-      else if (auto reshard = dyn_cast<ReshardOp>(op); reshard && inBackward)
-        lastReshards[reshard.getUnitAttr().getAttr()] = reshard;
-    }
-    if (!backwardEnd)
-      return;
-    for (auto [unit, reshard] : lastReshards) {
-      if (reshard != backwardEnd) {
-        reshard->moveAfter(backwardEnd);
-        backwardEnd = reshard;
+      if (auto gather = dyn_cast<AllGatherOp>(op)) {
+        Unit &unit = units[gather.getUnitAttr().getAttr()];
+        if (!unit.firstGather)
+          unit.firstGather = gather;
+        unit.lastGather = gather;
+      } else if (auto reshard = dyn_cast<ReshardOp>(op);
+                 reshard && inBackward) {
+        units[reshard.getUnitAttr().getAttr()].lastReshard = reshard;
+        reshards.insert(reshard.getUnitAttr().getAttr());
       }
-      reshard.setLastMicrobatch(true);
-      setReason(reshard, "at the end of the last microbatch: the next one uses "
-                         "what this one gathered");
-      firstGathers[unit].setFirstMicrobatch(true);
     }
+    Operation *end = findEnd(loop);
+    for (StringAttr name : reshards)
+      keep(loop, units.lookup(name), end);
+  }
+
+  /// What computes and reduces gradients is over here; what adds and copies
+  /// them together at the end of backward comes later.
+  static Operation *findEnd(MicrobatchesOp loop) {
+    Operation *end = loop.getYield();
+    while (isa<AccumulateOp, CopyToHostOp, AllReduceOp>(end->getPrevNode()))
+      end = end->getPrevNode();
+    while (isa<AllReduceOp>(end))
+      end = end->getNextNode();
+    return end;
+  }
+
+  /// Lets what the unit's last gather has gathered be there for the next
+  /// microbatch, and end before `end` of the last one.
+  static void keep(MicrobatchesOp loop, Unit unit, Operation *end) {
+    unit.lastReshard->moveBefore(end);
+    unit.lastReshard.getConditionMutable().assign(loop.getLast());
+    setReason(unit.lastReshard, "at the end of the last microbatch: the next "
+                                "one uses what this one gathered");
+    SmallVector<Value> kept;
+    for (Value param : unit.lastGather.getParams())
+      kept.push_back(loop.carry(param));
+    AllGatherOp first = unit.firstGather;
+    first.getConditionMutable().assign(loop.getFirst());
+    first.getKeptMutable().assign(kept);
+    if (auto copy = first.getShards().front().getDefiningOp<CopyToDeviceOp>())
+      copy.getConditionMutable().assign(loop.getFirst());
   }
 };
 } // namespace

@@ -1,4 +1,4 @@
-//===- InsertAccumulation.cpp - add the gradients of the microbatches -----===//
+//===- InsertAccumulation.cpp - the loop over microbatches ----------------===//
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepGradients.h"
 #include "fsdp/Transforms/StepProgram.h"
@@ -25,19 +25,34 @@ struct InsertAccumulation
     if (policy.getSteps() == 1)
       return;
     ProgramOp program = getProgram(module);
-    if (!program || failed(scaleLoss(program, policy.getSteps())))
+    if (!program || failed(verifyPlace(program)) ||
+        failed(scaleLoss(program, policy.getSteps())))
       return signalPassFailure();
+    loop = formLoop(program, policy.getSteps());
     if (!policy.getReduceEachMicrobatch())
-      accumulateWhole(module, program);
+      accumulateWhole(module);
     else if (!policy.getAllReduceEachMicrobatch() &&
-             !program.getOps<AllReduceOp>().empty())
-      accumulatePartial(program);
+             !loop.getOps<AllReduceOp>().empty())
+      accumulatePartial();
     else
       return addAtEnd(program, /*shards=*/true);
     addAtEnd(program, /*shards=*/false);
   }
 
 private:
+  /// There is one loop, of what comes before the optimizer phase.
+  static LogicalResult verifyPlace(ProgramOp program) {
+    if (getMicrobatches(program))
+      return program.emitOpError("expected no fsdp.microbatches yet: "
+                                 "fsdp-insert-accumulation runs once");
+    for (auto phase : program.getOps<PhaseOp>())
+      if (phase.getPhase() == Phase::Optimizer)
+        return phase.emitOpError("expected no optimizer phase yet: "
+                                 "fsdp-insert-accumulation runs before the "
+                                 "passes that insert its ops");
+    return success();
+  }
+
   /// `(loss / steps).backward()`: autograd divides the 1 that it begins with.
   static LogicalResult scaleLoss(ProgramOp program, int64_t steps) {
     aten::CallOp call = getBackwardSeed(program, "accumulation scales it");
@@ -53,19 +68,79 @@ private:
     return success();
   }
 
+  /// Moves forward and backward into a loop, which gives the loss and what the
+  /// program's `fsdp.gradients` takes.
+  static MicrobatchesOp formLoop(ProgramOp program, int64_t steps) {
+    Block &outside = program.getBody().front();
+    auto end = cast<ReturnOp>(outside.getTerminator());
+    GradientsOp gradients = getGradients(program);
+    SmallVector<Value> results = {end.getLoss()};
+    if (gradients)
+      llvm::append_range(results, gradients.getGrads());
+
+    OpBuilder builder(getBackwardEnd(program));
+    auto loop = MicrobatchesOp::create(builder, program.getLoc(),
+                                       TypeRange(ValueRange(results)),
+                                       uint64_t(steps), outside.getArguments());
+    Block &body = loop.getBody().emplaceBlock();
+    for (BlockArgument input : outside.getArguments())
+      input.replaceAllUsesExcept(
+          body.addArgument(input.getType(), input.getLoc()), loop);
+    for (int flag = 0; flag < 2; ++flag)
+      body.addArgument(builder.getI1Type(), program.getLoc());
+    for (Operation &op : llvm::make_early_inc_range(outside)) {
+      if (&op == loop)
+        break;
+      if (!isa<NoGradientOp>(op))
+        op.moveBefore(&body, body.end());
+    }
+    builder.setInsertionPointToEnd(&body);
+    YieldOp::create(builder, program.getLoc(), results, ValueRange());
+    end.getLossMutable().assign(loop.getResult(0));
+    if (gradients)
+      gradients.getGradsMutable().assign(loop.getResults().drop_front());
+    return loop;
+  }
+
+  /// Adds `grads` to what the microbatches before have left.
+  AccumulateOp accumulate(Origin origin, OpBuilder &builder, ArrayAttr names,
+                          ValueRange grads, TypeRange types) {
+    SmallVector<Value> before;
+    for (Type type : types)
+      before.push_back(loop.getBlock()->addArgument(
+          CarriedType::get(&getContext(), type), origin.loc));
+    auto sums =
+        createFor<AccumulateOp>(origin, builder, types, names, grads, before);
+    loop.getYield().getCarriedMutable().append(sums.getSums());
+    return sums;
+  }
+
   /// Adds the gradients of ignored parameters, with `shards` all gradients, at
   /// the end of backward, when all reductions are under way.
-  static void addAtEnd(ProgramOp program, bool shards) {
-    StepGradients gradients(program, [&](ParamOp param, Value grad) {
-      return shards || !isShard(param, grad);
-    });
-    if (gradients.empty())
+  void addAtEnd(ProgramOp program, bool shards) {
+    GradientsOp gradients = getGradients(program);
+    if (!gradients)
       return;
-    OpBuilder builder(getStepEnd(program));
-    auto sums = createFor<AccumulateOp>(
-        gradients.getValues().front(), builder, gradients.getTypes(),
-        gradients.getNames(), gradients.getValues());
-    gradients.replaceWith(sums.getSums());
+    YieldOp yield = loop.getYield();
+    SmallVector<Attribute> names;
+    SmallVector<unsigned> yielded; ///< operands
+    SmallVector<Value> grads;
+    for (auto [name, grad] :
+         llvm::zip(gradients.getParamNames(), gradients.getGrads())) {
+      if (!shards && isa<ShardedType>(grad.getType()))
+        continue;
+      names.push_back(name);
+      yielded.push_back(cast<OpResult>(grad).getResultNumber());
+      grads.push_back(yield.getResults()[yielded.back()]);
+    }
+    if (names.empty())
+      return;
+    OpBuilder builder(yield);
+    AccumulateOp sums =
+        accumulate(grads.front(), builder, builder.getArrayAttr(names), grads,
+                   ValueRange(grads).getTypes());
+    for (auto [operand, sum] : llvm::zip(yielded, sums.getSums()))
+      yield->setOperand(operand, sum);
   }
 
   /// FSDP2 adds the gradients of a parameter's uses in the dtype of the sum,
@@ -83,9 +158,15 @@ private:
            "false";
   }
 
+  /// Lets all ops of a kind run in the last microbatch alone.
+  template <typename OpT> void runInLast() {
+    for (auto op : loop.getOps<OpT>())
+      op.getConditionMutable().assign(loop.getLast());
+  }
+
   /// Whole gradients are added on each rank; the sums are reduced.
-  static void accumulateWhole(ModuleOp module, ProgramOp program) {
-    for (auto reduce : program.getOps<ReduceScatterOp>()) {
+  void accumulateWhole(ModuleOp module) {
+    for (auto reduce : loop.getOps<ReduceScatterOp>()) {
       OpBuilder builder(reduce);
       auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr());
       SmallVector<Type> types;
@@ -96,25 +177,23 @@ private:
         types.push_back(getAccumulatedType(param, unit));
         warnOfRounding(param, grad, types.back());
       }
-      auto sums = createFor<AccumulateOp>(reduce, builder, types,
-                                          reduce.getParamNamesAttr(),
-                                          reduce.getGrads());
+      AccumulateOp sums =
+          accumulate(reduce, builder, reduce.getParamNamesAttr(),
+                     reduce.getGrads(), types);
       reduce.getGradsMutable().assign(sums.getSums());
-      reduce.setLastMicrobatch(true);
     }
-    for (auto reduce : program.getOps<AllReduceOp>())
-      reduce.setLastMicrobatch(true);
-    for (auto copy : program.getOps<CopyToHostOp>())
-      copy.setLastMicrobatch(true);
+    runInLast<ReduceScatterOp>();
+    runInLast<AllReduceOp>();
+    runInLast<CopyToHostOp>();
   }
 
   /// The results of the reduce-scatters are added at the end of backward; the
   /// sums are all-reduced.
-  static void accumulatePartial(ProgramOp program) {
-    auto copies = program.getOps<CopyToHostOp>();
-    Operation *end =
-        copies.empty() ? getStepEnd(program) : (*copies.begin()).getOperation();
-    auto reductions = llvm::to_vector(program.getOps<AllReduceOp>());
+  void accumulatePartial() {
+    auto copies = loop.getOps<CopyToHostOp>();
+    Operation *end = copies.empty() ? loop.getYield().getOperation()
+                                    : (*copies.begin()).getOperation();
+    auto reductions = llvm::to_vector(loop.getOps<AllReduceOp>());
     SmallVector<Attribute> names;
     SmallVector<Value> shards;
     for (AllReduceOp reduce : reductions) {
@@ -122,19 +201,20 @@ private:
       llvm::append_range(shards, reduce.getGrads());
     }
     OpBuilder builder(end);
-    SmallVector<Type> types(ValueRange(shards).getTypes());
-    auto partial = createFor<AccumulateOp>(reductions.front(), builder, types,
-                                           builder.getArrayAttr(names), shards);
+    AccumulateOp partial =
+        accumulate(reductions.front(), builder, builder.getArrayAttr(names),
+                   shards, ValueRange(shards).getTypes());
     ValueRange sums = partial.getSums();
     for (AllReduceOp reduce : reductions) {
       size_t count = reduce.getGrads().size();
       reduce.getGradsMutable().assign(sums.take_front(count));
       sums = sums.drop_front(count);
-      reduce.setLastMicrobatch(true);
       reduce->moveBefore(end);
     }
-    for (CopyToHostOp copy : copies)
-      copy.setLastMicrobatch(true);
+    runInLast<AllReduceOp>();
+    runInLast<CopyToHostOp>();
   }
+
+  MicrobatchesOp loop;
 };
 } // namespace

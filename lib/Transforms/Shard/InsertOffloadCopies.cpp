@@ -46,7 +46,7 @@ private:
       OpBuilder builder(gather);
       auto copy = createFor<CopyToDeviceOp>(
           gather, builder, gather.getShards().getTypes(), gather.getUnitAttr(),
-          gather.getShards());
+          gather.getShards(), /*condition=*/Value());
       gather.getShardsMutable().assign(copy.getCopies());
     }
   }
@@ -64,7 +64,8 @@ private:
         continue;
       auto copy = createFor<CopyToHostOp>(
           shards.getValues().front(), builder, shards.getTypes(),
-          FlatSymbolRefAttr::get(unit), shards.getNames(), shards.getValues());
+          FlatSymbolRefAttr::get(unit), shards.getNames(), shards.getValues(),
+          /*condition=*/Value());
       shards.replaceWith(copy.getCopies());
     }
   }

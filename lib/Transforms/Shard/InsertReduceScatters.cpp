@@ -152,14 +152,13 @@ struct InsertReduceScatters
       OpBuilder builder = gradients.getBuilder();
       // Behind what the same op ends: the use of parameters, as FSDP2 reshards
       // before it reduces, and the gradients of units before this one.
-      while (isReshard(&*builder.getInsertionPoint()) ||
-             isa<ReduceScatterOp>(*builder.getInsertionPoint()))
+      while (isa<ReshardOp, ReduceScatterOp>(*builder.getInsertionPoint()))
         builder.setInsertionPointAfter(&*builder.getInsertionPoint());
       auto reduce = createFor<ReduceScatterOp>(
           gradients.getLast(), builder, types, unit.getValue(), ReduceKind::Avg,
           gradients.getNames(), gradients.getValues(), TypeAttr(), FloatAttr(),
           FloatAttr(), FloatAttr(),
-          /*last_microbatch=*/false);
+          /*condition=*/Value());
       if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
                               shards)))
         return signalPassFailure();
@@ -171,13 +170,6 @@ struct InsertReduceScatters
       }
       gradients.replaceWith(reduce.getShards());
     }
-  }
-
-private:
-  /// Whether it ends parameters now, and not where the last microbatch ends.
-  static bool isReshard(Operation *op) {
-    auto reshard = dyn_cast<ReshardOp>(op);
-    return reshard && !reshard.getLastMicrobatch();
   }
 };
 } // namespace

@@ -177,7 +177,8 @@ private:
     OpBuilder builder(gather.getContext());
     builder.setInsertionPointAfter(lastUse);
     auto reshard = createFor<ReshardOp>(
-        lastUse, builder, types, gather.getUnitAttr(), gather.getParams());
+        lastUse, builder, types, gather.getUnitAttr(), gather.getParams(),
+        /*condition=*/Value());
     setReason(reshard, "after the last use in forward: each of " + Twine(size) +
                            " neighbours keeps a part");
     return llvm::to_vector_of<Value>(reshard.getKept());
@@ -205,9 +206,9 @@ private:
           lastUse = user;
     OpBuilder builder(lastUse->getContext());
     builder.setInsertionPointAfter(lastUse);
-    auto reshard =
-        createFor<ReshardOp>(lastUse, builder, TypeRange(),
-                             gather.getUnitAttr(), gather.getParams());
+    auto reshard = createFor<ReshardOp>(
+        lastUse, builder, TypeRange(), gather.getUnitAttr(), gather.getParams(),
+        /*condition=*/Value());
     setReason(reshard, why);
   }
 };

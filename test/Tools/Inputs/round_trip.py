@@ -18,9 +18,9 @@ LEVELS = {
     "grouped": "detect-units assign-units choose-memory bucket-units recompute-activations "
     "offload-activations",
     "placed": "place-params",
-    "gathered": "insert-all-gathers insert-reshards defer-reshards",
+    "gathered": "insert-all-gathers insert-reshards",
     "reduced": "insert-reduce-scatters insert-all-reduces insert-offload-copies "
-    "insert-accumulation insert-loss-scaling insert-clipping",
+    "insert-accumulation defer-reshards insert-loss-scaling insert-clipping",
     "sharded": "insert-optimizer",
     "scheduled": "schedule",
     "planned": "lower",

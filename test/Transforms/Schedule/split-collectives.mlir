@@ -29,44 +29,37 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
-// Attributes stay; what has begun already stays as it is.
+// Conditions stay; what has begun already stays as it is.
 
 // CHECK-LABEL: fsdp.program @train_step
-// CHECK:         fsdp.all_gather @u %{{.*}} {first_microbatch} : ({{.*}}) -> !fsdp.future<tensor<4xf32>>
-// CHECK-NEXT:    aten.call "aten::neg"
-// CHECK-NEXT:    fsdp.wait
-// CHECK-NOT:     fsdp.wait
-// CHECK:         fsdp.return
-fsdp.mesh @world <["shard"=2]>
-fsdp.unit @u
-fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
-  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  %f = fsdp.all_gather @u %s {first_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xf32>>
-  %y = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
-  %w = fsdp.wait %f : !fsdp.future<tensor<4xf32>>
-  %loss = aten.call "aten::dot"(%y, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
-  fsdp.reshard @u %w {last_microbatch} : tensor<4xf32>
-  fsdp.return %loss : tensor<f32>
-}
-
-// -----
-
-// So do copies of gradients to the host.
-
-// CHECK-LABEL: fsdp.program @train_step
-// CHECK:         %[[RF:.*]] = fsdp.reduce_scatter
-// CHECK-NEXT:    %[[R:.*]] = fsdp.wait %[[RF]]
-// CHECK-NEXT:    %[[CF:.*]] = fsdp.copy_to_host @u [@w] %[[R]] {last_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-// CHECK-NEXT:    %[[C:.*]] = fsdp.wait %[[CF]]
-// CHECK-NEXT:    fsdp.gradients [@w] %[[C]]
+// CHECK:           %[[F:.*]] = fsdp.all_gather @u %{{.*}} when %first else %[[KEPT:.*]] : !fsdp.carried<tensor<4xf32>> : ({{.*}}) -> !fsdp.future<tensor<4xf32>>
+// CHECK-NEXT:      aten.call "aten::neg"
+// CHECK-NEXT:      %[[W:.*]] = fsdp.wait %[[F]]
+// CHECK:           %[[RF:.*]] = fsdp.reduce_scatter @u avg [@w] %{{.*}} when %last : {{.*}} -> !fsdp.future
+// CHECK-NEXT:      %[[R:.*]] = fsdp.wait %[[RF]]
+// CHECK-NEXT:      %[[CF:.*]] = fsdp.copy_to_host @u [@w] %[[R]] when %last : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+// CHECK-NEXT:      %[[C:.*]] = fsdp.wait %[[CF]]
+// CHECK-NEXT:      fsdp.reshard @u %[[W]] when %last
+// CHECK-NEXT:      fsdp.yield %{{.*}}, %[[C]] : {{.*}} carry %[[SUM:.*]], %[[W]] :
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u {cpu_offload}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.program @train_step(%g: tensor<4xf32>, %loss: tensor<f32>) -> tensor<f32> {
-  fsdp.phase backward
-  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  %c = fsdp.copy_to_host @u [@w] %r {last_microbatch} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-  fsdp.gradients [@w] %c : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
+  %loss, %grad = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> (tensor<f32>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) {
+  ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1, %before: !fsdp.carried<tensor<4xf32>>, %kept: !fsdp.carried<tensor<4xf32>>):
+    fsdp.phase forward
+    %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    %f = fsdp.all_gather @u %s when %first else %kept : !fsdp.carried<tensor<4xf32>> : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xf32>>
+    %y = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+    %w = fsdp.wait %f : !fsdp.future<tensor<4xf32>>
+    %l = aten.call "aten::dot"(%y, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+    fsdp.phase backward
+    %sum = fsdp.accumulate [@w] %y onto %before : !fsdp.carried<tensor<4xf32>> : (tensor<4xf32>) -> tensor<4xf32>
+    %r = fsdp.reduce_scatter @u avg [@w] %sum when %last : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    %c = fsdp.copy_to_host @u [@w] %r when %last : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    fsdp.reshard @u %w when %last : tensor<4xf32>
+    fsdp.yield %l, %c : tensor<f32>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>> carry %sum, %w : tensor<4xf32>, tensor<4xf32>
+  }
+  fsdp.gradients [@w] %grad : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }

@@ -2,14 +2,20 @@
 
 // FSDP2's default: every microbatch reduces, the shards are added.
 
-// CHECK-LABEL: fsdp.program @train_step
-// CHECK:         %[[ONE:.*]] = aten.call "aten::ones_like"
-// CHECK-NEXT:    %[[SEED:.*]] = aten.call "aten::div.Scalar"(%[[ONE]], 4) : (tensor<f32>) -> tensor<f32>
-// CHECK-NEXT:    %[[G:.*]] = aten.call "aten::mul.Tensor"(%{{.*}}, %[[SEED]])
-// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[G]] :
-// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[R]] : (!fsdp.sharded<
-// CHECK-NEXT:    fsdp.gradients [@w] %[[SUM]]
-// CHECK-NEXT:    fsdp.return
+// CHECK-LABEL: fsdp.program @train_step(%arg0: tensor<4xf32>)
+// CHECK-NEXT:    %[[LOSS:.*]], %[[GRAD:.*]] = fsdp.microbatches 4(%arg0) : (tensor<4xf32>) -> (tensor<f32>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) {
+// CHECK-NEXT:    ^bb0(%[[X:.*]]: tensor<4xf32>, %first: i1, %last: i1, %[[BEFORE:.*]]: !fsdp.carried<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>):
+// CHECK-NEXT:      fsdp.phase forward
+// CHECK-NEXT:      %[[L:.*]] = aten.call "aten::sum"(%[[X]], none)
+// CHECK-NEXT:      fsdp.phase backward
+// CHECK-NEXT:      %[[ONE:.*]] = aten.call "aten::ones_like"
+// CHECK-NEXT:      %[[SEED:.*]] = aten.call "aten::div.Scalar"(%[[ONE]], 4) : (tensor<f32>) -> tensor<f32>
+// CHECK-NEXT:      %[[G:.*]] = aten.call "aten::mul.Tensor"(%[[X]], %[[SEED]])
+// CHECK-NEXT:      %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[G]] :
+// CHECK-NEXT:      %[[SUM:.*]] = fsdp.accumulate [@w] %[[R]] onto %[[BEFORE]] : !fsdp.carried<{{.*}} : (!fsdp.sharded<
+// CHECK-NEXT:      fsdp.yield %[[L]], %[[SUM]] : tensor<f32>, !fsdp.sharded<{{.*}}> carry %[[SUM]] : !fsdp.sharded<
+// CHECK:         fsdp.gradients [@w] %[[GRAD]]
+// CHECK-NEXT:    fsdp.return %[[LOSS]]
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
 fsdp.unit @u
@@ -30,12 +36,11 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // Whole gradients are added; the last microbatch reduces the sums.
 
 // CHECK-LABEL: fsdp.program @train_step
-// CHECK:         aten.call "aten::div.Scalar"
-// CHECK-NEXT:    %[[G:.*]] = aten.call "aten::mul.Tensor"
-// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
-// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch}
-// CHECK-NEXT:    fsdp.gradients [@w] %[[R]]
-// CHECK-NEXT:    fsdp.return
+// CHECK:           aten.call "aten::div.Scalar"
+// CHECK-NEXT:      %[[G:.*]] = aten.call "aten::mul.Tensor"
+// CHECK-NEXT:      %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] onto %{{.*}} : !fsdp.carried<tensor<4xf32>> : (tensor<4xf32>) -> tensor<4xf32>
+// CHECK-NEXT:      %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] when %last :
+// CHECK-NEXT:      fsdp.yield %{{.*}}, %[[R]] : {{.*}} carry %[[SUM]] : tensor<4xf32>
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
 fsdp.unit @u
@@ -58,11 +63,10 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"{{.*}} -> tensor<4xbf16>
-// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xbf16>) -> tensor<4xf16>
-// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch, reduce_dtype = f16} : (tensor<4xf16>)
-// CHECK-NEXT:    %[[A:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[R]] {last_microbatch, reduce_dtype = f16}
-// CHECK-NEXT:    fsdp.gradients [@w] %[[A]]
-// CHECK-NEXT:    fsdp.return
+// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] onto %{{.*}} : !fsdp.carried<tensor<4xf16>> : (tensor<4xbf16>) -> tensor<4xf16>
+// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] when %last {reduce_dtype = f16} : (tensor<4xf16>)
+// CHECK-NEXT:    %[[A:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[R]] when %last {reduce_dtype = f16}
+// CHECK-NEXT:    fsdp.yield %{{.*}}, %[[A]] :
 fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16, reduce_dtype = f16>}
@@ -84,8 +88,8 @@ fsdp.program @train_step(%x: tensor<4xbf16>) -> tensor<bf16> {
 // FSDP2 before PyTorch 2.15 adds in the gradients' dtype.
 
 // CHECK-LABEL: fsdp.program @train_step
-// CHECK:         %[[SUM:.*]] = fsdp.accumulate [@w] %{{.*}} : (tensor<4xbf16>) -> tensor<4xbf16>
-// CHECK-NEXT:    fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch, reduce_dtype = bf16}
+// CHECK:         %[[SUM:.*]] = fsdp.accumulate [@w] {{.*}} : (tensor<4xbf16>) -> tensor<4xbf16>
+// CHECK-NEXT:    fsdp.reduce_scatter @u avg [@w] %[[SUM]] when %last {reduce_dtype = bf16}
 module attributes {fsdp.captured_for = {device = "cpu", torch = "2.11.0"}} {
   fsdp.mesh @world <["shard"=2]>
   fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
@@ -111,12 +115,11 @@ module attributes {fsdp.captured_for = {device = "cpu", torch = "2.11.0"}} {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[RU:.*]] = fsdp.reduce_scatter @u avg [@w]
 // CHECK-NEXT:    %[[RV:.*]] = fsdp.reduce_scatter @v avg [@v.w]
-// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @v.w] %[[RU]], %[[RV]] : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
-// CHECK-NEXT:    %[[AU:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[SUMS]]#0 {last_microbatch, reduce_dtype = f16}
-// CHECK-NEXT:    %[[AV:.*]] = fsdp.all_reduce @v avg over "replicate" [@v.w] %[[SUMS]]#1 {last_microbatch}
-// CHECK-NEXT:    %[[C:.*]] = fsdp.copy_to_host @v [@v.w] %[[AV]] {last_microbatch}
-// CHECK-NEXT:    fsdp.gradients [@w, @v.w] %[[AU]], %[[C]]
-// CHECK-NEXT:    fsdp.return
+// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @v.w] %[[RU]], %[[RV]] onto {{.*}} : (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>) -> (!fsdp.sharded<tensor<4xf16>, <@world, [{"shard"}], partial ["replicate"]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}], partial ["replicate"]>>)
+// CHECK-NEXT:    %[[AU:.*]] = fsdp.all_reduce @u avg over "replicate" [@w] %[[SUMS]]#0 when %last {reduce_dtype = f16}
+// CHECK-NEXT:    %[[AV:.*]] = fsdp.all_reduce @v avg over "replicate" [@v.w] %[[SUMS]]#1 when %last :
+// CHECK-NEXT:    %[[C:.*]] = fsdp.copy_to_host @v [@v.w] %[[AV]] when %last :
+// CHECK-NEXT:    fsdp.yield %{{.*}}, %[[AU]], %[[C]] : {{.*}} carry %[[SUMS]]#0, %[[SUMS]]#1 :
 fsdp.mesh @world <["replicate"=2, "shard"=2]>
 fsdp.accumulation {all_reduce_each_microbatch = false, reduce_each_microbatch = true, steps = 4}
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<reduce_dtype = f16>}
@@ -146,9 +149,8 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"
 // CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[G]] :
-// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @scale] %[[R]], %[[G]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, tensor<4xf32>)
-// CHECK-NEXT:    fsdp.gradients [@w, @scale] %[[SUMS]]#0, %[[SUMS]]#1
-// CHECK-NEXT:    fsdp.return
+// CHECK-NEXT:    %[[SUMS:.*]]:2 = fsdp.accumulate [@w, @scale] %[[R]], %[[G]] onto {{.*}} : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, tensor<4xf32>)
+// CHECK-NEXT:    fsdp.yield %{{.*}}, %[[SUMS]]#0, %[[SUMS]]#1 :
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, steps = 4}
 fsdp.unit @u
@@ -171,11 +173,10 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[G:.*]] = aten.call "aten::mul.Tensor"
-// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
-// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] {last_microbatch}
-// CHECK-NEXT:    %[[OWN:.*]] = fsdp.accumulate [@scale] %[[G]] : (tensor<4xf32>) -> tensor<4xf32>
-// CHECK-NEXT:    fsdp.gradients [@w, @scale] %[[R]], %[[OWN]]
-// CHECK-NEXT:    fsdp.return
+// CHECK-NEXT:    %[[SUM:.*]] = fsdp.accumulate [@w] %[[G]] onto %[[B:.*]] : !fsdp.carried<tensor<4xf32>> : (tensor<4xf32>) -> tensor<4xf32>
+// CHECK-NEXT:    %[[R:.*]] = fsdp.reduce_scatter @u avg [@w] %[[SUM]] when %last :
+// CHECK-NEXT:    %[[OWN:.*]] = fsdp.accumulate [@scale] %[[G]] onto %{{.*}} : !fsdp.carried<tensor<4xf32>> : (tensor<4xf32>) -> tensor<4xf32>
+// CHECK-NEXT:    fsdp.yield %{{.*}}, %[[R]], %[[OWN]] : {{.*}} carry %[[SUM]], %[[OWN]] :
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = false, steps = 4}
 fsdp.unit @u
@@ -197,7 +198,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // One microbatch is what there is without the policy.
 
 // CHECK-LABEL: fsdp.program @train_step
-// CHECK-NOT:     fsdp.accumulate
+// CHECK-NOT:     fsdp.microbatches
 // CHECK-NOT:     aten::div
 fsdp.mesh @world <["shard"=2]>
 fsdp.accumulation {reduce_each_microbatch = true, steps = 1}

@@ -1,7 +1,6 @@
 //===- Interpreter.h - what each kind of instruction does -----------------===//
 //
-// The state of a rank's program (values, gathered parameters, sums of
-// gradients, optimizer) and what an instruction makes of it. When instructions
+// The state of a rank's program (values, gathered parameters, optimizer) and what an instruction makes of it. When instructions
 // run is the Executor's.
 //
 //===----------------------------------------------------------------------===//
@@ -53,11 +52,13 @@ public:
 
   /// Executes the instruction at `index` of the program of `calls`, but for its
   /// frees. Returns the wait for a collective that it has only begun, which it
-  /// does on streams other than the compute stream, in the microbatches in
-  /// which the collective runs. What operators and collectives throw passes
-  /// through.
+  /// does on streams other than the compute stream. What operators and
+  /// collectives throw passes through.
   Wait execute(const plan::Instruction &instruction, CallTable &calls,
                size_t index);
+  /// Goes past an instruction that does not run in this microbatch: the results
+  /// of a gather are those that the microbatch before kept.
+  void leaveOut(const plan::Instruction &instruction);
 
   /// Around the instructions of a step, counted from 0; the end when they have
   /// all ended.
@@ -77,7 +78,6 @@ public:
   struct HostState {
     std::vector<at::Tensor> values;
     std::vector<std::vector<at::Tensor>> gathered;
-    std::vector<at::Tensor> sums;
   };
   /// As they are now, none of them an owner: their places stay the plan's.
   HostState aliasState() const;
@@ -109,8 +109,7 @@ public:
 
 private:
   void run(CallTable &calls, const plan::Call &call, size_t index);
-  /// Collectives return the wait for them, empty where they do not run in this
-  /// microbatch.
+  /// Collectives return the wait for them.
   Wait run(const plan::AllGather &gather);
   Wait run(const plan::ReduceScatter &reduce, plan::ValueId buffer);
   Wait run(const plan::AllReduce &reduce, plan::ValueId buffer);
@@ -118,7 +117,6 @@ private:
   void run(const plan::Accumulate &accumulate);
   void run(const plan::Unscale &unscale);
   void run(const plan::ClipGradNorm &clip);
-  void run(const plan::CopyToHost &copy);
   void run(const plan::OptimizerStep &step);
   void watchGradients(const plan::OptimizerStep &step);
   void createOptimizer(const plan::OptimizerStep &step);
@@ -145,8 +143,6 @@ private:
   Gradients gradients;
   /// Per unit: its parameters while they are gathered.
   std::vector<std::vector<at::Tensor>> gathered;
-  /// Per parameter: the sum over the step's microbatches so far.
-  std::vector<at::Tensor> sums;
   int64_t microbatch = 0;
   double lrFactor = 1;
   int64_t updatesBefore = 0;
