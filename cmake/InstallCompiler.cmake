@@ -9,6 +9,7 @@ foreach(library ${libraries})
 endforeach()
 install(TARGETS ${libraries} EXPORT fsdp-mlir LIBRARY DESTINATION lib)
 install(TARGETS fsdp-opt fsdp-run fsdp-checkpoint fsdp-lsp-server fsdp-reduce RUNTIME DESTINATION bin)
+install(TARGETS FSDPCaptureReader LIBRARY DESTINATION lib) # fsdp-opt loads it
 if(TARGET fsdp_cuda)
   install(TARGETS fsdp_cuda LIBRARY DESTINATION lib)
 endif()

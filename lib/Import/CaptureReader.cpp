@@ -321,3 +321,7 @@ private:
 Capture fsdp::readCapture(const std::string &path) {
   return CaptureReader(path).read();
 }
+
+extern "C" void fsdpReadCapture(const std::string &path, Capture &capture) {
+  capture = readCapture(path);
+}

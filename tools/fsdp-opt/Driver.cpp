@@ -89,7 +89,7 @@ OwningOpRef<ModuleOp> load(StringRef path, MLIRContext *context,
                            llvm::SourceMgr &sources) {
   if (isCapture(path)) {
     try {
-      return importCapture(::fsdp::readCapture(path.str()), context);
+      return importCapture(::fsdp::loadCapture(path.str()), context);
     } catch (const ::fsdp::CaptureError &error) {
       (void)reportError(error.what());
       return {};

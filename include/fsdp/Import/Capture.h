@@ -102,8 +102,12 @@ struct CaptureError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Reads model.pt. Throws CaptureError.
+/// Reads model.pt. Throws CaptureError. Defined in the library
+/// FSDPCaptureReader, which needs LibTorch.
 Capture readCapture(const std::string &path);
+
+/// The same; the first call loads FSDPCaptureReader, and LibTorch with it.
+Capture loadCapture(const std::string &path);
 
 } // namespace fsdp
 
