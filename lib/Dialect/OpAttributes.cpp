@@ -14,6 +14,19 @@ StringRef mlir::fsdp::getModuleName(Operation *op) {
   return getText(op, moduleAttrName);
 }
 
+int64_t mlir::fsdp::getOffset(Value value) {
+  if (auto argument = dyn_cast<BlockArgument>(value)) {
+    auto program = dyn_cast<ProgramOp>(argument.getOwner()->getParentOp());
+    auto offset = program ? program.getArgAttrOfType<IntegerAttr>(
+                                argument.getArgNumber(), offsetAttrName)
+                          : IntegerAttr();
+    return offset ? offset.getInt() : -1;
+  }
+  auto offsets =
+      value.getDefiningOp()->getAttrOfType<DenseI64ArrayAttr>(offsetsAttrName);
+  return offsets ? offsets[cast<OpResult>(value).getResultNumber()] : -1;
+}
+
 StringRef mlir::fsdp::getSourceLine(Operation *op) {
   return getText(op, lineAttrName);
 }
@@ -46,6 +59,17 @@ static LogicalResult verifyText(Operation *op, NamedAttribute attribute,
          << ", got: " << attribute.getValue();
 }
 
+static bool isEvent(Attribute attribute) {
+  auto event = dyn_cast<IntegerAttr>(attribute);
+  return event && event.getType().isInteger(32) && event.getInt() >= 0;
+}
+
+static bool isEvents(Attribute attribute) {
+  auto events = dyn_cast<DenseI32ArrayAttr>(attribute);
+  return events && llvm::all_of(events.asArrayRef(),
+                                [](int32_t event) { return event >= 0; });
+}
+
 LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
                                                     NamedAttribute attribute) {
   StringAttr name = attribute.getName();
@@ -66,9 +90,78 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
            << " on the module, with the texts device and torch, got: "
            << attribute.getValue();
   }
+  if (name == memoryAttrName) {
+    auto memory = dyn_cast<StringAttr>(attribute.getValue());
+    if (isa<ModuleOp>(op) && memory &&
+        (memory.getValue() == "shared" || memory.getValue() == "device"))
+      return success();
+    return op->emitOpError("Memory-1: expected ")
+           << memoryAttrName
+           << " on the module, \"shared\" or \"device\", got: "
+           << attribute.getValue();
+  }
+  if (name == offsetsAttrName) {
+    auto offsets = dyn_cast<DenseI64ArrayAttr>(attribute.getValue());
+    if (offsets && size_t(offsets.size()) == op->getNumResults() &&
+        llvm::all_of(offsets.asArrayRef(), [](int64_t o) { return o >= -1; }))
+      return success();
+    return op->emitOpError("Offset-1: expected a byte for each result, or -1, "
+                           "got: ")
+           << attribute.getValue();
+  }
+  if (name == arenaAttrName || name == hostArenaAttrName) {
+    auto arena = dyn_cast<DictionaryAttr>(attribute.getValue());
+    if (isa<ModuleOp>(op) && arena && arena.getAs<IntegerAttr>("bytes") &&
+        arena.getAs<IntegerAttr>("lower_bound"))
+      return success();
+    return op->emitOpError("Arena-1: expected ")
+           << name.getValue()
+           << " on the module, with the integers bytes and lower_bound, got: "
+           << attribute.getValue();
+  }
+  if (name == streamAttrName && !isa<StringAttr>(attribute.getValue()))
+    return op->emitOpError("Stream-1: expected the name of a stream, got: ")
+           << attribute.getValue();
+  if (name == waitsAttrName && !isEvents(attribute.getValue()))
+    return op->emitOpError("Stream-1: expected an array<i32> of events, got: ")
+           << attribute.getValue();
+  if (name == recordsAttrName && !isEvent(attribute.getValue()))
+    return op->emitOpError("Stream-1: expected the number of an event as an "
+                           "i32, got: ")
+           << attribute.getValue();
   if (name == moduleAttrName || name == lineAttrName)
     return verifyText(op, attribute, "Origin-1");
   if (name == whyAttrName)
     return verifyText(op, attribute, "Why-1");
+  return success();
+}
+
+LogicalResult FSDPDialect::verifyRegionArgAttribute(Operation *op, unsigned,
+                                                    unsigned argument,
+                                                    NamedAttribute attribute) {
+  StringRef name = attribute.getName();
+  Attribute value = attribute.getValue();
+  auto fail = [&](StringRef label, StringRef expected) {
+    return op->emitOpError(label)
+           << ": expected " << expected << " as " << name << " of argument "
+           << argument << ", got: " << value;
+  };
+  if (name == inputNameAttrName && !isa<StringAttr>(value))
+    return fail("Input-1", "a text");
+  if ((name == inputLowAttrName || name == inputHighAttrName) &&
+      !isa<IntegerAttr>(value))
+    return fail("Input-1", "an integer");
+  if (name == inputStridesAttrName) {
+    auto strides = dyn_cast<DenseI64ArrayAttr>(value);
+    auto type = dyn_cast<RankedTensorType>(
+        cast<ProgramOp>(op).getBody().getArgument(argument).getType());
+    if (!strides || !type || strides.size() != type.getRank())
+      return fail("Input-1", "a number for each dimension");
+  }
+  if (name == offsetAttrName) {
+    auto offset = dyn_cast<IntegerAttr>(value);
+    if (!offset || offset.getInt() < 0)
+      return fail("Offset-1", "a byte");
+  }
   return success();
 }

@@ -51,6 +51,7 @@ static std::string getName(Operation *op) {
                  [](auto) { return "on_host"; })
              .Case<ReloadActivationOp>([](auto) { return "reloaded"; })
              .Case<AccumulateOp>([](auto) { return "sums"; })
+             .Case<AllocateOp>([](auto) { return "buffer"; })
              .Case<LossScaleOp>([](auto) { return "loss_scale"; })
              .Case<UnscaleOp>([](auto) { return "unscaled"; })
              .Case<ClipGradNormOp>([](auto) { return "clipped"; })
@@ -99,6 +100,9 @@ void ReloadActivationOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
   nameResults(*this, setNameFn);
 }
 void AccumulateOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
+  nameResults(*this, setNameFn);
+}
+void AllocateOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
   nameResults(*this, setNameFn);
 }
 void LossScaleOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {

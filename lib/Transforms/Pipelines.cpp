@@ -39,8 +39,15 @@ void mlir::fsdp::buildSchedulePipeline(OpPassManager &pm) {
 }
 
 void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {
+  buildUnplacedPipeline(pm);
+  pm.addPass(createInsertBuffers()); // memory of collectives
+  pm.addPass(createPlaceStorages()); // a place for every storage
+}
+
+void mlir::fsdp::buildUnplacedPipeline(OpPassManager &pm) {
   pm.addPass(createBindReduceInputs()); // gradients straight into the reduction
   pm.addPass(createInsertFrees());      // the end of every value's life
+  pm.addPass(createAssignStreams());    // what runs beside what
 }
 
 void mlir::fsdp::buildPipeline(OpPassManager &pm) {

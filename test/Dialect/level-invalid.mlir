@@ -23,3 +23,22 @@ module {
   // expected-error @below {{Level-1: expected fsdp.level on the module, an #fsdp.level, got: #fsdp.level<captured>}}
   fsdp.unit @u {fsdp.level = #fsdp.level<captured>}
 }
+
+// -----
+
+// expected-error @below {{Memory-1: expected fsdp.memory on the module, "shared" or "device", got: "host"}}
+module attributes {fsdp.memory = "host"} {
+}
+
+// -----
+
+// expected-error @below {{Arena-1: expected fsdp.arena on the module, with the integers bytes and lower_bound, got: {bytes = 128 : i64}}}
+module attributes {fsdp.arena = {bytes = 128 : i64}} {
+}
+
+// -----
+
+module {
+  // expected-error @below {{Arena-1: expected fsdp.host_arena on the module}}
+  fsdp.unit @u {fsdp.host_arena = {bytes = 128 : i64, lower_bound = 128 : i64}}
+}

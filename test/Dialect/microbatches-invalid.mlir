@@ -388,3 +388,16 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
   }
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
+  %loss = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
+  ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
+    %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+    // expected-error @below {{Microbatches-3: expected the first or last microbatch as a condition alone}}
+    fsdp.free %first : i1
+    fsdp.yield %l : tensor<f32>
+  }
+  fsdp.return %loss : tensor<f32>
+}

@@ -16,16 +16,17 @@
 // CHECK-NEXT:  {"shape": [], "dtype": "float32"},
 // SHARED-NEXT: {"shape": [4], "dtype": "float32"},
 // DEVICE-NEXT: {"shape": [4], "dtype": "float32", "offset": 128},
+// DEVICE-NEXT: {"shape": [4], "dtype": "float32", "offset": 192},
 // CHECK-NEXT:  {"shape": [2], "dtype": "float32", "offset": 64},
-// CHECK-NEXT:  {"shape": [2], "dtype": "float32", "storage": 5},
+// SHARED-NEXT: {"shape": [2], "dtype": "float32", "storage": 5},
 // SHARED-NEXT: {"shape": [2], "dtype": "float32", "storage": 5}
-// DEVICE-NEXT: {"shape": [2], "dtype": "float32", "storage": 5},
-// DEVICE-NEXT: {"shape": [4], "dtype": "float32", "offset": 192}
+// DEVICE-NEXT: {"shape": [2], "dtype": "float32", "storage": 6},
+// DEVICE-NEXT: {"shape": [2], "dtype": "float32", "storage": 6}
 // CHECK-NEXT:  ],
 // SHARED-NEXT: "arena": {"bytes": 128, "lower_bound": 128},
 // DEVICE-NEXT: "arena": {"bytes": 256, "lower_bound": 256},
-// DEVICE:      {"reduce_scatter": 0,{{.*}} "buffer": 8
-// DEVICE-NEXT: {"wait": [2],{{.*}} "frees": [4, 8]
+// DEVICE:      {"reduce_scatter": 0,{{.*}} "buffer": 5
+// DEVICE-NEXT: {"wait": [2],{{.*}} "frees": [4, 5]
 
 // ALONE:      {"shape": [4], "dtype": "float32", "offset": 128},
 // ALONE-NEXT: {"shape": [4], "dtype": "float32", "storage": 4},

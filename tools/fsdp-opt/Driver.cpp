@@ -126,6 +126,12 @@ LogicalResult applyPolicy(ModuleOp module) {
     return failure();
   if (!device->empty())
     getOrCreateSchedule(module).setDevice(*device);
+  if (memoryModel.getNumOccurrences()) {
+    bool isShared = memoryModel == ::fsdp::plan::MemoryModel::SharedHost;
+    module->setAttr(
+        memoryAttrName,
+        StringAttr::get(module.getContext(), isShared ? "shared" : "device"));
+  }
   return success();
 }
 
@@ -143,7 +149,9 @@ LogicalResult addPasses(PassManager &pm, ModuleOp module) {
   Level last = emitKind == Emit::MLIR ? level : Level::Planned;
   if (last < first)
     return verifyLevel(module, last, "--level");
-  if (first > Level::Captured && first < Level::Sharded)
+  bool isWithin = (first > Level::Captured && first < Level::Sharded) ||
+                  first == Level::Lowered;
+  if (isWithin && first != last)
     return module.emitError("expected a module at level captured, sharded, "
                             "scheduled or planned, or passes that take it "
                             "there, got: ")
@@ -171,15 +179,7 @@ LogicalResult runPasses(ModuleOp module, TimingScope &timing) {
   return pm.run(module);
 }
 
-/// That of --memory, without it that of the device.
-FailureOr<::fsdp::plan::MemoryModel>
-getMemoryModel(const ::fsdp::plan::Plan &plan) {
-  if (memoryModel.getNumOccurrences())
-    return memoryModel.getValue();
-  return getSimulatedMemoryModel(plan);
-}
-
-/// A plan with its arena; verified, as every plan that is written.
+/// A plan; verified, as every plan that is written.
 FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
   if (failed(verifyLevel(module, Level::Planned, "a plan")))
     return failure();
@@ -188,13 +188,6 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
   if (failed(plan))
     return failure();
   try {
-    ::fsdp::plan::verifyPlan(*plan, "plan");
-    FailureOr<::fsdp::plan::MemoryModel> model = getMemoryModel(*plan);
-    if (failed(model))
-      return failure();
-    ::fsdp::plan::layOutArena(*plan, *model);
-    if (IntegerAttr budget = getOrCreateSchedule(module).getMemoryBudgetAttr())
-      plan->memoryBudget = budget.getInt();
     ::fsdp::plan::verifyPlan(*plan, "plan");
   } catch (const ::fsdp::plan::PlanError &error) {
     return module.emitError("emits an invalid plan: ") << error.what();

@@ -222,14 +222,6 @@ void mlir::fsdp::setDefaultDevice(const std::string &device) {
     deviceName.setInitialValue(device);
 }
 
-FailureOr<plan::MemoryModel>
-mlir::fsdp::getSimulatedMemoryModel(const plan::Plan &plan) {
-  FailureOr<Setting> setting = readSetting(plan);
-  if (failed(setting))
-    return failure();
-  return setting->cluster.device.memoryModel();
-}
-
 LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
                                               llvm::raw_ostream &os) {
   FailureOr<Setting> setting = readSetting(plan);

@@ -33,10 +33,6 @@ FailureOr<int64_t> getMeasuredScratch();
 /// The device where the options name none.
 void setDefaultDevice(const std::string &device);
 
-/// Whose memory a rank's is on the device. Prints errors itself.
-FailureOr<::fsdp::plan::MemoryModel>
-getSimulatedMemoryModel(const ::fsdp::plan::Plan &plan);
-
 /// Simulates a step as the options say and prints its time, what of it is
 /// exposed communication, tokens a second, MFU, and whether its peak memory
 /// fits; where a measured step is asked for, that beside it. The plan is

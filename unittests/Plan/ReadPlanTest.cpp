@@ -158,8 +158,8 @@ TEST(ReadPlan, RoundTripsWhatIsReducedInTheLastMicrobatch) {
   Plan plan = samplePlan(4, false, 2);
   accumulatePartial(plan);
   std::string text = printPlan(plan);
-  EXPECT_THAT(text, testing::ContainsRegex(
-                        "\"all_reduce\": 0.*\"when\": \"last\""));
+  EXPECT_THAT(text,
+              testing::ContainsRegex("\"all_reduce\": 0.*\"when\": \"last\""));
   EXPECT_EQ(printPlan(parsePlan(text, "p.json")), text);
   plan = samplePlan(2);
   accumulateWhole(plan);

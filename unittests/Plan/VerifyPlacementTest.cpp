@@ -121,9 +121,8 @@ const std::vector<Mutation> kKeptMutations = {
        for (Instruction &instruction : p.instructions)
          std::erase(instruction.frees, sum);
        Instruction wait{Wait{}, Phase::Backward, -1, {sum}};
-       p.instructions.insert(p.instructions.begin() +
-                                 long(find<ReduceScatter>(p)) + 1,
-                             wait);
+       p.instructions.insert(
+           p.instructions.begin() + long(find<ReduceScatter>(p)) + 1, wait);
      }},
 };
 

@@ -22,8 +22,8 @@ template <typename Kind> Kind &first(plan::Plan &plan, int skip = 0) {
   return std::get<Kind>(plan.instructions[find<Kind>(plan, skip)].kind);
 }
 
-/// Lets the instruction of a kind run in other microbatches, after `skip` others
-/// of it.
+/// Lets the instruction of a kind run in other microbatches, after `skip`
+/// others of it.
 template <typename Kind>
 void runIn(plan::Plan &plan, int skip, plan::When when) {
   plan.instructions[find<Kind>(plan, skip)].when = when;

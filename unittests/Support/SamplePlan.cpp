@@ -231,13 +231,22 @@ void stageState(Plan &plan) {
     events = std::max(events, instruction.records + 1);
   std::vector<Instruction> begun, waits;
   for (int32_t unit = 0; unit < int32_t(plan.units.size()); ++unit) {
-    begun.push_back(
-        {StageState{unit}, Phase::Forward, -1, {}, When::Every, Stream::CopyToHost});
+    begun.push_back({StageState{unit},
+                     Phase::Forward,
+                     -1,
+                     {},
+                     When::Every,
+                     Stream::CopyToHost});
     begun.back().records = events;
     if (plan.accumulationSteps > 1)
       begun.back().when = When::First;
-    waits.push_back(
-        {Wait{}, Phase::Backward, -1, {}, begun.back().when, Stream::Compute, {events++}});
+    waits.push_back({Wait{},
+                     Phase::Backward,
+                     -1,
+                     {},
+                     begun.back().when,
+                     Stream::Compute,
+                     {events++}});
   }
   auto end = std::find_if(plan.instructions.begin(), plan.instructions.end(),
                           [](const Instruction &instruction) {
@@ -278,8 +287,13 @@ void beginCollectives(Plan &plan) {
       frees = std::exchange(instruction.frees, {});
     result.push_back(std::move(instruction));
     if (begins)
-      result.push_back(
-          {Wait{}, phase, -1, std::move(frees), when, Stream::Compute, {events - 1}});
+      result.push_back({Wait{},
+                        phase,
+                        -1,
+                        std::move(frees),
+                        when,
+                        Stream::Compute,
+                        {events - 1}});
   }
   plan.instructions = std::move(result);
 }

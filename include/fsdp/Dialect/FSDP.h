@@ -62,6 +62,24 @@ inline constexpr llvm::StringLiteral inputLowAttrName = "fsdp.low";
 inline constexpr llvm::StringLiteral inputHighAttrName = "fsdp.high";
 /// Attribute of the module: its level, an `#fsdp.level`.
 inline constexpr llvm::StringLiteral levelAttrName = "fsdp.level";
+/// Attribute of the module: the memory that its plan is laid out for, "shared"
+/// or "device"; without it, that of the schedule's device.
+inline constexpr llvm::StringLiteral memoryAttrName = "fsdp.memory";
+/// Attributes of the module at the planned level, dictionaries of `bytes` and
+/// `lower_bound`: the arena of a rank, and that of the host.
+inline constexpr llvm::StringLiteral arenaAttrName = "fsdp.arena";
+inline constexpr llvm::StringLiteral hostArenaAttrName = "fsdp.host_arena";
+/// Attributes of ops that become instructions: the stream, where it is not the
+/// compute stream; the events that must be complete before it begins; the event
+/// that its end completes.
+inline constexpr llvm::StringLiteral streamAttrName = "fsdp.stream";
+inline constexpr llvm::StringLiteral waitsAttrName = "fsdp.waits";
+inline constexpr llvm::StringLiteral recordsAttrName = "fsdp.records";
+/// Attribute of ops at the planned level: for each result the byte of the arena
+/// where its storage begins, or -1. Of an argument of a program: one such byte.
+inline constexpr llvm::StringLiteral offsetsAttrName = "fsdp.offsets";
+inline constexpr llvm::StringLiteral offsetAttrName = "fsdp.offset";
+
 /// Attributes of any op in a program: the module that it comes from, the line
 /// of the model's source, and why it stands where it does.
 inline constexpr llvm::StringLiteral moduleAttrName = "fsdp.module";
@@ -138,6 +156,9 @@ StringRef getModuleName(Operation *op);
 /// The line of the model's source, `folder/file.py:12`; empty where it is not
 /// known.
 StringRef getSourceLine(Operation *op);
+/// The byte of the arena where a value's storage begins, or -1.
+int64_t getOffset(Value value);
+
 /// Gives `op` the module of `origin`, and a call the line too, where it has
 /// them.
 void copyOrigin(Operation *origin, Operation *op);

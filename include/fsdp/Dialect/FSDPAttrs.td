@@ -195,7 +195,8 @@ def FSDP_LevelEnum : I32EnumAttr<"Level", "how far a module is lowered", [
   I32EnumAttrCase<"Reduced", 4, "reduced">,
   I32EnumAttrCase<"Sharded", 5, "sharded">,
   I32EnumAttrCase<"Scheduled", 6, "scheduled">,
-  I32EnumAttrCase<"Planned", 7, "planned">]> {
+  I32EnumAttrCase<"Lowered", 7, "lowered">,
+  I32EnumAttrCase<"Planned", 8, "planned">]> {
   let cppNamespace = "::mlir::fsdp";
   let genSpecializedAttr = 0;
 }

@@ -26,11 +26,11 @@ def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [
     parameter of it, and each result has its operand's type.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
-                       Optional<I1>:$condition);
+                       Optional<I1>:$condition, Optional<AnyRankedTensor>:$buffer);
   let results = (outs Variadic<FSDP_ShardedType>:$copies);
   let assemblyFormat = [{
-    $unit $shards (`when` $condition^)? attr-dict `:`
-    functional-type($shards, $copies)
+    $unit $shards (`when` $condition^)? (`in` $buffer^ `:` type($buffer))? attr-dict
+    `:` functional-type($shards, $copies)
   }];
 }
 

@@ -206,9 +206,8 @@ struct Reshard {
       "them: the i-th keeps what the i-th equal share of the replica's ranks "
       "own";
   static constexpr auto fields() {
-    return std::tuple(
-        field(verb, &Reshard::unit, Role::Unit),
-        optionalField("keep", &Reshard::keep).within(1, 1 << 20));
+    return std::tuple(field(verb, &Reshard::unit, Role::Unit),
+                      optionalField("keep", &Reshard::keep).within(1, 1 << 20));
   }
 };
 
@@ -276,12 +275,11 @@ struct AllReduce {
       "replicas: sum in ascending order of replicas, in the dtype of the "
       "shards, then division by their number, or by `postdivide`";
   static constexpr auto fields() {
-    return std::tuple(
-        field(verb, &AllReduce::unit, Role::Unit),
-        field("params", &AllReduce::params, Role::Param),
-        field("ins", &AllReduce::ins, Role::Operand),
-        field("outs", &AllReduce::outs, Role::Result),
-        optionalField("postdivide", &AllReduce::postdivide));
+    return std::tuple(field(verb, &AllReduce::unit, Role::Unit),
+                      field("params", &AllReduce::params, Role::Param),
+                      field("ins", &AllReduce::ins, Role::Operand),
+                      field("outs", &AllReduce::outs, Role::Result),
+                      optionalField("postdivide", &AllReduce::postdivide));
   }
 };
 
@@ -311,11 +309,10 @@ struct CopyToHost {
       "copies the gradient shards `ins` of `params` of an offloaded unit to "
       "the host";
   static constexpr auto fields() {
-    return std::tuple(
-        field(verb, &CopyToHost::unit, Role::Unit),
-        field("params", &CopyToHost::params, Role::Param),
-        field("ins", &CopyToHost::ins, Role::Operand),
-        field("outs", &CopyToHost::outs, Role::Result));
+    return std::tuple(field(verb, &CopyToHost::unit, Role::Unit),
+                      field("params", &CopyToHost::params, Role::Param),
+                      field("ins", &CopyToHost::ins, Role::Operand),
+                      field("outs", &CopyToHost::outs, Role::Result));
   }
 };
 
@@ -360,7 +357,8 @@ struct Accumulate {
   static constexpr const char *verb = "accumulate";
   static constexpr const char *meaning =
       "adds `ins`, the parameters' whole gradients or their shards, to `outs` "
-      "as the microbatch before left them, in the dtype of `outs`; in the first "
+      "as the microbatch before left them, in the dtype of `outs`; in the "
+      "first "
       "microbatch `outs` are copies of `ins`";
   static constexpr auto fields() {
     return std::tuple(field(verb, &Accumulate::params, Role::Param),

@@ -7,11 +7,20 @@
 
 namespace mlir::fsdp {
 
-/// Translates a module at the planned level. Fails with an error at the op
-/// that a plan cannot express (a dynamic shape, a whole parameter read, …).
-/// `ops` gets the op behind each instruction of the training step.
-FailureOr<::fsdp::plan::Plan>
-emitPlan(ModuleOp module, llvm::SmallVectorImpl<Operation *> *ops = nullptr);
+/// What parts of a plan come from.
+struct PlanOrigins {
+  /// The ops behind the instructions of the step and of the evaluation.
+  SmallVector<Operation *> step, evaluation;
+  /// By id: the values.
+  SmallVector<Value> values;
+};
+
+/// Serialises a module at the planned level: the plan says what the module
+/// says. From the scheduled level on a module has a plan too, but for what
+/// later passes add. Fails with an error at the op that a plan cannot express
+/// (a dynamic shape, a whole parameter read, …).
+FailureOr<::fsdp::plan::Plan> emitPlan(ModuleOp module,
+                                       PlanOrigins *origins = nullptr);
 
 } // namespace mlir::fsdp
 

@@ -20,6 +20,8 @@ void buildShardPipeline(OpPassManager &pm); ///< --fsdp-shard
 void buildAfterChoicePipeline(OpPassManager &pm);
 void buildSchedulePipeline(OpPassManager &pm); ///< --fsdp-schedule
 void buildLowerPipeline(OpPassManager &pm);    ///< --fsdp-lower
+/// What of it precedes fsdp-insert-buffers.
+void buildUnplacedPipeline(OpPassManager &pm);
 /// All stages: captured level to planned level (--fsdp-pipeline).
 void buildPipeline(OpPassManager &pm);
 /// Registers the four with the pass registry.

@@ -501,7 +501,7 @@ def StageCheckpoints
 }
 
 //===----------------------------------------------------------------------===//
-// Lower: scheduled level -> planned level
+// Lower: scheduled level -> lowered level -> planned level
 //===----------------------------------------------------------------------===//
 
 def BindReduceInputs
@@ -519,12 +519,61 @@ def BindReduceInputs
 }
 
 def InsertFrees
-    : LevelPass<"fsdp-insert-frees", "Scheduled", "Planned"> {
+    : LevelPass<"fsdp-insert-frees", "Scheduled", "Lowered"> {
   let summary = "End the life of every value after its last use";
   let description = [{
     Inserts `fsdp.free` after the last use of each tensor and shard. Gathered
     parameters end with their `fsdp.reshard` instead. Storage that views share
     lives until the last of them is freed.
+  }];
+}
+
+def AssignStreams
+    : LevelPass<"fsdp-assign-streams", "Lowered", "Lowered"> {
+  let summary = "Put ops on streams, and order them by events";
+  let description = [{
+    A collective or copy with a future runs on the stream of its kind
+    (`fsdp.stream`), after what stands before it on the compute stream and after
+    the copies that it takes: it waits for events (`fsdp.waits`) that these record
+    (`fsdp.records`). An `fsdp.wait` waits for the event of what it awaits. An op
+    on a stream that already follows a later op of the compute stream needs no
+    event of an earlier one.
+
+    What begins beside the compute stream where a microbatch begins follows an
+    `fsdp.mark`, so that it follows the compute stream of the microbatch before.
+
+    After: every order that instructions of different streams need is an event.
+  }];
+}
+
+def InsertBuffers
+    : LevelPass<"fsdp-insert-buffers", "Lowered", "Lowered"> {
+  let summary = "Allocate the memory of collectives beside their results";
+  let description = [{
+    Where ranks have memory of their own (`fsdp.memory = "device"`, or the
+    schedule's device), every op that needs memory beside its results gets an
+    `fsdp.allocate`: a reduction its flat tensor, a copy to the device the copies,
+    a reshard what it keeps. It is freed with the first op of the compute stream at
+    whose end what uses it is complete
+    ([DeviceBuffers.h](../include/fsdp/Plan/DeviceBuffers.h)).
+
+    Before: streams and events are assigned. After: P34 holds.
+  }];
+}
+
+def PlaceStorages
+    : LevelPass<"fsdp-place-storages", "Lowered", "Planned"> {
+  let summary = "Give every storage its place in the arena";
+  let description = [{
+    Each storage of the step and of the evaluation gets an offset in one arena, in
+    bytes (`fsdp.offsets`, of arguments `fsdp.offset`), such that two that are
+    alive at the same time have none in common; offloaded activations one in the
+    host's. `fsdp.arena` and `fsdp.host_arena` of the module say how many bytes
+    these have, and the most that are alive at once
+    ([Memory.h](../include/fsdp/Plan/Memory.h)).
+
+    Before: the module is that of a plan but for its arena, and the plan is valid.
+    After: the module is the plan.
   }];
 }
 

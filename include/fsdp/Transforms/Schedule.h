@@ -15,6 +15,10 @@ ScheduleOp getOrCreateSchedule(ModuleOp module);
 /// module's mesh. Errors name the description.
 FailureOr<::fsdp::simulate::DeviceModel> loadDevice(ModuleOp module);
 
+/// The memory that the module's plan is laid out for: `fsdp.memory`, without it
+/// that of the schedule's device.
+FailureOr<::fsdp::plan::MemoryModel> getMemoryModel(ModuleOp module);
+
 } // namespace mlir::fsdp
 
 #endif // FSDP_TRANSFORMS_SCHEDULE_H

@@ -125,8 +125,8 @@ bool runsIn(const Plan &plan, const Instruction &instruction,
 }
 
 int64_t runsPerStep(const Plan &plan, const Instruction &instruction) {
-  bool isOnce = instruction.when != When::Every ||
-                instruction.phase == Phase::Optimizer;
+  bool isOnce =
+      instruction.when != When::Every || instruction.phase == Phase::Optimizer;
   return isOnce ? 1 : plan.accumulationSteps;
 }
 

@@ -1,11 +1,40 @@
-//===- AssignStreams.cpp - streams and events of a plan's instructions ----===//
-#include "AssignStreams.h"
+//===- AssignStreams.cpp - streams and events of a program's ops ----------===//
+#include "fsdp/Transforms/AssignStreams.h"
+#include "fsdp/Plan/Plan.h"
+#include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/StepProgram.h"
 
-#include "fsdp/Plan/Operands.h"
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/SetVector.h"
+#include "llvm/ADT/TypeSwitch.h"
+
+#include <array>
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_ASSIGNSTREAMS
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
 
 using namespace mlir;
 using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
+
+/// The stream of a kind of collective or copy.
+static plan::Stream getStream(Operation *op) {
+  return llvm::TypeSwitch<Operation *, plan::Stream>(op)
+      .Case<AllGatherOp>([](auto) { return plan::AllGather::ownStream; })
+      .Case<ReduceScatterOp>(
+          [](auto) { return plan::ReduceScatter::ownStream; })
+      .Case<AllReduceOp>([](auto) { return plan::AllReduce::ownStream; })
+      .Case<CopyToDeviceOp>([](auto) { return plan::CopyToDevice::ownStream; })
+      .Case<CopyToHostOp>([](auto) { return plan::CopyToHost::ownStream; })
+      .Case<OffloadActivationOp>(
+          [](auto) { return plan::OffloadActivation::ownStream; })
+      .Case<ReloadActivationOp>(
+          [](auto) { return plan::ReloadActivation::ownStream; })
+      .Case<StageStateOp>([](auto) { return plan::StageState::ownStream; })
+      .Default([](auto) { return plan::Stream::Compute; });
+}
 
 /// Whether the op runs beside computation.
 static bool isAsynchronous(Operation *op) {
@@ -17,43 +46,119 @@ static bool isAsynchronous(Operation *op) {
   return asynchronous && asynchronous.hasFuture();
 }
 
-void StreamAssigner::assign(Operation *op) {
-  if (isAsynchronous(op))
-    return fork(op);
-  if (auto wait = dyn_cast<WaitOp>(op)) {
-    instructions.back().waits = {
-        eventOf.lookup(wait.getFuture().getDefiningOp())};
-  }
-  lastCompute = int64_t(instructions.size()) - 1;
+/// Whether the op becomes an instruction.
+static bool isInstruction(Operation *op) {
+  if (auto read = dyn_cast<ReadOp>(op))
+    return !isa<ShardedType>(read.getResult().getType());
+  return !isa<PhaseOp, NoGradientOp, GradientsOp, AllocateOp, FreeOp, ReturnOp,
+              MicrobatchesOp, YieldOp>(op);
 }
 
-void StreamAssigner::fork(Operation *op) {
-  if (lastCompute == -1 && repeats) {
-    // Nothing of the microbatch comes before it: a wait for nothing, so that
-    // it follows the compute stream of the microbatch before.
-    plan::Instruction begin;
-    begin.kind = plan::Wait{};
-    begin.phase = instructions.back().phase;
-    begin.when = plan::When::Every;
-    instructions.insert(instructions.begin(), std::move(begin));
-    if (ops)
-      ops->insert(ops->begin(), op);
-    lastCompute = 0;
+namespace {
+class StreamAssigner {
+public:
+  void run(ProgramOp program) {
+    isInLoop = false;
+    for (Operation &op : program.getBody().front())
+      if (auto loop = dyn_cast<MicrobatchesOp>(op)) {
+        isInLoop = true;
+        for (Operation &inside : llvm::make_early_inc_range(*loop.getBlock()))
+          assign(&inside);
+      } else {
+        assign(&op);
+      }
+    for (auto &[op, events] : waits)
+      op->setDiscardableAttr(waitsAttrName,
+                             DenseI32ArrayAttr::get(op->getContext(), events));
   }
-  plan::Instruction &instruction = instructions.back();
-  instruction.stream = plan::ownStream(instruction);
-  int64_t &waited = forked[size_t(instruction.stream)];
-  if (lastCompute > waited) {
-    plan::EventId &event = instructions[size_t(lastCompute)].records;
-    if (event == -1)
-      event = numEvents++;
-    instruction.waits.push_back(event);
-    waited = lastCompute;
+
+private:
+  void assign(Operation *op) {
+    if (!isInstruction(op))
+      return;
+    ++position;
+    if (isAsynchronous(op))
+      return fork(op);
+    if (auto wait = dyn_cast<WaitOp>(op))
+      waits[op] = {eventOf.lookup(wait.getFuture().getDefiningOp())};
+    setLastCompute(op);
   }
-  for (Value operand : op->getOperands())
-    if (auto it = eventOf.find(operand.getDefiningOp());
-        it != eventOf.end() &&
-        !llvm::is_contained(instruction.waits, it->second))
-      instruction.waits.push_back(it->second);
-  eventOf[op] = instruction.records = numEvents++;
+
+  void setLastCompute(Operation *op) {
+    lastCompute = op;
+    lastComputeAt = position;
+  }
+
+  /// A collective with a future begins where it stands in the compute stream,
+  /// after the copies that it takes.
+  void fork(Operation *op) {
+    if (!lastCompute && isInLoop) {
+      OpBuilder builder(op);
+      setLastCompute(createFor<MarkOp>(op, builder));
+      ++position;
+    }
+    plan::Stream stream = getStream(op);
+    auto name = StringAttr::get(op->getContext(), plan::streamName(stream));
+    op->setDiscardableAttr(streamAttrName, name);
+    SmallVector<int32_t> events;
+    int64_t &waited = forked[size_t(stream)];
+    if (lastCompute && lastComputeAt > waited) {
+      events.push_back(record(lastCompute));
+      waited = lastComputeAt;
+    }
+    for (Value operand : op->getOperands())
+      if (auto it = eventOf.find(operand.getDefiningOp());
+          it != eventOf.end() && !llvm::is_contained(events, it->second))
+        events.push_back(it->second);
+    if (!events.empty())
+      waits[op] = events;
+    record(op);
+  }
+
+  /// The event that the op records.
+  int32_t record(Operation *op) {
+    auto [it, isNew] = recorded.try_emplace(op, numEvents);
+    if (isNew) {
+      ++numEvents;
+      op->setDiscardableAttr(
+          recordsAttrName,
+          IntegerAttr::get(IntegerType::get(op->getContext(), 32), it->second));
+      if (isAsynchronous(op))
+        eventOf[op] = it->second;
+    }
+    return it->second;
+  }
+
+  bool isInLoop = false;
+  int32_t numEvents = 0;
+  llvm::MapVector<Operation *, SmallVector<int32_t>> waits;
+  llvm::DenseMap<Operation *, int32_t> recorded;
+  /// Those of collectives and copies beside computation.
+  llvm::DenseMap<Operation *, int32_t> eventOf;
+  /// The last instruction of the compute stream, and for each stream that up to
+  /// which it has waited for it.
+  Operation *lastCompute = nullptr;
+  int64_t position = 0, lastComputeAt = 0;
+  std::array<int64_t, plan::kNumStreams> forked = {};
+};
+
+struct AssignStreams : mlir::fsdp::impl::AssignStreamsBase<AssignStreams> {
+  void runOnModule() override {
+    for (auto program : getOperation().getOps<ProgramOp>())
+      assignStreams(program);
+  }
+};
+} // namespace
+
+void mlir::fsdp::assignStreams(ProgramOp program) {
+  StreamAssigner().run(program);
+}
+
+void mlir::fsdp::clearStreams(ProgramOp program) {
+  program.walk([](Operation *op) {
+    for (StringRef name : {streamAttrName, waitsAttrName, recordsAttrName})
+      op->removeDiscardableAttr(name);
+    if (isa<MarkOp>(op))
+      op->erase();
+  });
 }

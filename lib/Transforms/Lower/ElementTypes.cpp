@@ -1,6 +1,7 @@
 //===- ElementTypes.cpp - MLIR's element types as the plan's --------------===//
 #include "ElementTypes.h"
 
+#include "mlir/IR/Builders.h"
 #include "mlir/IR/BuiltinTypes.h"
 
 using namespace mlir;
@@ -58,4 +59,18 @@ std::optional<plan::DType> mlir::fsdp::getDType(Type type) {
   default:
     return std::nullopt;
   }
+}
+
+Type mlir::fsdp::getElementType(MLIRContext *context, plan::DType dtype) {
+  Builder builder(context);
+  auto complex = [](Type part) -> Type { return ComplexType::get(part); };
+  for (Type type :
+       {Type(builder.getF32Type()), Type(builder.getF64Type()),
+        Type(builder.getF16Type()), Type(builder.getBF16Type()),
+        complex(builder.getF16Type()), complex(builder.getF32Type()),
+        complex(builder.getF64Type()),
+        Type(builder.getIntegerType(8, /*isSigned=*/false))})
+    if (getDType(type) == dtype)
+      return type;
+  llvm_unreachable("a buffer of another dtype");
 }

@@ -9,6 +9,8 @@ namespace mlir::fsdp {
 
 /// The plan's dtype of an element type; nullopt where it has none.
 std::optional<::fsdp::plan::DType> getDType(Type type);
+/// The element type of a dtype that a buffer has: real, complex or bytes.
+Type getElementType(MLIRContext *context, ::fsdp::plan::DType dtype);
 
 } // namespace mlir::fsdp
 

@@ -23,7 +23,7 @@ emitChanged(ModuleOp module, llvm::function_ref<void(ModuleOp)> change) {
   pm.enableVerifier(false);
   buildAfterChoicePipeline(pm);
   buildSchedulePipeline(pm);
-  buildLowerPipeline(pm);
+  buildUnplacedPipeline(pm);
   if (failed(pm.run(*copy)))
     return failure();
   return emitPlan(*copy);

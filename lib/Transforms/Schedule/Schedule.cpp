@@ -28,3 +28,14 @@ FailureOr<simulate::DeviceModel> mlir::fsdp::loadDevice(ModuleOp module) {
     return schedule.emitOpError(error.what());
   }
 }
+
+FailureOr<::fsdp::plan::MemoryModel>
+mlir::fsdp::getMemoryModel(ModuleOp module) {
+  if (auto name = module->getAttrOfType<StringAttr>(memoryAttrName))
+    return name.getValue() == "device" ? ::fsdp::plan::MemoryModel::Device
+                                       : ::fsdp::plan::MemoryModel::SharedHost;
+  FailureOr<simulate::DeviceModel> device = loadDevice(module);
+  if (failed(device))
+    return failure();
+  return device->memoryModel();
+}

@@ -2,6 +2,7 @@
 #include "StepModel.h"
 
 #include "fsdp/Plan/DeviceBuffers.h"
+#include "fsdp/Transforms/AssignStreams.h"
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/InsertFrees.h"
 
@@ -13,14 +14,23 @@ namespace simulate = ::fsdp::simulate;
 FailureOr<StepModel> StepModel::build(ModuleOp module) {
   StepModel model;
   SmallVector<Operation *> frees;
-  for (auto program : module.getOps<ProgramOp>())
+  for (auto program : module.getOps<ProgramOp>()) {
     insertFrees(program, &frees);
-  auto emitted = emitPlan(module, &model.ops);
+    assignStreams(program);
+  }
+  PlanOrigins origins;
+  auto emitted = emitPlan(module, &origins);
   for (Operation *free : frees)
     free->erase();
+  for (Operation *&op : origins.step)
+    if (isa<MarkOp>(op))
+      op = op->getNextNode(); // it goes
+  for (auto program : module.getOps<ProgramOp>())
+    clearStreams(program);
   if (failed(emitted))
     return failure();
   model.plan = std::move(*emitted);
+  model.ops = std::move(origins.step);
   auto device = loadDevice(module);
   if (failed(device))
     return failure();

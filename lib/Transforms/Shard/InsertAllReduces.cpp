@@ -46,7 +46,8 @@ struct InsertAllReduces
                               divides ? ReduceKind::Sum : reduce.getKind()),
           builder.getStringAttr(replicateAxisName), reduce.getParamNamesAttr(),
           reduce.getShards(), reduce.getReduceDtypeAttr(),
-          reduce.getPostdivideAttr(), /*condition=*/Value());
+          reduce.getPostdivideAttr(), /*condition=*/Value(),
+          /*buffer=*/Value());
       // The division after a sum comes after both reductions.
       reduce.removePostdivideAttr();
       for (auto [shard, reduced] :

@@ -46,7 +46,7 @@ private:
       OpBuilder builder(gather);
       auto copy = createFor<CopyToDeviceOp>(
           gather, builder, gather.getShards().getTypes(), gather.getUnitAttr(),
-          gather.getShards(), /*condition=*/Value());
+          gather.getShards(), /*condition=*/Value(), /*buffer=*/Value());
       gather.getShardsMutable().assign(copy.getCopies());
     }
   }

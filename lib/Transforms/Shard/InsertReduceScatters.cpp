@@ -158,7 +158,7 @@ struct InsertReduceScatters
           gradients.getLast(), builder, types, unit.getValue(), ReduceKind::Avg,
           gradients.getNames(), gradients.getValues(), TypeAttr(), FloatAttr(),
           FloatAttr(), FloatAttr(),
-          /*condition=*/Value());
+          /*condition=*/Value(), /*buffer=*/Value());
       if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
                               shards)))
         return signalPassFailure();

@@ -177,8 +177,7 @@ private:
     OpBuilder builder(gather.getContext());
     builder.setInsertionPointAfter(lastUse);
     auto reshard = createFor<ReshardOp>(
-        lastUse, builder, types, gather.getUnitAttr(), gather.getParams(),
-        /*condition=*/Value());
+        lastUse, builder, types, gather.getUnitAttr(), gather.getParams());
     setReason(reshard, "after the last use in forward: each of " + Twine(size) +
                            " neighbours keeps a part");
     return llvm::to_vector_of<Value>(reshard.getKept());
@@ -206,9 +205,9 @@ private:
           lastUse = user;
     OpBuilder builder(lastUse->getContext());
     builder.setInsertionPointAfter(lastUse);
-    auto reshard = createFor<ReshardOp>(
-        lastUse, builder, TypeRange(), gather.getUnitAttr(), gather.getParams(),
-        /*condition=*/Value());
+    auto reshard =
+        createFor<ReshardOp>(lastUse, builder, TypeRange(),
+                             gather.getUnitAttr(), gather.getParams());
     setReason(reshard, why);
   }
 };

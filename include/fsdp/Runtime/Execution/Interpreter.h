@@ -1,7 +1,7 @@
 //===- Interpreter.h - what each kind of instruction does -----------------===//
 //
-// The state of a rank's program (values, gathered parameters, optimizer) and what an instruction makes of it. When instructions
-// run is the Executor's.
+// The state of a rank's program (values, gathered parameters, optimizer) and
+// what an instruction makes of it. When instructions run is the Executor's.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_EXECUTION_INTERPRETER_H
