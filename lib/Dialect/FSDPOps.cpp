@@ -87,30 +87,6 @@ mlir::fsdp::getUnitParams(ModuleOp module) {
   return units;
 }
 
-Value mlir::fsdp::getStorageOwner(Value value) {
-  // In a program that is not verified yet, views may come round to themselves
-  // (Brent's way to notice).
-  value = getYielded(value);
-  Value mark = value;
-  uint64_t steps = 0, limit = 1;
-  while (auto call = value.getDefiningOp<aten::CallOp>()) {
-    Value viewed =
-        call.getViewedOperand(cast<OpResult>(value).getResultNumber());
-    if (!viewed)
-      break;
-    value = getYielded(viewed);
-    if (value == mark)
-      break;
-    if (++steps == limit) {
-      mark = value;
-      limit *= 2;
-    }
-  }
-  if (isa_and_nonnull<ReloadActivationOp>(getProducer(value)))
-    return value.getDefiningOp()->getResult(0);
-  return value;
-}
-
 /// Checks that `type` is the type of the parameter or buffer.
 template <typename OpT>
 static LogicalResult verifyDeclaredType(SymbolTableCollection &symbols,

@@ -1,6 +1,7 @@
 //===- OffloadOps.cpp - verifiers of copies between host and device -------===//
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Dialect/Storages.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;

@@ -8,6 +8,7 @@
 #include "fsdp/Dialect/FSDP.h"
 
 #include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/Storages.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
 

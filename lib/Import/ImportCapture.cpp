@@ -1,6 +1,7 @@
 //===- ImportCapture.cpp - a Capture to the captured level ----------------===//
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Dialect/Storages.h"
 #include "fsdp/Dialect/UnitEntries.h"
 #include "fsdp/Import/Import.h"
 

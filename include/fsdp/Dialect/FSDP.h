@@ -169,11 +169,6 @@ void setReason(Operation *op, const llvm::Twine &why);
 /// Empty where nothing is said.
 StringRef getReason(Operation *op);
 
-/// Which value's storage a value shares: follows the `views` of aten.call,
-/// those that an fsdp.reload_activation gives, and results of an
-/// fsdp.microbatches into it, up to the value that owns the storage.
-Value getStorageOwner(Value value);
-
 /// Whether strides fit a shape, and each element of one storage is an element
 /// of the tensor, once, but for dimensions of stride 0.
 bool areDense(ArrayRef<int64_t> shape, ArrayRef<int64_t> strides);

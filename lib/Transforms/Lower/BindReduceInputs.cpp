@@ -1,4 +1,5 @@
 //===- BindReduceInputs.cpp - gradients straight into the reduction -------===//
+#include "fsdp/Dialect/Storages.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
 #include "mlir/IR/Remarks.h"
@@ -15,21 +16,11 @@ using namespace mlir::fsdp;
 /// Whether every use of the storage that `owner` allocates, through views, is
 /// at or before `end`.
 static bool endsBy(Value owner, Operation *end) {
-  SmallVector<Value> values{owner};
-  while (!values.empty()) {
-    Value value = values.pop_back_val();
-    for (Operation *user : value.getUsers()) {
-      if (end->isBeforeInBlock(user))
-        return false;
-      auto call = dyn_cast<aten::CallOp>(user);
-      if (!call)
-        continue;
-      for (OpResult result : call->getOpResults())
-        if (call.getViewedOperand(result.getResultNumber()) == value)
-          values.push_back(result);
-    }
-  }
-  return true;
+  return llvm::all_of(getWithViews(owner), [&](Value value) {
+    return llvm::none_of(value.getUsers(), [&](Operation *user) {
+      return end->isBeforeInBlock(user);
+    });
+  });
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include "EmitTrainingPolicy.h"
 #include "PlanEmitter.h"
 #include "VerifyPolicyTaken.h"
+#include "fsdp/Dialect/Storages.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;

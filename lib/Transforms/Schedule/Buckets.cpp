@@ -1,5 +1,6 @@
 //===- Buckets.cpp - neighbours that are gathered and reduced together ----===//
 #include "Buckets.h"
+#include "fsdp/Dialect/Storages.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -7,12 +8,6 @@ namespace simulate = ::fsdp::simulate;
 
 constexpr double kBusy = 0.9;
 constexpr double kLeast = 10e6, kMost = 500e6;
-
-static double getBytes(ParamOp param) {
-  RankedTensorType type = param.getComputeType();
-  return double(type.getNumElements()) *
-         std::max(1U, type.getElementTypeBitWidth() / 8);
-}
 
 /// A unit's policy, without its name.
 static DictionaryAttr getPolicy(ModuleOp module, StringAttr name) {
@@ -49,7 +44,7 @@ SmallVector<Bucket> mlir::fsdp::splitUnits(ModuleOp module) {
       Bucket &bucket = buckets.back();
       bucket.params.push_back(param.getSymNameAttr());
       bucket.units.insert(unit);
-      bucket.bytes += getBytes(param);
+      bucket.bytes += double(getNumBytes(param.getComputeType()));
     }
   }
   return buckets;

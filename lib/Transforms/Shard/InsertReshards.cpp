@@ -4,6 +4,7 @@
 // chain of views is cloned onto the second gather.
 //
 //===----------------------------------------------------------------------===//
+#include "fsdp/Dialect/Storages.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
 
@@ -20,33 +21,6 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 namespace {
-/// Values that share the storage of a gather's results, in program order, and
-/// who uses them.
-struct GatheredStorage {
-  explicit GatheredStorage(AllGatherOp gather) {
-    for (Value param : gather.getParams())
-      values.push_back(param);
-    for (size_t next = 0; next < values.size(); ++next)
-      for (OpOperand &use : values[next].getUses()) {
-        auto call = dyn_cast<aten::CallOp>(use.getOwner());
-        if (call && isViewOf(call, values[next])) {
-          views.insert(call);
-          values.append(call.getResults().begin(), call.getResults().end());
-        }
-      }
-  }
-
-  static bool isViewOf(aten::CallOp call, Value value) {
-    for (unsigned index = 0; index < call.getNumResults(); ++index)
-      if (call.getViewedOperand(index) == value)
-        return true;
-    return false;
-  }
-
-  SmallVector<Value> values;
-  llvm::SetVector<Operation *> views;
-};
-
 struct InsertReshards : mlir::fsdp::impl::InsertReshardsBase<InsertReshards> {
   void runOnModule() override {
     ModuleOp module = getOperation();
@@ -120,10 +94,9 @@ private:
   /// The gather, or null where backward uses none of them.
   static AllGatherOp gatherAgain(AllGatherOp gather, PhaseOp backward,
                                  std::optional<int64_t> postForwardSize) {
-    GatheredStorage storage(gather);
     SmallVector<OpOperand *> uses;
     Operation *firstUse = nullptr;
-    for (Value value : storage.values) {
+    for (Value value : getWithViews(gather.getParams())) {
       // A view that backward takes moves with its operand.
       if (!value.getDefiningOp()->isBeforeInBlock(backward))
         continue;
@@ -162,7 +135,7 @@ private:
   static SmallVector<Value> keepParts(AllGatherOp gather, PhaseOp backward,
                                       int64_t size) {
     Operation *lastUse = gather;
-    for (Value value : GatheredStorage(gather).values)
+    for (Value value : getWithViews(gather.getParams()))
       for (Operation *user : value.getUsers())
         if (user->isBeforeInBlock(backward) && lastUse->isBeforeInBlock(user))
           lastUse = user;
@@ -199,7 +172,7 @@ private:
     if (llvm::any_of(gather->getUsers(), llvm::IsaPred<ReshardOp>))
       return; // it keeps parts
     Operation *lastUse = gather;
-    for (Value value : GatheredStorage(gather).values)
+    for (Value value : getWithViews(gather.getParams()))
       for (Operation *user : value.getUsers())
         if (lastUse->isBeforeInBlock(user))
           lastUse = user;

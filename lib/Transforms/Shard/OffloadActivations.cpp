@@ -1,5 +1,5 @@
 //===- OffloadActivations.cpp - activations on the host until backward ----===//
-#include "Storages.h"
+#include "fsdp/Dialect/Storages.h"
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
@@ -93,7 +93,8 @@ private:
         continue;
       for (Value result : call.getResults())
         if (storages.getOwner(result) == result &&
-            getNumBytes(result) >= static_cast<int64_t>(policy.getMinBytes()))
+            getNumBytes(cast<RankedTensorType>(result.getType())) >=
+                static_cast<int64_t>(policy.getMinBytes()))
           if (auto activation = getActivation(policy, storages.get(result)))
             found.push_back(std::move(*activation));
     }
@@ -155,7 +156,8 @@ private:
     for (const Activation &activation : all)
       if (activation.policy == policy) {
         ++count;
-        bytes += getNumBytes(activation.values.front());
+        bytes += getNumBytes(
+            cast<RankedTensorType>(activation.values.front().getType()));
       }
     auto opts =
         remark::RemarkOpts::name("OffloadActivation").category("fsdp-offload");

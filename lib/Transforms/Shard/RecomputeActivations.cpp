@@ -6,7 +6,7 @@
 // again, or something outside the module's backward holds it anyway.
 //
 //===----------------------------------------------------------------------===//
-#include "Storages.h"
+#include "fsdp/Dialect/Storages.h"
 #include "fsdp/Transforms/ModulePattern.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
@@ -253,7 +253,7 @@ private:
         if (ownsStorage(result) && isUsedInBackward(result)) {
           auto it = kept.find(result);
           (it == kept.end() ? dropped : bytes[size_t(it->second)]) +=
-              getNumBytes(result);
+              getNumBytes(cast<RankedTensorType>(result.getType()));
         }
     std::string name = "module " + run.checkpoint.module.str() + ": ";
     auto opts =
