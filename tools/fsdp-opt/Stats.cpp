@@ -3,6 +3,7 @@
 
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Dialect/Storages.h"
 #include "fsdp/Plan/Plan.h"
 #include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/StringMap.h"
@@ -12,22 +13,16 @@ using namespace mlir;
 using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
 
-static int64_t getNumBytes(RankedTensorType type) {
-  Type element = type.getElementType();
-  int64_t width =
-      element.isInteger(1) ? 1 : element.getIntOrFloatBitWidth() / 8;
-  return type.getNumElements() * width;
-}
-
-/// Bytes of all ranks' chunks, padding included (what FSDP2 sends).
+/// Bytes of the chunks of all ranks of a replica, FSDP2's padding included.
 static int64_t getPaddedBytes(ParamOp param, int64_t ranks) {
   RankedTensorType type = param.getTensorType();
-  if (param.getShardingAttr() && param.getShardingAttr().getShardedDim() > 0)
-    return getNumBytes(type); // divides evenly
-  int64_t rows = plan::shardRows(type.getDimSize(0), ranks, 0).size() * ranks;
-  int64_t rowBytes =
-      type.getDimSize(0) ? getNumBytes(type) / type.getDimSize(0) : 0;
-  return rows * rowBytes;
+  ShardingAttr sharding = param.getShardingAttr();
+  int64_t dim = sharding ? sharding.getShardedDim() : 0;
+  if (type.getNumElements() == 0)
+    return 0;
+  int64_t rows = type.getDimSize(dim);
+  int64_t padded = plan::shardRows(rows, ranks, 0).size() * ranks;
+  return getNumBytes(type) / rows * padded;
 }
 
 namespace {
@@ -38,128 +33,162 @@ struct Traffic {
     bytes += times * more;
   }
 };
-} // namespace
 
-void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
-  int64_t replicas = 1, ranks = 1; // ranks of one replica
-  for (auto mesh : module.getOps<MeshOp>()) {
-    replicas = mesh.getMesh().getAxisSize(replicateAxisName).value_or(1);
-    ranks = mesh.getMesh().getNumRanks() / replicas;
-  }
-  auto units = getUnitParams(module);
-  llvm::StringMap<int64_t> unitPaddedBytes, paddedBytes;
-  int64_t elements = 0, bytes = 0, shardBytes = 0, params = 0, frozen = 0,
-          trainableShard = 0, largestUnit = 0;
-  for (auto &[unit, members] : units) {
-    int64_t unitBytes = 0;
-    for (ParamOp param : members) {
-      RankedTensorType type = param.getTensorType();
-      int64_t padded = getPaddedBytes(param, ranks);
-      paddedBytes[param.getSymName()] = padded;
-      ++params;
-      frozen += param.getFrozen();
-      elements += type.getNumElements();
-      bytes += getNumBytes(type);
-      shardBytes += padded / ranks;
-      trainableShard += param.getFrozen() ? 0 : padded / ranks;
-      unitBytes += padded;
+class Stats {
+public:
+  Stats(ModuleOp module, ProgramOp program, llvm::raw_ostream &os)
+      : module(module), program(program), os(os), units(getUnitParams(module)) {
+    for (auto mesh : module.getOps<MeshOp>()) {
+      replicas = mesh.getMesh().getAxisSize(replicateAxisName).value_or(1);
+      ranks = mesh.getMesh().getNumRanks() / replicas;
     }
-    unitPaddedBytes[unit] = unitBytes;
-    largestUnit = std::max(largestUnit, unitBytes);
+    countParams();
+    countProgram();
   }
 
-  int64_t ignored = 0;
-  for (auto param : module.getOps<ParamOp>())
-    if (param.getIgnored()) {
+  void print() {
+    printParams();
+    printProgram();
+    printUnits();
+  }
+
+private:
+  void countParams() {
+    for (auto &[unit, members] : units)
+      for (ParamOp param : members) {
+        int64_t padded = getPaddedBytes(param, ranks);
+        paddedBytes[param.getSymName()] = padded;
+        unitBytes[unit] += padded;
+        shardBytes += padded / ranks;
+        trainableShard += param.getFrozen() ? 0 : padded / ranks;
+        largestUnit = std::max(largestUnit, unitBytes[unit]);
+      }
+    for (auto param : module.getOps<ParamOp>()) {
+      if (!param.getIgnored() && !param.getUnitAttr())
+        continue;
       ++params;
-      ++ignored;
+      ignored += param.getIgnored();
       frozen += param.getFrozen();
       elements += param.getTensorType().getNumElements();
       bytes += getNumBytes(param.getTensorType());
     }
+  }
 
-  // What a microbatch does, and what a step does once.
+  /// What a microbatch does, and what a step does once.
+  void countProgram() {
+    MicrobatchesOp loop = getMicrobatches(program);
+    int64_t microbatches = loop ? static_cast<int64_t>(loop.getSteps()) : 1;
+    program.walk([&](Operation *op) {
+      int64_t times = getCondition(op) ? 1 : microbatches;
+      if (auto gather = dyn_cast<AllGatherOp>(op)) {
+        gathers.add(getReceived(gather), times);
+      } else if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
+        reduces.add(getOthers(getReduced(reduce), ranks), times);
+      } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
+        // A ring passes every part twice, but for the rank's own.
+        allReduces.add(2 * (getReduced(reduce) / ranks) * (replicas - 1) /
+                           replicas,
+                       times);
+      } else if (auto call = dyn_cast<aten::CallOp>(op)) {
+        ++calls;
+        inPlaceGrads += call.getReduceInputOf().has_value();
+      } else if (isa<ReshardOp>(op)) {
+        reshards += times;
+      }
+    });
+  }
+
+  /// Of what `size` ranks have a part of each, what the others have.
+  static int64_t getOthers(int64_t padded, int64_t size) {
+    return padded / size * (size - 1);
+  }
+
+  /// Bytes that a rank receives: from all, or from the group that kept parts.
+  int64_t getReceived(AllGatherOp gather) {
+    int64_t group = ranks;
+    if (!gather.getShards().empty() &&
+        gather.getShards().front().getDefiningOp<ReshardOp>())
+      group =
+          *module.lookupSymbol<UnitOp>(gather.getUnit()).getPostForwardSize();
+    return getOthers(unitBytes[gather.getUnit()], group);
+  }
+
+  template <typename ReduceOp> int64_t getReduced(ReduceOp reduce) {
+    int64_t padded = 0;
+    for (auto name :
+         reduce.getParamNames().template getAsRange<FlatSymbolRefAttr>())
+      padded += paddedBytes[name.getValue()];
+    return padded;
+  }
+
+  void row(StringRef name, const Twine &value) {
+    os << llvm::left_justify(name, 28) << value << '\n';
+  }
+  void row(StringRef name, const Traffic &traffic) {
+    row(name,
+        Twine(traffic.count) + ", " + formatBytes(traffic.bytes) + " a rank");
+  }
+
+  void printParams() {
+    row("ranks", Twine(replicas * ranks));
+    if (replicas > 1)
+      row("replicas", Twine(replicas) + " of " + Twine(ranks) + " ranks");
+    row("parameters", Twine(elements) + " in " + Twine(params) + " tensors (" +
+                          Twine(frozen) + " frozen)");
+    if (ignored)
+      row("ignored parameters",
+          Twine(ignored) + " tensors, whole on every rank");
+    row("parameter bytes", formatBytes(bytes));
+    row("units", Twine(units.size()));
+    row("largest unit", formatBytes(largestUnit));
+    row("parameter bytes a rank", formatBytes(shardBytes) + " (padded shards)");
+    row("gradient bytes a rank",
+        formatBytes(trainableShard) + " (padded shards)");
+  }
+
+  void printProgram() {
+    row("ATen calls", Twine(calls));
+    row("gradients written in place", Twine(inPlaceGrads));
+    row("all-gathers a step", gathers);
+    row("reduce-scatters a step", reduces);
+    if (replicas > 1)
+      row("all-reduces a step", allReduces);
+    row("reshards a step", Twine(reshards));
+    if (ProgramOp evaluation = getEvaluationProgram(module)) {
+      auto gathers = llvm::range_size(evaluation.getOps<AllGatherOp>());
+      auto calls = llvm::range_size(evaluation.getOps<aten::CallOp>());
+      row("evaluation",
+          Twine(calls) + " ATen calls, " + Twine(gathers) + " all-gathers");
+    }
+  }
+
+  void printUnits() {
+    os << '\n'
+       << llvm::left_justify("unit", 40) << llvm::right_justify("tensors", 9)
+       << llvm::right_justify("bytes", 13) << "  reshard_after_forward\n";
+    for (auto unit : module.getOps<UnitOp>())
+      os << llvm::left_justify(unit.getSymName(), 40)
+         << llvm::right_justify(
+                std::to_string(units[unit.getSymNameAttr()].size()), 9)
+         << llvm::right_justify(formatBytes(unitBytes[unit.getSymName()]), 13)
+         << "  " << (unit.getReshardAfterForward() ? "true" : "false") << '\n';
+  }
+
+  ModuleOp module;
+  ProgramOp program;
+  llvm::raw_ostream &os;
+  llvm::MapVector<StringAttr, SmallVector<ParamOp>> units;
+  int64_t replicas = 1, ranks = 1; ///< ranks of one replica
+  /// Padded: by unit, by parameter.
+  llvm::StringMap<int64_t> unitBytes, paddedBytes;
+  int64_t elements = 0, bytes = 0, params = 0, frozen = 0, ignored = 0;
+  int64_t shardBytes = 0, trainableShard = 0, largestUnit = 0;
   Traffic gathers, reduces, allReduces;
   int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
-  auto onWire = [&](int64_t padded) { return padded / ranks * (ranks - 1); };
-  ProgramOp program = getProgram(module);
-  if (!program)
-    return;
-  MicrobatchesOp loop = getMicrobatches(program);
-  int64_t microbatches = loop ? static_cast<int64_t>(loop.getSteps()) : 1;
-  auto timesOf = [&](Operation *op) {
-    return getCondition(op) ? 1 : microbatches;
-  };
-  program.walk([&](Operation *op) {
-    if (auto gather = dyn_cast<AllGatherOp>(op)) {
-      int64_t bytes = onWire(unitPaddedBytes[gather.getUnit()]);
-      if (!gather.getShards().empty() &&
-          gather.getShards().front().getDefiningOp<ReshardOp>()) {
-        auto unit = module.lookupSymbol<UnitOp>(gather.getUnit());
-        int64_t group = *unit.getPostForwardSize();
-        bytes = unitPaddedBytes[gather.getUnit()] / group * (group - 1);
-      }
-      gathers.add(bytes, timesOf(op));
-    } else if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
-      int64_t padded = 0;
-      for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
-        padded += paddedBytes[name.getValue()];
-      reduces.add(onWire(padded), timesOf(op));
-    } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
-      int64_t padded = 0;
-      for (auto name : reduce.getParamNames().getAsRange<FlatSymbolRefAttr>())
-        padded += paddedBytes[name.getValue()];
-      // A ring passes every part twice, but for the rank's own.
-      allReduces.add(2 * (padded / ranks) * (replicas - 1) / replicas,
-                     timesOf(op));
-    } else if (auto call = dyn_cast<aten::CallOp>(op)) {
-      ++calls;
-      inPlaceGrads += call.getReduceInputOf().has_value();
-    } else if (auto reshard = dyn_cast<ReshardOp>(op)) {
-      reshards += timesOf(op);
-    }
-  });
+};
+} // namespace
 
-  auto row = [&](StringRef name, const Twine &value) {
-    os << llvm::left_justify(name, 28) << value << '\n';
-  };
-  row("ranks", Twine(replicas * ranks));
-  if (replicas > 1)
-    row("replicas", Twine(replicas) + " of " + Twine(ranks) + " ranks");
-  row("parameters", Twine(elements) + " in " + Twine(params) + " tensors (" +
-                        Twine(frozen) + " frozen)");
-  if (ignored)
-    row("ignored parameters", Twine(ignored) + " tensors, whole on every rank");
-  row("parameter bytes", formatBytes(bytes));
-  row("units", Twine(units.size()));
-  row("largest unit", formatBytes(largestUnit));
-  row("parameter bytes a rank", formatBytes(shardBytes) + " (padded shards)");
-  row("gradient bytes a rank",
-      formatBytes(trainableShard) + " (padded shards)");
-  row("ATen calls", Twine(calls));
-  row("gradients written in place", Twine(inPlaceGrads));
-  row("all-gathers a step",
-      Twine(gathers.count) + ", " + formatBytes(gathers.bytes) + " a rank");
-  row("reduce-scatters a step",
-      Twine(reduces.count) + ", " + formatBytes(reduces.bytes) + " a rank");
-  if (replicas > 1)
-    row("all-reduces a step", Twine(allReduces.count) + ", " +
-                                  formatBytes(allReduces.bytes) + " a rank");
-  row("reshards a step", Twine(reshards));
-  if (ProgramOp evaluation = getEvaluationProgram(module)) {
-    auto gathers = llvm::range_size(evaluation.getOps<AllGatherOp>());
-    auto calls = llvm::range_size(evaluation.getOps<aten::CallOp>());
-    row("evaluation",
-        Twine(calls) + " ATen calls, " + Twine(gathers) + " all-gathers");
-  }
-  os << '\n'
-     << llvm::left_justify("unit", 40) << llvm::right_justify("tensors", 9)
-     << llvm::right_justify("bytes", 13) << "  reshard_after_forward\n";
-  for (auto unit : module.getOps<UnitOp>())
-    os << llvm::left_justify(unit.getSymName(), 40)
-       << llvm::right_justify(
-              std::to_string(units[unit.getSymNameAttr()].size()), 9)
-       << llvm::right_justify(formatBytes(unitPaddedBytes[unit.getSymName()]),
-                              13)
-       << "  " << (unit.getReshardAfterForward() ? "true" : "false") << '\n';
+void mlir::fsdp::printStats(ModuleOp module, llvm::raw_ostream &os) {
+  if (ProgramOp program = getProgram(module))
+    Stats(module, program, os).print();
 }
