@@ -115,6 +115,10 @@ private:
   void verifyFields(const Instruction &instruction) const;
   void verifyInstruction(const Instruction &instruction, ValueId loss = -1);
   void verifyTables();
+  void verifyNames() const;
+  void verifySharding(const Param &param) const;
+  void verifyUnits() const;
+  void verifyInputs() const;
   void verifyOptimizer();
   void verifyHyperparameters(const Optimizer &of) const;
   void define(ValueId value);
