@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 #include <ranges>
 #include <utility>
 
@@ -188,6 +189,19 @@ double LRSchedule::factor(int64_t step) const {
   return minLRRatio + (1 - minLRRatio) * adjustment;
 }
 
+std::vector<int64_t> Plan::shardGroup(int64_t rank) const {
+  std::vector<int64_t> ranks(static_cast<size_t>(shards()));
+  std::iota(ranks.begin(), ranks.end(), replicaIndex(rank) * shards());
+  return ranks;
+}
+
+std::vector<int64_t> Plan::replicateGroup(int64_t rank) const {
+  std::vector<int64_t> ranks;
+  for (int64_t r = shardIndex(rank); r < worldSize; r += shards())
+    ranks.push_back(r);
+  return ranks;
+}
+
 TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index) {
   TensorSpec spec = plan.params[param].spec;
   if (plan.params[param].unit != -1) {
@@ -195,6 +209,11 @@ TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index) {
     extent = shardRows(extent, plan.shards(), index).size();
   }
   return spec;
+}
+
+int64_t paddedBytes(const Plan &plan, int32_t param, DType dtype) {
+  int64_t parts = plan.params[param].unit == -1 ? 1 : plan.shards();
+  return parts * shardSpec(plan, param, 0).numElements() * byteWidth(dtype);
 }
 
 ShardRuns shardRuns(const Plan &plan, int32_t param, int64_t index) {

@@ -2,7 +2,6 @@
 #include "fsdp/Simulate/Collectives.h"
 
 #include "fsdp/Plan/Operands.h"
-#include "fsdp/Simulate/CostModel.h"
 
 #include <algorithm>
 #include <array>

@@ -12,17 +12,6 @@ namespace fsdp::simulate {
 
 using namespace plan;
 
-double paddedBytes(const Plan &plan, int32_t param, DType dtype) {
-  const Param &entry = plan.params[param];
-  if (entry.spec.shape.empty())
-    return double(byteWidth(dtype));
-  int64_t rows = entry.spec.shape[entry.shardDim];
-  int64_t padded = shardRows(rows, plan.shards(), 0).size() * plan.shards();
-  double elements = double(entry.spec.numElements());
-  return (rows ? elements / double(rows) * double(padded) : 0) *
-         double(byteWidth(dtype));
-}
-
 namespace {
 
 double valueBytes(const Plan &plan, const std::vector<ValueId> &ids) {
@@ -50,7 +39,7 @@ double optimizerPasses(const Optimizer &optimizer) {
 class CostModel {
 public:
   CostModel(const Plan &plan, const DeviceModel &device, int64_t rank)
-      : plan(plan), device(device), shardIndex(rank % plan.shards()) {}
+      : plan(plan), device(device), shardIndex(plan.shardIndex(rank)) {}
 
   StepCost run(const Profile *profile) {
     size_t count = plan.instructions.size();

@@ -295,7 +295,7 @@ private:
         expectCaught("storages put on one that is alive", mutant, where);
       }
       Plan mutant = plan;
-      mutant.values[size_t(a.value)].offset += kArenaAlign / 2;
+      mutant.values[size_t(a.value)].offset += kTensorAlign / 2;
       expectCaught("offsets not aligned", mutant, where);
       mutant = plan;
       std::vector<int64_t> &shape = mutant.values[size_t(a.value)].shape;
@@ -303,7 +303,7 @@ private:
       expect("storages twice as large", mutant, where,
              [&] { return fits(mutant); });
     }
-    for (int64_t bytes : {plan.arena->bytes - kArenaAlign, int64_t(0)}) {
+    for (int64_t bytes : {plan.arena->bytes - kTensorAlign, int64_t(0)}) {
       Plan mutant = plan;
       mutant.arena->bytes = bytes;
       mutant.arena->lowerBound = std::min(bytes, mutant.arena->lowerBound);
@@ -312,7 +312,7 @@ private:
     Plan mutant = plan;
     mutant.arena.reset();
     expectCaught("arena too small", mutant, "");
-    for (int64_t more : {-kArenaAlign, kArenaAlign}) {
+    for (int64_t more : {-kTensorAlign, kTensorAlign}) {
       mutant = plan;
       mutant.arena->lowerBound += more;
       expectCaught("lower bound changed", mutant, "");
@@ -392,7 +392,7 @@ private:
     Plan tight = plan;
     tight.memoryBudget = peakOf(plan);
     ASSERT_NO_THROW(verifyPlan(tight, "m.json")) << name;
-    for (int64_t less : {int64_t(1), kArenaAlign, *tight.memoryBudget / 2,
+    for (int64_t less : {int64_t(1), kTensorAlign, *tight.memoryBudget / 2,
                          *tight.memoryBudget - 1}) {
       Plan mutant = tight;
       *mutant.memoryBudget -= less;

@@ -56,7 +56,7 @@ public:
     memory.positions = positions;
     for (size_t i = 0; i < count; ++i) {
       Storage storage;
-      storage.bytes = kArenaAlign * draw(1, 16);
+      storage.bytes = kTensorAlign * draw(1, 16);
       int64_t first = draw(0, positions - 1);
       storage.lives = {
           {first, std::min(positions - 1, first + draw(0, longest))}};
@@ -77,7 +77,7 @@ void expectDisjoint(const Memory &memory, const Placement &placement) {
   for (size_t i = 0; i < storages.size(); ++i) {
     int64_t begin = placement.offsets[i], end = begin + storages[i].bytes;
     ASSERT_GE(begin, 0);
-    ASSERT_EQ(begin % kArenaAlign, 0);
+    ASSERT_EQ(begin % kTensorAlign, 0);
     ASSERT_LE(end, placement.bytes);
     for (size_t j = 0; j < i; ++j)
       if (begin < placement.offsets[j] + storages[j].bytes &&
@@ -118,9 +118,9 @@ TEST(PlaceStorages, PacksAStackWithoutGaps) {
   memory.positions = 2 * kLayers;
   for (int64_t i = 0; i < kLayers; ++i) {
     Storage saved, temporary;
-    saved.bytes = kArenaAlign * (1 + i % 5);
+    saved.bytes = kTensorAlign * (1 + i % 5);
     saved.lives = {{i, 2 * kLayers - 1 - i}};
-    temporary.bytes = kArenaAlign * 7;
+    temporary.bytes = kTensorAlign * 7;
     temporary.lives = {{i, i}};
     memory.storages.push_back(saved);
     memory.storages.push_back(temporary);

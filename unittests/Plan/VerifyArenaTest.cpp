@@ -67,7 +67,7 @@ const std::vector<Mutation> kMutations = {
      [](Plan &p) { p.values[p.loss].offset = p.arena->bytes; }},
     {"ArenaTooSmall", "P24",
      [](Plan &p) {
-       p.arena->bytes -= kArenaAlign;
+       p.arena->bytes -= kTensorAlign;
        p.arena->lowerBound = 0;
      }},
     {"LowerBoundAboveTheArena", "P24",

@@ -61,9 +61,6 @@ std::string_view memoryUseName(MemoryUse use);
 using BytesByUse = std::array<int64_t, kNumMemoryUses>;
 int64_t sum(const BytesByUse &bytes);
 
-/// Bytes a place in the arena is aligned to, as ATen aligns tensors.
-inline constexpr int64_t kArenaAlign = 64;
-
 /// Positions first to last, both included.
 struct Life {
   int64_t first = 0;
@@ -78,7 +75,7 @@ struct Storage {
   /// The value whose storage it is; -1 for a gathered parameter that nothing
   /// uses.
   ValueId value = -1;
-  /// A multiple of kArenaAlign, positive.
+  /// A multiple of kTensorAlign, positive.
   int64_t bytes = 0;
   MemoryUse use = MemoryUse::Temporary;
   /// Position of the instruction that makes it; -1 for an input.
@@ -144,7 +141,7 @@ const Instruction &instructionAt(const Plan &plan, int64_t position);
 /// Offsets for storages such that two that are alive at the same time have no
 /// byte in common.
 struct Placement {
-  std::vector<int64_t> offsets; ///< multiples of kArenaAlign
+  std::vector<int64_t> offsets; ///< multiples of kTensorAlign
   int64_t bytes = 0;            ///< the end of the last
   int64_t lowerBound = 0;       ///< most bytes alive at once
 };

@@ -335,6 +335,13 @@ struct Plan {
   }
   /// Ranks that a parameter is sharded over.
   int64_t shards() const { return worldSize / replicas; }
+  /// A rank's place on the mesh of replicas and shards, which is row-major.
+  int64_t replicaIndex(int64_t rank) const { return rank / shards(); }
+  int64_t shardIndex(int64_t rank) const { return rank % shards(); }
+  /// The ranks of one replica; those of all replicas that own one shard.
+  /// Rising.
+  std::vector<int64_t> shardGroup(int64_t rank) const;
+  std::vector<int64_t> replicateGroup(int64_t rank) const;
 
   /// All but the version, which comes first, and the digest, which comes last.
   static constexpr auto fields() {
@@ -365,6 +372,9 @@ struct Plan {
 /// The part of a parameter, and of its gradient, that the `index`-th rank of a
 /// replica owns; the whole of an ignored parameter.
 TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index);
+/// Bytes of the shards of all ranks of a replica, each as large as the first
+/// one, in `dtype`: what a collective moves, FSDP2's padding included.
+int64_t paddedBytes(const Plan &plan, int32_t param, DType dtype);
 
 /// Where that part lies in the whole, row-major: `count` runs of `size`
 /// elements, the first at `begin`, their beginnings `stride` apart. One after

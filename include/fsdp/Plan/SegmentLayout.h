@@ -68,7 +68,17 @@ struct SegmentLayout {
   size_t totalBytes = 0;
 
 private:
-  /// Lays out what groups keep, from `end` on; returns its end.
+  using Reductions = std::vector<const ReduceScatter *>;
+
+  /// Lays out one replica's parameters; returns their bytes.
+  size_t placeParams(const Plan &plan);
+  /// Gradients that are produced more than one reduction early.
+  void findDedicated(const Plan &plan);
+  void placeGrads(const Plan &plan, const Reductions &reductions);
+  void placeShardGrads(const Plan &plan, const Reductions &reductions);
+  /// These lay out what comes from `end` on, and return its end: the vectors;
+  /// what groups keep.
+  size_t placeVectors(const Plan &plan, size_t end);
   size_t placeKept(const Plan &plan, size_t end);
 };
 

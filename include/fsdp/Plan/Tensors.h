@@ -38,6 +38,15 @@ enum class DType : uint8_t {
   Complex128,
 };
 
+/// What a tensor's first byte is a multiple of in arenas, shared and staging
+/// memory, as in ATen's allocators.
+inline constexpr int64_t kTensorAlign = 64;
+/// The least multiple of `align` that is not below `bytes`.
+template <typename Bytes>
+constexpr Bytes alignTo(Bytes bytes, Bytes align = Bytes(kTensorAlign)) {
+  return (bytes + align - 1) / align * align;
+}
+
 /// Bytes of one element.
 int64_t byteWidth(DType dtype);
 /// "float32" and so on.

@@ -47,9 +47,6 @@ struct StepCost {
 StepCost costOf(const plan::Plan &plan, const DeviceModel &device,
                 const plan::Profile *profile = nullptr, int64_t rank = 0);
 
-/// Bytes of all ranks' shards of a parameter, padded to the largest.
-double paddedBytes(const plan::Plan &plan, int32_t param, plan::DType dtype);
-
 /// Model FLOP/s reached, as a fraction of the device's peak.
 double modelFlopsUtilization(const StepCost &cost, const DeviceModel &device,
                              double stepSeconds);

@@ -30,8 +30,7 @@ std::vector<int64_t> layOut(const std::vector<int32_t> &params,
                             BytesOf bytesOf) {
   std::vector<int64_t> begins = {0};
   for (int32_t param : params)
-    begins.push_back(begins.back() + (bytesOf(param) + kArenaAlign - 1) /
-                                         kArenaAlign * kArenaAlign);
+    begins.push_back(begins.back() + alignTo(bytesOf(param)));
   return begins;
 }
 
@@ -146,11 +145,7 @@ private:
 } // namespace
 
 int64_t chunkElements(const Plan &plan, int32_t index) {
-  const Param &param = plan.params[size_t(index)];
-  if (param.shardDim != 0)
-    return param.spec.numElements() / plan.shards();
-  return (numRows(param) + plan.shards() - 1) / plan.shards() *
-         rowElements(param);
+  return shardSpec(plan, index, 0).numElements();
 }
 
 std::vector<int64_t> copiedParts(const Plan &plan, int32_t unit) {

@@ -12,8 +12,7 @@ Memory replayHostMemory(const Plan &plan) {
     const Instruction &instruction = plan.instructions[size_t(i)];
     if (const auto *offload =
             std::get_if<OffloadActivation>(&instruction.kind)) {
-      int64_t bytes = plan.values[offload->out].numBytes();
-      bytes = (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign;
+      int64_t bytes = alignTo(plan.values[offload->out].numBytes());
       if (bytes > 0) {
         memory.storageOf[offload->out] = int32_t(memory.storages.size());
         memory.storages.push_back({offload->out,

@@ -92,15 +92,11 @@ private:
       units[gather->unit].stays |= instruction.when == When::First;
   }
 
-  static int64_t aligned(int64_t bytes) {
-    return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign;
-  }
-
   int32_t makeStorage(ValueId value, int64_t bytes, MemoryUse use) {
     if (bytes == 0)
       return -1;
     memory.storages.push_back(
-        {value, aligned(bytes), use, position, {{position, programEnd - 1}}});
+        {value, alignTo(bytes), use, position, {{position, programEnd - 1}}});
     open.push_back(0);
     return int32_t(memory.storages.size()) - 1;
   }

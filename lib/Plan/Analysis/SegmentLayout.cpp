@@ -8,22 +8,7 @@ namespace fsdp::plan {
 
 namespace {
 
-/// ATen's own alignment of tensors.
-constexpr size_t kTensorAlign = 64;
 constexpr size_t kPage = 4096;
-
-size_t alignTo(size_t value, size_t align) {
-  return (value + align - 1) / align * align;
-}
-
-/// Bytes of a parameter of which every rank's rows are as many as rank 0's, as
-/// FSDP2 gathers it: each rank may read as many from its first row on.
-size_t paddedBytes(const Plan &plan, int32_t param) {
-  TensorSpec spec = plan.params[param].spec;
-  if (plan.params[param].shardDim == 0)
-    spec.shape[0] = plan.shards() * shardSpec(plan, param, 0).shape[0];
-  return size_t(spec.numBytes());
-}
 
 } // namespace
 
@@ -34,35 +19,13 @@ SegmentLayout::SegmentLayout(const Plan &plan, size_t headerBytes)
       reductionOf(plan.params.size(), -1), dedicated(plan.params.size()),
       kept(plan.params.size()) {
   paramsBegin = alignTo(headerBytes, kPage);
-  size_t end = 0;
-  for (const Unit &unit : plan.units) {
-    end = alignTo(end, kPage);
-    for (int32_t param : unit.params) {
-      end = alignTo(end, kTensorAlign);
-      masters[param] = params[param] = end;
-      end += paddedBytes(plan, param);
-      if (!plan.params[param].computeDtype && !unit.cpuOffload)
-        continue;
-      end = alignTo(end, kTensorAlign);
-      params[param] = end;
-      end += size_t(plan.params[param].computeSpec().numBytes());
-    }
-  }
-  replicaBytes = alignTo(end, kPage);
-  end = placeKept(plan, paramsBegin + size_t(plan.replicas) * replicaBytes);
-  bool reducesVectors = std::any_of(
-      plan.instructions.begin(), plan.instructions.end(), [](const auto &i) {
-        return std::holds_alternative<ClipGradNorm>(i.kind) ||
-               std::holds_alternative<Unscale>(i.kind);
-      });
-  if (reducesVectors && worldSize > 1) {
-    vectorsBegin = alignTo(end, kTensorAlign);
-    vectorBytes = alignTo(plan.params.size() * sizeof(double), kTensorAlign);
-    end = vectorsBegin + 2 * size_t(worldSize) * vectorBytes;
-  }
+  replicaBytes = placeParams(plan);
+  size_t end =
+      placeKept(plan, paramsBegin + size_t(plan.replicas) * replicaBytes);
+  end = placeVectors(plan, end);
   areasBegin = alignTo(end, kPage);
 
-  std::vector<const ReduceScatter *> reductions;
+  Reductions reductions;
   for (const Instruction &instruction : plan.instructions)
     if (const auto *reduce = std::get_if<ReduceScatter>(&instruction.kind)) {
       for (int32_t param : reduce->params)
@@ -71,46 +34,92 @@ SegmentLayout::SegmentLayout(const Plan &plan, size_t headerBytes)
     }
   reductionsPerStep = int32_t(reductions.size());
   if (plan.shards() > 1) {
-    int32_t issued = 0;
-    for (const Instruction &instruction : plan.instructions) {
-      if (std::holds_alternative<ReduceScatter>(instruction.kind))
-        ++issued;
-      const auto *call = std::get_if<Call>(&instruction.kind);
-      if (call && call->reduceInputOf >= 0)
-        dedicated[call->reduceInputOf] =
-            reductionOf[call->reduceInputOf] > issued + 1;
-    }
-
-    std::vector<size_t> gradBytes(plan.params.size());
-    for (const ReduceScatter *reduce : reductions)
-      for (size_t i = 0; i < reduce->params.size(); ++i)
-        gradBytes[reduce->params[i]] =
-            size_t(plan.values[reduce->ins[i]].numBytes());
-    std::vector<size_t> sizes;
-    for (const ReduceScatter *reduce : reductions) {
-      size_t size = 0;
-      for (int32_t param : reduce->params) {
-        if (dedicated[param])
-          continue;
-        grads[param] = size;
-        size = alignTo(size + gradBytes[param], kTensorAlign);
-      }
-      sizes.push_back(size);
-    }
-    size_t shared = 0;
-    for (size_t j = 0; j < sizes.size(); ++j)
-      shared = std::max(shared, sizes[j] + (j ? sizes[j - 1] : 0));
-    areaBytes = shared;
-    for (size_t j = 0; j < sizes.size(); ++j)
-      for (int32_t param : reductions[j]->params) {
-        if (dedicated[param]) {
-          grads[param] = areaBytes;
-          areaBytes = alignTo(areaBytes + gradBytes[param], kTensorAlign);
-        } else if (j % 2) {
-          grads[param] += shared - sizes[j];
-        }
-      }
+    findDedicated(plan);
+    placeGrads(plan, reductions);
   }
+  placeShardGrads(plan, reductions);
+  areaBytes = alignTo(areaBytes, kPage);
+  totalBytes = areasBegin + size_t(worldSize) * areaBytes;
+}
+
+size_t SegmentLayout::placeParams(const Plan &plan) {
+  size_t end = 0;
+  for (const Unit &unit : plan.units) {
+    end = alignTo(end, kPage);
+    for (int32_t param : unit.params) {
+      end = alignTo(end);
+      masters[param] = params[param] = end;
+      // As FSDP2 gathers it: each rank may read as many rows as rank 0 has.
+      end += size_t(paddedBytes(plan, param, plan.params[param].spec.dtype));
+      if (!plan.params[param].computeDtype && !unit.cpuOffload)
+        continue;
+      end = alignTo(end);
+      params[param] = end;
+      end += size_t(plan.params[param].computeSpec().numBytes());
+    }
+  }
+  return alignTo(end, kPage);
+}
+
+size_t SegmentLayout::placeVectors(const Plan &plan, size_t end) {
+  bool reducesVectors = std::any_of(
+      plan.instructions.begin(), plan.instructions.end(), [](const auto &i) {
+        return std::holds_alternative<ClipGradNorm>(i.kind) ||
+               std::holds_alternative<Unscale>(i.kind);
+      });
+  if (!reducesVectors || worldSize == 1)
+    return end;
+  vectorsBegin = alignTo(end);
+  vectorBytes = alignTo(plan.params.size() * sizeof(double));
+  return vectorsBegin + 2 * size_t(worldSize) * vectorBytes;
+}
+
+void SegmentLayout::findDedicated(const Plan &plan) {
+  int32_t issued = 0;
+  for (const Instruction &instruction : plan.instructions) {
+    if (std::holds_alternative<ReduceScatter>(instruction.kind))
+      ++issued;
+    const auto *call = std::get_if<Call>(&instruction.kind);
+    if (call && call->reduceInputOf >= 0)
+      dedicated[call->reduceInputOf] =
+          reductionOf[call->reduceInputOf] > issued + 1;
+  }
+}
+
+void SegmentLayout::placeGrads(const Plan &plan, const Reductions &reductions) {
+  std::vector<size_t> gradBytes(plan.params.size());
+  for (const ReduceScatter *reduce : reductions)
+    for (size_t i = 0; i < reduce->params.size(); ++i)
+      gradBytes[reduce->params[i]] =
+          size_t(plan.values[reduce->ins[i]].numBytes());
+  std::vector<size_t> sizes;
+  for (const ReduceScatter *reduce : reductions) {
+    size_t size = 0;
+    for (int32_t param : reduce->params) {
+      if (dedicated[param])
+        continue;
+      grads[param] = size;
+      size = alignTo(size + gradBytes[param]);
+    }
+    sizes.push_back(size);
+  }
+  size_t shared = 0;
+  for (size_t j = 0; j < sizes.size(); ++j)
+    shared = std::max(shared, sizes[j] + (j ? sizes[j - 1] : 0));
+  areaBytes = shared;
+  for (size_t j = 0; j < sizes.size(); ++j)
+    for (int32_t param : reductions[j]->params) {
+      if (dedicated[param]) {
+        grads[param] = areaBytes;
+        areaBytes = alignTo(areaBytes + gradBytes[param]);
+      } else if (j % 2) {
+        grads[param] += shared - sizes[j];
+      }
+    }
+}
+
+void SegmentLayout::placeShardGrads(const Plan &plan,
+                                    const Reductions &reductions) {
   std::set<ValueId> reduced;
   for (const ReduceScatter *reduce : reductions)
     reduced.insert(reduce->outs.begin(), reduce->outs.end());
@@ -123,10 +132,8 @@ SegmentLayout::SegmentLayout(const Plan &plan, size_t headerBytes)
         // Rank 0 has the largest shard.
         TensorSpec spec = shardSpec(plan, param, 0);
         spec.dtype = plan.values[reduce->ins[i]].dtype;
-        areaBytes = alignTo(areaBytes + size_t(spec.numBytes()), kTensorAlign);
+        areaBytes = alignTo(areaBytes + size_t(spec.numBytes()));
       }
-  areaBytes = alignTo(areaBytes, kPage);
-  totalBytes = areasBegin + size_t(worldSize) * areaBytes;
 }
 
 size_t SegmentLayout::placeKept(const Plan &plan, size_t end) {
@@ -137,11 +144,10 @@ size_t SegmentLayout::placeKept(const Plan &plan, size_t end) {
     for (int32_t param : plan.units[reshard->unit].params) {
       if (kept[param].group != 0)
         continue;
-      end = alignTo(end, kTensorAlign);
+      end = alignTo(end);
       kept[param] = {
           reshard->keep, end,
-          alignTo(size_t(plan.params[param].computeSpec().numBytes()),
-                  kTensorAlign)};
+          alignTo(size_t(plan.params[param].computeSpec().numBytes()))};
       end += size_t(worldSize / reshard->keep) * kept[param].stride;
     }
   }

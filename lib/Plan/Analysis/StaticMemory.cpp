@@ -23,7 +23,7 @@ class StaticMemory {
 public:
   StaticMemory(const Plan &plan, MemoryModel model, int64_t rank)
       : plan(plan), onDevice(model == MemoryModel::Device),
-        index(rank % plan.shards()) {}
+        index(plan.shardIndex(rank)) {}
 
   BytesByUse run() {
     if (onDevice)

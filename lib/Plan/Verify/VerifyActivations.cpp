@@ -72,12 +72,13 @@ void Verifier::verifyHostArena() const {
                                         "host_arena");
     if (!plan.hostArena)
       continue;
-    if (offset < 0 || offset % kArenaAlign != 0 ||
+    if (offset < 0 || offset % kTensorAlign != 0 ||
         storage.bytes > plan.hostArena->bytes - offset)
       fail("P33", "expected " + name(storage.value) + " of " +
                       std::to_string(storage.bytes) +
-                      " bytes at a multiple of " + std::to_string(kArenaAlign) +
-                      " within the " + std::to_string(plan.hostArena->bytes) +
+                      " bytes at a multiple of " +
+                      std::to_string(kTensorAlign) + " within the " +
+                      std::to_string(plan.hostArena->bytes) +
                       " bytes of host_arena, got " + std::to_string(offset));
   }
   if (!plan.hostArena)

@@ -96,9 +96,9 @@ void Verifier::verifyArena() const {
       continue; // P33
     if (offset != -1 && !plan.arena)
       fail("P24", name(ValueId(v)) + " has an offset but there is no arena");
-    if (offset != -1 && offset % kArenaAlign != 0)
+    if (offset != -1 && offset % kTensorAlign != 0)
       fail("P24", "expected the offset of " + name(ValueId(v)) +
-                      " to be a multiple of " + std::to_string(kArenaAlign) +
+                      " to be a multiple of " + std::to_string(kTensorAlign) +
                       ", got " + std::to_string(offset));
   }
   if (!plan.arena) {

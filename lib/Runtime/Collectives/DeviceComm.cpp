@@ -19,6 +19,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 namespace fsdp::runtime {
@@ -97,8 +98,7 @@ void DeviceComm::placeShards() {
       continue;
     offsets[p] = bytes;
     int64_t own = plan::shardSpec(plan, int32_t(p), 0).numBytes();
-    bytes +=
-        (own + plan::kArenaAlign - 1) / plan::kArenaAlign * plan::kArenaAlign;
+    bytes += plan::alignTo(own);
   }
   if (bytes > 0) {
     hostShards = device.reserveHost(size_t(bytes));
@@ -123,18 +123,14 @@ void DeviceComm::connectGroups() {
   std::string prefix;
   if (int64_t before = (*plansMade)++)
     prefix = "plan " + std::to_string(before + 1) + " ";
-  std::vector<int64_t> everybody, shardGroup, replicateGroup;
-  for (int64_t r = 0; r < worldSize(); ++r) {
-    everybody.push_back(r);
-    if (r / plan.shards() == rank() / plan.shards())
-      shardGroup.push_back(r);
-    if (r % plan.shards() == shardIndex())
-      replicateGroup.push_back(r);
-  }
+  std::vector<int64_t> everybody(static_cast<size_t>(worldSize()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  std::vector<int64_t> shardGroup = plan.shardGroup(rank());
   world = transport->connect(prefix + "world", everybody);
   gathers = transport->connect(prefix + "gather", shardGroup);
   reduces = transport->connect(prefix + "reduce", shardGroup);
-  replicates = transport->connect(prefix + "replicate", replicateGroup);
+  replicates =
+      transport->connect(prefix + "replicate", plan.replicateGroup(rank()));
   for (const plan::Instruction &instruction : plan.instructions) {
     const auto *reshard = std::get_if<plan::Reshard>(&instruction.kind);
     if (!reshard || reshard->keep == 0 || groups.contains(reshard->keep))

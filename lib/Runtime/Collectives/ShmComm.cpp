@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -34,14 +35,10 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
                  bool concurrent, const ShmComm *other)
     : plan(plan), segment(segment), ownRank(rank), concurrent(concurrent),
       sights(segment, rank), pidfds(size_t(plan.worldSize), -1),
-      keptParts(plan.units.size()) {
-  for (int64_t r = 0; r < worldSize(); ++r) {
-    everybody.push_back(r);
-    if (r / plan.shards() == ownRank / plan.shards())
-      shardGroup.push_back(r);
-    if (r % plan.shards() == shardIndex())
-      replicateGroup.push_back(r);
-  }
+      shardGroup(plan.shardGroup(rank)),
+      replicateGroup(plan.replicateGroup(rank)),
+      everybody(size_t(plan.worldSize)), keptParts(plan.units.size()) {
+  std::iota(everybody.begin(), everybody.end(), 0);
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
     auto isReducible = [](plan::DType dtype) {
@@ -67,7 +64,7 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
       fullParams.push_back(masters.back());
       continue;
     }
-    int64_t replica = ownRank / plan.shards();
+    int64_t replica = plan.replicaIndex(ownRank);
     masters.push_back(at::from_blob(segment.master(replica, int32_t(p)),
                                     param.spec.shape, dtype));
     fullParams.push_back(at::from_blob(segment.param(replica, int32_t(p)),
@@ -100,7 +97,7 @@ at::Tensor ShmComm::paddedShard(int32_t param) {
   if (plan.params[param].unit == -1 || plan.params[param].shardDim != 0)
     return own;
   std::vector<int64_t> shape = plan::shardSpec(plan, param, 0).shape;
-  std::byte *whole = segment.master(ownRank / plan.shards(), param);
+  std::byte *whole = segment.master(plan.replicaIndex(ownRank), param);
   int64_t rowBytes = plan.params[param].spec.numBytes() /
                      std::max<int64_t>(1, masters[param].size(0));
   return at::from_blob(whole + shardIndex() * shape[0] * rowBytes, shape,

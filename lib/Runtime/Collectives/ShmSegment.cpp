@@ -22,16 +22,9 @@ static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 namespace {
 
-/// ATen's own alignment of tensors.
-constexpr size_t kTensorAlign = 64;
-
-size_t alignTo(size_t value, size_t align) {
-  return (value + align - 1) / align * align;
-}
-
 /// What precedes the parameters: the header and the ranks' states.
 size_t headerBytes(const plan::Plan &plan) {
-  return alignTo(sizeof(SegmentHeader), kTensorAlign) +
+  return plan::alignTo(sizeof(SegmentHeader)) +
          size_t(plan.worldSize) * sizeof(RankState);
 }
 
@@ -125,7 +118,7 @@ SegmentHeader &ShmSegment::header() const {
 
 RankState &ShmSegment::state(int64_t rank) const {
   return reinterpret_cast<RankState *>(
-      base + alignTo(sizeof(SegmentHeader), kTensorAlign))[rank];
+      base + plan::alignTo(sizeof(SegmentHeader)))[rank];
 }
 
 void ShmSegment::fail(int64_t rank, const std::string &message) const {

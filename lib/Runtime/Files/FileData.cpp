@@ -14,7 +14,6 @@ namespace fsdp::runtime {
 
 namespace {
 
-constexpr size_t kAlignment = 64;
 /// Sources that a description names.
 constexpr size_t kDescribed = 4;
 
@@ -33,8 +32,7 @@ FileData::FileData(const plan::Plan &plan, Sources sources,
       seed(seed), order(countsOf(all), weights, seed) {
   for (const plan::Input &input : plan.inputs) {
     offsets.push_back(bytes);
-    bytes += (size_t(input.spec.numBytes()) + kAlignment - 1) / kAlignment *
-             kAlignment;
+    bytes += plan::alignTo(size_t(input.spec.numBytes()));
   }
 }
 

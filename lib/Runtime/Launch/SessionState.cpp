@@ -20,13 +20,6 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// Where a tensor begins in the staging memory.
-constexpr size_t kAlignment = 64;
-
-size_t aligned(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 Chunk wholeOf(const std::vector<int64_t> &shape) {
   return {std::vector<int64_t>(shape.size(), 0), shape};
 }
@@ -117,7 +110,7 @@ void SessionState::stage(std::vector<ShardTensor> &to, const Item &item,
       postponed[item.unit].push_back({copy, tensor});
     else
       copy.copy_(tensor);
-    staged += aligned(tensor.nbytes());
+    staged += plan::alignTo(tensor.nbytes());
     tensor = copy;
   } else {
     tensor = tensor.contiguous();
@@ -133,7 +126,7 @@ void SessionState::stage(SaveRequest &request, bool copies,
   std::vector<Item> items = modelItems();
   std::vector<Item> more = optimizerItems();
   items.insert(items.end(), more.begin(), more.end());
-  int64_t rank = session.comm().rank(), replica = rank / plan.shards();
+  int64_t rank = session.comm().rank(), replica = plan.replicaIndex(rank);
   std::vector<int64_t> writer = writers(items);
   std::vector<Item> chosen;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -155,7 +148,7 @@ void SessionState::stage(SaveRequest &request, bool copies,
   size_t bytes = 0;
   for (const Item &item : chosen)
     if (copies || !item.tensor.is_cpu())
-      bytes += aligned(item.tensor.nbytes());
+      bytes += plan::alignTo(item.tensor.nbytes());
   if (bytes > 0 && (!staging || staging->bytes() < bytes)) {
     if (staging)
       countAllocatedBytes(-int64_t(staging->bytes()));

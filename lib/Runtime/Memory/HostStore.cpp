@@ -24,8 +24,7 @@ HostStore::HostStore(const plan::Plan &plan, Device &device)
         continue;
       gradientOffsets[out] = gradientBytes;
       // No rank's shard is larger than the first one's, which the plan has.
-      gradientBytes += (value.numBytes() + plan::kArenaAlign - 1) /
-                       plan::kArenaAlign * plan::kArenaAlign;
+      gradientBytes += plan::alignTo(value.numBytes());
     }
   }
   if (gradientBytes > 0)

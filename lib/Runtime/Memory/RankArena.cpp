@@ -57,10 +57,7 @@ bool releaseLive(void *block) {
   return true;
 }
 
-int64_t alignedBytes(size_t bytes) {
-  return (int64_t(bytes) + plan::kArenaAlign - 1) / plan::kArenaAlign *
-         plan::kArenaAlign;
-}
+int64_t alignedBytes(size_t bytes) { return plan::alignTo(int64_t(bytes)); }
 
 void deleteLive(void *block) { releaseLive(block); }
 

@@ -104,7 +104,7 @@ private:
     BucketItem &item = problem.items[size_t(index)];
     item.gatherBytes = 0;
     for (int32_t param : plan.units[size_t(gather.unit)].params)
-      item.gatherBytes += simulate::paddedBytes(
+      item.gatherBytes += paddedBytes(
           plan, param, plan.params[size_t(param)].computeSpec().dtype);
     if (inForward) {
       item.inForward = true;
@@ -135,9 +135,9 @@ private:
     backward[size_t(index)].add(position);
     for (size_t i = 0; i < reduce.params.size(); ++i) {
       item.reduceBytes +=
-          simulate::paddedBytes(plan, reduce.params[i],
-                                reduce.reduceDtype.value_or(
-                                    plan.values[size_t(reduce.ins[i])].dtype));
+          paddedBytes(plan, reduce.params[i],
+                      reduce.reduceDtype.value_or(
+                          plan.values[size_t(reduce.ins[i])].dtype));
       item.gradient += takeOut(reduce.ins[i], MemoryUse::Gradient);
     }
     item.gradient += takeOut(buffer, MemoryUse::ReduceInput);

@@ -41,7 +41,7 @@ public:
 
   int64_t rank() const override { return transport->rank(); }
   int64_t worldSize() const override { return transport->worldSize(); }
-  int64_t shardIndex() const override { return rank() % plan.shards(); }
+  int64_t shardIndex() const override { return plan.shardIndex(rank()); }
   int64_t ownBytes() const override { return 0; }
 
   at::Tensor shard(int32_t param) override { return shards[param]; }

@@ -46,7 +46,7 @@ public:
 
   int64_t rank() const override { return ownRank; }
   int64_t worldSize() const override { return plan.worldSize; }
-  int64_t shardIndex() const override { return ownRank % plan.shards(); }
+  int64_t shardIndex() const override { return plan.shardIndex(ownRank); }
   int64_t ownBytes() const override;
   at::Tensor shard(int32_t param) override;
   at::Tensor paddedShard(int32_t param) override;
@@ -137,9 +137,8 @@ private:
   const bool concurrent;
   SegmentSights sights;
   std::shared_ptr<const Patience> patience = std::make_shared<Patience>();
-  /// Everybody, the ranks of this replica, the ranks of all replicas that own
-  /// the same rows; ascending, this rank included.
-  std::vector<int64_t> everybody, shardGroup, replicateGroup;
+  /// Plan::shardGroup and so on, of this rank; everybody.
+  std::vector<int64_t> shardGroup, replicateGroup, everybody;
   /// Whole parameters in their own dtype, and in the one they are gathered in;
   /// those that are not ignored in the segment.
   std::vector<at::Tensor> masters;
