@@ -25,7 +25,7 @@ build: setup ## compiler and runtime (preset dev, build/)
 	@scripts/build.sh dev $(JOBS)
 
 build-runtime: setup ## the runtime alone, without MLIR (preset runtime, build-runtime/)
-	@scripts/build.sh runtime $(JOBS) fsdp-run lion FSDPPython
+	@scripts/build.sh runtime $(JOBS) fsdp-run lion
 
 build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 	@scripts/build.sh asan $(JOBS)
@@ -46,7 +46,7 @@ test-compiler: build ## lit and GoogleTest on the full build
 	@echo "== GoogleTest"
 	@$(CTEST) build
 
-test-runtime: setup ## GoogleTest on the runtime built without MLIR
+test-runtime: setup ## GoogleTest on the runtime built without MLIR, and its module of Python
 	@scripts/build.sh runtime $(JOBS)
 	@echo "== GoogleTest, runtime alone"
 	@$(CTEST) build-runtime
