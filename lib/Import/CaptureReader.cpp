@@ -138,7 +138,7 @@ private:
     auto found = document.find("device");
     if (found == document.end())
       return;
-    auto &[device, arch, torch] = capture.capturedFor;
+    auto &[device, arch, torch, numerics] = capture.capturedFor;
     found->at("type").get_to(device);
     if (const json &name = found->at("arch"); !name.is_null())
       name.get_to(arch);
@@ -148,6 +148,10 @@ private:
       fail("capture.json: expected the device \"cpu\", or \"cuda\" with an "
            "arch, and a version of torch, got: " +
            found->dump());
+    if (auto settings = found->find("numerics"); settings != found->end())
+      settings->get_to(numerics);
+    if (std::string defect = plan::findDefect(numerics); !defect.empty())
+      fail("capture.json: " + defect);
   }
 
   void readPrecision(const json &policies) {
@@ -296,7 +300,8 @@ private:
     evaluation.loss = results[0];
   }
 
-  /// That no result is an input, of which the program would do nothing.
+  /// Checks that no result is an input, for which the program would compute
+  /// nothing.
   void checkComputed(const std::vector<plan::ValueId> &results, size_t inputs,
                      const char *record) const {
     for (plan::ValueId result : results)

@@ -95,7 +95,7 @@ private:
       return success(!syntaxError);
     }
     return emitError(result.loc)
-           << "anchors and block scalars have no meaning here";
+           << "anchors and block scalars are not allowed here";
   }
 
   MLIRContext *context;

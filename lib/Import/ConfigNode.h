@@ -9,8 +9,8 @@
 
 namespace mlir::fsdp {
 
-/// A parsed YAML node with its position. What takes a key, and what makes a
-/// value of a node, holds for nodes that the schema accepted.
+/// A parsed YAML node with its position. The methods that take a key or convert
+/// a node to a value expect nodes that the schema has accepted.
 struct ConfigNode {
   enum class Kind { Null, Scalar, Sequence, Mapping } kind = Kind::Null;
   Location loc;

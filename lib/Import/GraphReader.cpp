@@ -180,8 +180,8 @@ private:
       nameDevice(schema, call);
   }
 
-  /// That of LibTorch's own operators is LibTorch's, that of others the
-  /// capture's: their libraries are not needed here.
+  /// The schema of a call: LibTorch's for its own operators, the capture's for
+  /// others, whose libraries are not needed here.
   const c10::FunctionSchema &findSchema(const CapturedCall &call,
                                         const std::string &qualified) {
     if (call.schema.empty()) {
@@ -222,7 +222,8 @@ private:
     return type->kind() == c10::TypeKind::ListType;
   }
 
-  /// That schema and graph know as many, of the same kinds.
+  /// Checks that the schema and the graph have as many results, of the same
+  /// kinds.
   void checkResults(jit::Node *node, const c10::FunctionSchema &schema,
                     const std::string &qualified) const {
     if (schema.returns().size() != node->outputs().size())

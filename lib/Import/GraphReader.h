@@ -15,9 +15,10 @@
 
 namespace fsdp {
 
-/// Reads `text`, a graph with so many inputs, and completes `calls`, which are
-/// those of capture.json in the same order. Returns the elements of its result
-/// tuple. Throws CaptureError that names the file `path` and its `record`.
+/// Reads `text`, a graph with the given number of inputs, and completes
+/// `calls`, which are those of capture.json in the same order. Returns the
+/// elements of its result tuple. Throws CaptureError that names the file `path`
+/// and its `record`.
 std::vector<plan::ValueId> readGraph(const std::string &path,
                                      const char *record,
                                      const std::string &text, size_t inputs,

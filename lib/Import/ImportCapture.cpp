@@ -64,6 +64,11 @@ private:
     if (!from.arch.empty())
       texts.append("arch", builder.getStringAttr(from.arch));
     texts.append("torch", builder.getStringAttr(from.torch));
+    NamedAttrList numerics;
+    for (const auto &[name, value] : from.numerics)
+      numerics.append(name, builder.getStringAttr(value));
+    if (!numerics.empty())
+      texts.append("numerics", numerics.getDictionary(builder.getContext()));
     module->setAttr(capturedForAttrName,
                     texts.getDictionary(builder.getContext()));
   }
@@ -322,8 +327,8 @@ private:
       values[value] = result;
   }
 
-  /// Of the file's path the last folder is enough for people, and the same on
-  /// every machine.
+  /// The last folder of the file's path is enough for a reader, and is the same
+  /// on every machine.
   void setSource(aten::CallOp op, const ::fsdp::CapturedCall &call) {
     NamedAttrList source;
     if (!call.module.empty())

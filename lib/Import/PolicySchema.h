@@ -40,7 +40,7 @@ struct PolicyKey {
   std::string describe() const;
 };
 
-/// That of a whole policy file.
+/// The schema of a whole policy file.
 const PolicyKey &getPolicySchema();
 
 /// The texts of a scalar as values; none for other texts.

@@ -159,6 +159,12 @@ def resnet18() -> nn.Module:
     return Classifier(resnet.resnet18(num_classes=10))
 
 
+def resnet18_without_mkldnn() -> nn.Module:
+    """In a script that turns oneDNN off, for the whole process."""
+    torch._C._set_mkldnn_enabled(False)
+    return resnet18()
+
+
 def resnet50() -> nn.Module:
     """Bottlenecks, the first of each row with a downsampling branch."""
     torch.manual_seed(0)

@@ -82,7 +82,7 @@ TEST(ReadPlan, KeepsWhyAnInstructionStandsThere) {
   plan.instructions[first].why = "x";
   EXPECT_EQ(errorOf(with(printPlan(plan), "\"why\": \"x\"", "\"why\": \"\"")),
             "p.json: instructions[" + std::to_string(first) +
-                "].why: expected a text, got \"\"");
+                "].why: expected a non-empty string, got \"\"");
 }
 
 TEST(ReadPlan, RoundTripsTrainingPolicy) {
@@ -281,7 +281,11 @@ TEST(ReadPlan, KeepsStridesAndLines) {
   plan.buffers[0].strides = {0};
   plan.values[size_t(call.outs[0])].strides = {1, 4};
   plan.lines = {"models/tiny.py:12"};
-  plan.capturedFor = {"cuda", "sm_90", "2.15.0"};
+  plan.capturedFor = {"cuda",
+                      "sm_90",
+                      "2.15.0",
+                      {{"deterministic_algorithms", "warn"},
+                       {"float32_matmul_precision", "high"}}};
   plan.instructions[find<Call>(plan)].line = 0;
   std::string text = printPlan(plan);
   Plan read = parsePlan(text, "p.json");
@@ -289,6 +293,7 @@ TEST(ReadPlan, KeepsStridesAndLines) {
   EXPECT_EQ(read.buffers[0].strides, plan.buffers[0].strides);
   EXPECT_EQ(read.values[size_t(call.outs[0])].strides, Strides({1, 4}));
   EXPECT_EQ(read.lines, plan.lines);
+  EXPECT_EQ(read.capturedFor, plan.capturedFor);
   EXPECT_EQ(printPlan(read), text);
 }
 

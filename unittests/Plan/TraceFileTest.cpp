@@ -143,7 +143,7 @@ TEST(TraceFile, RefusesWhatIsNoStepOfThePlan) {
   EXPECT_EQ(error(with("\"format\": 1", "\"format\": 2")),
             "trace.json: otherData.format: expected 1, got 2");
   EXPECT_THAT(error(with("\"rank\": 1", "\"rank\": 0")),
-              HasSubstr("rank 0 is there twice"));
+              HasSubstr("rank 0 is given twice"));
   EXPECT_THAT(error(with("\"rank\": 1", "\"rank\": 2")),
               HasSubstr("expected an integer in [0, 1], got 2"));
   EXPECT_THAT(error(with("\"dur\": 1.500", "\"dur\": -1.5")),
@@ -159,7 +159,7 @@ TEST(TraceFile, RefusesWhatIsNoStepOfThePlan) {
   MeasuredStep less = stepOf(plan, 1);
   less.ranks[0].spans.pop_back();
   EXPECT_THAT(error(printMeasuredStep(plan, less)),
-              HasSubstr("one an instruction and microbatch, got "));
+              HasSubstr("one per instruction and microbatch, got "));
   EXPECT_THROW(readMeasuredStep("/does/not/exist.json", plan, ""), PlanError);
 }
 

@@ -362,6 +362,14 @@ const std::vector<Mutation> kMutations = {
      }},
     {"LineOutOfRange", "P1",
      [](Plan &p) { p.instructions[find<Call>(p)].line = 0; }},
+    {"UnknownSetting", "P41",
+     [](Plan &p) {
+       p.capturedFor = {"cpu", "", "2.15.0", {{"rounding", "up"}}};
+     }},
+    {"SettingValue", "P41",
+     [](Plan &p) {
+       p.capturedFor = {"cpu", "", "2.15.0", {{"mkldnn.enabled", "maybe"}}};
+     }},
     {"StrideCount", "P38", [](Plan &p) { p.inputs[0].strides = {1}; }},
     {"NegativeStride", "P38",
      [](Plan &p) { p.values[first<Call>(p).outs[0]].strides = {-1, 1}; }},

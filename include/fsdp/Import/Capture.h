@@ -23,7 +23,7 @@ struct CapturedParam {
   plan::TensorSpec computeSpec() const { return {spec.shape, computeDtype}; }
 };
 
-/// What one unit was captured with, as FSDP2's MixedPrecisionPolicy.
+/// What one unit was captured with, as in FSDP2's MixedPrecisionPolicy.
 struct CapturedPrecision {
   std::string module; ///< qualified name, empty for the root
   std::optional<plan::DType> paramDtype;
@@ -50,8 +50,8 @@ struct CapturedCall {
   std::vector<int64_t> mutates;
   /// Draws from the random generator.
   bool random = false;
-  /// Of an operator in another namespace than aten, which this LibTorch need
-  /// not know: its schema.
+  /// The schema of an operator in a namespace other than aten, which this
+  /// LibTorch need not know.
   std::string schema;
   std::string module; ///< qualified name of the module that made the call
   std::string file;   ///< source of the call in the model, or empty
@@ -79,10 +79,10 @@ struct Capture {
   plan::Weights weights;
   std::vector<CapturedParam> params;
   std::vector<CapturedPrecision> precision;
-  /// The modules of each unit of the capture but the root.
+  /// The modules of each unit of the capture except the root.
   std::vector<std::vector<std::string>> units;
-  /// (module, input) where it makes a difference to the sums of gradients
-  /// whether the module is a unit.
+  /// (module, input) for each module for which it makes a difference to the
+  /// sums of gradients whether it is a unit.
   std::vector<std::pair<std::string, std::string>> entries;
   std::vector<plan::Buffer> buffers;
   /// Input::value is the value number.

@@ -6,8 +6,8 @@
 
 namespace fsdp::plan {
 
-/// The hash of the JSON form up to its key `digest`, which has it. Throws
-/// PlanError for a name that is not UTF-8, as printPlan() does.
+/// The hash of the JSON form up to its key `digest`, which contains this hash.
+/// Throws PlanError for a name that is not UTF-8, as printPlan() does.
 std::string digestOf(const Plan &plan);
 
 } // namespace fsdp::plan

@@ -6,8 +6,8 @@
 // parallel lists, and the table of instructions in docs/plan-format.md.
 //
 // Member pointers serve where other projects have an X-macro or a generator:
-// the struct stays plain C++ that a debugger and an editor know, and the
-// runtime needs no tool of LLVM's to be built.
+// the struct stays plain C++ that debuggers and editors understand, and
+// building the runtime needs no LLVM tool.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_PLAN_FIELDS_H
@@ -31,20 +31,20 @@ enum class Role : uint8_t {
   Param,
   Buffer,
   Hex,   ///< bytes, written in hex digits
-  Text,  ///< for people; not empty where it is there
+  Text,  ///< for people; not empty if it is present
   Steps, ///< instructions that each have a phase
 };
 
 /// One field. `access` is a pointer to the member, or a function from the
-/// struct to a reference. An optional field is left out of the JSON form where
-/// it has the value that a new struct has; one with an empty key is itself a
-/// struct, whose fields stand among those of the one that it is in.
+/// struct to a reference. An optional field is left out of the JSON form if it
+/// has the value that a new struct has; a field with an empty key is itself a
+/// struct, whose fields appear among those of the struct that contains it.
 template <typename AccessT, bool kIsOptional> struct Field {
   static constexpr bool isOptional = kIsOptional;
   const char *key;
   AccessT access;
   Role role = Role::Plain;
-  /// Of integers that are no indices.
+  /// The bounds of integers that are not indices.
   int64_t least = std::numeric_limits<int64_t>::min();
   int64_t most = std::numeric_limits<int64_t>::max();
 

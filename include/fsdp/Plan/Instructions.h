@@ -1,7 +1,7 @@
 //===- Instructions.h - what the programs of a plan consist of ------------===//
 //
-// One struct for each kind of instruction, and what all kinds have. How to add
-// one: docs/adding-an-instruction.md.
+// One struct for each kind of instruction, and what all kinds have in common.
+// How to add one: docs/adding-an-instruction.md.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_PLAN_INSTRUCTIONS_H
@@ -51,10 +51,10 @@ inline constexpr size_t kNumPhases = 3;
 /// "forward" and so on.
 std::string_view phaseName(Phase phase);
 
-/// Where an instruction runs. Those of one stream run one after the other, in
-/// the order of the list; those of different streams at the same time, unless
-/// events order them. A collective or a copy on the compute stream is awaited
-/// where it stands.
+/// Where an instruction runs. Instructions of one stream run one after the
+/// other, in the order of the list; those of different streams run at the same
+/// time, unless events order them. A collective or a copy on the compute stream
+/// is awaited where it is.
 enum class Stream : uint8_t {
   Compute,
   AllGather,
@@ -86,9 +86,9 @@ struct OperatorName {
 
 // Each kind of instruction has a `verb`, its first key in the JSON form, its
 // `fields()` (Fields.h), and a `meaning`, which is its row in
-// docs/plan-format.md. `ownStream` is the stream that it runs on where it runs
-// beside computation. Lists of values that stand beside a list of `params` are
-// parallel to it.
+// docs/plan-format.md. `ownStream` is the stream that it runs on if it runs
+// beside computation. Lists of values beside a list of `params` are parallel to
+// it.
 
 struct Call : OperatorName {
   ArgList args;              ///< one per schema argument
@@ -99,9 +99,9 @@ struct Call : OperatorName {
   int32_t reduceInputOf = -1;
   /// Operands that it writes in place.
   std::vector<ValueId> mutates = {};
-  /// Made again in backward, as forward's results were not kept; for messages.
+  /// Recomputed in backward, as forward's results were not kept; for messages.
   bool recompute = false;
-  /// Of an operator in another namespace than aten: its schema, as captured.
+  /// The schema, as captured, of an operator in a namespace other than aten.
   std::string schema = {};
 
   static constexpr const char *verb = "call";
@@ -109,8 +109,8 @@ struct Call : OperatorName {
       "calls the operator `namespace::name` or `namespace::name.overload`; one "
       "argument per schema argument; `outs` are its results, those of a "
       "`Tensor[]` in a row, -1 where not used; `mutates` are operands that it "
-      "writes in place, `schema` that of an operator in another namespace than "
-      "`aten`, as captured";
+      "writes in place, `schema` is the schema, as captured, of an operator in "
+      "a namespace other than `aten`";
   static constexpr auto fields() {
     return std::tuple(field(verb, asBase<OperatorName>),
                       field("args", &Call::args, Role::Operand),
@@ -162,7 +162,7 @@ struct Constant {
 };
 
 /// outs[i] is the full tensor of units[unit].params[i], valid until the
-/// matching Reshard. Where it runs in the first microbatch only, outs[i] is
+/// matching Reshard. If it runs only in the first microbatch, outs[i] is
 /// kept[i] in later ones.
 struct AllGather {
   int32_t unit = -1;
@@ -170,20 +170,20 @@ struct AllGather {
   /// > 0: from what a group of this many neighbours kept at the last Reshard.
   int64_t group = 0;
   /// The results of the unit's last AllGather, which the microbatch before
-  /// left; empty where it runs in every microbatch.
+  /// left; empty if it runs in every microbatch.
   std::vector<ValueId> kept = {};
-  /// The buffer of the CopyToDevice or Reshard that it gathers from; -1 where
-  /// it gathers from the shards, or there is no such buffer.
+  /// The buffer of the CopyToDevice or Reshard that it gathers from; -1 if it
+  /// gathers from the shards, or if there is no such buffer.
   ValueId source = -1;
 
   static constexpr const char *verb = "all_gather";
   static constexpr Stream ownStream = Stream::AllGather;
   static constexpr const char *meaning =
       "gathers the unit's parameters, in the unit's order; -1 where not used. "
-      "With `group: k` from what groups of k neighbours keep. Where it runs in "
-      "the first microbatch of a step only, `outs` are `kept` in later ones, "
-      "which the unit's last `all_gather` of the microbatch before gathered. "
-      "`source` is the `buffer` with this rank's part";
+      "With `group: k`, it gathers from what groups of k neighbours keep. If "
+      "it runs only in the first microbatch of a step, `outs` are `kept` in "
+      "later ones, which the unit's last `all_gather` of the microbatch before "
+      "gathered. `source` is the `buffer` with this rank's part";
   static constexpr auto fields() {
     return std::tuple(
         field(verb, &AllGather::unit, Role::Unit),
@@ -212,7 +212,7 @@ struct Reshard {
 };
 
 /// ins[i] is the full gradient of params[i] in its gradDtype, or the sum of an
-/// Accumulate; outs[i] is the shard in the parameter's own dtype, or where it
+/// Accumulate; outs[i] is the shard in the parameter's own dtype, or, if it
 /// goes to an AllReduce, in reduceDtype. Each gradient is cast to reduceDtype,
 /// divided by predivide, and multiplied by premultiply, which is rounded to it
 /// too (NCCL's PREMUL_SUM); then a sum in ascending rank order and a division
@@ -323,10 +323,10 @@ struct OffloadActivation {
   static constexpr const char *verb = "offload_activation";
   static constexpr Stream ownStream = Stream::CopyToHost;
   static constexpr const char *meaning =
-      "copies a storage to the host, once: the values that it lists, the first "
-      "of which owns it, the others are views. The device's ends. `out` is the "
-      "host's, of the first one's shape and dtype, and its `offset` a byte of "
-      "`host_arena`";
+      "copies a storage to the host, once: that of the values that it lists, "
+      "of which the first owns it and the others are views. The life of the "
+      "device's copy ends. `out` is the copy on the host, with the shape and "
+      "dtype of the first value, and its `offset` is one in `host_arena`";
   static constexpr auto fields() {
     return std::tuple(field(verb, &OffloadActivation::ins, Role::Operand),
                       field("out", &OffloadActivation::out, Role::Result));
@@ -340,9 +340,9 @@ struct ReloadActivation {
   static constexpr const char *verb = "reload_activation";
   static constexpr Stream ownStream = Stream::CopyToDevice;
   static constexpr const char *meaning =
-      "copies what it names from the host back to the device: `outs` are the "
-      "values that its `offload_activation` took, with their strides, of one "
-      "new storage";
+      "copies the value that it names from the host back to the device: `outs` "
+      "are the values that its `offload_activation` took, with their strides, "
+      "in one new storage";
   static constexpr auto fields() {
     return std::tuple(field(verb, &ReloadActivation::host, Role::Operand),
                       field("outs", &ReloadActivation::outs, Role::Result));
@@ -358,8 +358,7 @@ struct Accumulate {
   static constexpr const char *meaning =
       "adds `ins`, the parameters' whole gradients or their shards, to `outs` "
       "as the microbatch before left them, in the dtype of `outs`; in the "
-      "first "
-      "microbatch `outs` are copies of `ins`";
+      "first microbatch `outs` are copies of `ins`";
   static constexpr auto fields() {
     return std::tuple(field(verb, &Accumulate::params, Role::Param),
                       field("ins", &Accumulate::ins, Role::Operand),
@@ -390,8 +389,8 @@ struct Unscale {
   static constexpr const char *meaning =
       "`GradScaler.unscale_`: the parameters' gradient shards `ins` divided by "
       "the loss scale; with `deferred: true` `outs` are as `ins`, and the "
-      "optimizer's fused kernels divide. Where an element is not finite on any "
-      "rank, the step's `optimizer_step` changes nothing";
+      "optimizer's fused kernels divide. If an element on any rank is not "
+      "finite, the step's `optimizer_step` changes nothing";
   static constexpr auto fields() {
     return std::tuple(field(verb, &Unscale::params, Role::Param),
                       field("ins", &Unscale::ins, Role::Operand),
@@ -428,8 +427,8 @@ struct StageState {
   static constexpr Stream ownStream = Stream::CopyToHost;
   static constexpr const char *meaning =
       "if a checkpoint of the step before is being taken, copies this rank's "
-      "shards of the unit's parameters, and of the optimizer's state of these, "
-      "to the checkpoint's staging memory";
+      "shards of the unit's parameters and of their optimizer state to the "
+      "checkpoint's staging memory";
   static constexpr auto fields() {
     return std::tuple(field(verb, &StageState::unit, Role::Unit));
   }
@@ -444,7 +443,7 @@ struct OptimizerStep {
 
   static constexpr const char *verb = "optimizer_step";
   static constexpr const char *meaning =
-      "updates the parameters' shards with the gradient shards, ignored "
+      "updates the parameters' shards with the gradient shards, and ignored "
       "parameters whole with this rank's own gradients; `groups` has each "
       "parameter's group, 0 being `optimizer`";
   static constexpr auto fields() {
@@ -454,8 +453,8 @@ struct OptimizerStep {
   }
 };
 
-/// Of the compute stream. It has no field of its own: what stands under its
-/// verb are its Instruction::waits.
+/// Runs on the compute stream. It has no field of its own: the value of its
+/// verb is its Instruction::waits.
 struct Wait {
   static constexpr const char *verb = "wait";
   static constexpr const char *meaning =
@@ -490,7 +489,7 @@ struct WriteBuffer {
   }
 };
 
-/// All of them, in the order of docs/plan-format.md.
+/// All kinds, in the order of docs/plan-format.md.
 using Kind =
     std::variant<Call, ReadBuffer, ReadParam, Constant, AllGather, Reshard,
                  ReduceScatter, AllReduce, CopyToDevice, CopyToHost,
@@ -507,30 +506,31 @@ template <typename FnT> void forEachKind(FnT &&fn) {
 
 struct Instruction {
   Kind kind;
-  /// Of the step; without meaning in Plan::init and evaluation.
+  /// The phase of the step; meaningless in Plan::init and evaluation.
   Phase phase = Phase::Forward;
   /// Index into Plan::modules: the module this came from, for messages.
   int32_t module = -1;
   /// Values not used after this instruction.
   std::vector<ValueId> frees = {};
-  /// Of forward and backward in a step of several microbatches.
+  /// For forward and backward in a step of several microbatches.
   When when = When::Every;
   Stream stream = Stream::Compute;
   /// Events that must be complete before it begins. In a microbatch in which
-  /// the instruction that records one does not run, it is complete.
+  /// the instruction that records an event does not run, that event is
+  /// complete.
   std::vector<EventId> waits = {};
   /// The event that its end completes, or -1.
   EventId records = -1;
-  /// Memory that it needs beside its results where ranks have memory of their
-  /// own, a value of bufferSpec (DeviceBuffers.h); -1 where it needs none.
+  /// Memory that it needs beside its results if ranks have memory of their own,
+  /// a value of bufferSpec (DeviceBuffers.h); -1 if it needs none.
   ValueId buffer = -1;
-  /// Why it stands where it does, for people; empty where nothing is said.
+  /// Why it is where it is, for a human reader; empty if no reason is given.
   std::string why = {};
   /// Index into Plan::lines: the line of the model that made the call, for
   /// messages.
   int32_t line = -1;
 
-  /// What stands after the kind's own fields and the phase.
+  /// The fields after the kind's own fields and the phase.
   static constexpr auto fields() {
     return std::tuple(
         optionalField("module", &Instruction::module),

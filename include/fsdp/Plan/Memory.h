@@ -2,8 +2,8 @@
 //
 // A replay of a plan without running it: the storages that its programs make,
 // each with its bytes and the positions at which it is alive, and what a rank
-// keeps all the time. Layout of the arena, statistics, simulation and the
-// scheduler all ask here, so that they agree.
+// keeps all the time. The layout of the arena, the statistics, the simulation
+// and the scheduler all use this replay, so that they agree.
 //
 // Positions count the instructions of the step, then those of the evaluation.
 // An instruction's operands and results are alive at its position.
@@ -22,7 +22,7 @@
 
 namespace fsdp::plan {
 
-/// Whose memory a rank's is.
+/// What memory a rank has.
 enum class MemoryModel : uint8_t {
   /// Ranks of one host that share a segment (SegmentLayout.h): parameters are
   /// whole in it, once, and a gather hands out views of them; gradients are
@@ -88,11 +88,11 @@ struct Storage {
 struct Memory {
   /// In the order in which they are made.
   std::vector<Storage> storages;
-  /// Per value: the index of its storage; -1 for one that lies elsewhere: a
+  /// Per value: the index of its storage; -1 for one that is elsewhere: a
   /// buffer, a constant, an ignored parameter, the loss scale, what
-  /// OffloadActivation copied to the host, a result of
-  /// Plan::init, what has no bytes, a reduction's result that nothing uses, and
-  /// on SharedHost what lies in the segment, on Device what is on the host.
+  /// OffloadActivation copied to the host, a result of Plan::init, what has no
+  /// bytes, a reduction's result that nothing uses, and, with SharedHost, what
+  /// is in the segment, or, with Device, what is on the host.
   std::vector<int32_t> storageOf;
   /// Instructions of the step, and of step and evaluation.
   int64_t stepPositions = 0;
@@ -100,24 +100,24 @@ struct Memory {
 
   /// Bytes alive at each position.
   std::vector<int64_t> liveBytes() const;
-  /// The first position at which most bytes are alive.
+  /// The first position at which the most bytes are alive.
   int64_t peakPosition() const;
   /// Bytes alive at a position.
   BytesByUse usesAt(int64_t position) const;
-  /// The most of them, 0 without a position.
+  /// The most bytes alive at a position; 0 without positions.
   int64_t peakBytes() const;
   /// Indices of the storages alive at a position, the largest first.
   std::vector<int32_t> aliveAt(int64_t position) const;
 };
 
 /// The storages of a plan. Of the microbatches of a step it shows one that has
-/// both neighbours: sums and units that stay gathered live all through it. A
-/// value ends with the instruction that frees the last value of its storage,
-/// without one with its program. Expects a plan that is verified, but for its
-/// arena.
+/// both neighbours: sums and units that stay gathered live all through it. The
+/// life of a storage ends with the instruction that frees its last value, or
+/// without one with its program. Expects a plan that is verified, except for
+/// its arena.
 Memory replayMemory(const Plan &plan, MemoryModel model);
 
-/// The storages that offloaded activations have on the host, in the same form.
+/// The storages of offloaded activations on the host, in the same form.
 /// `storageOf` is -1 for all other values.
 Memory replayHostMemory(const Plan &plan);
 
@@ -130,7 +130,7 @@ BytesByUse staticBytes(const Plan &plan, MemoryModel model, int64_t rank = 0);
 /// arena.
 int64_t peakBytes(const Plan &plan, MemoryModel model);
 
-/// Bytes of every use when most of `memory`, the plan's replay, is alive, with
+/// Bytes of every use at the peak of `memory`, the plan's replay, including
 /// what a rank keeps all the time; the largest first.
 std::vector<std::pair<int64_t, MemoryUse>>
 usesAtPeak(const Plan &plan, const Memory &memory, MemoryModel model);
@@ -146,8 +146,8 @@ struct Placement {
   int64_t lowerBound = 0;       ///< most bytes alive at once
 };
 
-/// Greedy best fit over several orders, of which the best is taken; the same
-/// for the same storages.
+/// Greedy best fit over several orders; takes the best. Deterministic for the
+/// same storages.
 Placement placeStorages(const Memory &memory);
 
 /// Places all storages of the plan, those on the host too: sets Plan::arena,

@@ -20,20 +20,20 @@ std::vector<ValueId> getResults(const Instruction &instruction);
 /// Its first key in the JSON form, "all_gather" and so on.
 std::string_view verbOf(const Instruction &instruction);
 
-/// The operator of a call; else the verb and the unit, as
-/// "all_gather layers.0".
+/// The operator of a call, or else the verb and the unit, such as "all_gather
+/// layers.0".
 std::string titleOf(const Plan &plan, const Instruction &instruction);
 
 /// The stream that collectives and copies of its kind run on when they run
-/// beside computation; Stream::Compute for what runs there alone.
+/// beside computation; Stream::Compute for kinds that only run there.
 Stream ownStream(const Instruction &instruction);
 
 /// Per instruction of the step: whether it computes on the host, with the
 /// gradients of offloaded units that a CopyToHost brought there.
 std::vector<bool> computesOnHost(const Plan &plan);
 
-/// Whether an instruction runs in a microbatch of the step, counted from 0; one
-/// of the optimizer phase runs with the last.
+/// Whether an instruction runs in a microbatch of the step, counted from 0; an
+/// instruction of the optimizer phase runs with the last.
 bool runsIn(const Plan &plan, const Instruction &instruction,
             int64_t microbatch);
 /// How often it runs in a step.

@@ -25,18 +25,18 @@ struct OperatorWork {
   double bytes = 0;
   /// Of the operands that are multiplied.
   DType dtype = DType::Float32;
-  /// An Inductor-like compiler makes one kernel of several such: pointwise
-  /// operators, reductions, and copies.
+  /// An Inductor-like compiler makes one kernel of several such operators:
+  /// pointwise operators, reductions, and copies.
   bool fusable = false;
 };
 
 OperatorWork workOf(const Plan &plan, const Call &call);
 
-/// Floating-point operations that the model's step needs on one rank, all
+/// Floating-point operations that the model's step needs on one rank, over all
 /// microbatches: matrix products, convolutions and attention in forward and
-/// backward, a multiply-add being two; attention as if it were not causal; what
-/// is recomputed does not count. For a transformer this is PaLM's 6 N +
-/// 12 L H Q T a token (arXiv:2204.02311, appendix B).
+/// backward, with a multiply-add counted as two; attention as if it were not
+/// causal; what is recomputed does not count. For a transformer this is PaLM's
+/// 6 N + 12 L H Q T per token (arXiv:2204.02311, appendix B).
 struct ModelWork {
   double flops = 0;
   /// The dtype of most of them, whose peak MFU is relative to.

@@ -15,9 +15,9 @@ using Json = nlohmann::json;
 /// Of a file that holds JSON.
 inline constexpr uint64_t kMaxJsonBytes = uint64_t(1) << 30;
 
-/// The tree of a JSON text. PlanError, beginning with `origin`, for what is not
-/// JSON, is nested deeper than 64, has a key twice in one object or an integer
-/// beyond 64 bits.
+/// The tree of a JSON text. Throws PlanError, beginning with `origin`, for text
+/// that is not JSON, is nested deeper than 64, or has a key twice in one object
+/// or an integer beyond 64 bits.
 Json parseJson(std::string_view text, const std::string &origin);
 
 } // namespace fsdp::plan

@@ -17,6 +17,7 @@
 
 #include "fsdp/Plan/Instructions.h"
 #include "fsdp/Plan/Limits.h"
+#include "fsdp/Plan/Numerics.h"
 #include "fsdp/Plan/Tensors.h"
 
 #include <cstdint>
@@ -42,11 +43,11 @@ struct Value : TensorSpec {
 
   /// The value whose storage this is a view of; -1: it has one of its own.
   ValueId storage = -1;
-  /// Of a storage: the byte in the rank's arena where it begins, of an
-  /// OffloadActivation's result in the host's; -1: it lies elsewhere
+  /// Of a storage: the byte in the rank's arena where it begins, or, for an
+  /// OffloadActivation's result, in the host's arena; -1: it is elsewhere
   /// (parameters, buffers, what peers read).
   int64_t offset = -1;
-  /// Of a call's result: those that its operator is expected to give.
+  /// Of a call's result: the strides that its operator is expected to return.
   Strides strides = {};
 
   static constexpr auto fields() {
@@ -58,9 +59,8 @@ struct Value : TensorSpec {
 };
 
 /// One rank's rows of a tensor that is sharded as `torch.chunk` does (its part
-/// of another dimension is called rows too):
-/// ceil(rows / parts) rows a rank, trailing ranks short or empty (FSDP2's
-/// placement).
+/// of another dimension is called rows too): ceil(rows / parts) rows per rank,
+/// trailing ranks short or empty (FSDP2's placement).
 struct RowRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -80,12 +80,12 @@ struct Param {
   bool requiresGrad = true;
   /// The dtype in which it is gathered; nullopt for its own.
   std::optional<DType> computeDtype = std::nullopt;
-  /// The dtype in which its gradient comes; nullopt for that of computing.
+  /// The dtype of its gradient as computed; nullopt for the compute dtype.
   std::optional<DType> gradDtype = std::nullopt;
-  /// The dimension it is sharded on; other than 0 it divides evenly.
+  /// The dimension it is sharded on; one other than 0 divides evenly.
   int32_t shardDim = 0;
-  /// Of one that requires a gradient: the loss does not depend on it, so it has
-  /// none and is not updated (PyTorch's `grad` is None).
+  /// It requires a gradient, but the loss does not depend on it, so it has none
+  /// and is not updated (PyTorch's `grad` is None).
   bool unused = false;
 
   /// The gathered parameter.
@@ -135,7 +135,7 @@ struct Input {
   /// For integer inputs: synthetic data is uniform in [low, high).
   int64_t low = 0;
   int64_t high = 2;
-  /// Dense, none of them 0: how a rank lays its batch out.
+  /// Dense, none of them 0: how a rank lays out its batch.
   Strides strides = {};
 
   static constexpr auto fields() {
@@ -152,7 +152,7 @@ struct Unit {
   std::string name;
   std::vector<int32_t> params;
   bool reshardAfterForward = true;
-  /// Shards, their gradients and the optimizer's state lie on the host.
+  /// Shards, their gradients and the optimizer state are on the host.
   bool cpuOffload = false;
 
   static constexpr auto fields() {
@@ -262,19 +262,21 @@ struct CapturedFor {
   std::string device; ///< "cpu" or "cuda"
   std::string arch;   ///< of a GPU: "sm_90"; else empty
   std::string torch;  ///< "2.15.0"
+  Numerics numerics;
   bool operator==(const CapturedFor &) const = default;
 
   static constexpr auto fields() {
     return std::tuple(field("device", &CapturedFor::device),
                       optionalField("arch", &CapturedFor::arch),
-                      field("torch", &CapturedFor::torch));
+                      field("torch", &CapturedFor::torch),
+                      optionalField("numerics", &CapturedFor::numerics));
   }
 };
 
 /// The memory that the plan lays out: every Value::offset is in [0, bytes).
 struct Arena {
   int64_t bytes = 0;
-  /// Most bytes of it alive at once: no layout takes less.
+  /// The most bytes of it that are alive at once: no layout takes less.
   int64_t lowerBound = 0;
   bool operator==(const Arena &) const = default;
 
@@ -299,14 +301,14 @@ struct Plan {
   std::vector<Optimizer> paramGroups;
   std::optional<LRSchedule> lrSchedule;
   std::optional<GradScaler> gradScaler;
-  /// Microbatches a step: forward and backward run as often.
+  /// Microbatches per step: forward and backward run this many times.
   int64_t accumulationSteps = 1;
   std::vector<std::string> modules;
   /// Lines of the model's source, "folder/model.py:12".
   std::vector<std::string> lines;
   std::vector<Value> values;
   std::optional<Arena> arena;
-  /// Bytes that a rank may take at most.
+  /// The most bytes that a rank may take.
   std::optional<int64_t> memoryBudget;
   /// Of the host: where offloaded activations lie; nullopt where there are
   /// none.
@@ -376,9 +378,9 @@ TensorSpec shardSpec(const Plan &plan, int32_t param, int64_t index);
 /// one, in `dtype`: what a collective moves, FSDP2's padding included.
 int64_t paddedBytes(const Plan &plan, int32_t param, DType dtype);
 
-/// Where that part lies in the whole, row-major: `count` runs of `size`
-/// elements, the first at `begin`, their beginnings `stride` apart. One after
-/// the other they are the part, row-major.
+/// Where that part is in the whole tensor, row-major: `count` runs of `size`
+/// elements, the first at `begin`, with their beginnings `stride` apart. One
+/// after the other, they are the part, row-major.
 struct ShardRuns {
   int64_t count = 1;
   int64_t begin = 0;
@@ -391,8 +393,8 @@ ShardRuns shardRuns(const Plan &plan, int32_t param, int64_t index);
 /// A unit's name joins its modules with `+`; that of the root unit, which
 /// contains all, is "(root)".
 int32_t unitOfModule(const Plan &plan, std::string_view module);
-/// That which a collective gathers or reduces, else that of the module that the
-/// instruction came from; -1 if it came from none.
+/// The unit that a collective gathers or reduces, otherwise the unit of the
+/// module that the instruction came from; -1 if it came from none.
 int32_t unitOfInstruction(const Plan &plan, const Instruction &instruction);
 
 /// Any defect of a plan: the message names the file (or "plan"), the JSON path

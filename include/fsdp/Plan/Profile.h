@@ -20,7 +20,7 @@ namespace fsdp::plan {
 inline constexpr int64_t kProfileFormat = 1;
 
 struct Profile {
-  /// What was run, and how long once it takes, in seconds.
+  /// What was run, and how many seconds one run takes.
   struct Entry {
     std::string what; ///< signature()
     double seconds = 0;
@@ -33,12 +33,13 @@ struct Profile {
   /// Steps that the numbers are medians over.
   int64_t steps = 1;
   /// What the median step takes beyond the instructions' medians: reading the
-  /// batch, the loss, statistics, and what delays some in every step.
+  /// batch, the loss, statistics, and what delays some instruction in every
+  /// step.
   double outsideSeconds = 0;
   /// In the order of Plan::instructions.
   std::vector<Entry> instructions;
-  /// Bytes behind the arena that operators took for themselves, of the rank
-  /// with the most; nullopt: not measured.
+  /// Bytes beyond the arena that operators allocated for themselves, on the
+  /// rank with the most; nullopt: not measured.
   std::optional<int64_t> scratchBytes = std::nullopt;
 };
 
@@ -47,7 +48,7 @@ struct Profile {
 /// instructions with the same signature take about the same time.
 std::string signature(const Plan &plan, const Instruction &instruction);
 
-/// Throws PlanError that names `origin`, the JSON path and what was expected.
+/// Throws a PlanError that names `origin`, the JSON path and what was expected.
 Profile parseProfile(std::string_view json, const std::string &origin);
 /// Reads a file. Throws PlanError.
 Profile readProfile(const std::string &path);

@@ -1,16 +1,16 @@
 //===- SegmentLayout.h - what the ranks of one host share -----------------===//
 //
 // The layout of the segment that runtime::ShmSegment maps, a function of the
-// plan: the compiler knows it too, and with it what a rank keeps.
+// plan: the compiler knows it too, and therefore knows what a rank keeps.
 //
 // Reduce-scatter inputs. The j-th reduction of a step lies at the low end of
 // the rank's area for even j and at the high end for odd j, in an area as big
-// as the largest two neighbours: two reductions can be under way at once. A
+// as the largest two neighbours: two reductions can be in flight at once. A
 // gradient that is produced more than one reduction early has a place of its
-// own behind that area. With one rank a replica there is no such area.
+// own after that area. With one rank per replica there is no such area.
 //
-// All-reduce inputs have a place of their own each: the shards are read when
-// the step's reductions are finished, of each microbatch or of the last.
+// Each all-reduce input has a place of its own: the shards are read when the
+// reductions are finished, those of each microbatch or of the last.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_PLAN_SEGMENTLAYOUT_H
@@ -26,7 +26,7 @@ namespace fsdp::plan {
 
 /// Byte offsets of everything in the segment.
 struct SegmentLayout {
-  /// `headerBytes`: of what comes first, whatever the plan.
+  /// `headerBytes`: the size of what comes first, whatever the plan.
   explicit SegmentLayout(const Plan &plan, size_t headerBytes = 0);
 
   int64_t worldSize;
@@ -49,14 +49,14 @@ struct SegmentLayout {
   /// Per parameter: has a place of its own in the area.
   std::vector<bool> dedicated;
   int32_t reductionsPerStep = 0;
-  /// Room for one element for each parameter, twice a rank.
+  /// Room for one element per parameter, twice per rank.
   size_t vectorsBegin = 0;
   size_t vectorBytes = 0;
   size_t paramsBegin = 0;
   /// Bytes of one replica's parameters.
   size_t replicaBytes = 0;
   /// Where groups of ranks keep a parameter after forward: the first group at
-  /// `begin` in the segment, the others behind it.
+  /// `begin` in the segment, the others after it.
   struct KeptPlace {
     int64_t group = 0; ///< ranks; 0: not kept
     size_t begin = 0;
@@ -76,8 +76,8 @@ private:
   void findDedicated(const Plan &plan);
   void placeGrads(const Plan &plan, const Reductions &reductions);
   void placeShardGrads(const Plan &plan, const Reductions &reductions);
-  /// These lay out what comes from `end` on, and return its end: the vectors;
-  /// what groups keep.
+  /// These lay out what comes from `end` on, and return where it ends: the
+  /// vectors, and what groups keep.
   size_t placeVectors(const Plan &plan, size_t end);
   size_t placeKept(const Plan &plan, size_t end);
 };

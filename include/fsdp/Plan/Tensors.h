@@ -38,7 +38,7 @@ enum class DType : uint8_t {
   Complex128,
 };
 
-/// What a tensor's first byte is a multiple of in arenas, shared and staging
+/// The alignment of a tensor's first byte in arenas, shared memory and staging
 /// memory, as in ATen's allocators.
 inline constexpr int64_t kTensorAlign = 64;
 /// The least multiple of `align` that is not below `bytes`.
@@ -75,13 +75,13 @@ struct TensorSpec {
   }
 };
 
-/// How many elements lie between neighbours along each dimension; empty where
-/// the tensor is row-major without gaps.
+/// How many elements apart neighbours are along each dimension; empty if the
+/// tensor is row-major without gaps.
 using Strides = std::vector<int64_t>;
-/// `strides`, or those of a row-major tensor where it is empty.
+/// `strides`, or those of a row-major tensor if it is empty.
 Strides fullStrides(const std::vector<int64_t> &shape, const Strides &strides);
-/// Whether each element of one storage is an element of the tensor, once, but
-/// for dimensions of stride 0, which are as if of one element.
+/// Whether each element of one storage is an element of the tensor exactly
+/// once; dimensions of stride 0 count as if they had one element.
 bool areDense(const std::vector<int64_t> &shape, const Strides &strides);
 
 } // namespace fsdp::plan

@@ -1,8 +1,7 @@
 //===- TraceFile.h - a step in time, in Chrome's JSON trace format --------===//
 //
 // What `fsdp-opt --emit trace` and `fsdp-run --trace` write, in one form, and
-// how the latter's is read again. Uses the standard library only, as Plan.h
-// does.
+// how the latter is read back. Uses the standard library only, as Plan.h does.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_PLAN_TRACEFILE_H
@@ -27,12 +26,12 @@ struct Span {
 };
 
 /// What a step executes, in the order in which the host issues it, without
-/// times: forward and backward once a microbatch, but for what that leaves out,
-/// then the optimizer phase in the last.
+/// times: forward and backward once per microbatch, except for what a
+/// microbatch leaves out, then the optimizer phase in the last one.
 std::vector<Span> stepSpans(const Plan &plan);
 
-/// Writes processes with a thread a stream and an event an instruction, with
-/// its module, unit and shapes; microseconds.
+/// Writes processes with one thread per stream and one event per instruction,
+/// with its module, unit and shapes, in microseconds.
 class TraceWriter {
 public:
   explicit TraceWriter(const Plan &plan)
@@ -77,12 +76,12 @@ struct MeasuredStep {
   std::vector<Rank> ranks;
 };
 
-/// A process a rank, its number being the rank's.
+/// One process per rank, with the rank as its number.
 std::string printMeasuredStep(const Plan &plan, const MeasuredStep &step);
 
-/// Reads it again, to a nanosecond. `planHash` is that of `plan`. Throws
-/// PlanError that names `origin`: for JSON that is no such trace, for one of
-/// another plan, and for what the plan does not execute.
+/// Reads it back, to a nanosecond. `planHash` is that of `plan`. Throws a
+/// PlanError that names `origin`: for JSON that is not such a trace, for a
+/// trace of another plan, and for events that the plan does not execute.
 MeasuredStep parseMeasuredStep(std::string_view json, const std::string &origin,
                                const Plan &plan, const std::string &planHash);
 /// Reads a file. Throws PlanError.

@@ -56,7 +56,18 @@ private:
   void print(const Arg &arg) {
     std::visit([&](const auto &value) { print(value); }, arg.value);
   }
-  void print(const std::map<std::string, double> &options);
+  template <typename T> void print(const std::map<std::string, T> &members) {
+    raw("{");
+    bool isFirst = true;
+    for (const auto &[name, value] : members) {
+      if (!std::exchange(isFirst, false))
+        raw(", ");
+      string(name);
+      raw(": ");
+      print(value);
+    }
+    raw("}");
+  }
   void print(const Instruction &instruction, bool hasPhase);
   template <typename T> void print(const std::optional<T> &value) {
     if (value)
@@ -86,7 +97,8 @@ private:
     raw(name);
     raw("\": ");
   }
-  /// The fields of a struct, but for optional ones that are as in a new one.
+  /// The fields of a struct, except for optional ones with the value of a new
+  /// struct.
   template <typename StructT> void fields(const StructT &value, bool &isFirst);
   /// A member of the plan: one line, or for a table one for each row.
   template <typename T> void member(const T &value, Role) { print(value); }
@@ -128,19 +140,6 @@ void Printer::real(double value) {
   // A float must stay recognisable as one.
   if (text.find_first_of(".e") == std::string_view::npos)
     raw(".0");
-}
-
-void Printer::print(const std::map<std::string, double> &options) {
-  raw("{");
-  bool isFirst = true;
-  for (const auto &[name, value] : options) {
-    if (!std::exchange(isFirst, false))
-      raw(", ");
-    string(name);
-    raw(": ");
-    real(value);
-  }
-  raw("}");
 }
 
 void Printer::hex(std::string_view bytes) {

@@ -93,7 +93,7 @@ void read(const Cursor &c, int64_t &value, Contents contents) {
 void read(const Cursor &c, std::string &value, Contents contents) {
   value = contents.role == Role::Hex ? decodeHex(c) : c.string();
   if (contents.role == Role::Text && value.empty())
-    c.error("expected a text, got \"\"");
+    c.error("expected a non-empty string, got \"\"");
 }
 void read(const Cursor &c, DType &value, Contents) {
   auto dtype = parseDType(c.string());
@@ -121,6 +121,11 @@ void read(const Cursor &c, Arg &value, Contents) { value = decodeArg(c); }
 void read(const Cursor &c, std::map<std::string, double> &value, Contents) {
   c.members([&](const std::string &name, const Cursor &member) {
     value[name] = member.real();
+  });
+}
+void read(const Cursor &c, Numerics &value, Contents) {
+  c.members([&](const std::string &name, const Cursor &member) {
+    value[name] = member.string();
   });
 }
 void read(const Cursor &c, Instruction &value, Contents contents);
@@ -279,8 +284,8 @@ Plan decodePlan(const Cursor &c) {
   return plan;
 }
 
-/// That the plan is the one that was written. One that was changed on purpose
-/// has no digest.
+/// Checks that the plan is the one that was written. A plan that was changed on
+/// purpose has no digest.
 void verifyDigest(const Cursor &c, const Plan &plan) {
   if (!c.has("digest"))
     return;

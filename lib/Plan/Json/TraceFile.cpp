@@ -152,7 +152,7 @@ std::string printMeasuredStep(const Plan &plan, const MeasuredStep &step) {
 
 namespace {
 
-/// Of microseconds.
+/// Seconds from microseconds.
 double secondsAt(const Cursor &cursor) {
   if (!cursor.json().is_number())
     cursor.expected("microseconds");
@@ -179,7 +179,7 @@ MeasuredStep readHeader(const Cursor &other, const Plan &plan,
   other.at("ranks").each([&](const Cursor &item) {
     int64_t rank = item.at("rank").integer(0, step.worldSize - 1);
     if (!seen.insert(rank).second)
-      item.at("rank").error("rank " + std::to_string(rank) + " is there twice");
+      item.at("rank").error("rank " + std::to_string(rank) + " is given twice");
     step.ranks.push_back({rank, secondsAt(item.at("us")), {}});
   });
   return step;
@@ -222,7 +222,7 @@ MeasuredStep parseMeasuredStep(std::string_view json, const std::string &origin,
     if (rank.spans.size() != wanted.size())
       root.at("traceEvents")
           .error(what + ": expected " + std::to_string(wanted.size()) +
-                 ", one an instruction and microbatch, got " +
+                 ", one per instruction and microbatch, got " +
                  std::to_string(rank.spans.size()));
     for (size_t i = 0; i < wanted.size(); ++i)
       if (differs(rank.spans[i], wanted[i]))

@@ -76,7 +76,8 @@ private:
     bool summed = false;
     /// Of a storage: its values that are not freed.
     int32_t alive = 0;
-    /// Of a storage: copied to the host, so that the device's ends.
+    /// Of a storage: copied to the host, so that the life of the device's copy
+    /// ends.
     bool offloaded = false;
     /// An instruction's buffer.
     bool isBuffer = false;
@@ -125,11 +126,12 @@ private:
   /// What the value being defined says of its storage.
   void verifyStorage(ValueId value);
   void verifyArena() const;
-  /// That the peak is within it.
+  /// Checks that the peak is within the budget.
   void verifyBudget(const Memory &memory) const;
   void verifyHostArena() const;
   void use(ValueId value);
-  /// That what is used is not on the host, or has been copied there.
+  /// Checks that a value that is used is neither on the host nor of a storage
+  /// that was copied there.
   void useOnDevice(ValueId value) const;
   void useOperand(ValueId value);
   void useArgs(const ArgList &args);
@@ -171,7 +173,7 @@ private:
   /// P34.
   void verifyBuffer(const Instruction &instruction);
   void verifySource(const AllGather &gather);
-  /// That a device's arena has room for them.
+  /// Checks that a device's arena has room for the buffers.
   void verifyBuffersOfArena() const;
   static std::string bufferName(ValueId buffer);
   void verifyInit();
@@ -180,7 +182,7 @@ private:
   void verifyFrees(const Instruction &instruction, ValueId loss = -1);
   /// A gradient shard of `param` that is used for the only time.
   void useShard(ValueId value, int32_t param, const char *label);
-  /// The same where it has to be on the host if the parameter is.
+  /// The same, where the shard has to be on the host if the parameter is.
   void useHostShard(ValueId value, int32_t param, const char *label);
   /// `dtype`: where it is not the parameter's.
   void defineShard(ValueId value, int32_t param,
@@ -188,14 +190,15 @@ private:
   void accumulateWhole(ValueId in, ValueId out, const Param &param);
   /// Fills `partial`.
   void findPartialShards();
-  /// That the microbatches in which the current instruction runs are right for
-  /// gradient `in`; `out` is made of it.
+  /// Checks that the microbatches in which the current instruction runs are
+  /// right for gradient `in`, from which `out` is made.
   void passSum(ValueId in, ValueId out);
   void verifyDivisor(double divisor);
   void verifyGradScaler() const;
   /// P37.
   void verifyUpdated() const;
-  /// P39: that all units are staged of which the step updates parameters.
+  /// P39: checks that all units with parameters that the step updates are
+  /// staged.
   void verifyStaged() const;
 
   const Plan &plan;
@@ -224,7 +227,7 @@ private:
   const bool hasBuffers;
   /// Per unit: the buffer that its next all_gather reads, or -1.
   std::vector<ValueId> sources;
-  /// Parameters some call writes the reduce-scatter input of.
+  /// Parameters whose reduce-scatter input some call writes.
   std::set<int32_t> steered;
   /// Gradient shards that go to an all_reduce, directly or accumulated.
   std::set<ValueId> partial;

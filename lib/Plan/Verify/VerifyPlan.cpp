@@ -93,7 +93,7 @@ void Verifier::visit(const Call &call) {
       call.op + (call.overload.empty() ? "" : "." + call.overload);
   if (isAten ? !call.schema.empty() : !call.schema.starts_with(name + "("))
     fail("P36", "expected " +
-                    (isAten ? "no schema of an operator of ATen's"
+                    (isAten ? "no schema of an ATen operator"
                             : "the schema of " + quote(name)) +
                     ", got " + quote(call.schema));
   bool hasText =
@@ -101,8 +101,8 @@ void Verifier::visit(const Call &call) {
         return std::holds_alternative<std::string>(arg.value);
       });
   if (hasText && getOperands(*current).empty())
-    fail("P36", "expected a call without a string, which has no tensor to "
-                "compute with, got one of " +
+    fail("P36", "expected no string in a call that has no tensor to compute "
+                "with, got a call of " +
                     quote(call.op));
   useArgs(call.args);
   for (ValueId value : call.mutates)

@@ -190,8 +190,8 @@ private:
     accesses.readers[size_t(streamAt(position))] = position + 1;
   }
 
-  /// Everything that touched a storage is complete at `clock`, but for the
-  /// instruction itself.
+  /// Checks that everything that touched a storage is complete at `clock`,
+  /// except for the instruction itself.
   void checkQuiet(const Accesses &accesses, ValueId value, const Clock &clock,
                   const std::string &done) const {
     auto check = [&](int64_t other, const char *what) {
@@ -279,7 +279,8 @@ private:
     }
   }
 
-  /// The bytes of a value that begins: who ended there must be complete.
+  /// Checks the bytes of a value whose life begins: what ended there must be
+  /// complete.
   void occupy(ValueId value, Bytes bytes) const {
     auto [begin, end] = bytes;
     auto it = ended.lower_bound(begin);
@@ -337,15 +338,15 @@ private:
   const std::string &origin;
   const std::string &list;
   const int64_t count = int64_t(instructions.size());
-  /// In the list; of the n-th microbatch, n lists further.
+  /// Position in the list; for the n-th microbatch, n lists further on.
   int64_t position = 0;
   /// Before the current instruction begins; after the last of each stream.
   Clock now = {};
   std::array<Clock, kNumStreams> clocks = {};
   std::map<EventId, Clock> recorded;
-  /// Per kind of collective and copy: where all of it are.
+  /// Per kind of collective and copy: the stream of all of them.
   std::map<size_t, Stream> streamOf;
-  /// Per value: that it is an offloaded activation's on the host.
+  /// Per value: whether it is an offloaded activation on the host.
   std::vector<bool> onHost;
   /// Per value that has a storage of its own.
   std::vector<Accesses> storages;

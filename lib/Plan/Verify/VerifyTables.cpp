@@ -44,6 +44,10 @@ void Verifier::verifyTables() {
     fail("P1", "expected replicas that divide the world size " +
                    std::to_string(plan.worldSize) + ", got " +
                    std::to_string(plan.replicas));
+  if (plan.capturedFor)
+    if (std::string defect = findDefect(plan.capturedFor->numerics);
+        !defect.empty())
+      fail("P41", defect);
   verifyOptimizer();
   verifyGradScaler();
   verifyNames();

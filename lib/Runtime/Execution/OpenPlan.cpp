@@ -58,12 +58,13 @@ void checkDevice(const plan::Plan &plan, const std::string &path, bool onGpu) {
   const std::string device = onGpu ? "cuda" : "cpu";
   if (!plan.capturedFor || plan.capturedFor->device == device)
     return;
-  const auto &[wanted, arch, torch] = *plan.capturedFor;
-  throw InputError(path + ": the plan was captured for the device \"" + wanted +
-                   "\"" + (arch.empty() ? "" : " (" + arch + ")") +
-                   ", whose operators another may lack or compute otherwise; "
-                   "expected --device " +
-                   wanted + " or --any-device, got --device " + device);
+  const auto &[wanted, arch, torch, numerics] = *plan.capturedFor;
+  throw InputError(
+      path + ": the plan was captured for the device \"" + wanted + "\"" +
+      (arch.empty() ? "" : " (" + arch + ")") +
+      "; another device may lack its operators or compute them differently; "
+      "expected --device " +
+      wanted + " or --any-device, got --device " + device);
 }
 
 void checkArchitecture(const plan::Plan &plan, const std::string &path,
@@ -71,11 +72,11 @@ void checkArchitecture(const plan::Plan &plan, const std::string &path,
   if (!plan.capturedFor || plan.capturedFor->arch.empty() ||
       plan.capturedFor->arch == got)
     return;
-  throw InputError(path + ": the plan was captured for " +
-                   plan.capturedFor->arch +
-                   ", where PyTorch may choose other operators than on this "
-                   "GPU; expected " +
-                   plan.capturedFor->arch + " or --any-device, got " + got);
+  throw InputError(
+      path + ": the plan was captured for " + plan.capturedFor->arch +
+      ", where PyTorch may choose different operators than on this "
+      "GPU; expected " +
+      plan.capturedFor->arch + " or --any-device, got " + got);
 }
 
 std::string otherTorch(const plan::Plan &plan, const std::string &path) {

@@ -12,6 +12,7 @@
 #include "fsdp/Runtime/Launch/Requests.h"
 #include "fsdp/Runtime/Launch/SaveWeights.h"
 #include "fsdp/Runtime/Launch/TimeLimit.h"
+#include "fsdp/Runtime/Operators/Numerics.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
@@ -93,7 +94,8 @@ private:
   /// What the run goes on from; null: nothing, or it has been read.
   const NativeCheckpoint *resumed = nullptr;
   int64_t begin = 0; ///< steps done before
-  /// With the data's fingerprint, all that the order of the data is known by.
+  /// Together with the data's fingerprint, this determines the order of the
+  /// data.
   int64_t samplesDone = 0;
   std::optional<Reporter> reporter; ///< of rank 0
   std::optional<Profiler> profiler;
@@ -226,7 +228,8 @@ bool Training::endStep(const Step &step) {
   link.patience->stepTook(Clock::now() - step.began);
   std::chrono::duration<double> elapsed =
       step.trained - step.began + (Clock::now() - step.ended);
-  // Before the checkpoint of the step: who goes on from that finds the line.
+  // Before the checkpoint of the step, so that a run that resumes from it finds
+  // the line.
   if (reporter)
     reporter->report(step.number, elapsed.count(), step.result, stats,
                      session.executor().memory(), step.evalLoss.has_value(),
@@ -286,6 +289,7 @@ RunEnd runRank(const RunFiles &files, const RunOptions &options,
                const RankLink &link) {
   c10::InferenceMode guard;
   at::set_num_threads(options.threads);
+  applyNumerics(files.plan);
   // On a GPU its memory alone is counted and placed.
   if (!isGpu(options.device))
     installSteeredAllocator();

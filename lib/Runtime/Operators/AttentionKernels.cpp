@@ -144,7 +144,7 @@ private:
   std::vector<Slot> args;
 };
 
-/// The CPU's layout of [batch, heads, rows, head]: heads beside each other.
+/// The CPU's layout of [batch, heads, rows, head]: heads next to each other.
 at::Tensor laidOut(const at::Tensor &tensor) {
   return tensor.transpose(1, 2).contiguous().transpose(1, 2);
 }
@@ -190,8 +190,8 @@ void prepare(at::SDPBackend backend, const AttentionKernels::Problem &problem,
   slots[kIsCausal] = problem.isCausal;
 }
 
-/// The same memory as a tensor that may require gradients, which those of
-/// inference may not outside of it.
+/// The same memory as a tensor that may require gradients; inference tensors
+/// may not, outside inference mode.
 at::Tensor probe(const at::Tensor &tensor, bool requiresGrad) {
   at::Tensor same = at::from_blob(tensor.data_ptr(), tensor.sizes(),
                                   tensor.strides(), tensor.options());
@@ -281,14 +281,14 @@ void AttentionKernels::add(const plan::Instruction &instruction, size_t index) {
   const auto *logsumexp = std::get_if<plan::TensorArg>(&call->args.at(5).value);
   auto found = byLogsumexp.find(logsumexp ? logsumexp->value : -1);
   if (found == byLogsumexp.end())
-    throw InputError("expected the logsumexp of an attention before it");
+    throw InputError("expected the logsumexp of an earlier attention");
   ++found->second->backwards;
   sites[index] = {found->second, true};
 }
 
 void AttentionKernels::choose(Forward &forward, const Problem &problem) {
-  // The choice looks whether gradients follow, which the tensors of inference
-  // do not say.
+  // The choice depends on whether gradients follow, which inference tensors do
+  // not tell.
   c10::InferenceMode outside(false);
   bool trains = forward.backwards > 0;
   Problem same = problem;
@@ -362,7 +362,7 @@ void AttentionKernels::runForward(Forward &forward, torch::jit::Stack &stack) {
 
 void AttentionKernels::runBackward(Forward &forward, torch::jit::Stack &stack) {
   if (forward.backwardsToCome == 0)
-    throw RunError("expected its forward to have run before it in this step");
+    throw RunError("expected its forward to have run earlier in this step");
   Slots slots = forward.kept;
   if (--forward.backwardsToCome == 0)
     forward.kept = {};

@@ -208,13 +208,13 @@ void CallTable::checkShapes(const plan::Call &call,
       throw RunError("expected a result of shape " +
                      c10::str(at::IntArrayRef(plan.values[out].shape)) +
                      " as captured, got " + c10::str(values[out].sizes()) +
-                     ": the values of an operand, such as a mask, are others");
+                     ": the values of an operand, such as a mask, differ");
 }
 
 void CallTable::invoke(size_t index) {
-  // As in eager execution: some kernels of a forward keep for backward what
-  // they do not keep where no gradient is wanted. Autograd kernels of other
-  // libraries call theirs without gradients.
+  // As in eager execution: some forward kernels keep something for backward
+  // only if a gradient is wanted. Autograd kernels of other libraries call
+  // their kernels without gradients.
   c10::AutoGradMode gradients(
       trains && instructions[index].phase == plan::Phase::Forward &&
       !calls[index]->check);

@@ -116,7 +116,7 @@ void KernelCheck::checkType(size_t result, const at::Tensor &got) const {
                    " as its fake kernel says, got " + what);
   };
   if (!got.defined()) {
-    // What a plan has in place of a result that is none.
+    // What a plan has in place of a missing result.
     if (want.shape.empty() && want.dtype == plan::DType::Float32)
       return;
     fail("nothing");

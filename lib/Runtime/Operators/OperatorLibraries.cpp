@@ -25,8 +25,8 @@ std::set<std::string> registeredOperators() {
   return names;
 }
 
-/// Extensions of Python are linked with libtorch.so and leave it to Python to
-/// have loaded that. It lies beside the library that has the dispatcher.
+/// Python extensions are linked with libtorch.so and rely on Python having
+/// loaded it. It lies beside the library that has the dispatcher.
 bool loadLibTorch() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void *>(&c10::Dispatcher::realSingleton), &info))

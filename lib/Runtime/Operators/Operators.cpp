@@ -65,7 +65,7 @@ bool isPlain(const c10::Argument &argument) {
   case c10::TypeKind::MemoryFormatType:
   case c10::TypeKind::StringType:
   case c10::TypeKind::DeviceObjType:
-  // There is no way to write one in a plan; it is absent.
+  // A plan has no notation for one; it is absent.
   case c10::TypeKind::GeneratorType:
     return true;
   default:
@@ -118,7 +118,7 @@ static void checkForeign(const plan::Call &call,
                      "\" as captured, got \"" + schema + "\"");
   if (!handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
       !handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CUDA))
-    throw InputError("the libraries that are loaded have no kernel of it");
+    throw InputError("the loaded libraries have no kernel for it");
 }
 
 /// P35 rests on what a plan says is written.

@@ -1,6 +1,6 @@
 """The last stage of capture: the file.
 
-capture.json, the IR texts and the weights, written; and the fingerprint of what was written.
+Writes capture.json, the IR texts and the weights, and computes the fingerprint of what was written.
 
 May include: support, modules, view, record, check.
 """

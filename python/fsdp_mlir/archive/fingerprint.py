@@ -1,4 +1,4 @@
-"""What makes two captures the same step: their state, inputs and calls, as lines to compare."""
+"""What identifies a captured step: its state, inputs and calls, as lines to compare."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NOTHING = Line("nothing")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The lines of one capture, in order. Names of files are no part of what is compared."""
+    """The lines of one capture, in order. File names are not part of the comparison."""
 
     lines: tuple[Line, ...]
 
     @staticmethod
     def of(archive: Path) -> Fingerprint:
-        """Of a file that `capture` wrote."""
+        """The fingerprint of a file that `capture` wrote."""
         with zipfile.ZipFile(archive) as opened:
             files = {
                 name.rpartition("/")[2]: opened.read(name).decode()
@@ -59,7 +59,7 @@ class Fingerprint:
         ):
             if record[key] is not None:
                 lines += _calls(record, record[key]["nodes"], files[name], what)
-        # Behind the calls that made them.
+        # After the calls that made them.
         lines += [line for line in states if line.text.startswith(_OF_GRAPH)]
         return Fingerprint(tuple(lines))
 
@@ -77,7 +77,7 @@ class Fingerprint:
 
 
 def first_difference(one: str, other: str) -> int:
-    """The first line that is another one, of two different `digests`."""
+    """The first line that differs, given two different `digests`."""
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     return (min(len(one), len(other)) if at is None else at) // 8
 
@@ -99,7 +99,7 @@ def _states(record: dict[str, Any]) -> Iterator[Line]:
 
 
 def _calls(record: dict[str, Any], nodes: list[Any], text: str, what: str) -> Iterator[Line]:
-    """A line for each call, with the values of its arguments in place of their names."""
+    """A line for each call, with the values of its arguments instead of their names."""
     values: dict[str, str] = {}
 
     def shown(line: str) -> str:

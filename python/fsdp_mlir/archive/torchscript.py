@@ -19,7 +19,7 @@ The archive's extra files:
     dtype, persistent; inputs: name, shape, dtype, and for integers the range [low, high);
   - nodes: one for each call of graph.ir in order, with op, overload, module, file, line (-1:
     unknown) and outs (shape and dtype of each result, null where there is none);
-  - beside the shape of a buffer, an input or a result: strides, in elements, where it is not
+  - next to the shape of a buffer, an input or a result: strides, in elements, if it is not
     contiguous; those of a buffer or an input are dense but for strides of 0, which inputs lack;
     backward_begin, the first node of the backward; grads, the parameter of each gradient;
   - operators: by name, of those in other namespaces than aten that any graph calls: schema, as
@@ -46,7 +46,7 @@ from fsdp_mlir.record.scalars import kinds_of
 from fsdp_mlir.support.errors import CaptureError, located
 from fsdp_mlir.support.files import replacing
 
-# Above this many calls `forward` is left out of the archive: saving it is superlinear.
+# Above this many calls `forward` is left out of the archive: the time to save it is superlinear.
 MAX_FORWARD_NODES = 16384
 
 
@@ -113,7 +113,7 @@ class _Writer:
         return name
 
     def undefined(self) -> str:
-        """No tensor, where the schema has a tensor that is not optional."""
+        """The absence of a tensor where the schema has a tensor that is not optional."""
         name = self._names.get(("Tensor", ""))
         if name is None:
             name = f"%c{len(self._names)}"
@@ -169,7 +169,7 @@ class _Writer:
         if isinstance(value, torch.device):
             if value.type not in ("cpu", "cuda"):
                 raise CaptureError(f"expected device 'cpu' or 'cuda', got '{value}'")
-            return self.constant("Device", '"cpu"')  # a run's own, whichever it is
+            return self.constant("Device", '"cpu"')  # the run's own device, whichever it is
         for table in (_DTYPES, _LAYOUTS, _MEMORY_FORMATS):
             if isinstance(value, type(next(iter(table)))):
                 if value not in table:
@@ -262,7 +262,7 @@ def save_archive(
     irs: dict[str, str],
     record: dict[str, Any],
 ) -> None:
-    """Writes the archive to `path` in one step: a reader sees the old file or the whole new one.
+    """Writes the archive to `path` atomically: a reader sees the old file or the whole new one.
 
     `graph`, if any, becomes `forward`; `irs` are IR texts by their file names.
     """

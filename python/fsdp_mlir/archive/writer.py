@@ -20,6 +20,7 @@ from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.support.errors import Location, short_path
 from fsdp_mlir.support.files import save_tensors
+from fsdp_mlir.support.numerics import numerics
 from fsdp_mlir.support.version import __version__
 from fsdp_mlir.view.layouts import placeholder
 from fsdp_mlir.view.model_view import constant_name
@@ -29,8 +30,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Contents:
-    """What an archive is written of: a step that was checked, and its model's initialisation, if
-    that was asked for."""
+    """What an archive is written from: a checked step, and its model's initialisation, if that was
+    asked for."""
 
     checked: Checked
     init: InitTrace | None
@@ -45,7 +46,7 @@ class Contents:
         return self.checked.recording
 
     def foreign(self) -> Iterator[OpOverload]:
-        """Operators of which those who read the archive know nothing: all that are not ATen's."""
+        """Operators that readers of the archive do not know: all that are not ATen's."""
         for graph in (self.recording.trace, self.recording.evaluation, self.init):
             for node in graph.nodes if graph else ():
                 if node.func.namespace != "aten":
@@ -63,10 +64,10 @@ class Written:
 
 
 def write(contents: Contents) -> Written:
-    """Writes the archive, and tensors beside it, to the path that was asked for.
+    """Writes the archive, and the tensors beside it, to the path that was asked for.
 
-    Without `save_weights` they are the graph's own constants alone. Every graph is parsed and its
-    calls are resolved first: nothing is written where that fails.
+    Without `save_weights` the tensors are only the graph's own constants. Every graph is parsed and
+    its calls are resolved first: if that fails, nothing is written.
     """
     recording, init = contents.recording, contents.init
     view, trace = recording.view, recording.trace
@@ -164,7 +165,7 @@ def _node_records(nodes: Sequence[Node], files: dict[str, int]) -> list[dict[str
 
 
 def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
-    """capture.json, but for `files`, and without weights, init and evaluation."""
+    """capture.json, except `files`, and without weights, init and evaluation."""
     view, trace = recording.view, recording.trace
     model, units = view.model, view.units
     return {
@@ -174,6 +175,7 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
             "type": view.asked.device.type,
             "arch": view.asked.device.arch,
             "torch": view.asked.device.torch,
+            "numerics": numerics(),
         },
         "model": class_name(model),
         "training": model.training,

@@ -1,9 +1,9 @@
-"""What decides a recorded step, told by values alone, so that another process tells it equally.
+"""What decides a recorded step, described by values only, so that any process describes it alike.
 
 That is the code (of every module that is loaded by its file, and of the classes and functions of
 the model as they are now), the model's Python state with what its code reads from outside
 (python_state.py, outside.py), the form of its tensors, the settings of PyTorch, and the
-environment. The data of tensors have no part in it.
+environment. The data of tensors is not part of it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from fsdp_mlir.frontdoor.unchanged import STATE_DICT_HOOKS
 from fsdp_mlir.modules import outside
 from fsdp_mlir.modules.outside import CONTAINERS, GENERATORS, GLOBAL_HOOKS, SCALARS
 from fsdp_mlir.modules.python_state import PythonState
-from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support.errors import CaptureError, CompileError
+from fsdp_mlir.support.numerics import numerics
 
 _MAX_DEPTH = 12
-# What is told takes less time than a capture.
+# Describing it must take less time than a capture.
 _MAX_ITEMS = 10_000
 _MAX_BYTES = 1 << 24
 _ADDRESS = " at 0x"
@@ -48,8 +49,9 @@ _OF_PROCESS = {
 }
 _OF_JOB = ("TORCHELASTIC_", "SLURM_", "PBS_", "LSB_", "SSH_", "XDG_", "KUBERNETES_", "PMI", "OMPI_")
 
-# In the paths of attributes: hooks that have no say in a step, what FSDP2 keeps its own state in,
-# of which the policy tells, and a hash of a configuration of transformers that each process salts.
+# In the paths of attributes: hooks that do not affect a step, the attributes that hold FSDP2's own
+# state, which the policy describes, and a hash of a transformers configuration that each process
+# salts.
 _SKIPPED = (
     *STATE_DICT_HOOKS,
     "__composable_api_state_key",
@@ -59,12 +61,12 @@ _SKIPPED = (
 
 
 class Untold(CompileError):
-    """Something that decides the step is known by its identity alone."""
+    """Something that decides the step is known only by its identity."""
 
 
 def identity(model: nn.Module, loss: Any, inputs: Mapping[str, Any]) -> str:
-    """A digest of all that; Untold names what cannot be told."""
-    _class.cache_clear()  # classes may be patched, code is what it is
+    """A digest of all that; Untold names what cannot be described."""
+    _class.cache_clear()  # classes may be patched, code cannot
     lines = [
         *_versions(),
         *_files(),
@@ -103,6 +105,13 @@ def _versions() -> Iterator[str]:
     yield f"machine {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
+def _numerics() -> dict[str, str]:
+    try:
+        return numerics()
+    except CaptureError as error:
+        raise Untold(str(error)) from error
+
+
 def _settings() -> Iterator[str]:
     backends = torch.backends
     values = {
@@ -112,14 +121,12 @@ def _settings() -> Iterator[str]:
         "inference": torch.is_inference_mode_enabled(),
         "autocast": [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")],
         "autocast cache": torch.is_autocast_cache_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "precision": torch.get_float32_matmul_precision(),
+        "numerics": _numerics(),
         "attention": [
             backends.cuda.flash_sdp_enabled(),
             backends.cuda.mem_efficient_sdp_enabled(),
             backends.cuda.math_sdp_enabled(),
         ],
-        "mkldnn": torch._C._get_mkldnn_enabled(),
         "nnpack": torch._C._get_nnpack_enabled(),
         "fast path": backends.mha.get_fastpath_enabled(),
         "modes": torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack(),
@@ -155,7 +162,7 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
                 namespaces[base.__module__] = sys.modules[base.__module__]
         for members in (module._parameters, module._buffers):
             for name, tensor in members.items():
-                # One that lies in two places is told by the first.
+                # One that is in two places is described by the first.
                 first = tensors.setdefault(id(tensor), f"{path}.{name}")
                 yield f"tensor {path}.{name} {first} {teller.told(tensor)}"
         yield f"not persistent {sorted(module._non_persistent_buffers_set)}"
@@ -177,7 +184,7 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
         else:
             yield f"{kind_of_leaf} {path} {value}"
     for found in outside.code(model, loss):
-        # What it closes over is told where code reads it (outside.py).
+        # What it closes over is described where code reads it (outside.py).
         defaults = [found.__defaults__, found.__kwdefaults__]
         yield f"code {_function(found)} {teller.told(defaults, found.__qualname__)}"
     for module in namespaces.values():
@@ -185,8 +192,8 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
 
 
 def _namespace(module: ModuleType) -> Iterator[str]:
-    """The functions of a library's module, which others may have replaced, and its settings. What
-    a user's module has is told where code reads it."""
+    """The functions of a library's module, which others may have replaced, and its settings. What a
+    user's module contains is described where code reads it."""
     if not outside.is_library(module):
         return
     for name, value in list(vars(module).items()):
@@ -197,7 +204,8 @@ def _namespace(module: ModuleType) -> Iterator[str]:
 
 
 class _Teller:
-    """Tells values as text. Modules of the model, which are told one by one, are told by name."""
+    """Describes values as text. Modules of the model, which are described one by one, are given by
+    name."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = {id(module): name for name, module in modules.items()}
@@ -235,7 +243,9 @@ class _Teller:
             return f"{value.__module__}.{value.__qualname__} {of}"
         if isinstance(value, ModuleType):
             return f"module {value.__name__}"
-        if isinstance(value, CustomOpDef):  # what it does is told of steps that call it: plan_cache
+        if isinstance(
+            value, CustomOpDef
+        ):  # what it does is described for steps that call it: plan_cache
             return f"operator {value._qualname}"
         if isinstance(value, (OpOverload, OpOverloadPacket)):
             return f"operator {value}"
@@ -252,7 +262,7 @@ class _Teller:
         return f"{_class(type(value))} {self._object(value, path, tell)}"
 
     def _object(self, value: Any, path: str, tell: Callable[[Any], str]) -> str:
-        """What an object holds. What its class says that it is (__repr__) may leave out some."""
+        """What an object holds. Its __repr__ may leave out some of that."""
         held = []
         if isinstance(value, (dict, *CONTAINERS)) and len(value) > _MAX_ITEMS:
             raise Untold(f"'{path}' holds {len(value)} items")
@@ -302,7 +312,7 @@ def _name(value: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _class(kind: type) -> str:
-    """A class by its name, and the code and the numbers of it and its bases."""
+    """A class by its name, and by its and its bases' code and numbers."""
     digest = hashlib.sha256()
     for base in kind.__mro__:
         digest.update(_name(base).encode())

@@ -20,20 +20,22 @@ Location = tuple[str, int]
 
 
 class CaptureError(RuntimeError):
-    """A model, or what it was called with, that cannot be captured. The message is one line."""
+    """A model, or its arguments, cannot be captured. The message is one line."""
 
 
 class CompileError(RuntimeError):
-    """What `compile` was given cannot become a step. The message is one line."""
+    """The arguments of `compile` cannot become a step. The message is one line."""
 
 
 def calls_the_model(file: str) -> None:
-    """Says that code of this file calls the model: no caller of that is the model's."""
+    """Declares that code in this file calls the model: no caller of that code belongs to the
+    model."""
     _CALLERS.add(file)
 
 
 class SourceMap:
-    """Finds the model source line of a Python frame: the innermost one outside PyTorch and capture.
+    """Finds the model source line of a Python frame: that of the innermost frame outside PyTorch
+    and capture.
 
     The package's own models count as model source. Answers per file are cached.
     """
@@ -72,7 +74,8 @@ class SourceMap:
 
 
 def model_frame() -> FrameType:
-    """The innermost frame behind the recorder and its wrappers: what runs a captured call."""
+    """The innermost frame outside the recorder and its wrappers: the code that runs a captured
+    call."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         _is_ours(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_WRAPPERS)

@@ -26,7 +26,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Makes the folder. When the body raises, `path` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name that nobody can guess, and make a link of.
+    # A name that nobody can guess and turn into a link.
     temporary = path.parent / f".{path.name}.{secrets.token_hex(12)}.tmp"
     try:
         yield temporary
@@ -70,7 +70,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
 
 
 def _write_data_hash(path: Path) -> None:
-    """Puts the hash of the file's data in its metadata: `fsdp-run` finds out if they change."""
+    """Puts the hash of the file's data in its metadata, so that `fsdp-run` notices if the data
+    changes."""
     digest = xxhash.xxh3_128()
     with path.open("r+b") as file:
         text = file.read(int.from_bytes(file.read(8), "little"))

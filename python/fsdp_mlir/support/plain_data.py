@@ -1,4 +1,4 @@
-"""Plain data of Python as JSON: that which a checkpoint keeps of a loop, and nothing that runs."""
+"""Plain Python data as JSON: what a checkpoint keeps of a loop, and nothing executable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _BYTES, _FLOAT, _TENSOR = "$bytes", "$float", "$tensor"
 
 
 def encoded(value: Any, where: str) -> Any:
-    """JSON of plain data, from which `decoded` makes the same; ValueError for what is none."""
+    """JSON of plain data, from which `decoded` makes the same data; ValueError for anything
+    else."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:

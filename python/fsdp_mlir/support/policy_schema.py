@@ -1,7 +1,7 @@
 """The keys of the policy file, as policy_schema.json defines them for fsdp-opt, capture and docs.
 
-`read` gives what capture needs of a file. What a key may hold, and the words that say so, are those
-of lib/Import/PolicySchema.h.
+`read` returns what capture needs from a file. What a key may hold, and the wording of messages
+about that, are those of lib/Import/PolicySchema.h.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ DTYPES = tuple(key_at("mixed_precision", "param_dtype")["values"])
 
 
 def hyperparameters(optimizer: str) -> tuple[str, ...]:
-    """Those that a parameter group of an optimizer of torch.optim can have of its own."""
+    """The keys that a parameter group of a torch.optim optimizer can have of its own."""
     keys = key_at("optimizer", "groups")["keys"]
     return tuple(key["key"] for key in keys if optimizer in key.get("optimizers", ()))
 
@@ -115,7 +115,8 @@ def _described(key: Key, kind: str) -> list[str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The keys that capture needs, as plain values; CaptureError for what is no value of theirs."""
+    """The keys that capture needs, as plain values; CaptureError for a value that a key cannot
+    have."""
     try:
         root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
     except OSError as error:

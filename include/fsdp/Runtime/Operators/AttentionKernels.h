@@ -3,8 +3,8 @@
 // A plan is captured on the CPU, where scaled_dot_product_attention is the
 // CPU's flash kernel and its backward. On another device that pair becomes the
 // kernel that PyTorch would take there (flash, memory-efficient, cuDNN) and its
-// backward. What such a kernel hands to its backward beside the plan's values
-// (a padded logsumexp, lengths, state of a generator) is kept in between.
+// backward. What such a kernel hands to its backward besides the plan's values
+// (a padded logsumexp, lengths, the state of a generator) is kept in between.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_OPERATORS_ATTENTIONKERNELS_H
@@ -39,8 +39,8 @@ public:
   /// PyTorch's choice on the tensors' device.
   static at::SDPBackend fusedChoice(const Problem &problem);
 
-  /// Throws RunError that names an operator which this LibTorch lacks, or one
-  /// of its arguments which is not known here.
+  /// Throws RunError, which names an operator that this LibTorch lacks, or an
+  /// argument of one that is not known here.
   explicit AttentionKernels(const plan::Plan &plan,
                             Choose choose = &fusedChoice);
   ~AttentionKernels();
@@ -52,15 +52,16 @@ public:
   /// Whether an added instruction runs here and not as its own operator.
   bool runs(size_t index) const { return sites.count(index) > 0; }
   /// Takes the arguments of the instruction's operator from the stack and
-  /// leaves its results, laid out in memory as the CPU's. Throws RunError where
-  /// the device has no kernel for them; the choice is made once an instruction.
+  /// leaves its results, laid out in memory as the CPU's. Throws RunError if
+  /// the device has no kernel for them; the choice is made once per
+  /// instruction.
   void run(size_t index, torch::jit::Stack &stack);
 
 private:
   struct Kernel;
   struct Forward;
   struct Site {
-    /// Of the call itself, or of the one whose backward it is.
+    /// The forward of the call itself, or of the call whose backward it is.
     std::shared_ptr<Forward> forward;
     bool isBackward = false;
   };

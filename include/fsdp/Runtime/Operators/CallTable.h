@@ -70,15 +70,15 @@ private:
 };
 
 /// "aten::mm in module \"layers.3.mlp\" (unit \"layers.3\") at llama.py:40":
-/// what an instruction is and where it comes from.
+/// names an instruction and says where it comes from.
 std::string describeInstruction(const plan::Plan &plan,
                                 const plan::Instruction &instruction);
 
-/// " at step 3, instruction 84: …": where a rank is in its run, to follow what
-/// happened to it there.
+/// " at step 3, instruction 84: …": where a rank is in its run, to be appended
+/// to what happened to it there.
 std::string describePosition(const plan::Plan &plan, const Position &position);
 
-/// A message of LibTorch up to its first line's end.
+/// The first line of a LibTorch message.
 std::string firstLine(const std::string &text);
 
 } // namespace fsdp::runtime

@@ -1,9 +1,9 @@
 //===- KernelCheck.h - whether a kernel does what its schema says ---------===//
 //
-// A plan rests on what an operator's schema says of memory, and on what its
-// fake kernel said of results when the model was captured. LibTorch's tests
-// prove that of ATen's operators. Of those of other libraries it is checked
-// while they run.
+// A plan relies on what an operator's schema says about memory, and on what its
+// fake kernel said about results when the model was captured. For ATen's
+// operators, LibTorch's tests prove that. For operators of other libraries, it
+// is checked while they run.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_OPERATORS_KERNELCHECK_H
@@ -32,11 +32,11 @@ public:
   /// Before a run, with the call's operands in `values`.
   void before(const std::vector<at::Tensor> &values);
 
-  /// After it, with its results there too. Throws RunError, in words of the
-  /// schema, where a result does not have the shape, dtype and strides of the
-  /// plan, or shares memory with what the plan keeps apart from it; and after
-  /// the first run where an operand was written or laid out otherwise, or the
-  /// rank's generator drawn from, against the schema.
+  /// After it, with its results there too. Throws RunError, in terms of the
+  /// schema, if a result does not have the shape, dtype and strides of the
+  /// plan, or shares memory with something that the plan keeps apart from it.
+  /// After the first run it also throws if, against the schema, an operand was
+  /// written or laid out differently, or the rank's generator was drawn from.
   void after(const std::vector<at::Tensor> &values);
 
 private:

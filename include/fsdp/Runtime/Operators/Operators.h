@@ -1,8 +1,9 @@
 //===- Operators.h - the operators that a plan may call -------------------===//
 //
-// A plan comes from somewhere; to run it must be to compute. So its calls are
-// limited to operators that compute with tensors and have no way to a file, the
-// network or a process. That follows from an operator's schema:
+// A plan may come from anywhere, so running it must do nothing but compute. Its
+// calls are therefore limited to operators that compute with tensors and cannot
+// reach a file, the network or a process. That follows from an operator's
+// schema:
 //
 //   - its namespace is aten: others have collectives, streams and callbacks. Of
 //   those it may be an operator that whoever runs the plan has allowed;
@@ -35,10 +36,10 @@ std::string reasonToRefuse(const c10::FunctionSchema &schema);
 /// now on in this process. Their kernels are code that it trusts.
 void allowOperators(const std::vector<std::string> &names);
 
-/// The operator of a call. Throws InputError if this LibTorch has none of the
-/// name, or no kernel of it, if plans may not call it, if its schema is not the
-/// one that the call was captured with, or if it writes an operand that the
-/// call does not say it mutates.
+/// The operator of a call. Throws InputError if this LibTorch has no operator
+/// of that name, or no kernel for it, if plans may not call it, if its schema
+/// is not the one that the call was captured with, or if it writes an operand
+/// that the call does not say it mutates.
 c10::OperatorHandle findOperator(const plan::Call &call);
 
 /// Finds the operators of all calls of a plan, before any of them runs. Throws

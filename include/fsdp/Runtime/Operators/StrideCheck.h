@@ -1,9 +1,8 @@
 //===- StrideCheck.h - results against the strides of the plan --*- C++ -*-===//
 //
-// What a model was captured with rests on the strides of results: whether
-// something is a view, and what as_strided finds where. An operator that gives
-// other strides in a run than it did for the capture is harmless until a call
-// depends on them.
+// A captured program relies on the strides of results: whether something is a
+// view, and what as_strided reads. An operator that gives different strides in
+// a run than at capture is harmless until a call depends on them.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_OPERATORS_STRIDECHECK_H
@@ -25,12 +24,12 @@ public:
   /// Borrows the plan.
   explicit StrideCheck(const plan::Plan &plan) : plan(plan) {}
 
-  /// Of a call to come: which of its operands has other strides than the plan
-  /// says, one line; empty where none has.
+  /// For a call that is about to run: one line that says which of its operands
+  /// has other strides than the plan says; empty if none has.
   std::string explain(const plan::Call &call) const;
   /// Throws RunError where the call reads storage by strides (as_strided, or an
-  /// operator that is not ATen's) and those of its operand, or of the operand's
-  /// storage, are others.
+  /// operator that is not ATen's) and the strides of its operand, or of the
+  /// operand's storage, differ from the plan's.
   void beforeCall(const plan::Call &call) const;
   /// Notes the results of the instruction, which is `call`.
   void afterCall(const plan::Instruction &instruction, const plan::Call &call,

@@ -1,0 +1,58 @@
+"""PyTorch's global settings that decide bits: a plan has them, and fsdp-run sets them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from fsdp_mlir import CaptureError
+from fsdp_mlir.support.numerics import numerics
+from harness import RESNET18, SGD, Captured, Case, Run, compile_plan, train_plan
+from test_parity import assert_equal_bits
+
+# oneDNN's convolutions have other bits than ATen's own.
+CASE = Case(replace(RESNET18, factory="parity_models:resnet18_without_mkldnn"), SGD, steps=3)
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    """What a test sets ends with it."""
+    yield
+    torch._C._set_mkldnn_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_equal_bits(
+    captured: Callable[..., Captured], reference: Callable[..., Run], settings: None
+) -> None:
+    files = captured(CASE.model)
+    plan = compile_plan(files, CASE, "numerics")
+    assert json.loads(plan.read_text())["captured_for"]["numerics"] == {"mkldnn.enabled": "off"}
+    ours, theirs = train_plan(files, plan, CASE), reference(CASE)
+    assert_equal_bits(ours, theirs)
+
+
+def test_settings_have_their_names(settings: None) -> None:
+    assert numerics() == {}
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_float32_matmul_precision("medium")
+    assert numerics() == {
+        "deterministic_algorithms": "warn",
+        "float32_matmul_precision": "medium",
+    }
+    torch.use_deterministic_algorithms(True)
+    assert numerics()["deterministic_algorithms"] == "on"
+
+
+def test_a_precision_without_a_name(monkeypatch: pytest.MonkeyPatch, settings: None) -> None:
+    precision = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(CaptureError, match=r"^float32_matmul_precision: expected precisions"):
+            numerics()
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = precision
