@@ -152,9 +152,9 @@ static LogicalResult verifyStrides(CallOp call) {
         (!list.empty() &&
          static_cast<int64_t>(list.size()) != type.getRank()) ||
         llvm::any_of(list.asArrayRef(), [](int64_t s) { return s < 0; }))
-      return call.emitOpError("Call-4: expected as many strides as ")
-             << type
-             << " has dimensions, none negative, or none, got: " << entry;
+      return call.emitOpError("Call-4: expected a non-negative stride for each "
+                              "dimension of ")
+             << type << ", or none, got: " << entry;
   }
   return success();
 }

@@ -88,7 +88,7 @@ LogicalResult ReshardOp::verify() {
   if (gather.getUnitAttr() != getUnitAttr())
     return emitOpError("Reshard-1: expected unit ")
            << gather.getUnitAttr()
-           << " as its gather has, got: " << getUnitAttr();
+           << ", like its gather, got: " << getUnitAttr();
   return success();
 }
 
@@ -128,7 +128,7 @@ LogicalResult ReshardOp::verifySymbolUses(SymbolTableCollection &symbols) {
       return emitOpError("Reshard-2: expected a post_forward_size that divides "
                          "the ")
              << ranks << " ranks of axis \"" << shardAxisName
-             << "\" and is less, got: " << *size;
+             << "\" and is less than that, got: " << *size;
   }
   return success();
 }

@@ -124,8 +124,8 @@ LogicalResult ShardingAttr::verify(function_ref<InFlightDiagnostic()> emitError,
     llvm::append_range(axes, cast<ArrayAttr>(dim));
   if (partial) {
     if (partial.empty() || !llvm::all_of(partial, llvm::IsaPred<StringAttr>))
-      return emitError() << "Sharding-1: expected names of axes that it is "
-                            "partial along, got: "
+      return emitError() << "Sharding-1: expected names of axes that the "
+                            "tensor is partial along, got: "
                          << partial;
     llvm::append_range(axes, partial);
   }

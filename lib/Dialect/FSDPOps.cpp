@@ -216,7 +216,7 @@ LogicalResult UnitPatternOp::verify() {
 LogicalResult UnitOp::verify() {
   std::optional<int64_t> size = getPostForwardSize();
   if (size && (*size < 2 || !getReshardAfterForward()))
-    return emitOpError("Unit-1: expected a post_forward_size of at least 2, of "
+    return emitOpError("Unit-1: expected a post_forward_size of at least 2, in "
                        "a unit that is resharded after forward, got: ")
            << *size;
   return success();
@@ -274,7 +274,7 @@ LogicalResult ParamOp::verifySymbolUses(SymbolTableCollection &symbols) {
     MixedPrecisionAttr policy = unit.getMixedPrecisionAttr();
     Type expected = policy ? policy.getComputeDtype(own) : own;
     if (Type dtype = getComputeType().getElementType(); dtype != expected)
-      return emitOpError("Param-5: expected to be computed with in ")
+      return emitOpError("Param-5: expected compute_dtype ")
              << expected << " as unit " << name << " says, got: " << dtype;
   }
   ShardingAttr sharding = getShardingAttr();

@@ -5,8 +5,11 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 MicrobatchesOp mlir::fsdp::getMicrobatches(ProgramOp program) {
-  auto loops = program.getOps<MicrobatchesOp>();
-  return loops.empty() ? MicrobatchesOp() : *loops.begin();
+  // By the loss: a search would pass over all ops of a program without a loop.
+  Block &body = program.getBody().front();
+  auto end = body.empty() ? ReturnOp() : dyn_cast<ReturnOp>(body.back());
+  return end && end.getLoss() ? end.getLoss().getDefiningOp<MicrobatchesOp>()
+                              : MicrobatchesOp();
 }
 
 // A module that is not verified yet may yield anything.
@@ -85,7 +88,7 @@ LogicalResult MicrobatchesOp::verifyRegions() {
       if (auto conditional = dyn_cast<ConditionalOpInterface>(user);
           !conditional || conditional.getCondition() != flagArgument)
         return user->emitOpError("Microbatches-3: expected the first or last "
-                                 "microbatch as a condition alone");
+                                 "microbatch only as a condition");
   return success();
 }
 

@@ -55,7 +55,7 @@ static LogicalResult verifyText(Operation *op, NamedAttribute attribute,
   if (text && !text.empty())
     return success();
   return op->emitOpError(label)
-         << ": expected a text as " << attribute.getName().getValue()
+         << ": expected a string as " << attribute.getName().getValue()
          << ", got: " << attribute.getValue();
 }
 
@@ -70,9 +70,25 @@ static bool isEvents(Attribute attribute) {
                                 [](int32_t event) { return event >= 0; });
 }
 
+::fsdp::plan::Numerics mlir::fsdp::getNumerics(DictionaryAttr capturedFor) {
+  ::fsdp::plan::Numerics numerics;
+  if (auto settings = capturedFor.getAs<DictionaryAttr>("numerics"))
+    for (NamedAttribute setting : settings) {
+      // What is no text has no value that findDefect knows.
+      auto text = dyn_cast<StringAttr>(setting.getValue());
+      numerics[setting.getName().str()] = text ? text.str() : "";
+    }
+  return numerics;
+}
+
 LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
                                                     NamedAttribute attribute) {
   StringAttr name = attribute.getName();
+  // What most ops have comes first.
+  if (name == moduleAttrName || name == lineAttrName)
+    return verifyText(op, attribute, "Origin-1");
+  if (name == whyAttrName)
+    return verifyText(op, attribute, "Why-1");
   if (name == levelAttrName) {
     if (isa<ModuleOp>(op) && isa<LevelAttr>(attribute.getValue()))
       return success();
@@ -82,12 +98,16 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
   }
   if (name == capturedForAttrName) {
     auto texts = dyn_cast<DictionaryAttr>(attribute.getValue());
+    if (texts)
+      if (std::string defect = ::fsdp::plan::findDefect(getNumerics(texts));
+          !defect.empty())
+        return op->emitOpError("Captured-2: ") << defect;
     if (isa<ModuleOp>(op) && texts && texts.getAs<StringAttr>("device") &&
         texts.getAs<StringAttr>("torch"))
       return success();
     return op->emitOpError("Captured-1: expected ")
            << capturedForAttrName
-           << " on the module, with the texts device and torch, got: "
+           << " on the module, with the strings device and torch, got: "
            << attribute.getValue();
   }
   if (name == memoryAttrName) {
@@ -105,8 +125,8 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
     if (offsets && size_t(offsets.size()) == op->getNumResults() &&
         llvm::all_of(offsets.asArrayRef(), [](int64_t o) { return o >= -1; }))
       return success();
-    return op->emitOpError("Offset-1: expected a byte for each result, or -1, "
-                           "got: ")
+    return op->emitOpError("Offset-1: expected a byte offset for each result, "
+                           "or -1, got: ")
            << attribute.getValue();
   }
   if (name == arenaAttrName || name == hostArenaAttrName) {
@@ -129,10 +149,6 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
     return op->emitOpError("Stream-1: expected the number of an event as an "
                            "i32, got: ")
            << attribute.getValue();
-  if (name == moduleAttrName || name == lineAttrName)
-    return verifyText(op, attribute, "Origin-1");
-  if (name == whyAttrName)
-    return verifyText(op, attribute, "Why-1");
   return success();
 }
 
@@ -147,21 +163,24 @@ LogicalResult FSDPDialect::verifyRegionArgAttribute(Operation *op, unsigned,
            << argument << ", got: " << value;
   };
   if (name == inputNameAttrName && !isa<StringAttr>(value))
-    return fail("Input-1", "a text");
+    return fail("Input-1", "a string");
   if ((name == inputLowAttrName || name == inputHighAttrName) &&
       !isa<IntegerAttr>(value))
     return fail("Input-1", "an integer");
   if (name == inputStridesAttrName) {
     auto strides = dyn_cast<DenseI64ArrayAttr>(value);
-    auto type = dyn_cast<RankedTensorType>(
-        cast<ProgramOp>(op).getBody().getArgument(argument).getType());
+    auto function = dyn_cast<FunctionOpInterface>(op);
+    auto type =
+        function && argument < function.getNumArguments()
+            ? dyn_cast<RankedTensorType>(function.getArgumentTypes()[argument])
+            : RankedTensorType();
     if (!strides || !type || strides.size() != type.getRank())
       return fail("Input-1", "a number for each dimension");
   }
   if (name == offsetAttrName) {
     auto offset = dyn_cast<IntegerAttr>(value);
     if (!offset || offset.getInt() < 0)
-      return fail("Offset-1", "a byte");
+      return fail("Offset-1", "a byte offset");
   }
   return success();
 }

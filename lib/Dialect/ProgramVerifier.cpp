@@ -37,16 +37,19 @@ public:
       return failure();
     if (program.getEvaluation() && failed(verifyEvaluation()))
       return failure();
-    for (auto op : program.getOps<NoGradientOp>())
-      for (auto name : op.getParamNames().getAsRange<FlatSymbolRefAttr>())
-        if (!withoutGradient.insert(name.getAttr()).second)
-          return op.emitOpError("NoGradient-1: expected ")
-                 << name << " to be named once";
-    auto loops = program.getOps<MicrobatchesOp>();
-    if (std::distance(loops.begin(), loops.end()) > 1)
-      return (*std::next(loops.begin()))
-          .emitOpError("Program-20: expected one loop over microbatches, got a "
-                       "second");
+    loop = getMicrobatches(program);
+    for (Operation &op : program.getBody().front()) {
+      takesGradients |= isa<GradientsOp, OptimizerStepOp>(op);
+      if (auto none = dyn_cast<NoGradientOp>(op))
+        for (auto name : none.getParamNames().getAsRange<FlatSymbolRefAttr>())
+          if (!withoutGradient.insert(name.getAttr()).second)
+            return none.emitOpError("NoGradient-1: expected ")
+                   << name << " to be named once";
+      if (isa<MicrobatchesOp>(op) && &op != loop)
+        return op.emitOpError("Program-20: expected one loop over "
+                              "microbatches, which gives the loss, got one "
+                              "that does not");
+    }
     if (failed(visitBlock(program.getBody().front())))
       return failure();
     if (!underWay.empty())
@@ -108,9 +111,7 @@ private:
     if (isInit || program.getEvaluation() ||
         (currentPhase.value_or(Phase::Forward) == Phase::Forward))
       return success();
-    bool isUntaken = program.getOps<GradientsOp>().empty() &&
-                     program.getOps<OptimizerStepOp>().empty();
-    const auto &has = isUntaken ? reduced : taken;
+    const auto &has = takesGradients ? taken : reduced;
     for (auto [name, param] : params)
       if (!param.getFrozen() && !withoutGradient.contains(name) &&
           !has.contains(name))
@@ -122,9 +123,8 @@ private:
     return success();
   }
 
-  /// Program-9: what stays gathered to the next microbatch is found there.
+  /// Program-9: what stays gathered for the next microbatch is used there.
   LogicalResult verifyMicrobatches() {
-    MicrobatchesOp loop = getMicrobatches(program);
     for (auto &[unit, ops] : lives) {
       auto first = cast<AllGatherOp>(ops.front());
       AllGatherOp lastGather;
@@ -141,7 +141,7 @@ private:
                  << unit.getValue()
                  << " in the first microbatch and its last reshard in the "
                     "last, "
-                    "and its others in every one";
+                    "and all others in every one";
       }
       auto last = dyn_cast<ReshardOp>(ops.back());
       if (bool(first.getCondition()) != (last && last.getCondition()))
@@ -154,16 +154,17 @@ private:
     return success();
   }
 
-  /// That `first` takes in later microbatches what `last` has gathered.
+  /// Checks that `first` takes in later microbatches what `last` has gathered.
   static LogicalResult verifyKept(MicrobatchesOp loop, AllGatherOp first,
                                   AllGatherOp last) {
     if (!first.getCondition())
       return success();
     ResultRange gathered = getResultsOp(last)->getResults();
     OperandRange carried = loop.getYield().getCarried();
+    bool isWhole = first.getKept().size() <= gathered.size();
     for (auto [index, kept] : llvm::enumerate(first.getKept())) {
       auto argument = dyn_cast<BlockArgument>(kept);
-      if (!argument || argument.getOwner() != loop.getBlock() ||
+      if (!isWhole || !argument || argument.getOwner() != loop.getBlock() ||
           carried[argument.getArgNumber() - loop.getInputs().size() - 2] !=
               gathered[index])
         return first.emitOpError(
@@ -203,7 +204,10 @@ private:
       return failure();
     if (auto phase = dyn_cast<PhaseOp>(op))
       return visitPhase(phase);
-    if (failed(verifyPhase(op)) || failed(verifyNames(op)))
+    if (isa<aten::CallOp>(op))
+      return verifyPlace(op);
+    if (failed(verifyPlace(op)) || failed(verifyPhase(op)) ||
+        failed(verifyNames(op)))
       return failure();
     if (auto gather = dyn_cast<AllGatherOp>(op))
       return visitGather(gather);
@@ -233,7 +237,7 @@ private:
     return success();
   }
 
-  /// Program-10 and Program-11: futures, and what collectives under way read.
+  /// Program-10 and Program-11: futures, and what collectives in flight read.
   LogicalResult verifyUnderWay(Operation *op) {
     if (auto wait = dyn_cast<WaitOp>(op)) {
       Operation *begun = wait.getFuture().getDefiningOp();
@@ -254,7 +258,7 @@ private:
         if (read.contains(isa<FreeOp>(op) ? value : getStorageOwner(value)))
           return (op->emitOpError("Program-11: ")
                   << (isa<FreeOp>(op) ? "frees" : "writes")
-                  << " what a collective under way reads")
+                  << " what a collective in flight reads")
                      .attachNote(begun->getLoc())
                  << "begun here";
     if (auto collective = dyn_cast<CollectiveOpInterface>(op);
@@ -268,7 +272,7 @@ private:
     return success();
   }
 
-  /// Program-13: what a call writes is not a parameter's.
+  /// Program-13: what a call writes is not the storage of a parameter.
   static LogicalResult verifyWrites(Operation *op) {
     auto call = dyn_cast<aten::CallOp>(op);
     if (!call)
@@ -289,9 +293,15 @@ private:
     return success();
   }
 
-  /// Program-19: what an op gives that runs in one microbatch is used there.
-  static LogicalResult verifyCondition(Operation *op) {
+  /// Program-19: the results of an op that runs in one microbatch are used
+  /// there.
+  LogicalResult verifyCondition(Operation *op) {
     Value condition = getCondition(op);
+    if (condition &&
+        (!loop || op->getParentOp() != loop ||
+         (condition != loop.getFirst() && condition != loop.getLast())))
+      return op->emitOpError("Program-19: expected as its condition the first "
+                             "or last microbatch of the loop that it is in");
     if (!condition || isa<AllGatherOp, FreeOp>(getProducerOf(op)))
       return success(); // a gather has results in every microbatch
     for (OpOperand &use : op->getUses()) {
@@ -300,14 +310,14 @@ private:
                              : getCondition(user) == condition)
         continue;
       return (user->emitOpError("Program-19: uses in every microbatch what is "
-                                "made in one")
+                                "made in only one")
                   .attachNote(op->getLoc())
               << "made here");
     }
     return success();
   }
 
-  /// What a wait waits for; another op itself.
+  /// What a wait waits for; any other op itself.
   static Operation *getProducerOf(Operation *op) {
     if (auto wait = dyn_cast<WaitOp>(op))
       return wait.getFuture().getDefiningOp();
@@ -331,13 +341,14 @@ private:
       return (op->emitOpError("Program-5: uses a value after its end")
                   .attachNote(it->second->getLoc())
               << "freed here");
-    if (auto it = offloaded.find(getStorageOwner(operand));
+    Value owner = getStorageOwner(operand);
+    if (auto it = offloaded.find(owner);
         it != offloaded.end() && !isa<FreeOp>(op))
       return (op->emitOpError("Program-12: uses an activation on the device "
-                              "that is on the host")
+                              "that was copied to the host")
                   .attachNote(it->second->getLoc())
               << "offloaded here");
-    AllGatherOp gather = getGather(getStorageOwner(operand));
+    AllGatherOp gather = getGather(owner);
     if (!gather)
       return success();
     auto it = resharded.find(gather);
@@ -357,12 +368,12 @@ private:
              << stringifyPhase(phase.getPhase()) << " after "
              << stringifyPhase(*currentPhase);
     currentPhase = phase.getPhase();
-    if (getMicrobatches(program) && isa<MicrobatchesOp>(phase->getParentOp()) ==
-                                        (currentPhase == Phase::Optimizer))
+    if (loop && isa<MicrobatchesOp>(phase->getParentOp()) ==
+                    (currentPhase == Phase::Optimizer))
       return phase.emitOpError(
           "Program-20: expected forward and backward in the "
           "loop over microbatches, the optimizer phase "
-          "behind it");
+          "after it");
     if (currentPhase == Phase::Optimizer)
       for (auto [unit, gather] : liveGathers)
         return gather->emitOpError(
@@ -372,7 +383,8 @@ private:
     return success();
   }
 
-  /// The parameters whose gradients an op takes or gives; null if it does not.
+  /// The parameters whose gradients an op takes or returns; null if there are
+  /// none.
   static ArrayAttr getParamNames(Operation *op) {
     if (!op ||
         !isa<ReduceScatterOp, AllReduceOp, AccumulateOp, CopyToHostOp,
@@ -399,7 +411,21 @@ private:
     return success();
   }
 
-  /// Program-17: what stands in the optimizer phase alone, what before it.
+  /// Program-20: what stands outside the loop runs once, in the optimizer
+  /// phase.
+  LogicalResult verifyPlace(Operation *op) {
+    if (!loop || op == loop || op->getParentOp() != program)
+      return success();
+    bool isUpdating = currentPhase == Phase::Optimizer;
+    if (isa<NoGradientOp, GradientsOp, FreeOp, ReturnOp>(op) ||
+        (isUpdating && !isa<aten::CallOp>(op)))
+      return success();
+    return op->emitOpError("Program-20: expected it in the loop over "
+                           "microbatches")
+           << (isa<aten::CallOp>(op) ? "" : " or in the optimizer phase");
+  }
+
+  /// Program-17: what is only in the optimizer phase, and what is before it.
   LogicalResult verifyPhase(Operation *op) {
     if (!currentPhase)
       return success();
@@ -467,7 +493,7 @@ private:
              << name << ", which is frozen";
     if (withoutGradient.contains(name.getAttr()))
       return op->emitOpError("Program-6: expected no gradient for ")
-             << name << ", of which an fsdp.no_gradient says that it has none";
+             << name << ", which an fsdp.no_gradient names";
     return success();
   }
 
@@ -485,6 +511,8 @@ private:
   }
 
   ProgramOp program;
+  MicrobatchesOp loop; ///< null where there is but one microbatch
+  bool takesGradients = false;
   bool isInit;
   llvm::MapVector<StringAttr, ParamOp> params;
   std::optional<Phase> currentPhase;

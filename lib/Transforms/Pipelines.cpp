@@ -26,8 +26,8 @@ void mlir::fsdp::buildAfterChoicePipeline(OpPassManager &pm) {
   pm.addPass(createInsertAccumulation());   // microbatches' gradients -> sums
   pm.addPass(createDeferReshards());        // keep for the next microbatch
   pm.addPass(createInsertLossScaling());    // loss and gradients <-> scaled
-  pm.addPass(createInsertClipping());       // gradients' shards -> clipped
-  pm.addPass(createInsertOptimizer());      // gradients' shards -> update
+  pm.addPass(createInsertClipping());       // gradient shards -> clipped
+  pm.addPass(createInsertOptimizer());      // gradient shards -> update
 }
 
 void mlir::fsdp::buildSchedulePipeline(OpPassManager &pm) {

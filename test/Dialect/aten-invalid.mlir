@@ -61,7 +61,7 @@ fsdp.program @p(%x: tensor<4x2xf32>) -> tensor<4x2xf32> {
 // -----
 
 fsdp.program @p(%x: tensor<4x2xf32>) -> tensor<4x2xf32> {
-  // expected-error @below {{Call-4: expected as many strides as 'tensor<4x2xf32>' has dimensions, none negative, or none, got: array<i64: 1>}}
+  // expected-error @below {{Call-4: expected a non-negative stride for each dimension of 'tensor<4x2xf32>', or none, got: array<i64: 1>}}
   %y = aten.call "aten::relu"(%x) {strides = [array<i64: 1>]} : (tensor<4x2xf32>) -> tensor<4x2xf32>
   fsdp.return %y : tensor<4x2xf32>
 }

@@ -55,7 +55,7 @@ fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
 fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
   %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %w = fsdp.all_gather @u %a : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
-  // expected-error @below {{Reshard-1: expected unit @u as its gather has, got: @v}}
+  // expected-error @below {{Reshard-1: expected unit @u, like its gather, got: @v}}
   fsdp.reshard @v %w : tensor<4xf32>
   fsdp.return %x : tensor<f32>
 }
@@ -262,7 +262,7 @@ fsdp.program @p(%x: tensor<f32>) -> tensor<f32> {
   %a = fsdp.read @a : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %b = fsdp.read @b : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   %w:2 = fsdp.all_gather @u %a, %b : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> (tensor<4xf32>, tensor<4xf32>)
-  // expected-error @below {{Reshard-2: expected a post_forward_size that divides the 4 ranks of axis "shard" and is less, got: 3}}
+  // expected-error @below {{Reshard-2: expected a post_forward_size that divides the 4 ranks of axis "shard" and is less than that, got: 3}}
   %k:2 = fsdp.reshard @u %w#0, %w#1 : tensor<4xf32>, tensor<4xf32> to !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":3}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard":3}]>>
   fsdp.return %x : tensor<f32>
 }

@@ -92,12 +92,12 @@ fsdp.unit_pattern "layers.*" {post_forward_size = 2, reshard_after_forward = tru
 
 // -----
 
-// expected-error @below {{Unit-1: expected a post_forward_size of at least 2, of a unit that is resharded after forward, got: 1}}
+// expected-error @below {{Unit-1: expected a post_forward_size of at least 2, in a unit that is resharded after forward, got: 1}}
 fsdp.unit @u {post_forward_size = 1}
 
 // -----
 
-// expected-error @below {{Unit-1: expected a post_forward_size of at least 2, of a unit that is resharded after forward, got: 2}}
+// expected-error @below {{Unit-1: expected a post_forward_size of at least 2, in a unit that is resharded after forward, got: 2}}
 fsdp.unit @u {post_forward_size = 2, reshard_after_forward = false}
 
 // -----
@@ -111,7 +111,7 @@ fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard":2}]>
 // -----
 
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
-// expected-error @below {{Param-5: expected to be computed with in 'bf16' as unit @u says, got: 'f32'}}
+// expected-error @below {{Param-5: expected compute_dtype 'bf16' as unit @u says, got: 'f32'}}
 fsdp.param @w : tensor<4xf32> unit @u
 
 // -----
@@ -119,13 +119,13 @@ fsdp.param @w : tensor<4xf32> unit @u
 fsdp.unit @u {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
 // Integers are not cast.
 fsdp.param @codes : tensor<4xi8> unit @u {frozen}
-// expected-error @below {{Param-5: expected to be computed with in 'bf16' as unit @u says, got: 'f16'}}
+// expected-error @below {{Param-5: expected compute_dtype 'bf16' as unit @u says, got: 'f16'}}
 fsdp.param @w : tensor<4xf32> unit @u {compute_dtype = f16}
 
 // -----
 
 fsdp.unit @u
-// expected-error @below {{Param-5: expected to be computed with in 'f32' as unit @u says, got: 'bf16'}}
+// expected-error @below {{Param-5: expected compute_dtype 'f32' as unit @u says, got: 'bf16'}}
 fsdp.param @w : tensor<4xf32> unit @u {compute_dtype = bf16}
 
 // -----

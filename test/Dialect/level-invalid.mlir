@@ -1,6 +1,6 @@
 // RUN: fsdp-opt --split-input-file --verify-diagnostics %s
 
-// expected-error @below {{Captured-1: expected fsdp.captured_for on the module, with the texts device and torch, got: {device = "cuda"}}}
+// expected-error @below {{Captured-1: expected fsdp.captured_for on the module, with the strings device and torch, got: {device = "cuda"}}}
 module attributes {fsdp.captured_for = {device = "cuda"}} {
 }
 
@@ -41,4 +41,16 @@ module attributes {fsdp.arena = {bytes = 128 : i64}} {
 module {
   // expected-error @below {{Arena-1: expected fsdp.host_arena on the module}}
   fsdp.unit @u {fsdp.host_arena = {bytes = 128 : i64, lower_bound = 128 : i64}}
+}
+
+// -----
+
+// expected-error @below {{Captured-2: expected settings of PyTorch among "float32_matmul_precision", }}
+module attributes {fsdp.captured_for = {device = "cpu", numerics = {rounding = "up"}, torch = "2.15.0"}} {
+}
+
+// -----
+
+// expected-error @below {{Captured-2: expected one of "off", "warn", "on" for "deterministic_algorithms", got "true"}}
+module attributes {fsdp.captured_for = {device = "cpu", numerics = {deterministic_algorithms = "true"}, torch = "2.15.0"}} {
 }

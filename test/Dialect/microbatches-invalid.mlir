@@ -173,7 +173,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
     %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
     %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     %w = fsdp.all_gather @u %s when %first else %before : !fsdp.carried<tensor<4xf32>> : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
-    // expected-error @below {{Program-9: expected the first gather of unit @u in the first microbatch and its last reshard in the last, and its others in every one}}
+    // expected-error @below {{Program-9: expected the first gather of unit @u in the first microbatch and its last reshard in the last, and all others in every one}}
     fsdp.reshard @u %w when %last : tensor<4xf32>
     %v = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
     fsdp.reshard @u %v : tensor<4xf32>
@@ -194,7 +194,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
     %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     %v = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
     fsdp.reshard @u %v : tensor<4xf32>
-    // expected-error @below {{Program-9: expected the first gather of unit @u in the first microbatch and its last reshard in the last, and its others in every one}}
+    // expected-error @below {{Program-9: expected the first gather of unit @u in the first microbatch and its last reshard in the last, and all others in every one}}
     %w = fsdp.all_gather @u %s when %first else %before : !fsdp.carried<tensor<4xf32>> : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
     fsdp.reshard @u %w when %last : tensor<4xf32>
     fsdp.yield %l : tensor<f32> carry %w : tensor<4xf32>
@@ -212,7 +212,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
   ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1, %before: !fsdp.carried<tensor<4xf32>>):
     %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
     %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-    // expected-error @below {{Program-9: expected the first gather of unit @u in the first microbatch and its last reshard in the last, and its others in every one}}
+    // expected-error @below {{Program-9: expected the first gather of unit @u in the first microbatch and its last reshard in the last, and all others in every one}}
     %w = fsdp.all_gather @u %s when %last else %before : !fsdp.carried<tensor<4xf32>> : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
     fsdp.reshard @u %w when %last : tensor<4xf32>
     fsdp.yield %l : tensor<f32> carry %w : tensor<4xf32>
@@ -272,7 +272,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
     %a = fsdp.accumulate [@w] %x onto %before : !fsdp.carried<tensor<4xf32>> : (tensor<4xf32>) -> tensor<4xf32>
     // expected-note @below {{made here}}
     %r = fsdp.reduce_scatter @u avg [@w] %a when %last : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-    // expected-error @below {{Program-19: uses in every microbatch what is made in one}}
+    // expected-error @below {{Program-19: uses in every microbatch what is made in only one}}
     fsdp.free %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
     fsdp.yield %l : tensor<f32> carry %a : tensor<4xf32>
   }
@@ -291,7 +291,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
     %a = fsdp.accumulate [@w] %x onto %before : !fsdp.carried<tensor<4xf32>> : (tensor<4xf32>) -> tensor<4xf32>
     // expected-note @below {{made here}}
     %r = fsdp.reduce_scatter @u avg [@w] %a when %last : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
-    // expected-error @below {{Program-19: uses in every microbatch what is made in one}}
+    // expected-error @below {{Program-19: uses in every microbatch what is made in only one}}
     fsdp.yield %l : tensor<f32> carry %a, %r : tensor<4xf32>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   }
   fsdp.return %loss : tensor<f32>
@@ -326,7 +326,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
     %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
     %h = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
     %a = fsdp.accumulate [@w] %h onto %before : !fsdp.carried<tensor<4xf32>> : (tensor<4xf32>) -> tensor<4xf32>
-    // expected-error @below {{Program-20: expected forward and backward in the loop over microbatches, the optimizer phase behind it}}
+    // expected-error @below {{Program-20: expected forward and backward in the loop over microbatches, the optimizer phase after it}}
     fsdp.phase optimizer
     fsdp.yield %l : tensor<f32> carry %a : tensor<4xf32>
   }
@@ -337,7 +337,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
 
 fsdp.param @w : tensor<4xf32>
 fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
-  // expected-error @below {{Program-20: expected forward and backward in the loop over microbatches, the optimizer phase behind it}}
+  // expected-error @below {{Program-20: expected forward and backward in the loop over microbatches, the optimizer phase after it}}
   fsdp.phase forward
   %loss = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
   ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
@@ -355,7 +355,7 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
     %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
     fsdp.yield %l : tensor<f32>
   }
-  // expected-error @below {{Program-20: expected one loop over microbatches, got a second}}
+  // expected-error @below {{Program-20: expected one loop over microbatches, which gives the loss, got one that does not}}
   %more = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
   ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
     %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
@@ -395,9 +395,83 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
   %loss = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
   ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
     %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
-    // expected-error @below {{Microbatches-3: expected the first or last microbatch as a condition alone}}
+    // expected-error @below {{Microbatches-3: expected the first or last microbatch only as a condition}}
     fsdp.free %first : i1
     fsdp.yield %l : tensor<f32>
   }
   fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+fsdp.buffer @b : tensor<4xf32>
+fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Program-20: expected it in the loop over microbatches or in the optimizer phase}}
+  %b = fsdp.read_buffer @b : tensor<4xf32>
+  %loss = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
+  ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
+    %l = aten.call "aten::dot"(%x, %b) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+    fsdp.yield %l : tensor<f32>
+  }
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
+  %loss = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
+  ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
+    %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+    fsdp.yield %l : tensor<f32>
+  }
+  fsdp.phase optimizer
+  // expected-error @below {{Program-20: expected it in the loop over microbatches}}
+  %log = aten.call "aten::log"(%loss) : (tensor<f32>) -> tensor<f32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// What is returned is not what the loop gives.
+fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
+  // expected-error @below {{Program-20: expected one loop over microbatches, which gives the loss, got one that does not}}
+  %loss = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
+  ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
+    %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+    fsdp.yield %l : tensor<f32>
+  }
+  %log = aten.call "aten::log"(%loss) : (tensor<f32>) -> tensor<f32>
+  fsdp.return %log : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
+  %loss = fsdp.microbatches 2(%arg) : (tensor<4xf32>) -> tensor<f32> {
+  ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1):
+    %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+    %c = builtin.unrealized_conversion_cast %l : tensor<f32> to i1
+    // expected-error @below {{Program-19: expected as its condition the first or last microbatch of the loop that it is in}}
+    %r = fsdp.reduce_scatter @u avg [@w] %x when %c : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    fsdp.yield %l : tensor<f32>
+  }
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %l = aten.call "aten::sum"(%w, none) : (tensor<4xf32>) -> tensor<f32>
+  %c = builtin.unrealized_conversion_cast %l : tensor<f32> to i1
+  // expected-error @below {{Program-19: expected as its condition the first or last microbatch of the loop that it is in}}
+  fsdp.reshard @u %w when %c : tensor<4xf32>
+  fsdp.return %l : tensor<f32>
 }

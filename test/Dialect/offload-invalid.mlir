@@ -136,7 +136,7 @@ fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
   %v = aten.call "aten::view"(%a, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
   // expected-note @below {{offloaded here}}
   %h = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.host<tensor<4xf32>>
-  // expected-error @below {{Program-12: uses an activation on the device that is on the host}}
+  // expected-error @below {{Program-12: uses an activation on the device that was copied to the host}}
   %b = aten.call "aten::exp"(%v) : (tensor<2x2xf32>) -> tensor<2x2xf32>
   fsdp.return %l : tensor<f32>
 }
@@ -148,7 +148,7 @@ fsdp.program @p(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
   %a = aten.call "aten::exp"(%x) : (tensor<4xf32>) -> tensor<4xf32>
   // expected-note @below {{begun here}}
   %f = fsdp.offload_activation %a : tensor<4xf32> to !fsdp.future<!fsdp.host<tensor<4xf32>>>
-  // expected-error @below {{Program-11: frees what a collective under way reads}}
+  // expected-error @below {{Program-11: frees what a collective in flight reads}}
   fsdp.free %a : tensor<4xf32>
   %h = fsdp.wait %f : !fsdp.future<!fsdp.host<tensor<4xf32>>>
   fsdp.return %l : tensor<f32>

@@ -27,14 +27,14 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // -----
 
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
-  // expected-error @below {{Offset-1: expected a byte for each result, or -1, got: array<i64: 0, 64>}}
+  // expected-error @below {{Offset-1: expected a byte offset for each result, or -1, got: array<i64: 0, 64>}}
   %loss = aten.call "aten::sum"(%x, none) {fsdp.offsets = array<i64: 0, 64>} : (tensor<4xf32>) -> tensor<f32>
   fsdp.return %loss : tensor<f32>
 }
 
 // -----
 
-// expected-error @below {{Offset-1: expected a byte as fsdp.offset of argument 0, got: -1 : i64}}
+// expected-error @below {{Offset-1: expected a byte offset as fsdp.offset of argument 0, got: -1 : i64}}
 fsdp.program @train_step(%x: tensor<4xf32> {fsdp.offset = -1}) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.return %loss : tensor<f32>
@@ -42,7 +42,7 @@ fsdp.program @train_step(%x: tensor<4xf32> {fsdp.offset = -1}) -> tensor<f32> {
 
 // -----
 
-// expected-error @below {{Input-1: expected a text as fsdp.name of argument 0, got: 1 : i64}}
+// expected-error @below {{Input-1: expected a string as fsdp.name of argument 0, got: 1 : i64}}
 fsdp.program @train_step(%x: tensor<4xf32> {fsdp.name = 1}) -> tensor<f32> {
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
   fsdp.return %loss : tensor<f32>

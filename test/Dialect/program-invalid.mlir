@@ -302,7 +302,7 @@ fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
 fsdp.param @w : tensor<4xf32>
 fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
   fsdp.no_gradient [@w]
-  // expected-error @below {{Program-6: expected no gradient for @w, of which an fsdp.no_gradient says that it has none}}
+  // expected-error @below {{Program-6: expected no gradient for @w, which an fsdp.no_gradient names}}
   fsdp.gradients [@w] %x : tensor<4xf32>
   fsdp.return %l : tensor<f32>
 }
@@ -377,3 +377,9 @@ fsdp.program @train_step(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<f32> {
   fsdp.optimizer_step [@v, @w] %r#1, %r#0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %l : tensor<f32>
 }
+
+// -----
+
+// Attributes of arguments are verified before there is a body.
+// expected-error @below {{Input-1: expected a number for each dimension as fsdp.strides of argument 0}}
+fsdp.program @step(tensor<4xf32> {fsdp.strides = array<i64: 1, 1>}) -> tensor<f32>

@@ -20,22 +20,22 @@ fsdp.schedule {memory = "auto"}
 
 // -----
 
-// expected-error @below {{Why-1: expected a text as fsdp.why, got: 1 : i64}}
+// expected-error @below {{Why-1: expected a string as fsdp.why, got: 1 : i64}}
 fsdp.unit @u {fsdp.why = 1 : i64}
 
 // -----
 
-// expected-error @below {{Why-1: expected a text as fsdp.why, got: ""}}
+// expected-error @below {{Why-1: expected a string as fsdp.why, got: ""}}
 fsdp.unit @u {fsdp.why = ""}
 
 // -----
 
-// expected-error @below {{Origin-1: expected a text as fsdp.module, got: 1 : i64}}
+// expected-error @below {{Origin-1: expected a string as fsdp.module, got: 1 : i64}}
 fsdp.unit @u {fsdp.module = 1 : i64}
 
 // -----
 
-// expected-error @below {{Origin-1: expected a text as fsdp.line, got: ""}}
+// expected-error @below {{Origin-1: expected a string as fsdp.line, got: ""}}
 fsdp.unit @u {fsdp.line = ""}
 
 // -----
@@ -73,7 +73,7 @@ fsdp.program @freed_while_reduced(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<
   %g = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
   // expected-note @below {{begun here}}
   %f = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  // expected-error @below {{Program-11: frees what a collective under way reads}}
+  // expected-error @below {{Program-11: frees what a collective in flight reads}}
   fsdp.free %g : tensor<4xf32>
   %r = fsdp.wait %f : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   fsdp.return %l : tensor<f32>
@@ -90,7 +90,7 @@ fsdp.program @written_while_reduced(%x: tensor<4xf32>, %l: tensor<f32>) -> tenso
   %v = aten.call "aten::view"(%g, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
   // expected-note @below {{begun here}}
   %f = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
-  // expected-error @below {{Program-11: writes what a collective under way reads}}
+  // expected-error @below {{Program-11: writes what a collective in flight reads}}
   %z = aten.call "aten::zero_"(%v) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<2x2xf32>) -> tensor<2x2xf32>
   %r = fsdp.wait %f : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
   fsdp.return %l : tensor<f32>

@@ -4,7 +4,7 @@
 // RUN: not fsdp-opt %t/file.mlir --world-size 2 --emit plan 2>&1 | FileCheck %s --check-prefix=FILE
 // RUN: not fsdp-opt %t/network.mlir --world-size 2 --emit plan 2>&1 | FileCheck %s --check-prefix=NETWORK
 
-// FILE: expected a call without a string, which has no tensor to compute with, got one of "aten::from_file" (P36)
+// FILE: expected no string in a call that has no tensor to compute with, got a call of "aten::from_file" (P36)
 // NETWORK: expected an operator of namespace "aten", got "c10d::barrier" (P36)
 
 //--- file.mlir

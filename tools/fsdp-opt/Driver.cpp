@@ -40,13 +40,13 @@ cl::opt<Emit> emitKind(
         clEnumValN(Emit::Plan, "plan", "plan.json for fsdp-run"),
         clEnumValN(Emit::Stats, "stats",
                    "parameters, units, bytes and collectives of a "
-                   "step; with --device or --simulate also its time"),
+                   "step; with --device or --simulate, also its time"),
         clEnumValN(Emit::Trace, "trace",
-                   "a simulated step, for Perfetto; with --measured "
+                   "a simulated step, for Perfetto; with --measured, "
                    "beside a measured one"),
         clEnumValN(Emit::Html, "html", "a simulated step, as a page"),
         clEnumValN(Emit::Pareto, "pareto",
-                   "time against memory, of the choices of what is kept")),
+                   "time against memory, for the choices of what is kept")),
     cl::cat(category));
 cl::opt<Level> level(
     "level", cl::desc("How far to lower for --emit mlir"),
@@ -64,13 +64,13 @@ cl::opt<::fsdp::plan::MemoryModel> memoryModel(
     cl::init(::fsdp::plan::MemoryModel::SharedHost),
     cl::values(
         clEnumValN(::fsdp::plan::MemoryModel::SharedHost, "shared",
-                   "one host's, whose ranks share the parameters"),
+                   "one host's, in which the ranks share the parameters"),
         clEnumValN(::fsdp::plan::MemoryModel::Device, "device",
-                   "a device for each rank, which gathers into its own")),
+                   "one device per rank, which gathers into its own memory")),
     cl::cat(category));
 cl::opt<std::string> diffPath(
     "diff",
-    cl::desc("Print what changed from this plan to the input, also a plan"),
+    cl::desc("Print what changed from this plan to the input, another plan"),
     cl::value_desc("plan.json"), cl::cat(category));
 cl::opt<int64_t> worldSize("world-size",
                            cl::desc("Number of ranks to compile for"),
@@ -102,6 +102,28 @@ OwningOpRef<ModuleOp> load(StringRef path, MLIRContext *context,
   return parseSourceFile<ModuleOp>(sources, context);
 }
 
+/// The storages of a planned module have their places already.
+LogicalResult verifyPlacedFor(ModuleOp module, StringRef device) {
+  auto placed = module->getAttrOfType<StringAttr>(memoryAttrName);
+  bool isGiven = memoryModel.getNumOccurrences();
+  if (!isGiven && (device.empty() || !placed))
+    return success();
+  if (!placed)
+    return reportError("--memory: expected a module below level planned, or "
+                       "one that says which memory its storages are placed in");
+  auto model = isGiven
+                   ? memoryModel.getValue()
+                   : ::fsdp::simulate::loadDevice(device.str()).memoryModel();
+  StringRef asked =
+      model == ::fsdp::plan::MemoryModel::SharedHost ? "shared" : "device";
+  if (asked == placed.getValue())
+    return success();
+  return reportError(Twine("--") + (isGiven ? "memory" : "device") +
+                     ": expected the memory that the input's storages are "
+                     "placed in, " +
+                     placed.getValue() + ", got " + asked);
+}
+
 LogicalResult applyPolicy(ModuleOp module) {
   if (worldSize < 1 || worldSize > ::fsdp::plan::kMaxWorldSize)
     return reportError("--world-size: expected at least 1 and at most " +
@@ -126,6 +148,8 @@ LogicalResult applyPolicy(ModuleOp module) {
     return failure();
   if (!device->empty())
     getOrCreateSchedule(module).setDevice(*device);
+  if (getLevel(module) == Level::Planned)
+    return verifyPlacedFor(module, *device);
   if (memoryModel.getNumOccurrences()) {
     bool isShared = memoryModel == ::fsdp::plan::MemoryModel::SharedHost;
     module->setAttr(
@@ -136,7 +160,7 @@ LogicalResult applyPolicy(ModuleOp module) {
 }
 
 /// The passes that lower the module from its level to what --emit and --level
-/// ask for. A module that says no level is a captured one.
+/// ask for. A module that states no level is a captured one.
 LogicalResult addPasses(PassManager &pm, ModuleOp module) {
   Level first = getLevel(module).value_or(Level::Captured);
   if (emitKind == Emit::Pareto) {
@@ -195,7 +219,7 @@ FailureOr<::fsdp::plan::Plan> emitVerifiedPlan(ModuleOp module) {
   return plan;
 }
 
-/// Candidates of what is gathered together, the fastest first.
+/// Candidates for what is gathered together, the fastest first.
 LogicalResult printBuckets(ModuleOp module, llvm::raw_ostream &os) {
   auto device = loadDevice(module);
   if (failed(device))
@@ -237,13 +261,13 @@ LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
   os << "peak a rank    step time, ms  above the bound, %\n";
   for (auto [index, outcome] : llvm::enumerate(*outcomes)) {
     if (index == front)
-      os << "\nbeaten in both\n";
+      os << "\nbeaten in both time and memory\n";
     os << llvm::formatv("{0,11} {1,16:F3} {2,19:F1}  {3}\n",
                         formatBytes(outcome.bytes), outcome.seconds * 1e3,
                         explorer->gapPercent(outcome),
                         explorer->describe(outcome.choice));
   }
-  os << llvm::formatv("\nbound: {0:F3} ms of {1}, which no choice is below\n",
+  os << llvm::formatv("\nbound: {0:F3} ms of {1}, which no choice can beat\n",
                       explorer->bound().seconds * 1e3, explorer->bound().of);
   return getOrCreateSchedule(module).getBucket() == "optimal"
              ? printBuckets(module, os)
@@ -311,7 +335,7 @@ LogicalResult writeDifference(StringRef inputPath, StringRef outputPath) {
 }
 } // namespace
 
-/// Gives the remarks that the options of mlir-opt select, as they say.
+/// Emits the remarks that the options of mlir-opt select, as they say.
 static LogicalResult enableRemarks(MLIRContext &context,
                                    const MlirOptMainConfig &config) {
   if (!config.shouldEmitRemarks())
@@ -353,13 +377,13 @@ constexpr StringRef kPassByPass[] = {"elide-resource-data-from-bytecode",
                                      "verify-diagnostics",
                                      "verify-roundtrip"};
 
-/// Refuses options on which what is written does not depend.
+/// Rejects options that have no effect on what is written.
 static LogicalResult checkOptions() {
   for (StringRef name : kPassByPass)
     if (const cl::Option *option = cl::getRegisteredOptions().lookup(name);
         option && option->getNumOccurrences())
       return reportError("--" + name +
-                         ": expected a .mlir file and passes alone");
+                         ": expected only a .mlir file and passes");
   if (emitKind != Emit::MLIR &&
       MlirOptMainConfig::createFromCLOptions().shouldEmitBytecode())
     return reportError("--emit-bytecode: expected --emit mlir");
@@ -375,9 +399,11 @@ static LogicalResult checkOptions() {
         return failure();
     return success();
   }
-  bool isPlan = emitKind != Emit::MLIR && emitKind != Emit::Pareto;
+  bool isPlanned = emitKind == Emit::MLIR ? level == Level::Planned
+                                          : emitKind != Emit::Pareto;
   if (failed(check(level, emitKind == Emit::MLIR, "--emit mlir")) ||
-      failed(check(memoryModel, isPlan, "--emit plan, stats, trace or html")))
+      failed(check(memoryModel, isPlanned,
+                   "--emit plan, stats, trace or html, or --level planned")))
     return failure();
   constexpr StringRef names[] = {"mlir",  "plan", "stats",
                                  "trace", "html", "pareto"};
@@ -436,7 +462,7 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   if (!module || failed(applyPolicy(*module)) ||
       failed(runPasses(*module, timing)))
     return failure();
-  // Those that are given at the end.
+  // Remarks that are given at the end.
   if (remark::detail::RemarkEngine *remarks = context.getRemarkEngine())
     remarks->getRemarkEmittingPolicy()->finalize();
   TimingScope writing = timing.nest("Write");

@@ -9,8 +9,8 @@
 
 namespace mlir::fsdp {
 
-/// Leaves options of the libraries that are linked to --help-hidden. Before
-/// those of mlir-opt and of passes are registered.
+/// Shows the options of the linked libraries in --help-hidden only. To be
+/// called before the options of mlir-opt and of the passes are registered.
 void hideLibraryOptions();
 
 /// Prints the instructions that a plan consists of, if the options ask for it.

@@ -15,14 +15,15 @@ namespace mlir::fsdp {
 /// Prints "fsdp-opt: error: " and the message as one line (Message.h).
 LogicalResult reportError(const llvm::Twine &message);
 
-/// A source file's text, nested as Nesting.h allows; of "-" what stdin has.
-/// Prints errors itself.
+/// A source file's text, nested no deeper than Nesting.h allows; for "-", the
+/// text from stdin. Prints errors itself.
 FailureOr<std::unique_ptr<llvm::MemoryBuffer>> readSource(llvm::StringRef path);
 
-/// Writes a file, whole or not at all; "-" is stdout. Prints errors itself.
+/// Writes a file, completely or not at all; "-" is stdout. Prints errors
+/// itself.
 LogicalResult writeOutput(llvm::StringRef path, llvm::StringRef text);
 
-/// Passes text on to stderr line by line, each as Message.h has it.
+/// Passes text on to stderr line by line, each escaped as by Message.h.
 class ReportStream : public llvm::raw_ostream {
 public:
   ReportStream() : raw_ostream(/*unbuffered=*/true) {}

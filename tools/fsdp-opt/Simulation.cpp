@@ -32,7 +32,7 @@ cl::OptionCategory category("simulation options");
 cl::opt<std::string>
     deviceName("device",
                cl::desc("Simulate on this device: a shipped one (cpu, "
-                        "h100), or a YAML file; the schedule's by default"),
+                        "h100), or a YAML file; by default the schedule's"),
                cl::value_desc("name|file"), cl::init("cpu"), cl::cat(category));
 cl::opt<std::string>
     clusterPath("simulate",
@@ -152,7 +152,7 @@ LogicalResult printComparison(const plan::Plan &plan, const Timeline &timeline,
     row("exposed " + llvm::Twine(transferName(s)), planned.exposed[s],
         measured.exposed[s]);
   row("outside of instructions", planned.outside, measured.outside);
-  os << "\nof what computes, most different, ms\n";
+  os << "\ncomputations that differ most, ms\n";
   for (const Difference &difference :
        largestDifferences(plan, timeline.spans, spans, /*most=*/5)) {
     row("  " + llvm::Twine(difference.runs) +
@@ -163,7 +163,7 @@ LogicalResult printComparison(const plan::Plan &plan, const Timeline &timeline,
   return success();
 }
 
-/// What of the streams is not zero, with its time.
+/// The streams whose time is not zero, with their times.
 std::string listed(const StreamSeconds &seconds) {
   SmallVector<std::string> parts;
   for (size_t s = 0; s < seconds.size(); ++s)

@@ -19,40 +19,41 @@ bool isSimulationAsked();
 /// True when the options name a measured step.
 bool isMeasuredAsked();
 
-/// Refuses options on which what --emit names does not depend. Prints errors
+/// Rejects options that have no effect on what --emit names. Prints errors
 /// itself.
 LogicalResult checkSimulationOptions(llvm::StringRef emitted);
 
 /// The device that --device names, empty without it. Prints errors itself.
 FailureOr<std::string> getDeviceOption();
 
-/// Bytes that the profile says operators took for themselves, 0 without one.
+/// Bytes that operators took for themselves according to the profile, 0 without
+/// one.
 /// Prints errors itself.
 FailureOr<int64_t> getMeasuredScratch();
 
-/// The device where the options name none.
+/// Sets the device for when the options name none.
 void setDefaultDevice(const std::string &device);
 
-/// Simulates a step as the options say and prints its time, what of it is
-/// exposed communication, tokens a second, MFU, and whether its peak memory
-/// fits; where a measured step is asked for, that beside it. The plan is
+/// Simulates a step as the options say and prints its time, how much of it is
+/// exposed communication, tokens per second, MFU, and whether its peak memory
+/// fits; if a measured step is asked for, it is printed beside. The plan is
 /// complete. Prints errors itself.
 LogicalResult printSimulatedStats(const ::fsdp::plan::Plan &plan,
                                   llvm::raw_ostream &os);
 
-/// The step of the ranks that --ranks names, as a Chrome trace; where a
-/// measured step is asked for, that beside it. The plan is complete. Prints
+/// Prints the step of the ranks that --ranks names, as a Chrome trace; if a
+/// measured step is asked for, it is beside it. The plan is complete. Prints
 /// errors itself.
 LogicalResult printSimulatedTrace(const ::fsdp::plan::Plan &plan,
                                   llvm::raw_ostream &os);
 
-/// The step of rank 0 as a page for people. The plan has an arena. Prints
-/// errors itself.
+/// Prints the step of rank 0 as a page for people. The plan has an arena.
+/// Prints errors itself.
 LogicalResult printSimulatedPage(const ::fsdp::plan::Plan &plan,
                                  llvm::raw_ostream &os);
 
-/// What changed from one plan to another; in time too where the options name a
-/// device. Prints errors itself.
+/// Prints what changed from one plan to another; in time too if the options
+/// name a device. Prints errors itself.
 LogicalResult printPlanDifference(const ::fsdp::plan::Plan &a,
                                   const ::fsdp::plan::Plan &b,
                                   llvm::raw_ostream &os);

@@ -17,7 +17,7 @@ namespace plan = ::fsdp::plan;
 static int64_t getPaddedBytes(ParamOp param, int64_t ranks) {
   RankedTensorType type = param.getTensorType();
   ShardingAttr sharding = param.getShardingAttr();
-  int64_t dim = sharding ? sharding.getShardedDim() : 0;
+  int64_t dim = sharding ? std::max<int64_t>(0, sharding.getShardedDim()) : 0;
   if (type.getNumElements() == 0)
     return 0;
   int64_t rows = type.getDimSize(dim);
@@ -85,7 +85,7 @@ private:
       } else if (auto reduce = dyn_cast<ReduceScatterOp>(op)) {
         reduces.add(getOthers(getReduced(reduce), ranks), times);
       } else if (auto reduce = dyn_cast<AllReduceOp>(op)) {
-        // A ring passes every part twice, but for the rank's own.
+        // A ring passes every part twice, except for the rank's own.
         allReduces.add(2 * (getReduced(reduce) / ranks) * (replicas - 1) /
                            replicas,
                        times);
@@ -98,7 +98,8 @@ private:
     });
   }
 
-  /// Of what `size` ranks have a part of each, what the others have.
+  /// Of something of which each of `size` ranks has a part: what the others
+  /// have.
   static int64_t getOthers(int64_t padded, int64_t size) {
     return padded / size * (size - 1);
   }

@@ -15,9 +15,9 @@ namespace mlir::fsdp {
 /// unit.
 void printStats(ModuleOp module, llvm::raw_ostream &os);
 
-/// Prints what a rank keeps all the time, what the plan's arena takes and could
-/// take at least, and what is alive at the peak. `scratch`: bytes of operators
-/// that were measured.
+/// Prints what a rank keeps all the time, what the plan's arena takes and what
+/// it takes at the least, and what is alive at the peak. `scratch`: measured
+/// bytes that operators took for themselves.
 void printMemory(const ::fsdp::plan::Plan &plan,
                  ::fsdp::plan::MemoryModel model, int64_t scratch,
                  llvm::raw_ostream &os);

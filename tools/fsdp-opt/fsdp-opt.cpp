@@ -21,7 +21,8 @@
 
 using namespace mlir;
 
-/// As mlir-opt, but that the output is written whole or not at all.
+/// As mlir-opt does, except that the output is written completely or not at
+/// all.
 static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
                                    StringRef output,
                                    DialectRegistry &registry) {
@@ -38,7 +39,7 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
   return mlir::fsdp::writeOutput(output, text);
 }
 
-/// MLIR says that it ignores a plug-in that it cannot load, and goes on.
+/// MLIR would only warn about a plug-in that it cannot load, and go on.
 static LogicalResult verifyPlugins(ArrayRef<const char *> arguments) {
   for (size_t i = 1; i < arguments.size(); ++i) {
     StringRef argument = arguments[i];

@@ -12,7 +12,7 @@ def Aten_Dialect : Dialect {
   let cppNamespace = "::mlir::aten";
   let summary = "Calls of ATen operators";
   let description = [{
-    One op for all of ATen: passes reason over data flow, aliasing and cost,
+    One op for all of ATen: passes reason about data flow, aliasing and cost,
     not over two thousand op definitions.
   }];
   let useDefaultAttributePrinterParser = 1;
@@ -59,15 +59,15 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
     - `random`: the operator draws from the rank's random generator.
 
     `strides` has, for each result, the strides that it had when the model was
-    captured, in elements; an empty array where it was row-major. Without
-    `strides` all results were.
+    captured, in elements, or an empty array if it was row-major. Without
+    `strides` all results were row-major.
 
     A call without results asserts something: it stays where it is.
 
-    `schema` is that of an operator in another namespace than `aten`, which
-    neither the compiler nor LibTorch knows, as the model was captured with it.
+    `schema` is the schema, as captured, of an operator in a namespace other
+    than `aten`, which neither the compiler nor LibTorch knows.
 
-    `recompute` marks a call of forward that is made again in backward, where
+    `recompute` marks a call of forward that is made again in backward, because
     the first call's results were not kept (`fsdp-recompute-activations`).
 
     `reduce_input_of` (planned level) names the parameter whose gradient result
@@ -76,9 +76,9 @@ def Aten_CallOp : Op<Aten_Dialect, "call",
     **Call-1**: `args` has as many placeholders as there are operands.
     **Call-2**: `views` and `mutates` name operands that exist. **Call-3**: the
     name is `namespace::name` or `namespace::name.overload`. **Call-4**:
-    `strides` has an array for each result, empty or of as many numbers as the
-    result has dimensions, none of them negative. **Call-5**: `schema` is that
-    of the callee.
+    `strides` has an array for each result, which is empty or has as many
+    numbers as the result has dimensions, none of them negative. **Call-5**:
+    `schema` is that of the callee.
   }];
   let arguments = (ins StrAttr:$callee,
                        Variadic<AnyRankedTensor>:$operands,

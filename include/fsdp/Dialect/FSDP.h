@@ -2,6 +2,8 @@
 #ifndef FSDP_DIALECT_FSDP_H
 #define FSDP_DIALECT_FSDP_H
 
+#include "fsdp/Plan/Numerics.h"
+
 #include "mlir/Bytecode/BytecodeOpInterface.h"
 #include "mlir/IR/BuiltinAttributes.h"
 #include "mlir/IR/BuiltinOps.h"
@@ -44,15 +46,17 @@ inline constexpr llvm::StringLiteral replicateAxisName = "replicate";
 inline constexpr llvm::StringLiteral modelAttrName = "fsdp.model";
 inline constexpr llvm::StringLiteral weightsAttrName = "fsdp.weights";
 inline constexpr llvm::StringLiteral weightsHashAttrName = "fsdp.weights_hash";
-/// Dictionary of texts: the `device`, its `arch` and the version of `torch`
-/// that the program was captured for.
+/// Dictionary: the `device`, its `arch` and the version of `torch` that the
+/// program was captured for, and the `numerics`, PyTorch's settings.
 inline constexpr llvm::StringLiteral capturedForAttrName = "fsdp.captured_for";
+/// The settings of PyTorch that an `fsdp.captured_for` has.
+::fsdp::plan::Numerics getNumerics(DictionaryAttr capturedFor);
 /// Dictionary: the class of each module, by the module's dotted name. For
 /// fsdp-assign-units, which drops it.
 inline constexpr llvm::StringLiteral moduleClassesAttrName =
     "fsdp.module_classes";
 /// The mixed precision that the program's casts follow, by name of the unit;
-/// absent where it has none.
+/// absent if it has none.
 inline constexpr llvm::StringLiteral capturedPrecisionAttrName =
     "fsdp.captured_precision";
 /// Attributes of program arguments.
@@ -95,11 +99,11 @@ inline constexpr llvm::StringLiteral whyAttrName = "fsdp.why";
 
 namespace mlir::fsdp {
 
-/// The level that the module says; none where it says nothing.
+/// The level that the module states; none if it states none.
 std::optional<Level> getLevel(ModuleOp module);
 void setLevel(ModuleOp module, Level level);
 /// Fails, with an error on the module that names `user`, unless the module is
-/// at `expected` or says nothing.
+/// at `expected` or states no level.
 LogicalResult verifyLevel(ModuleOp module, Level expected,
                           const llvm::Twine &user);
 
@@ -119,58 +123,59 @@ getUnitParams(ModuleOp module);
 /// or a MeshAxisAttr for a sub-axis of that size.
 llvm::StringRef getAxisName(Attribute axis);
 
-/// Whether gradients are reduced, where the unit has no `reduce_dtype`, in the
-/// dtype of their parameters, as by FSDP2 since PyTorch 2.15, and not in their
-/// own, as before. By the version of `fsdp.captured_for` of the op's module;
-/// without one, true.
+/// Whether gradients of a unit without a `reduce_dtype` are reduced in the
+/// dtype of their parameters, as FSDP2 does since PyTorch 2.15, and not in
+/// their own, as before. This depends on the version in `fsdp.captured_for` of
+/// the op's module; without one, true.
 bool reducesInParamDType(Operation *op);
 
 /// The type in which whole gradients of a parameter are added over
-/// microbatches, FSDP2's `unsharded_grad_dtype`; `unit` is null for one that is
-/// ignored.
+/// microbatches, FSDP2's `unsharded_grad_dtype`; `unit` is null for an ignored
+/// parameter.
 RankedTensorType getAccumulatedType(ParamOp param, UnitOp unit);
 
-/// The op that computes or communicates a value: the collective behind it where
-/// an fsdp.wait gives it, in the loop where it is a result of that; null for an
+/// The op that computes or communicates a value: the collective if an fsdp.wait
+/// returns it, the op in the loop if it is a result of the loop; null for an
 /// argument.
 Operation *getProducer(Value value);
 /// The gather whose result `param` is, or null.
 AllGatherOp getGather(Value param);
 
-/// The loop over the microbatches of a step; null where it has one.
+/// The loop over the microbatches of a step; null where it has but one
+/// microbatch.
 MicrobatchesOp getMicrobatches(ProgramOp program);
-/// For a result of the loop what the microbatches yield there; another value
-/// itself.
+/// For a result of the loop, what the microbatches yield there; for any other
+/// value, the value itself.
 Value getYielded(Value value);
 /// The condition under which an op runs in a microbatch; a wait has that of
-/// what it waits for. Null: in every one.
+/// what it waits for. Null if it runs in every one.
 Value getCondition(Operation *op);
 
-/// The op that gives the results of a collective: the wait for its future, else
-/// the collective itself.
+/// The op that returns the results of a collective: the wait for its future, or
+/// else the collective itself.
 Operation *getResultsOp(Operation *collective);
 
-/// The qualified name of the module whose forward, or the backward of it, made
-/// the op; empty where that is the model itself, or none.
+/// The qualified name of the module whose forward or backward made the op;
+/// empty if that is the model itself, or none.
 StringRef getModuleName(Operation *op);
-/// The line of the model's source, `folder/file.py:12`; empty where it is not
+/// The line of the model's source, `folder/file.py:12`; empty if it is not
 /// known.
 StringRef getSourceLine(Operation *op);
 /// The byte of the arena where a value's storage begins, or -1.
 int64_t getOffset(Value value);
 
-/// Gives `op` the module of `origin`, and a call the line too, where it has
+/// Gives `op` the module of `origin`, and a call the line too, if `origin` has
 /// them.
 void copyOrigin(Operation *origin, Operation *op);
 
-/// Says, for people, why an op stands where it does; the last pass that places
-/// it has the word.
+/// Says, for a human reader, why an op is where it is; the last pass that
+/// places it decides.
 void setReason(Operation *op, const llvm::Twine &why);
-/// Empty where nothing is said.
+/// Empty if no reason is given.
 StringRef getReason(Operation *op);
 
 /// Whether strides fit a shape, and each element of one storage is an element
-/// of the tensor, once, but for dimensions of stride 0.
+/// of the tensor exactly once, except for dimensions of stride 0.
 bool areDense(ArrayRef<int64_t> shape, ArrayRef<int64_t> strides);
 
 } // namespace mlir::fsdp

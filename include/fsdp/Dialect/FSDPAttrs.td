@@ -41,16 +41,18 @@ def FSDP_ShardingAttr : FSDP_Attr<"Sharding", "sharding"> {
   let summary = "How a tensor is spread over a mesh: the axes of each dimension";
   let description = [{
     `<@world, [{"shard"}, {} ]>`: dimension 0 is cut over axis `shard` as
-    `torch.chunk` does, ceil(n / ranks) rows a rank with trailing ranks short
+    `torch.chunk` does, ceil(n / ranks) rows per rank, with trailing ranks short
     or empty; dimension 1 is whole. Axes not named replicate the tensor.
 
     `{"shard":2}` is a sub-axis: groups of 2 neighbours on `shard` that hold the
-    tensor between them. The i-th of a group has what the i-th equal share of
-    all the axis's ranks have on the whole axis (FSDP2's post-forward mesh).
+    tensor between them. The i-th rank of a group holds what the ranks in the
+    i-th equal share of the whole axis hold when the tensor is sharded over that
+    axis (FSDP2's post-forward mesh).
 
     `<@world, [{"shard"} ], partial ["replicate"]>`: along axis `replicate` each
     rank holds a term, and the tensor is the sum of them (DTensor's `Partial`,
-    Shardy's `unreduced`). So a gradient is typed that is not all-reduced yet.
+    Shardy's `unreduced`). This is the type of a gradient that is not
+    all-reduced yet.
 
     **Sharding-1**: an axis is used at most once.
   }];
@@ -63,20 +65,20 @@ def FSDP_ShardingAttr : FSDP_Attr<"Sharding", "sharding"> {
   let extraClassDeclaration = [{
     /// The sharded dimension, or -1 where no dimension names an axis.
     int64_t getShardedDim() const;
-    /// The same over groups of `size` neighbours on the axis.
+    /// The same sharding over groups of `size` neighbours on the axis.
     ShardingAttr getSubAxis(int64_t size) const;
     /// Whether a dimension is cut over the axis `name`.
     bool isShardedOver(llvm::StringRef name) const;
-    /// Whether it is partial along the axis `name`.
+    /// Whether the tensor is partial along the axis `name`.
     bool isPartialAlong(llvm::StringRef name) const;
-    /// The same, partial along `axes` and no other.
+    /// The same sharding, partial along `axes` and no others.
     ShardingAttr clonePartial(llvm::ArrayRef<mlir::Attribute> axes) const;
   }];
 }
 
 def FSDP_MixedPrecisionAttr
     : FSDP_Attr<"MixedPrecision", "mixed_precision"> {
-  let summary = "The dtypes of a unit, as FSDP2's MixedPrecisionPolicy";
+  let summary = "The dtypes of a unit, as in FSDP2's MixedPrecisionPolicy";
   let description = [{
     `<param_dtype = bf16, reduce_dtype = f32>`: floating-point parameters are
     gathered in `param_dtype`, gradients are reduced in `reduce_dtype` and cast
@@ -145,12 +147,13 @@ def FSDP_ShardedType : FSDP_Type<"Sharded", "sharded"> {
 }
 
 def FSDP_FutureType : FSDP_Type<"Future", "future"> {
-  let summary = "The results of a collective under way";
+  let summary = "The results of a collective in flight";
   let description = [{
     `!fsdp.future<tensor<4xf32>, tensor<2xf32>>`: a collective with a result of
-    this type has begun, and its results are there after an `fsdp.wait`. Nothing
-    else takes a future, so nothing can use what has not come yet.
-    `!fsdp.future<>`: what is under way has an end, and no results.
+    this type has been launched, and its results are available after an
+    `fsdp.wait`. Nothing else takes a future, so nothing can use a result that
+    is not available yet. `!fsdp.future<>`: what is in flight completes, but has
+    no results.
   }];
   let parameters = (ins OptionalArrayRefParameter<"::mlir::Type">:$types);
   let assemblyFormat = "`<` (`>`) : ($types^ `>`)?";
@@ -170,10 +173,10 @@ def FSDP_HostType : FSDP_Type<"Host", "host"> {
 def FSDP_CarriedType : FSDP_Type<"Carried", "carried"> {
   let summary = "What a microbatch leaves to the next";
   let description = [{
-    `!fsdp.carried<tensor<4xf32>>`: a block argument of an `fsdp.microbatches`
-    that is nothing in the first microbatch, and in each later one what the
+    `!fsdp.carried<tensor<4xf32>>`: a block argument of an `fsdp.microbatches`.
+    It has no value in the first microbatch; in each later one, it is what the
     microbatch before yielded. Only `fsdp.accumulate` and `fsdp.all_gather` take
-    it, which say what they do in the first.
+    it, and they say what they do in the first microbatch.
   }];
   let parameters = (ins "::mlir::Type":$type);
   let assemblyFormat = "`<` $type `>`";
@@ -184,7 +187,7 @@ def FSDP_TensorOrSharded : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType]>;
 def FSDP_TensorOrFuture : AnyTypeOf<[AnyRankedTensor, FSDP_FutureType]>;
 def FSDP_ShardedOrFuture : AnyTypeOf<[FSDP_ShardedType, FSDP_FutureType]>;
 def FSDP_HostOrFuture : AnyTypeOf<[FSDP_HostType, FSDP_FutureType]>;
-/// What an fsdp.wait gives.
+/// What an fsdp.wait returns.
 def FSDP_Awaited : AnyTypeOf<[AnyRankedTensor, FSDP_ShardedType, FSDP_HostType]>;
 
 def FSDP_LevelEnum : I32EnumAttr<"Level", "how far a module is lowered", [

@@ -17,25 +17,28 @@ def FSDP_AllGatherOp : FSDP_Op<"all_gather", [
     %w0, %w1 = fsdp.all_gather @layers.0 %s0, %s1 : (…) -> (…)
     ```
 
-    From the results of an `fsdp.reshard` it gathers over their sub-axis.
+    If the operands are the results of an `fsdp.reshard`, it gathers over their
+    sub-axis.
 
     ```mlir
     %w = fsdp.all_gather @layers.0 %s when %first else %kept : !fsdp.carried<tensor<64x64xf32>> : (…) -> (…)
     ```
 
-    With `when %first` it gathers in the first microbatch of a step only; in
-    later ones the results are what the microbatch before left gathered.
+    With `when %first` it gathers only in the first microbatch of a step; in
+    later ones the results are the parameters that the microbatch before left
+    gathered.
 
-    With an `!fsdp.future` as its result it only begins (scheduled level).
+    With an `!fsdp.future` as its result, the op only launches the gather
+    (scheduled level).
 
-    **AllGather-1**: operands are the shards of all parameters of the unit, which
-    has some, in unit order: all read, all copies by one `fsdp.copy_to_device`, or all results
-    of one `fsdp.reshard`.
+    **AllGather-1**: the unit has parameters, and the operands are the shards of
+    all of them, in unit order: all of them read, all of them copies by one
+    `fsdp.copy_to_device`, or all results of one `fsdp.reshard`.
     **AllGather-2**: each result is the operand's global tensor type, in the
     dtype that the unit's `mixed_precision` gives it (placement and cast are
     recomputed and compared). **AllGather-3**: there is a condition if and only
-    if parameters are kept, one for each result, which are carried values of the
-    results' types.
+    if parameters are kept; there is then one kept parameter for each result, a
+    carried value of the result's type.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
                        Optional<I1>:$condition,
@@ -63,19 +66,20 @@ def FSDP_ReshardOp : FSDP_Op<"reshard", [
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Ends the life of gathered parameters";
   let description = [{
-    With results, this rank keeps a part of them, from which an
-    `fsdp.all_gather` restores them within a group. With `when %last` they end
-    in the last microbatch of a step only.
+    If the op has results, this rank keeps a part of the parameters, from which
+    an `fsdp.all_gather` restores them within a group. With `when %last` the
+    parameters' life ends only in the last microbatch of a step.
 
     ```mlir
     fsdp.reshard @layers.0 %w : tensor<64x64xf32>
     %k = fsdp.reshard @layers.1 %v : tensor<64x64xf32> to !fsdp.sharded<tensor<64x64xf32>, <@world, [{"shard":2}, {} ]>>
     ```
 
-    **Reshard-1**: operands are all results of one `fsdp.all_gather` of the
-    same unit, or of the wait for it, in order. **Reshard-2**: there are results only for a unit with
-    `post_forward_size`, which divides the ranks of the axis and is less; each
-    has its operand's type and its parameter's sharding over that sub-axis.
+    **Reshard-1**: operands are all results of one `fsdp.all_gather` of the same
+    unit, or of the wait for it, in order. **Reshard-2**: there are results only
+    for a unit with `post_forward_size`, which divides the number of ranks of
+    the axis and is less than it; each has its operand's type and its
+    parameter's sharding over that sub-axis.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<AnyRankedTensor>:$params,
                        Optional<I1>:$condition, Optional<AnyRankedTensor>:$buffer);
@@ -108,25 +112,26 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [
 
     Gradients are cast to `reduce_dtype`, reduced in it, and cast to the dtype
     of the parameter's shards; without the attribute they are reduced in their
-    own. `avg` over Gloo and shared memory is a sum in rank order and a
-    division. `sum` divides each gradient by `predivide` before and the sum by
-    `postdivide` after: so FSDP2 keeps an average in fp16 within its range. With
-    `premultiply` it multiplies each gradient by that, rounded to the dtype of
-    the reduction: NCCL's PREMUL_SUM, FSDP2's division by a factor of the
-    user's.
-    With `when %last` it runs in the last microbatch of a step only. With an
-    `!fsdp.future` as its result it only begins, as does `fsdp.all_reduce`
+    own dtype. Over Gloo and shared memory, `avg` is a sum in rank order,
+    followed by a division. `sum` divides each gradient by `predivide` before
+    the reduction, and the sum by `postdivide` after it: this is how FSDP2 keeps
+    an average in fp16 within range. With `premultiply` it multiplies each
+    gradient by that number, rounded to the dtype of the reduction: NCCL's
+    PREMUL_SUM, which is how FSDP2 divides by a user's factor. With `when %last`
+    it runs only in the last microbatch of a step. With an `!fsdp.future` as its
+    result, the op only launches the reduction, as does `fsdp.all_reduce`
     (scheduled level).
 
-    **ReduceScatter-1**: there are parameters, which belong to the unit, are in
-    unit order and as many as operands and results. **ReduceScatter-2**: each operand has its
-    parameter's type, in its gradient's dtype or, with a condition, in that of the
-    sums of an `fsdp.accumulate`. **ReduceScatter-3**: each result has
-    its parameter's sharded type, partial along every axis of more than one rank
-    that does not shard it; in the dtype of the reduction where it is partial,
-    else in its own. **ReduceScatter-4**: `reduce_dtype` is that of
-    the unit's `mixed_precision`, where it has one; divisors and `premultiply`
-    are positive and go with `sum`.
+    **ReduceScatter-1**: there is at least one parameter; the parameters belong
+    to the unit, are in unit order, and are as many as the operands and the
+    results. **ReduceScatter-2**: each operand has its parameter's type, in its
+    gradient's dtype or, with a condition, in that of the sums of an
+    `fsdp.accumulate`. **ReduceScatter-3**: each result has its parameter's
+    sharded type, partial along every axis of more than one rank that does not
+    shard it; in the dtype of the reduction if it is partial, otherwise in its
+    own. **ReduceScatter-4**: `reduce_dtype` is that of the unit's
+    `mixed_precision`, if that has one; divisors and `premultiply` are positive
+    and go with `sum`.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
                        FlatSymbolRefArrayAttr:$param_names,
@@ -156,19 +161,21 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [
     %a0, %a1 = fsdp.all_reduce @layers.0 avg over "replicate" [@a, @b] %r0, %r1 : !fsdp.sharded<…>, !fsdp.sharded<…>
     ```
 
-    The ranks with the same index on all other axes exchange their shards,
-    which are partial along the axis, and are not after it.
-    `avg` is a sum in ascending order of the index on the axis, and a division
-    by its size; `sum` divides by `postdivide` instead. Shards come, and are
-    reduced, in `reduce_dtype`, then cast to the dtype of the parameter's. With
-    `when %last` it runs in the last microbatch of a step only.
+    The ranks with the same index on all other axes exchange their shards, which
+    are partial along the axis before the op and not after it. `avg` is a sum in
+    ascending order of the index on the axis, followed by a division by its
+    size; `sum` divides by `postdivide` instead. Shards arrive and are reduced
+    in `reduce_dtype`, and are then cast to the dtype of the parameter's shards.
+    With `when %last` it runs only in the last microbatch of a step.
 
-    **AllReduce-1**: there are parameters, which belong to the unit, are in unit
-    order and as many as operands and results. **AllReduce-2**: each operand has its
-    parameter's sharded type, partial along the axis, in `reduce_dtype` where that
-    is given; each result the same but partial along the other axes alone, where
-    there is none in its parameter's dtype. **AllReduce-3**: the axis is one of
-    the mesh. **AllReduce-4**: a divisor is positive and goes with `sum`.
+    **AllReduce-1**: there is at least one parameter; the parameters belong to
+    the unit, are in unit order, and are as many as the operands and the
+    results. **AllReduce-2**: each operand has its parameter's sharded type,
+    partial along the axis, in `reduce_dtype` if that is given; each result has
+    the same type, but is partial along the other axes only, and, if there are
+    none, is in its parameter's dtype. **AllReduce-3**: the axis is one of the
+    mesh.
+    **AllReduce-4**: a divisor is positive and goes with `sum`.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, FSDP_ReduceKindAttr:$kind,
                        StrAttr:$axis, FlatSymbolRefArrayAttr:$param_names,

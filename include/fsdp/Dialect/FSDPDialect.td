@@ -22,13 +22,14 @@ def FSDP_Dialect : Dialect {
     | gathered | parameters are read as shards: `fsdp.all_gather`, `fsdp.reshard` |
     | reduced | gradients are shards: `fsdp.reduce_scatter`, `fsdp.all_reduce` |
     | sharded | the whole step, with its update: `fsdp.optimizer_step` |
-    | scheduled | collectives begin, and are waited for: `!fsdp.future`, `fsdp.wait` |
-    | lowered | every value's life ends: `fsdp.free`; where gradients are written; then streams, events and buffers |
-    | planned | also the place of every storage: all that a plan says |
+    | scheduled | collectives are launched and awaited: `!fsdp.future`, `fsdp.wait` |
+    | lowered | the end of every value's life: `fsdp.free`; where gradients are written; then streams, events and buffers |
+    | planned | also the place of every storage: everything that a plan contains |
 
-    The module says its level in the attribute `fsdp.level`. A pass goes from one
-    level to another and refuses a module of a third one. A module that is written
-    by hand may leave the attribute out; the first pass gives it its own.
+    The module attribute `fsdp.level` says at which level a module is. A pass
+    takes a module from one level to another and rejects a module at a third
+    one. A module that is written by hand may omit the attribute; the first pass
+    accepts it and sets it.
 
     ```mlir
     module attributes {fsdp.level = #fsdp.level<sharded>} { … }
@@ -36,53 +37,62 @@ def FSDP_Dialect : Dialect {
 
     **Level-1**: `fsdp.level` is an `#fsdp.level` and an attribute of the module.
 
-    A module that was captured says for which device and version of PyTorch, in
-    `fsdp.captured_for`: its calls are those that PyTorch makes there. The plan
-    has it too.
+    For a captured module, `fsdp.captured_for` says for which device and version
+    of PyTorch it was captured: its calls are those that PyTorch makes there.
+    The plan has this attribute too.
 
     ```mlir
-    module attributes {fsdp.captured_for = {arch = "sm_90", device = "cuda", torch = "2.15.0"}} { … }
+    module attributes {fsdp.captured_for = {arch = "sm_90", device = "cuda",
+      numerics = {deterministic_algorithms = "on"}, torch = "2.15.0"}} { … }
     ```
 
-    **Captured-1**: `fsdp.captured_for` has the texts `device` and `torch`, and is
-    an attribute of the module.
+    `numerics` has the global settings of PyTorch that decide the bits of its
+    kernels and were not the defaults.
+
+    **Captured-1**: `fsdp.captured_for` has the strings `device` and `torch`,
+    and is an attribute of the module. **Captured-2**: its `numerics` are
+    settings that the runtime knows, with values that they take.
 
     Collectives are never `Pure`: they have effects on one communication
     resource, so that no generic pass merges a backward re-gather into the
     forward gather or changes the order that every rank must agree on.
 
-    What a program means lies in its ops and attributes, and not in their
-    locations, which are for errors alone: the text of a module without debug
+    The meaning of a program is in its ops and attributes, not in their
+    locations, which are only for error messages: a module printed without debug
     info is the same program. Any op may have `fsdp.module`, the qualified name
-    of the module whose forward, or the backward of it, made it, and `fsdp.line`,
-    the line of the model's source. Without `fsdp.module` it is the model itself,
-    or none. Units, checkpoints and offloads depend on modules; the plan has both.
+    of the module whose forward or backward made it, and `fsdp.line`, the line
+    of the model's source. An op without `fsdp.module` comes from the model
+    itself, or from no module. Units, checkpoints and offloads depend on
+    modules; the plan has both attributes.
 
     ```mlir
     %1 = aten.call "aten::silu"(%0) {fsdp.line = "models/llama.py:70", fsdp.module = "layers.0.mlp"} : (tensor<4xf32>) -> tensor<4xf32>
     ```
 
-    **Origin-1**: `fsdp.module` and `fsdp.line` are texts that are not empty.
+    **Origin-1**: `fsdp.module` and `fsdp.line` are non-empty strings.
 
     An argument of a program is an input of the step: `fsdp.name` is its name in
-    a batch, `fsdp.low` and `fsdp.high` bound its integers, `fsdp.strides` are
-    those of a batch that is not row-major.
+    a batch, `fsdp.low` and `fsdp.high` bound its integers, and `fsdp.strides`
+    are the strides of a batch that is not row-major.
 
-    **Input-1**: `fsdp.name` is a text, `fsdp.low` and `fsdp.high` are integers,
-    and `fsdp.strides` has as many numbers as the input has dimensions.
+    **Input-1**: `fsdp.name` is a string, `fsdp.low` and `fsdp.high` are
+    integers, and `fsdp.strides` has as many numbers as the input has
+    dimensions.
 
-    A pass that places an op says why it stands there, for people, in the
-    attribute `fsdp.why`. The plan has it too.
+    A pass that places an op says why it is there, for a human reader, in the
+    attribute `fsdp.why`. The plan has this attribute too.
 
-    **Why-1**: `fsdp.why` is a text that is not empty.
+    **Why-1**: `fsdp.why` is a non-empty string.
 
-    At the planned level the program says all that its plan says. Any op that
-    becomes an instruction has the stream that it runs on, if that is not the
-    compute stream, the events that it waits for, and the event that it records;
-    its results have their offsets in the arena, in bytes, and -1 if they have
-    none: views, and results that nobody uses. An argument of the program has
-    `fsdp.offset`. The module says what memory ranks have in `fsdp.memory`, and
-    how large the arenas of device and host are:
+    At the planned level the program contains everything that its plan contains.
+    Any op that becomes an instruction has the stream that it runs on, if that
+    is not the compute stream, the events that it waits for, and the event that
+    it records. It also has the offsets of its results in the arena, in bytes,
+    or -1 for a result without one: a view, or a result that nothing uses. An
+    argument of the program has `fsdp.offset`. The module attribute
+    `fsdp.memory` says what memory the ranks have; `fsdp.arena` and
+    `fsdp.host_arena` say how large the arenas of the device and of the host
+    are:
 
     ```mlir
     module attributes {fsdp.memory = "device", fsdp.arena = {bytes = 4096, lower_bound = 4096}} { … }
@@ -93,10 +103,10 @@ def FSDP_Dialect : Dialect {
     the module.
     **Arena-1**: `fsdp.arena` and `fsdp.host_arena` have `bytes` and
     `lower_bound`, and are attributes of the module.
-    **Stream-1**: `fsdp.stream` is the name of a stream, `fsdp.waits` are numbers
-    of events, and `fsdp.records` is one.
-    **Offset-1**: `fsdp.offsets` has a byte or -1 for each result, and
-    `fsdp.offset` is the byte of an argument.
+    **Stream-1**: `fsdp.stream` is the name of a stream, `fsdp.waits` are event
+    numbers, and `fsdp.records` is one.
+    **Offset-1**: `fsdp.offsets` has a byte offset or -1 for each result, and
+    `fsdp.offset` is the byte offset of an argument.
   }];
   let hasOperationAttrVerify = 1;
   let hasRegionArgAttrVerify = 1;

@@ -14,10 +14,11 @@ def FSDP_MicrobatchesOp : FSDP_Op<"microbatches", [
                    MemRead<FSDP_StateResource>, MemWrite<FSDP_StateResource>]>]> {
   let summary = "Forward and backward of a step's microbatches, one after the other";
   let description = [{
-    The region runs `steps` times; what stands outside runs once. `inputs` are
-    the program's arguments, of which each microbatch takes the next batch. The
-    block's arguments are that batch, whether the microbatch is the step's first,
-    whether it is the last, and what the microbatch before left (`carry`).
+    The region runs `steps` times; what is outside of it runs once. `inputs` are
+    the program's arguments; each microbatch takes the next batch from them. The
+    block's arguments are that batch, whether the microbatch is the step's
+    first, whether it is the last, and the values that the microbatch before
+    left (`carry`).
 
     ```mlir
     %loss, %g = fsdp.microbatches 4(%x) : (tensor<2x4xf32>) -> (tensor<f32>, tensor<4xf32>) {
@@ -28,15 +29,16 @@ def FSDP_MicrobatchesOp : FSDP_Op<"microbatches", [
     }
     ```
 
-    The first result is the mean of the losses that the microbatches yield, the
-    others are what the last one yields. An op `when %first` or `when %last` runs
-    in that microbatch alone.
+    The first result is the mean of the losses that the microbatches yield; the
+    others are what the last one yields. An op with `when %first` or
+    `when %last` runs only in that microbatch.
 
-    **Microbatches-1**: there are at least two microbatches; the block's arguments
-    are as many as said, of these types, each input an argument of the program.
-    **Microbatches-2**: the block yields the results, of which the first is a
-    scalar, and for each carried argument a value of its type.
-    **Microbatches-3**: `%first` and `%last` are conditions of ops alone.
+    **Microbatches-1**: there are at least two microbatches; the block's
+    arguments are those above, in number and type, and each input is an argument
+    of the program.
+    **Microbatches-2**: the block yields the results, the first of which is a
+    scalar, and, for each carried argument, a value of its type.
+    **Microbatches-3**: `%first` and `%last` are used only as conditions of ops.
   }];
   let arguments = (ins I64Attr:$steps, Variadic<AnyRankedTensor>:$inputs);
   let results = (outs Variadic<FSDP_TensorOrSharded>:$results);
@@ -58,8 +60,8 @@ def FSDP_MicrobatchesOp : FSDP_Op<"microbatches", [
       return getBlock()->getArguments().drop_front(getInputs().size() + 2);
     }
     YieldOp getYield();
-    /// Carries `value` from each microbatch to the next; the argument that it is
-    /// there.
+    /// Carries `value` from each microbatch to the next; returns the argument
+    /// that it is there.
     ::mlir::BlockArgument carry(::mlir::Value value);
   }];
 }
@@ -82,21 +84,23 @@ def FSDP_AccumulateOp : FSDP_Op<"accumulate", [
   let description = [{
     The results are the sums over the step's microbatches up to this one, of
     whole gradients or of shards. Shards are added in their own dtype, whole
-    gradients in that of their reduction: the unit's `reduce_dtype`, without one
-    the parameter's own, or the gradient's where the module was captured for a
-    PyTorch before 2.15.
+    gradients in that of their reduction: the unit's `reduce_dtype`, or without
+    one the parameter's own dtype, or the gradient's if the module was captured
+    for a PyTorch before 2.15.
 
     ```mlir
     %a0, %a1 = fsdp.accumulate [@w, @b] %g0, %g1 onto %b0, %b1 : !fsdp.carried<…>, !fsdp.carried<…> : (…) -> (…)
     ```
 
-    In the first microbatch, where nothing is carried, they are copies.
+    In the first microbatch, where nothing is carried, they are copies of the
+    operands.
 
-    **Accumulate-1**: as many operands and results as parameters. An operand has
-    its parameter's gradient type, and the result the dtype in which whole
-    gradients are added; or the operand has the parameter's sharded type, partial
-    and in any dtype or neither, and so has the result. **Accumulate-2**: the sum
-    that each is added to is the result itself, carried.
+    **Accumulate-1**: there are as many operands and results as parameters.
+    Either an operand has its parameter's gradient type, and the result has the
+    dtype in which whole gradients are added; or the operand and the result have
+    the same type: the parameter's sharded type, or that type partial and in any
+    dtype. **Accumulate-2**: the sum that an operand is added to is the result
+    itself, carried.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_TensorOrSharded>:$grads,

@@ -13,17 +13,17 @@ def FSDP_CopyToDeviceOp : FSDP_Op<"copy_to_device", [
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
   let summary = "Copies this rank's shards of an offloaded unit from the host";
   let description = [{
-    The shards of a unit with `cpu_offload` lie on the host. A gather takes
-    copies of them, cast to the dtype in which the unit is gathered; they end
-    with the gather's `fsdp.reshard`. Operands are in unit order. It has the
-    condition of the gather.
+    The shards of a unit with `cpu_offload` are on the host. A gather takes
+    copies of them, cast to the dtype in which the unit is gathered; the copies
+    end with the gather's `fsdp.reshard`. Operands are in unit order. The op has
+    the condition of the gather.
 
     ```mlir
     %d = fsdp.copy_to_device @layers.0 %s : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
     ```
 
-    **CopyToDevice-1**: the unit has `cpu_offload`, each operand is a read of a
-    parameter of it, and each result has its operand's type.
+    **CopyToDevice-1**: the unit has `cpu_offload`, each operand is a read of
+    one of its parameters, and each result has its operand's type.
   }];
   let arguments = (ins FlatSymbolRefAttr:$unit, Variadic<FSDP_ShardedType>:$shards,
                        Optional<I1>:$condition, Optional<AnyRankedTensor>:$buffer);
@@ -39,17 +39,18 @@ def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [
     FSDP_ConditionalOpInterface, AttrSizedOperandSegments,
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>,
     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
-  let summary = "Copies gradients' shards of an offloaded unit to the host";
+  let summary = "Copies gradient shards of an offloaded unit to the host";
   let description = [{
     The optimizer updates the shards of a unit with `cpu_offload` on the host,
-    where its state lies too, with these copies of their gradients. With `when
-    %last` it runs in the last microbatch of a step only.
+    where its state is too, with these copies of their gradients. With
+    `when %last` it runs only in the last microbatch of a step.
 
     ```mlir
     %h = fsdp.copy_to_host @layers.0 [@layers.0.w] %g : (!fsdp.sharded<…>) -> !fsdp.sharded<…>
     ```
 
-    With an `!fsdp.future` as its result it only begins (scheduled level).
+    With an `!fsdp.future` as its result, the op only launches the copy
+    (scheduled level).
 
     **CopyToHost-1**: the unit has `cpu_offload`, the parameters belong to it,
     and each operand and result has its parameter's sharded type; the results
@@ -66,13 +67,13 @@ def FSDP_CopyToHostOp : FSDP_Op<"copy_to_host", [
 }
 
 def FSDP_OffloadPatternOp : FSDP_Op<"offload_pattern"> {
-  let summary = "Policy: the modules whose activations lie on the host";
+  let summary = "Policy: the modules whose activations are kept on the host";
   let description = [{
-    What a matching module, or one inside it, makes in forward and backward uses
-    is copied to the host after its last use in forward, and back before its
-    first use in backward, if it has at least `min_bytes`; 1,024 is torchtune's
-    `min_offload_size`. Where two patterns match, the first counts.
-    `fsdp-offload-activations` replaces it by copies.
+    What a matching module, or a module inside it, computes in forward for use
+    in backward is copied to the host after its last use in forward, and back
+    before its first use in backward, if it has at least `min_bytes`; 1,024 is
+    torchtune's `min_offload_size`. If two patterns match, the first wins.
+    `fsdp-offload-activations` replaces the op by copies.
 
     ```mlir
     fsdp.offload_pattern "layers.*" {min_bytes = 1048576 : i64}
@@ -93,18 +94,18 @@ def FSDP_OffloadActivationOp : FSDP_Op<"offload_activation", [
   let description = [{
     The first operand owns the storage, which is copied once; the others are
     views of it that backward uses too. The device's copy is not used any more
-    (Program-12), so that it ends here.
+    (Program-12), so its life ends here.
 
     ```mlir
     %h = fsdp.offload_activation %x, %v : tensor<2x4xf32>, tensor<8xf32> to !fsdp.host<tensor<2x4xf32>, tensor<8xf32>>
     ```
 
-    With an `!fsdp.future` of that type as its result it only begins (scheduled
-    level), and the storage ends with the wait.
+    With an `!fsdp.future` of that type as its result, the op only launches the
+    copy (scheduled level), and the life of the storage ends with the wait.
 
     **OffloadActivation-1**: a call made the first operand's storage, and the
-    others are of it. **OffloadActivation-2**: the result is an `!fsdp.host` of
-    the operands' types, or a future of one.
+    other operands share it. **OffloadActivation-2**: the result is an
+    `!fsdp.host` of the operands' types, or a future of one.
   }];
   let arguments = (ins Variadic<AnyRankedTensor>:$values);
   let results = (outs FSDP_HostOrFuture:$host);
@@ -117,18 +118,19 @@ def FSDP_ReloadActivationOp : FSDP_Op<"reload_activation", [
     MemoryEffects<[MemRead<FSDP_CommResource>, MemWrite<FSDP_CommResource>]>]> {
   let summary = "Copies a storage back to the device";
   let description = [{
-    The results have the values of what `fsdp.offload_activation` took, with the
-    strides that they had. The first owns the new storage, the others are views
-    of it.
+    The results have the values and the strides of what
+    `fsdp.offload_activation` took. The first owns the new storage, the others
+    are views of it.
 
     ```mlir
     %x, %v = fsdp.reload_activation %h : !fsdp.host<tensor<2x4xf32>, tensor<8xf32>> to tensor<2x4xf32>, tensor<8xf32>
     ```
 
-    With an `!fsdp.future` as its result it only begins (scheduled level).
+    With an `!fsdp.future` as its result, the op only launches the copy
+    (scheduled level).
 
-    **ReloadActivation-1**: the results have the types that the host's has, or
-    are one future of them.
+    **ReloadActivation-1**: the results have the types that the `!fsdp.host`
+    operand lists, or are one future of them.
   }];
   let arguments = (ins FSDP_HostType:$host);
   let results = (outs Variadic<FSDP_TensorOrFuture>:$values);

@@ -38,8 +38,8 @@ def FSDP_MeshOp : FSDP_Op<"mesh", [Symbol]> {
     ```
 
     Parameters are sharded over axis `shard`. With an axis `replicate` (HSDP)
-    each of its indices holds a whole copy of the parameters, and gradients are
-    all-reduced over it after the reduce-scatter.
+    the ranks at each index of that axis hold a whole copy of the parameters,
+    and gradients are all-reduced over it after the reduce-scatter.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name, FSDP_MeshAttr:$mesh);
   let assemblyFormat = "$sym_name $mesh attr-dict";
@@ -52,8 +52,8 @@ def FSDP_UnitOp : FSDP_Op<"unit", [Symbol]> {
   let description = [{
     One `fully_shard` call. The parameters that name it belong to it, in their
     order in the module, which is FSDP2's buffer order. With `cpu_offload`
-    (FSDP2's `CPUOffloadPolicy`) their shards, the gradients of these and the
-    optimizer's state lie on the host.
+    (FSDP2's `CPUOffloadPolicy`) their shards, the gradients of the shards and
+    the optimizer state are on the host.
 
     ```mlir
     fsdp.unit @layers.0 {reshard_after_forward = true}
@@ -82,22 +82,22 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
   let description = [{
     Keyed by its qualified name; a tied parameter lists its other names in
     `aliases`. `frozen` parameters get no gradient; nor do those that an
-    `fsdp.no_gradient` of the training step names. `ignored` ones are whole on
-    every rank, each with a value of its own.
+    `fsdp.no_gradient` of the training step names. `ignored` parameters are
+    whole on every rank, and each rank has its own value.
 
     ```mlir
     fsdp.param @layers.0.wq.weight : tensor<64x64xf32> unit @layers.0 sharding <@world, [{"shard"}, {} ]>
     ```
 
     **Param-1**: `unit` names an `fsdp.unit`. **Param-2**: `sharding` names an
-    `fsdp.mesh` and axes it has. **Param-3**: a parameter has at least one
+    `fsdp.mesh` and axes of it. **Param-3**: a parameter has at least one
     dimension and a static shape (FSDP2 rejects scalars). **Param-4**: an
     ignored parameter has no unit and no sharding, and may be a scalar.
     **Param-5**: `compute_dtype`, the dtype in which the program reads the
-    parameter, is that of the unit's `mixed_precision`; where absent it is the
-    parameter's own. `grad_dtype` is that of its gradient; where absent it is
+    parameter, is that of the unit's `mixed_precision`; if absent, it is the
+    parameter's own. `grad_dtype` is the dtype of its gradient; if absent, it is
     `compute_dtype`. **Param-6**: `sharding` is partial along no axis: a
-    parameter is no sum of terms.
+    parameter is not a sum of terms.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<AnyRankedTensor>:$type,
@@ -128,8 +128,9 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     }
     /// The type of this rank's part; null before fsdp-place-params.
     ::mlir::fsdp::ShardedType getShardedType();
-    /// That of a placed parameter's gradient, partial along `axes`: in the dtype
-    /// `reduced` where there are any, as the cast comes after the last reduction.
+    /// The type of this rank's part of a placed parameter's gradient, partial
+    /// along `axes`: in the dtype `reduced` if there are any, because the cast
+    /// comes after the last reduction.
     ::mlir::fsdp::ShardedType
     getPartialType(::llvm::ArrayRef<::mlir::Attribute> axes,
                    ::mlir::Type reduced);
@@ -143,12 +144,12 @@ def FSDP_BufferOp : FSDP_Op<"buffer", [Symbol]> {
     fsdp.buffer @rope : tensor<8x4xf32> {non_persistent, strides = array<i64: 1, 8>}
     ```
 
-    `strides`, in elements, are those that it lies in memory with; without them
-    it is row-major.
+    `strides`, in elements, are those of the buffer in memory; without them it
+    is row-major.
 
-    **Buffer-1**: `strides` are as many as dimensions and dense: each element of
-    one storage is one of the buffer's, but that a dimension of stride 0 has the
-    same elements at every index.
+    **Buffer-1**: there are as many `strides` as dimensions, and they are dense:
+    each element of one storage is an element of the buffer, except that a
+    dimension of stride 0 has the same elements at every index.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<AnyRankedTensor>:$type,
@@ -165,15 +166,15 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
     fsdp.optimizer "adamw" {lr = 1.0e-3, weight_decay = 0.1, fused = true}
     ```
 
-    `fused` selects torch.optim's fused kernel; `foreach` and neither of them
-    give the same bits on a CPU. `plugin` is an optimizer of the user's, the
-    shared library `library` (fsdp/Runtime/Optimizer/OptimizerPlugin.h), with `lr` and
-    any further numbers as hyperparameters.
+    `fused` selects torch.optim's fused kernel; on a CPU, `foreach` gives the
+    same bits as neither of the two. `plugin` is the user's own optimizer in the
+    shared library `library` (fsdp/Runtime/Optimizer/OptimizerPlugin.h), with
+    `lr` and any other numbers as hyperparameters.
 
-    **Optimizer-1**: the name is `adam`, `adamw`, `sgd` or `plugin`, each
-    hyperparameter one that this optimizer has, of its type and in its range.
-    **Optimizer-2**: not both `fused` and `foreach`; Nesterov momentum has a
-    momentum and no dampening.
+    **Optimizer-1**: the name is `adam`, `adamw`, `sgd` or `plugin`, and each
+    hyperparameter is one that this optimizer has, of its type and in its range.
+    **Optimizer-2**: `fused` and `foreach` are not both set; Nesterov momentum
+    has a momentum and no dampening.
   }];
   let arguments = (ins StrAttr:$name, DictionaryAttr:$hyperparameters);
   let assemblyFormat = "$name $hyperparameters attr-dict";
@@ -189,11 +190,11 @@ def FSDP_ProgramOp : FSDP_Op<"program",
      DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmBlockArgumentNames"]>]> {
   let summary = "A training step, an evaluation or the initialisation, the same on every rank";
   let description = [{
-    The program with a result is the training step. Arguments are the batch of
-    this rank; the one result is the loss. The body is a single block in
+    The program with a result is the training step. Its arguments are this
+    rank's batch; its one result is the loss. The body is a single block in
     execution order, divided by `fsdp.phase`.
 
-    The program without a result, where a module has one, initialises the
+    The program without a result, if the module has one, initialises the
     parameters and buffers. It has no arguments and no phases; it computes whole
     values and writes them with `fsdp.write_param` and `fsdp.write_buffer`.
 
@@ -206,10 +207,10 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     }
     ```
 
-    The program marked `evaluation`, where a module has one, is forward alone:
-    the loss of a batch, as the model computes it in eval mode. Its arguments are
-    of the types of the training step's. It has no phases; what it gathers it
-    reshards before it returns.
+    The program marked `evaluation`, if the module has one, is forward only: the
+    loss of a batch, as the model computes it in eval mode. Its arguments have
+    the types of the training step's arguments. It has no phases, and reshards
+    everything that it gathers before it returns.
 
     ```mlir
     fsdp.program @evaluate(%x: tensor<2x4xf32>) -> tensor<f32> attributes {evaluation} {
@@ -220,7 +221,7 @@ def FSDP_ProgramOp : FSDP_Op<"program",
     }
     ```
 
-    Its verifier scans the body once and proves
+    The verifier scans the body once and proves that
 
     - **Program-1**: phases come in the order forward, backward, optimizer;
     - **Program-2**: the value of a gathered parameter, or a view of it, is not
@@ -230,46 +231,47 @@ def FSDP_ProgramOp : FSDP_Op<"program",
       begins;
     - **Program-9**: a unit's first gather is `when %first` and its last reshard
       `when %last`, both or neither, and no other gather or reshard has a
-      condition; what is kept are the results of the unit's last gather;
-    - **Program-19**: what an op with a condition gives is used under the same
-      condition alone, or yielded as a result of the loop; waited for, and
-      freed, where it is awaited or freed under no other;
+      condition; the results that are kept are those of the unit's last gather;
+    - **Program-19**: a result of an op with a condition is used only under the
+      same condition, or yielded as a result of the loop; this includes waiting
+      for it and freeing it;
     - **Program-4**: the gradient of a parameter is reduced at most once,
       all-reduced at most once over an axis, accumulated, unscaled and clipped
       at most once, and used for at most one update;
     - **Program-5**: no value is used after `fsdp.free`, or freed twice;
     - **Program-6**: a frozen parameter gets no gradient, nor does one that an
       `fsdp.no_gradient` names;
-    - **Program-14**: where a training step has a backward, every other parameter
-      gets one: `fsdp.gradients` or `fsdp.optimizer_step` names it; in a program
-      with neither, `fsdp.reduce_scatter`;
+    - **Program-14**: if a training step has a backward, every other parameter
+      gets a gradient: `fsdp.gradients` or `fsdp.optimizer_step` names it, or,
+      in a program with neither, `fsdp.reduce_scatter`;
     - **Program-7**: only the program without a result writes parameters and
-      buffers, each at most once; it has no arguments, and of other ops only
-      `aten.call` and `fsdp.free`;
+      buffers, each at most once; it has no arguments, and its only other ops
+      are `aten.call` and `fsdp.free`;
     - **Program-10**: a future is waited for exactly once;
-    - **Program-11**: what a collective under way reads is not freed and not
-      written before the wait for it;
-    - **Program-12**: after its `fsdp.offload_activation` no value of the storage
-      is used but by `fsdp.free`;
+    - **Program-11**: what a collective in flight reads is neither freed nor
+      written before the wait for the collective;
+    - **Program-12**: after the `fsdp.offload_activation` of a storage, only
+      `fsdp.free` uses values of that storage;
     - **Program-13**: no call writes the storage of a parameter, read or
       gathered, or a view of it;
-    - **Program-15**: an argument's `fsdp.strides` are as many as dimensions,
-      dense, and none of them 0;
-    - **Program-16**: when a plan is emitted no policy is left that a pass takes
-      up: units and their patterns, placements, ignored parameters, checkpoints,
-      activations to offload, clipping; and what accumulation, loss scaling and
-      `cpu_offload` ask for is in the training step;
-    - **Program-17**: in the optimizer phase, and in no other, stand
-      `fsdp.unscale`, `fsdp.clip_grad_norm` and `fsdp.optimizer_step`, in this
-      order; `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.accumulate` stand
+    - **Program-15**: an argument has as many `fsdp.strides` as dimensions; they
+      are dense, and none of them is 0;
+    - **Program-16**: when a plan is emitted, no policy is left that a pass
+      applies: units and their patterns, placements, ignored parameters,
+      checkpoints, activations to offload, clipping; and the training step
+      contains what accumulation, loss scaling and `cpu_offload` ask for;
+    - **Program-17**: `fsdp.unscale`, `fsdp.clip_grad_norm` and
+      `fsdp.optimizer_step` are in the optimizer phase and in no other, in this
+      order; `fsdp.all_gather`, `fsdp.reduce_scatter` and `fsdp.accumulate` come
       before it;
-    - **Program-18**: what an op gives for the gradient of a parameter no other op
-      takes for that of another;
-    - **Program-20**: there is at most one loop over microbatches; forward and
-      backward are in it, and the optimizer phase is behind it;
-    - **Program-8**: an evaluation has a result, no phases, gradients, optimizer
-      step or offloaded activations, keeps no parameters in part or to a next microbatch, and
-      has the training step's argument types.
+    - **Program-18**: if an op gives a result as the gradient of one parameter,
+      no other op takes it as the gradient of another;
+    - **Program-20**: there is at most one loop over microbatches, which gives
+      the loss; forward and backward are in it, and the optimizer phase comes
+      after it;
+    - **Program-8**: an evaluation has a result, but no phases, gradients,
+      optimizer step or offloaded activations; it keeps no parameters, in part
+      or for a next microbatch; and it has the training step's argument types.
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
                        TypeAttrOf<FunctionType>:$function_type,
@@ -292,7 +294,7 @@ def FSDP_ProgramOp : FSDP_Op<"program",
 
 def FSDP_ReturnOp : FSDP_Op<"return",
     [Pure, Terminator, HasParent<"ProgramOp">]> {
-  let summary = "Ends the program: the step with the loss of this rank";
+  let summary = "Ends the program: a step returns the loss of this rank";
   let arguments = (ins Optional<AnyRankedTensor>:$loss);
   let assemblyFormat = "attr-dict ($loss^ `:` type($loss))?";
   let hasVerifier = 1;
@@ -343,24 +345,24 @@ def FSDP_GradientsOp : FSDP_Op<"gradients", [HasParent<"ProgramOp">,
   let summary = "The gradients of a step's parameters, the end of backward";
   let description = [{
     Takes the gradient of every parameter that has one, in the order of the
-    parameters in the module, until `fsdp-insert-optimizer` replaces it by the
-    update. The type of an operand says what is left to do:
+    parameters in the module, until `fsdp-insert-optimizer` replaces the op by
+    the update. The type of an operand says what is left to do:
 
     - `tensor<…>`: a rank's own gradient of the whole parameter, a term of the
       sum over all ranks; of an `ignored` parameter it is the gradient itself;
     - `!fsdp.sharded<…, partial [axes]>`: this rank's part, reduced over the
-      axes that shard the parameter, but for those named;
+      axes that shard the parameter, but not over those named;
     - `!fsdp.sharded<…>`: this rank's part of the gradient.
 
     ```mlir
     fsdp.gradients [@w, @b] %g0, %g1 : tensor<4x4xf32>, tensor<4xf32>
     ```
 
-    **Gradients-1**: as many operands as parameters, which are in the order of
-    the module; each operand has its parameter's type, in the dtype of its
-    gradient or of sums over microbatches, or its sharded type, partial along
-    axes of the mesh or not. **Gradients-2**: it stands before the program's
-    `fsdp.return`.
+    **Gradients-1**: there are as many operands as parameters, and the
+    parameters are in the order of the module; each operand has its parameter's
+    type, in the dtype of its gradient or of sums over microbatches, or its
+    sharded type, which may be partial along axes of the mesh. **Gradients-2**:
+    the op comes right before the program's `fsdp.return`.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_TensorOrSharded>:$grads);
@@ -419,13 +421,13 @@ def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
   let summary = "Updates the shards of parameters from their gradients' shards";
   let description = [{
     The update is that of the module's `fsdp.optimizer`. `groups` has each
-    parameter's group: 0 the optimizer's own hyperparameters, n those of the
-    n-th `fsdp.param_group`; without it all are 0. An
-    ignored parameter is updated whole, by this rank's gradient.
+    parameter's group: 0 means the optimizer's own hyperparameters, n those of
+    the n-th `fsdp.param_group`; without it, all are 0. An ignored parameter is
+    updated whole, by this rank's gradient.
 
-    **OptimizerStep-1**: as many gradients as parameters, each of its
-    parameter's sharded type, partial along no axis; of its own type if it is
-    ignored.
+    **OptimizerStep-1**: there are as many gradients as parameters; each has its
+    parameter's sharded type, partial along no axis, or the parameter's own type
+    if the parameter is ignored.
     **OptimizerStep-2**: the module has one `fsdp.optimizer`.
     **OptimizerStep-3**: `groups` has one group of the module for each
     parameter.

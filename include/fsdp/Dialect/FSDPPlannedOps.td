@@ -12,7 +12,7 @@ def FSDP_FreeOp : FSDP_Op<"free", [
     MemoryEffects<[MemFree]>]> {
   let summary = "Ends the life of values (planned level)";
   let description = [{
-    What a microbatch leaves to the next ends `when %last`.
+    The life of what a microbatch leaves to the next one ends `when %last`.
 
     ```mlir
     fsdp.free %x : tensor<4xf32>
@@ -27,9 +27,9 @@ def FSDP_AllocateOp : FSDP_Op<"allocate", [
     FSDP_NamedResults, FSDP_InProgram, MemoryEffects<[MemAlloc]>]> {
   let summary = "Memory that a collective needs beside its results";
   let description = [{
-    Where ranks have memory of their own: the flat tensor of a reduction, copies
-    of an offloaded unit's shards, or what a reshard keeps. One op uses it, behind
-    `in`; it ends with an `fsdp.free`.
+    If ranks have memory of their own, this is the flat tensor of a reduction,
+    the copies of an offloaded unit's shards, or what a reshard keeps. One op
+    uses it, after the keyword `in`; its life ends with an `fsdp.free`.
 
     ```mlir
     %b = fsdp.allocate : tensor<32xf32>
@@ -44,8 +44,8 @@ def FSDP_MarkOp : FSDP_Op<"mark", [
     FSDP_InProgram, MemoryEffects<[MemWrite<FSDP_CommResource>]>]> {
   let summary = "Does nothing on the compute stream";
   let description = [{
-    What begins beside the compute stream where a microbatch begins follows it,
-    and so the compute stream of the microbatch before.
+    Whatever begins beside the compute stream at the beginning of a microbatch
+    follows the mark, and therefore the compute stream of the microbatch before.
 
     ```mlir
     fsdp.mark {fsdp.records = 0 : i32}

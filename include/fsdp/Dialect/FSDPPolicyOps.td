@@ -11,18 +11,18 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
   let description = [{
     Every module whose dotted name matches forms one unit, as one
     `fully_shard(module)` call would. `*` stays within one segment of the name,
-    `**` crosses segments. `fsdp-assign-units` replaces it by `fsdp.unit` ops.
-    Without `reshard_after_forward` the unit follows FSDP2's default.
+    `**` crosses segments. `fsdp-assign-units` replaces the op by `fsdp.unit`
+    ops. Without `reshard_after_forward` the unit follows FSDP2's default.
     `post_forward_size` is FSDP2's integer `reshard_after_forward`: it divides
-    the ranks of axis `shard`; 1 means `reshard_after_forward = false`, all
-    ranks mean `true`. The
+    the number of ranks of axis `shard`; 1 means
+    `reshard_after_forward = false`, the number of all ranks means `true`. The
     pattern "" is the root module: its policy is that of the root unit, and is
     not inherited by others.
 
     Several patterns form one unit of all modules that they match, as
-    `fully_shard([norm, output])` would. With `by_class` the patterns are those
-    of class names: the module attribute `fsdp.module_classes` has each
-    module's.
+    `fully_shard([norm, output])` would. With `by_class` the pattern matches
+    class names: the module attribute `fsdp.module_classes` has the class of
+    each module.
 
     ```mlir
     fsdp.unit_pattern "layers.*" {reshard_after_forward = true}
@@ -33,9 +33,11 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
     fsdp.unit_pattern "head" {gradient_division = #fsdp.gradient_division<factor = 8.0 : f64>}
     ```
 
-    **UnitPattern-1**: there is at least one pattern, and one alone `by_class`.
-    **UnitPattern-2**: not both `reshard_after_forward` and `post_forward_size`.
-    **UnitPattern-3**: the pattern "" is alone, and not `by_class`.
+    **UnitPattern-1**: there is at least one pattern, and only one with
+    `by_class`.
+    **UnitPattern-2**: `reshard_after_forward` and `post_forward_size` are not
+    both given.
+    **UnitPattern-3**: the pattern "" is the only one, and not `by_class`.
   }];
   let arguments = (ins StrArrayAttr:$patterns,
                        OptionalAttr<BoolAttr>:$reshard_after_forward,
@@ -58,8 +60,8 @@ def FSDP_UnitPatternOp : FSDP_Op<"unit_pattern"> {
 def FSDP_AutoUnitsOp : FSDP_Op<"auto_units"> {
   let summary = "Policy: the repeated modules are the units";
   let description = [{
-    `fsdp-detect-units` replaces it by an `fsdp.unit_pattern` for each module
-    that it finds to be a block of the model.
+    `fsdp-detect-units` replaces the op by an `fsdp.unit_pattern` for each
+    module that it finds to be a block of the model.
 
     ```mlir
     fsdp.auto_units
@@ -72,9 +74,10 @@ def FSDP_ShardPlacementOp : FSDP_Op<"shard_placement"> {
   let summary = "Policy: the dimension that parameters are sharded on";
   let description = [{
     FSDP2's `shard_placement_fn` that returns `Shard(dim)`: parameters whose
-    name matches are sharded on `dim`. A negative one counts from the last; one
-    other than the first has to divide evenly. Where two patterns match the
-    first wins. `fsdp-place-params` replaces it by shardings.
+    name matches are sharded on `dim`. A negative `dim` counts from the last
+    dimension; a dimension other than the first has to divide evenly. If two
+    patterns match, the first wins. `fsdp-place-params` replaces the op by
+    shardings.
 
     ```mlir
     fsdp.shard_placement "layers.*.wo.weight" {dim = 1 : i64}
@@ -87,9 +90,10 @@ def FSDP_ShardPlacementOp : FSDP_Op<"shard_placement"> {
 def FSDP_IgnoreOp : FSDP_Op<"ignore"> {
   let summary = "Policy: parameters that FSDP leaves alone";
   let description = [{
-    FSDP2's `ignored_params`: what matches stays whole on every rank, belongs to
-    no unit, is not gathered, and its gradient is not reduced. The pattern is
-    one of parameter names. `fsdp-assign-units` marks the parameters `ignored`.
+    FSDP2's `ignored_params`: a matching parameter stays whole on every rank,
+    belongs to no unit and is not gathered, and its gradient is not reduced. The
+    pattern matches parameter names. `fsdp-assign-units` marks the parameters
+    `ignored`.
 
     ```mlir
     fsdp.ignore "layers.*.router.weight"
@@ -104,19 +108,20 @@ def FSDP_CheckpointPatternOp : FSDP_Op<"checkpoint_pattern"> {
   let description = [{
     What a matching module computes in forward is not kept for backward but
     computed again there, as `torch.utils.checkpoint` around the module would.
-    The outermost matching module counts; where two patterns match it, the
-    first. `save` lists operators whose results are kept all the same, with or
-    without overload; of `name/n` only the first of every n calls that a module
-    makes, so that `aten::mm/2` keeps every second product as torchtitan's
-    selective checkpointing by operator does. `fsdp-recompute-activations` replaces it by calls.
+    The outermost matching module counts; if two patterns match it, the first
+    wins. `save` lists operators, with or without an overload, whose results are
+    kept all the same. `name/n` keeps only the first of every n calls that a
+    module makes, so `aten::mm/2` keeps every second product, as torchtitan's
+    selective checkpointing by operator does. `fsdp-recompute-activations`
+    replaces the op by calls.
 
     ```mlir
     fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm", "aten::add.Tensor"]}
     ```
 
     **CheckpointPattern-1**: the pattern is not empty, and each name in `save`
-    is `namespace::name` or `namespace::name.overload`, a positive number may
-    follow after `/`.
+    is `namespace::name` or `namespace::name.overload`, optionally followed by
+    `/` and a positive number.
   }];
   let arguments = (ins StrAttr:$pattern, OptionalAttr<StrArrayAttr>:$save);
   let assemblyFormat = "$pattern attr-dict";

@@ -11,34 +11,34 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
   let description = [{
     A schedule changes no bits.
 
-    - `prefetch`: `latest_safe` launches each gather as late as hides it behind
-      the computation before its first use; `fsdp2` launches the next gather of
-      a phase when the one before it has come, as FSDP2 does; `none` launches it
-      where it is needed.
-    - `reduce_scatters_in_flight`: reduce-scatters whose gradients are held while
-      computation goes on. FSDP2 has one; without it two, or what `memory = "auto"`
-      chooses.
+    - `prefetch`: `latest_safe` launches each gather as late as possible while
+      the computation before its first use still hides it; `fsdp2` launches the
+      next gather of a phase when the one before it is complete, as FSDP2 does;
+      `none` launches each gather where it is needed.
+    - `reduce_scatters_in_flight`: the number of reduce-scatters whose gradients
+      are held while computation goes on. FSDP2 has one; the default is two, or
+      what `memory = "auto"` chooses.
     - `bucket`: what is gathered and reduced together: `unit`, FSDP2's units;
-      `parameter`, each by itself; `saturation`, neighbours up to the size at
-      which the link is busy; `optimal`, whichever of these and of the best
-      partitions into neighbours is fastest within the budget.
+      `parameter`, each parameter by itself; `saturation`, neighbours up to the
+      size that saturates the link; `optimal`, whichever of these and of the
+      best partitions into neighbours is fastest within the budget.
     - `memory`: `policy` takes what is resharded and recomputed from the policy;
-      `auto` chooses it, and `reduce_scatters_in_flight` where that is not given,
+      `auto` chooses it, and `reduce_scatters_in_flight` if that is not given,
       so that the step is fast within the budget.
-    - `memory_budget`: bytes a rank. No gather is launched where it would not
+    - `memory_budget`: bytes per rank. No gather is launched where it would not
       fit; a step that cannot fit is an error.
-    - `stage_checkpoints`: copies of a step's state for a checkpoint are
-      instructions of the step after it, beside its computation.
-    - `device`: the description that times and bytes come from: the name of one
-      that fsdp-opt knows, or a YAML file.
+    - `stage_checkpoints`: the copies of a step's state for a checkpoint are
+      instructions of the next step, and run beside its computation.
+    - `device`: the device description that times and bytes come from: the name
+      of one that fsdp-opt knows, or a YAML file.
 
     ```mlir
     fsdp.schedule {device = "h100", memory_budget = 68719476736 : i64, prefetch = "latest_safe"}
     ```
 
-    **Schedule-1**: `prefetch`, `bucket` and `memory` are one of the above; at
-    least one reduce-scatter is in flight; the budget is positive, and given
-    where `memory` is `auto`.
+    **Schedule-1**: `prefetch`, `bucket` and `memory` each have one of the
+    values above; at least one reduce-scatter is in flight; the budget is
+    positive, and is given if `memory` is `auto`.
   }];
   let arguments = (ins DefaultValuedAttr<StrAttr, "\"latest_safe\"">:$prefetch,
                        OptionalAttr<I64Attr>:$reduce_scatters_in_flight,
@@ -50,7 +50,7 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
   let assemblyFormat = "attr-dict";
   let hasVerifier = 1;
   let extraClassDeclaration = [{
-    /// `reduce_scatters_in_flight`, two without it.
+    /// `reduce_scatters_in_flight`, or two if it is not given.
     int64_t getNumReducesInFlight();
   }];
 }
@@ -80,10 +80,10 @@ def FSDP_StageStateOp : FSDP_Op<"stage_state", [
   let summary = "Copies a unit's state to a checkpoint's staging memory";
   let description = [{
     If a checkpoint of the step before is being taken, this rank's shards of the
-    unit's parameters, and of the optimizer's state of these, are copied to where
-    the checkpoint is written from. Otherwise nothing happens. It only begins;
-    the copies are there after the `fsdp.wait`. In a loop over microbatches it
-    runs `when %first`.
+    unit's parameters and of their optimizer state are copied to where the
+    checkpoint is written from. Otherwise nothing happens. The op only launches
+    the copies; they are complete after the `fsdp.wait`. In a loop over
+    microbatches it runs `when %first`.
 
     ```mlir
     %f = fsdp.stage_state @layers.0 : !fsdp.future<>

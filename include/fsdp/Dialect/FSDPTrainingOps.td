@@ -16,7 +16,7 @@ def FSDP_GradientClippingOp : FSDP_Op<"gradient_clipping"> {
   let summary = "Policy: clip the gradients by their global norm";
   let description = [{
     `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)`
-    before every update. `fsdp-insert-clipping` makes it an
+    before every update. `fsdp-insert-clipping` turns it into an
     `fsdp.clip_grad_norm`.
 
     ```mlir
@@ -32,21 +32,21 @@ def FSDP_GradientClippingOp : FSDP_Op<"gradient_clipping"> {
 }
 
 def FSDP_ParamGroupOp : FSDP_Op<"param_group"> {
-  let summary = "Policy: hyperparameters of the parameters that patterns name";
+  let summary = "Policy: hyperparameters of the parameters that patterns match";
   let description = [{
     A parameter group of torch.optim. A parameter belongs to the first group
-    of which a pattern matches its name, else it has the optimizer's own
-    hyperparameters. `*` stays within one segment of the name, `**` crosses
-    segments.
+    with a pattern that matches its name; if there is none, it has the
+    optimizer's own hyperparameters. `*` stays within one segment of the name,
+    `**` crosses segments.
 
     ```mlir
     fsdp.param_group "**.bias", "norm.weight" {weight_decay = 0.0}
     ```
 
-    **ParamGroup-1**: the hyperparameters are some that the module's optimizer
-    has, of their type and in their range; `fused`, `foreach` and `library`
-    hold for all groups and belong to the optimizer. **ParamGroup-2**: there is
-    at least one pattern.
+    **ParamGroup-1**: each hyperparameter is one that the module's optimizer
+    has, of its type and in its range; `fused`, `foreach` and `library` hold for
+    all groups and belong to the optimizer. **ParamGroup-2**: there is at least
+    one pattern.
   }];
   let arguments = (ins StrArrayAttr:$patterns, DictionaryAttr:$hyperparameters);
   let assemblyFormat = "custom<Patterns>($patterns) $hyperparameters attr-dict";
@@ -56,12 +56,11 @@ def FSDP_ParamGroupOp : FSDP_Op<"param_group"> {
 def FSDP_LRScheduleOp : FSDP_Op<"lr_schedule"> {
   let summary = "Policy: a factor on the learning rate of each step";
   let description = [{
-    As a `LambdaLR` with torchtitan's linear warm-up and decay. With s the step
-    counted from 1, w `warmup_steps`, t `total_steps`, m `min_lr_ratio`: the
-    factor is s / w for s <= w; after that, with
-    p = min((s - w) / (t - w), 1), it is m + (1 - m) d, where d is
-    0.5 (1 + cos(pi p)) for `cosine`, 1 - p for `linear`; for `constant` the
-    factor is 1.
+    Like a `LambdaLR` with torchtitan's linear warm-up and decay. With s the
+    step counted from 1, w `warmup_steps`, t `total_steps`, m `min_lr_ratio`:
+    the factor is s / w for s <= w; after that, with p = min((s - w) / (t - w),
+    1), it is m + (1 - m) d, where d is 0.5 (1 + cos(pi p)) for `cosine`, 1 - p
+    for `linear`; for `constant` the factor is 1.
 
     ```mlir
     fsdp.lr_schedule {decay = "cosine", min_lr_ratio = 0.1, total_steps = 100, warmup_steps = 10}
@@ -78,20 +77,21 @@ def FSDP_LRScheduleOp : FSDP_Op<"lr_schedule"> {
 }
 
 def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
-  let summary = "Policy: several microbatches a step";
+  let summary = "Policy: several microbatches per step";
   let description = [{
-    A step runs forward and backward `steps` times, on as many microbatches,
-    and updates once, with the gradient of the mean of their losses: each
-    backward begins with 1 / `steps`. With `reduce_each_microbatch` every
-    backward reduces and adds the shards, as FSDP2 does by default. Without,
-    whole gradients are added on each rank, in the dtype of their reduction, and
-    reduced in the last microbatch, as after `set_requires_gradient_sync(False)`.
-    With `all_reduce_each_microbatch = false` every backward reduce-scatters,
-    the shards are added in the dtype of the reduction, and the sums are
-    all-reduced over the replicas in the last microbatch, as after
-    `set_requires_all_reduce(False)`; a mesh without an axis `replicate` has
-    nothing to all-reduce. With `reshard_after_backward = false` parameters that
-    backward gathered stay so for the next microbatch, as after
+    A step runs forward and backward `steps` times, on as many microbatches, and
+    updates once, with the gradient of the mean of their losses: each backward
+    begins with 1 / `steps`. With `reduce_each_microbatch` every backward
+    reduces and adds the shards, as FSDP2 does by default. Without it, whole
+    gradients are added on each rank, in the dtype of their reduction, and
+    reduced in the last microbatch, as after
+    `set_requires_gradient_sync(False)`. With `all_reduce_each_microbatch =
+    false` every backward reduce-scatters, the shards are added in the dtype of
+    the reduction, and the sums are all-reduced over the replicas in the last
+    microbatch, as after `set_requires_all_reduce(False)`; a mesh without an
+    axis `replicate` has nothing to all-reduce. With
+    `reshard_after_backward = false` parameters that backward gathered stay
+    gathered for the next microbatch, as after
     `set_reshard_after_backward(False)`. Gradients of ignored parameters are
     added on each rank, whatever the policy.
 
@@ -115,8 +115,8 @@ def FSDP_GradScalerOp : FSDP_Op<"grad_scaler"> {
     `torch.amp.GradScaler`: backward begins with a scale instead of 1, the
     gradients are divided by it, and a step in which one of them is not finite,
     on any rank, updates nothing. The scale is then multiplied by
-    `backoff_factor`; after `growth_interval` steps in a row without such a one
-    it is multiplied by `growth_factor`. `fsdp-insert-loss-scaling` takes it.
+    `backoff_factor`; after `growth_interval` steps in a row without such a step
+    it is multiplied by `growth_factor`. `fsdp-insert-loss-scaling` applies it.
 
     ```mlir
     fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 65536.0}
@@ -141,8 +141,8 @@ def FSDP_LossScaleOp : FSDP_Op<"loss_scale", [
     MemoryEffects<[MemRead<FSDP_StateResource>]>]> {
   let summary = "The step's loss scale";
   let description = [{
-    What the gradient scaler multiplies the loss by in this step, the same on
-    all ranks.
+    The factor by which the gradient scaler multiplies the loss in this step,
+    the same on all ranks.
 
     ```mlir
     %scale = fsdp.loss_scale : tensor<f32>
@@ -163,17 +163,17 @@ def FSDP_UnscaleOp : FSDP_Op<"unscale", [
   let summary = "Divides all gradients by the loss scale, and looks for infinities";
   let description = [{
     `GradScaler.unscale_` on DTensors: the shards times the reciprocal of the
-    scale; one all-reduce (a maximum) says whether any element on any rank is
-    not finite, and then the step's `fsdp.optimizer_step` changes nothing. With
+    scale; one all-reduce (a maximum) determines whether any element on any rank
+    is not finite; if so, the step's `fsdp.optimizer_step` changes nothing. With
     `deferred` the shards stay as they are and the optimizer's fused kernels
-    divide them, as in `GradScaler.step` of a fused optimizer.
+    divide them, as in `GradScaler.step` with a fused optimizer.
 
     ```mlir
     %u0, %u1 = fsdp.unscale [@w, @b] %g0, %g1 : (…) -> (…)
     ```
 
-    **Unscale-1**: as many operands and results as parameters, each of its
-    parameter's sharded type, partial along no axis and not of f16.
+    **Unscale-1**: there are as many operands and results as parameters; each
+    has its parameter's sharded type, partial along no axis and not in f16.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_ShardedType>:$grads,
@@ -199,8 +199,8 @@ def FSDP_ClipGradNormOp : FSDP_Op<"clip_grad_norm", [
     %c0, %c1 = fsdp.clip_grad_norm [@w, @b] %g0, %g1 {max_norm = 1.0, norm_type = 2.0} : (…) -> (…)
     ```
 
-    **ClipGradNorm-1**: as many operands and results as parameters, each of its
-    parameter's sharded type, partial along no axis.
+    **ClipGradNorm-1**: there are as many operands and results as parameters;
+    each has its parameter's sharded type, partial along no axis.
   }];
   let arguments = (ins FlatSymbolRefArrayAttr:$param_names,
                        Variadic<FSDP_ShardedType>:$grads,

@@ -1,8 +1,8 @@
 //===- Storages.h - values that share memory ------------------------------===//
 //
-// The aliasing of a program, from what its calls say of themselves: `views` and
-// `mutates`. After it come the plan's own storages (Value::storage), which the
-// emitter writes from getStorageOwner.
+// The aliasing of a program, derived from the `views` and `mutates` of its
+// calls. The plan's own storages (Value::storage) follow from it: the emitter
+// writes them from getStorageOwner.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_DIALECT_STORAGES_H
@@ -15,9 +15,9 @@
 
 namespace mlir::fsdp {
 
-/// Which value's storage a value shares: follows the `views` of aten.call,
-/// those that an fsdp.reload_activation gives, and results of an
-/// fsdp.microbatches into it, up to the value that owns the storage.
+/// Which value's storage a value shares: follows the `views` of aten.call, the
+/// views that an fsdp.reload_activation returns, and the results of an
+/// fsdp.microbatches into the loop, up to the value that owns the storage.
 Value getStorageOwner(Value value);
 
 /// `owners`, then the views of them, then the views of these, and so on.

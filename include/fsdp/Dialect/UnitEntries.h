@@ -11,13 +11,13 @@
 
 namespace mlir::fsdp {
 
-/// Module attribute: an array of the units of the capture but the root, each
-/// the array of its modules.
+/// Module attribute: an array of all units of the capture except the root, each
+/// as an array of its modules.
 inline constexpr llvm::StringLiteral capturedUnitsAttrName =
     "fsdp.captured_units";
-/// Module attribute, a dictionary: the modules that make a difference to these
-/// sums as a unit, each with an input. Absent, as the units are, where none
-/// does.
+/// Module attribute, a dictionary: the modules for which being a unit makes a
+/// difference to these sums, each with an input. If there is none, this
+/// attribute and the units above are absent.
 inline constexpr llvm::StringLiteral entriesAttrName = "fsdp.entries";
 
 } // namespace mlir::fsdp

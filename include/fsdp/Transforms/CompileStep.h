@@ -1,7 +1,7 @@
 //===- CompileStep.h - what a step would cost -----------------------------===//
 //
-// Choices that change what is gathered, kept or computed are compared by what
-// comes out: a copy of the module with the choice made is compiled like the
+// Choices that change what is gathered, kept or computed are compared by their
+// outcome: a copy of the module with the choice made is compiled like the
 // module itself, laid out and simulated.
 //
 //===----------------------------------------------------------------------===//
@@ -23,14 +23,14 @@ struct CompiledStep {
   ::fsdp::plan::Plan plan; ///< with its arena
   ::fsdp::simulate::StepCost cost;
   double seconds = 0; ///< simulated
-  double exposed = 0; ///< of them, communication that nothing hides
+  double exposed = 0; ///< of these, exposed communication
   int64_t bytes = 0;  ///< a rank's peak
   /// "activations 3.00 GiB, …": the three uses with most bytes at the peak.
   std::string holders;
 };
 
 /// Compiles a copy of a module whose units are assigned; `change` makes the
-/// choice in it. Of what the passes say only errors are heard.
+/// choice in it. Of the passes' diagnostics, only errors are reported.
 FailureOr<CompiledStep> compileStep(ModuleOp module,
                                     const ::fsdp::simulate::DeviceModel &device,
                                     llvm::function_ref<void(ModuleOp)> change);

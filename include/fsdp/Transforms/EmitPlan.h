@@ -15,10 +15,10 @@ struct PlanOrigins {
   SmallVector<Value> values;
 };
 
-/// Serialises a module at the planned level: the plan says what the module
-/// says. From the scheduled level on a module has a plan too, but for what
-/// later passes add. Fails with an error at the op that a plan cannot express
-/// (a dynamic shape, a whole parameter read, …).
+/// Serialises a module at the planned level: the plan contains what the module
+/// contains. From the scheduled level on, a module has a plan too, except for
+/// what later passes add. Fails with an error at an op that a plan cannot
+/// express (a dynamic shape, a whole parameter read, …).
 FailureOr<::fsdp::plan::Plan> emitPlan(ModuleOp module,
                                        PlanOrigins *origins = nullptr);
 

@@ -1,9 +1,10 @@
 //===- ExploreBuckets.h - what to gather and reduce together --------------===//
 //
-// Candidates are FSDP2's units, each parameter by itself, neighbours until the
-// link is busy, and of the contiguous partitions that OptimalBuckets.h finds
-// with the numbers of the second, some from the fastest to the smallest. Each
-// is compiled like the module itself, laid out and simulated.
+// The candidates are FSDP2's units, each parameter by itself, neighbours until
+// the link is saturated, and some of the contiguous partitions that
+// OptimalBuckets.h finds with the numbers of the second candidate, from the
+// fastest to the smallest. Each is compiled like the module itself, laid out
+// and simulated.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_TRANSFORMS_EXPLOREBUCKETS_H
@@ -25,9 +26,9 @@ struct BucketOutcome {
   SmallVector<SmallVector<StringAttr>> buckets;
   int64_t count = 0;  ///< of buckets
   double seconds = 0; ///< of a simulated step
-  double exposed = 0; ///< of them, communication that nothing hides
+  double exposed = 0; ///< of these, exposed communication
   int64_t bytes = 0;  ///< a rank's peak
-  /// What no schedule of any of the candidates takes less than.
+  /// A lower bound on the time of every schedule of every candidate.
   ::fsdp::simulate::LowerBound bound;
   std::string holders; ///< of most bytes at the peak
 };
@@ -37,11 +38,11 @@ FailureOr<SmallVector<BucketOutcome>>
 exploreBuckets(ModuleOp module, const ::fsdp::simulate::DeviceModel &device);
 
 /// The fastest that fits into the budget; of those within a ten-thousandth of
-/// its time that with fewest bytes, then the first. Null if none fits.
+/// its time, the one with the fewest bytes, then the first. Null if none fits.
 const BucketOutcome *chooseBuckets(ArrayRef<BucketOutcome> outcomes,
                                    std::optional<uint64_t> budget);
 
-/// "optimal, 37 buckets: 507.100 ms, of it 3.200 ms exposed, 40.10 GiB".
+/// "optimal, 37 buckets: 507.100 ms, 3.200 ms of it exposed, 40.10 GiB".
 std::string describe(const BucketOutcome &outcome);
 
 /// Makes the buckets of an outcome the units of the module.

@@ -1,7 +1,8 @@
 //===- ExploreMemory.h - time against memory of a step --------------------===//
 //
-// What a step costs under other choices of what is kept: each is compiled like
-// the module itself, simulated, and its memory laid out.
+// What a step costs under other choices of what is kept: each choice is
+// compiled like the module itself, and its step is simulated and its memory
+// laid out.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_TRANSFORMS_EXPLOREMEMORY_H
@@ -17,8 +18,8 @@
 
 namespace mlir::fsdp {
 
-/// What is kept between forward and backward in the model's blocks: the units
-/// with parameters of the same types that are most.
+/// What is kept between forward and backward in the model's blocks: the largest
+/// set of units that have parameters of the same types.
 struct MemoryChoice {
   enum class Reshard : uint8_t {
     Policy, ///< as the units say
@@ -27,15 +28,16 @@ struct MemoryChoice {
   };
   enum class Recompute : uint8_t {
     Products, ///< all activations but results of matrix products and attention
-    /// None: those of at least kMinOffload bytes lie on the host meanwhile.
+    /// None: activations of at least kMinOffload bytes are on the host
+    /// meanwhile.
     Offload,
     Full, ///< all activations
   };
-  /// Which blocks recompute: the peak is at another place.
+  /// Which blocks recompute, which decides where the peak is.
   enum class Which : uint8_t { First, Last, Spread };
   Reshard reshard = Reshard::Policy;
   Recompute recompute = Recompute::Products;
-  /// So many blocks recompute, or offload.
+  /// How many blocks recompute or offload.
   int64_t blocks = 0;
   Which which = Which::First;
   /// Reduce-scatters in flight; 0: as the schedule says.
@@ -65,7 +67,7 @@ public:
   ArrayRef<MemoryChoice::Recompute> recomputations() const {
     return recomputeKinds;
   }
-  /// The same of MemoryChoice::inFlight, the fewest first.
+  /// The same for MemoryChoice::inFlight, the fewest first.
   ArrayRef<int64_t> reducesInFlight() const { return inFlightKinds; }
   /// The outcome of a choice, computed once.
   FailureOr<MemoryOutcome> evaluate(const MemoryChoice &choice);
@@ -73,9 +75,10 @@ public:
   void apply(const MemoryChoice &choice);
   /// "recompute 8 of 32 blocks but matrix products, keep parameters gathered".
   std::string describe(const MemoryChoice &choice) const;
-  /// A time that no choice is below: that of the step first evaluated without
-  /// what is recomputed, gathered and copied again (simulate::lowerBound). What
-  /// a recomputation leaves out of kernels that fuse_pointwise makes counts.
+  /// A lower bound on the time of every choice: that of the first evaluated
+  /// step, without what is recomputed, gathered and copied again
+  /// (simulate::lowerBound). What a recomputation leaves out of the kernels
+  /// that fuse_pointwise makes does count.
   const ::fsdp::simulate::LowerBound &bound() const { return leastTime; }
   /// By how much an outcome is above that, in percent.
   double gapPercent(const MemoryOutcome &outcome) const;
@@ -103,11 +106,11 @@ private:
   ::fsdp::simulate::LowerBound leastTime;
 };
 
-/// A grid of choices, and what differs in one thing from those of them that no
-/// other beats.
+/// A grid of choices, and the choices that differ in one thing from those on
+/// the grid's Pareto front.
 FailureOr<SmallVector<MemoryOutcome>> exploreMemory(MemoryExplorer &explorer);
-/// Puts those that no other beats in both time and memory first, from the least
-/// memory on; how many they are.
+/// Puts those that no other beats in both time and memory first, in the order
+/// of increasing memory; returns how many they are.
 size_t sortByParetoFront(SmallVectorImpl<MemoryOutcome> &outcomes);
 /// The fastest outcome within a budget of bytes, by compiling few choices; none
 /// if nothing fits.

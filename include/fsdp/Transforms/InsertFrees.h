@@ -6,8 +6,9 @@
 
 namespace mlir::fsdp {
 
-/// Inserts an fsdp.free after the last use of each value of the program; what a
-/// collective reads ends with the wait for it. Appends the ops to `inserted`.
+/// Inserts an fsdp.free after the last use of each value of the program; the
+/// life of what a collective reads ends with the wait for the collective.
+/// Appends the ops to `inserted`.
 void insertFrees(ProgramOp program,
                  llvm::SmallVectorImpl<Operation *> *inserted = nullptr);
 

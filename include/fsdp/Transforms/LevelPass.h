@@ -8,8 +8,9 @@
 namespace mlir::fsdp {
 
 /// The base of the passes of Passes.td: takes a module at level `From` and
-/// leaves it at `To`. A module at another level is refused, so that passes run
-/// in the order of the levels; one that says no level is taken as it is.
+/// leaves it at `To`. A module at another level is rejected, so that passes run
+/// in the order of the levels; a module that states no level is accepted as it
+/// is.
 template <Level From, Level To>
 class LevelPass : public OperationPass<ModuleOp> {
 public:

@@ -6,8 +6,8 @@
 
 namespace mlir::fsdp {
 
-/// Shell-like match of a dotted name: `*` any run within one segment, `**` any
-/// run across segments, `?` one character of a segment.
+/// Shell-like match of a dotted name: `*` matches any run within one segment,
+/// `**` any run across segments, `?` one character of a segment.
 bool matchesPattern(llvm::StringRef pattern, llvm::StringRef name);
 /// Whether the pattern matches the module of that name or one that contains it.
 bool matchesContainingModule(llvm::StringRef pattern, llvm::StringRef name);

@@ -16,11 +16,11 @@ namespace mlir::fsdp {
 
 /// The stages, in order; each is also a pipeline of its own name.
 void buildShardPipeline(OpPassManager &pm); ///< --fsdp-shard
-/// What of it follows fsdp-choose-memory.
+/// The part of it that follows fsdp-choose-memory.
 void buildAfterChoicePipeline(OpPassManager &pm);
 void buildSchedulePipeline(OpPassManager &pm); ///< --fsdp-schedule
 void buildLowerPipeline(OpPassManager &pm);    ///< --fsdp-lower
-/// What of it precedes fsdp-insert-buffers.
+/// The part of it that precedes fsdp-insert-buffers.
 void buildUnplacedPipeline(OpPassManager &pm);
 /// All stages: captured level to planned level (--fsdp-pipeline).
 void buildPipeline(OpPassManager &pm);

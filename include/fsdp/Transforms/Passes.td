@@ -77,10 +77,10 @@ def ChooseMemory
     : LevelPass<"fsdp-choose-memory", "Grouped", "Grouped"> {
   let summary = "Choose what is kept, so that the step is fast and fits";
   let description = [{
-    Without a `memory_budget` of the schedule, the pass changes nothing.
-    Otherwise it compiles the module to a plan, lays out its memory, and compares
-    the peak with the budget. With `memory = "policy"` a step that does not fit is
-    an error, which names what holds the memory at the peak and the choice that
+    If the schedule has no `memory_budget`, the pass changes nothing. Otherwise
+    it compiles the module to a plan, lays out its memory, and compares the peak
+    with the budget. With `memory = "policy"` a step that does not fit is an
+    error, which names what holds the memory at the peak and the choice that
     fits with the least loss of time.
 
     With `memory = "auto"` the pass compiles choices for the model's blocks and
@@ -133,11 +133,12 @@ def RecomputeActivations
     : LevelPass<"fsdp-recompute-activations", "Grouped", "Grouped"> {
   let summary = "Recompute the activations of checkpointed modules in backward";
   let description = [{
-    Takes every `fsdp.checkpoint_pattern`. If backward uses what a matching module
-    computes in forward, it is recomputed there: the calls that this takes,
-    marked `recompute`, are cloned before the first such use, from the values
-    that the module got from outside. Recomputed calls read the parameters of the
-    all-gather in backward. The numbers are those of forward, bit for bit.
+    Replaces every `fsdp.checkpoint_pattern`. If backward uses what a matching
+    module computes in forward, it is recomputed there: the calls that this
+    takes, marked `recompute`, are cloned before the first such use, from the
+    values that the module got from outside. Recomputed calls read the
+    parameters of the all-gather in backward. The results are those of forward,
+    bit for bit.
 
     These results are kept, as without the policy:
 
@@ -146,7 +147,7 @@ def RecomputeActivations
       next module's input, for example), because their memory is held anyway;
     - results of random operators: a dropout's mask is not drawn again;
     - results of a call that writes what the module does not own (BatchNorm's
-      running statistics), or reads what is written later.
+      running statistics), or reads something that is written later.
 
     A chain of in-place writes is recomputed whole or kept whole. CSE does not
     merge it with forward, because it does not merge a call that allocates.
@@ -163,11 +164,11 @@ def OffloadActivations
     : LevelPass<"fsdp-offload-activations", "Grouped", "Grouped"> {
   let summary = "Keep the activations of modules on the host until backward";
   let description = [{
-    Takes every `fsdp.offload_pattern`. A storage that a call of a matching
-    module allocates in forward and backward uses is copied to the host after its
-    last use in forward, with `fsdp.offload_activation`, and back before its
+    Replaces every `fsdp.offload_pattern`. A storage that a call of a matching
+    module allocates in forward and backward uses is copied to the host after
+    its last use in forward, with `fsdp.offload_activation`, and back before its
     first use in backward, with `fsdp.reload_activation`. All views of it that
-    backward uses come back with it, of one storage.
+    backward uses come back with it, in one storage.
 
     The pass does not copy storages of fewer than `min_bytes`, nor storages that
     are held on the device anyway: the loss, parameters and their views,
@@ -351,12 +352,12 @@ def DeferReshards
     : LevelPass<"fsdp-defer-reshards", "Reduced", "Reduced"> {
   let summary = "Keep what backward gathered for the next microbatch";
   let description = [{
-    Takes up `fsdp.accumulation`. Without a loop over microbatches, or with
-    `reshard_after_backward = true`, the pass changes nothing else. Otherwise the
-    last reshard of a unit that is gathered in backward moves to the end of
+    Removes `fsdp.accumulation`. Without a loop over microbatches, or with
+    `reshard_after_backward = true`, the pass changes nothing else. Otherwise
+    the last reshard of a unit that is gathered in backward moves to the end of
     backward and runs in the last microbatch only; what the unit's last
-    all-gather gathers is carried to the next microbatch, where it takes the place
-    of the unit's first all-gather.
+    all-gather gathers is carried to the next microbatch, where it takes the
+    place of the unit's first all-gather.
 
     Before: every all-gather has its reshard. After: Program-9 holds.
   }];
@@ -489,10 +490,10 @@ def StageCheckpoints
     : LevelPass<"fsdp-stage-checkpoints", "Scheduled", "Scheduled"> {
   let summary = "Copy the state of a checkpoint beside forward and backward";
   let description = [{
-    Without `stage_checkpoints` of the schedule, the pass changes nothing.
-    Otherwise, for each unit of which the step updates a parameter, one
+    If the schedule does not set `stage_checkpoints`, the pass changes nothing.
+    Otherwise, for each unit with a parameter that the step updates, one
     `fsdp.stage_state` begins where forward first uses the unit, and all are
-    awaited where backward ends. So the state that the step before has left is
+    awaited where backward ends. So the state that the step before left is
     copied while forward and backward read it, and is complete before the
     optimizer changes it.
 
@@ -539,8 +540,9 @@ def AssignStreams
     on a stream that already follows a later op of the compute stream needs no
     event of an earlier one.
 
-    What begins beside the compute stream where a microbatch begins follows an
-    `fsdp.mark`, so that it follows the compute stream of the microbatch before.
+    Whatever begins beside the compute stream at the beginning of a microbatch
+    follows an `fsdp.mark`, so that it follows the compute stream of the
+    microbatch before.
 
     After: every order that instructions of different streams need is an event.
   }];
@@ -552,9 +554,9 @@ def InsertBuffers
   let description = [{
     Where ranks have memory of their own (`fsdp.memory = "device"`, or the
     schedule's device), every op that needs memory beside its results gets an
-    `fsdp.allocate`: a reduction its flat tensor, a copy to the device the copies,
-    a reshard what it keeps. It is freed with the first op of the compute stream at
-    whose end what uses it is complete
+    `fsdp.allocate`: a reduction its flat tensor, a copy to the device the
+    copies, a reshard what it keeps. It is freed with the first op of the
+    compute stream at whose end its user is complete
     ([DeviceBuffers.h](../include/fsdp/Plan/DeviceBuffers.h)).
 
     Before: streams and events are assigned. After: P34 holds.
@@ -565,15 +567,15 @@ def PlaceStorages
     : LevelPass<"fsdp-place-storages", "Lowered", "Planned"> {
   let summary = "Give every storage its place in the arena";
   let description = [{
-    Each storage of the step and of the evaluation gets an offset in one arena, in
-    bytes (`fsdp.offsets`, of arguments `fsdp.offset`), such that two that are
-    alive at the same time have none in common; offloaded activations one in the
-    host's. `fsdp.arena` and `fsdp.host_arena` of the module say how many bytes
-    these have, and the most that are alive at once
-    ([Memory.h](../include/fsdp/Plan/Memory.h)).
+    Each storage of the step and of the evaluation gets an offset in one arena,
+    in bytes (`fsdp.offsets`, of arguments `fsdp.offset`), such that two
+    storages that are alive at the same time have no byte in common; offloaded
+    activations get an offset in the host's arena. The module attributes
+    `fsdp.arena` and `fsdp.host_arena` say how many bytes the arenas have, and
+    the most that are alive at once ([Memory.h](../include/fsdp/Plan/Memory.h)).
 
-    Before: the module is that of a plan but for its arena, and the plan is valid.
-    After: the module is the plan.
+    Before: the module has everything that a plan has except for the arena, and
+    the plan is valid. After: the module is the plan.
   }];
 }
 

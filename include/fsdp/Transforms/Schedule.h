@@ -7,16 +7,16 @@
 
 namespace mlir::fsdp {
 
-/// The module's fsdp.schedule. Where it has none, one with the defaults is
+/// The module's fsdp.schedule. If there is none, one with the defaults is
 /// added.
 ScheduleOp getOrCreateSchedule(ModuleOp module);
 
-/// The description of the schedule's device, as it reaches the others of the
-/// module's mesh. Errors name the description.
+/// The description of the schedule's device, with its links to the other ranks
+/// of the module's mesh. Errors name the description.
 FailureOr<::fsdp::simulate::DeviceModel> loadDevice(ModuleOp module);
 
-/// The memory that the module's plan is laid out for: `fsdp.memory`, without it
-/// that of the schedule's device.
+/// The memory that the module's plan is laid out for: `fsdp.memory`, or without
+/// it that of the schedule's device.
 FailureOr<::fsdp::plan::MemoryModel> getMemoryModel(ModuleOp module);
 
 } // namespace mlir::fsdp

@@ -8,28 +8,28 @@ namespace mlir::fsdp {
 
 /// Some of the gradients that a program's `fsdp.gradients` takes: the one way
 /// in which passes put an op between a gradient and its use. Valid as long as
-/// the op is.
+/// that op is.
 class StepGradients {
 public:
-  /// Those of `params` for which `selects` holds, in that order; none where the
-  /// program has no `fsdp.gradients`.
+  /// The gradients of those of `params` for which `selects` holds, in that
+  /// order; none if the program has no `fsdp.gradients`.
   StepGradients(ProgramOp program, ArrayRef<ParamOp> params,
                 llvm::function_ref<bool(ParamOp, Value)> selects);
-  /// Those of all parameters, in the order of the module.
+  /// The same for all parameters, in the order of the module.
   StepGradients(ProgramOp program,
                 llvm::function_ref<bool(ParamOp, Value)> selects);
 
   bool empty() const { return operands.empty(); }
   ArrayRef<ParamOp> getParams() const { return params; }
-  /// What an op's `param_names` is; there is at least one.
+  /// The names for an op's `param_names`; there is at least one.
   ArrayAttr getNames() const;
   SmallVector<Value> getValues();
   SmallVector<Type> getTypes();
   /// The one that is computed last; there is at least one.
   Value getLast();
-  /// Builds behind the op that computes it, in backward.
+  /// Builds after the op that computes the last one, in backward.
   OpBuilder getBuilder();
-  /// Makes `values`, as many and in the same order, the gradients.
+  /// Makes `values` the gradients: as many, in the same order.
   void replaceWith(ValueRange values);
 
 private:

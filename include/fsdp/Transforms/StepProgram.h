@@ -8,7 +8,7 @@
 namespace mlir::fsdp {
 
 /// What a microbatch of the step runs, forward and backward: the body of the
-/// loop over them, or of a program without one.
+/// loop over the microbatches, or of a program without a loop.
 Block &getMicrobatchBody(ProgramOp program);
 template <typename OpT> auto getMicrobatchOps(ProgramOp program) {
   return getMicrobatchBody(program).getOps<OpT>();
@@ -31,8 +31,8 @@ public:
 };
 
 /// Creates an op at the location of `origin` and with its module, on which
-/// units, checkpoints and messages depend; a call with its line too. (A clone
-/// has its attributes by itself.)
+/// units, checkpoints and messages depend; a call also gets its line. (A clone
+/// has these attributes anyway.)
 template <typename OpT, typename... Args>
 OpT createFor(Origin origin, OpBuilder &builder, Args &&...args) {
   auto op = OpT::create(builder, origin.loc, std::forward<Args>(args)...);
@@ -41,21 +41,22 @@ OpT createFor(Origin origin, OpBuilder &builder, Args &&...args) {
   return op;
 }
 
-/// The `aten::ones_like` of the loss with which backward begins; null, with an
-/// error on the program that gives `reason`, where it begins otherwise.
+/// The `aten::ones_like` of the loss with which backward begins; if it begins
+/// otherwise, null, with an error on the program that gives `reason`.
 aten::CallOp getBackwardSeed(ProgramOp program, llvm::StringRef reason);
 
-/// The program's `fsdp.gradients`; null where it has none.
+/// The program's `fsdp.gradients`; null if it has none.
 GradientsOp getGradients(ProgramOp program);
 
-/// What ends the program: its `fsdp.gradients`, without one its `fsdp.return`.
+/// What ends the program: its `fsdp.gradients`, or without one its
+/// `fsdp.return`.
 Operation *getStepEnd(ProgramOp program);
-/// What ends backward: the loop's `fsdp.yield`, without a loop the optimizer
-/// phase, without that the end of the step.
+/// What ends backward: the loop's `fsdp.yield`; without a loop, the optimizer
+/// phase; without that, the end of the step.
 Operation *getBackwardEnd(ProgramOp program);
 
-/// A builder at the program's end, in the optimizer phase, which begins there
-/// at `loc` unless it has begun.
+/// A builder at the program's end, in the optimizer phase; if that phase has
+/// not begun yet, it begins there, at `loc`.
 OpBuilder getOptimizerPhaseBuilder(ProgramOp program, Location loc);
 
 } // namespace mlir::fsdp

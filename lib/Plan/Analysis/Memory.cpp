@@ -170,7 +170,7 @@ private:
         storage.use = MemoryUse::Activation;
   }
 
-  /// Of a kind that nothing more is known of.
+  /// An instruction of a kind that needs no special treatment.
   void defineResults(const Instruction &instruction) {
     for (ValueId out : getResults(instruction))
       if (out != instruction.buffer)

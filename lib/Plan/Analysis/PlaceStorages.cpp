@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <queue>
 #include <set>
 #include <utility>
@@ -42,39 +43,56 @@ struct Taken {
   Life life;
 };
 
-/// The smallest gap that `bytes` fit in, between the parts of `busy`, which is
-/// sorted by begin and may overlap itself, in [from, to).
-int64_t bestFit(const std::vector<Taken> &busy, int64_t bytes, int64_t from,
-                int64_t to) {
-  int64_t best = -1, room = kNoEnd + 1, end = from;
-  auto gap = [&](int64_t next) {
+/// The smallest gap that `bytes` fit in, in [from, to), between parts that come
+/// sorted by begin and may overlap each other.
+class BestFit {
+public:
+  BestFit(int64_t bytes, int64_t from, int64_t to)
+      : bytes(bytes), to(to), end(from) {}
+
+  void pass(const Taken &taken) {
+    look(std::min(taken.begin, to));
+    end = std::max(end, taken.end);
+  }
+  /// Where the gap begins; -1 if there is none.
+  int64_t finish() {
+    look(to);
+    return best;
+  }
+
+private:
+  void look(int64_t next) {
     int64_t size = next - end;
     if (size >= bytes && size < room) {
       best = end;
       room = size;
     }
-  };
-  for (const Taken &taken : busy) {
-    gap(std::min(taken.begin, to));
-    end = std::max(end, taken.end);
   }
-  gap(to);
-  return best;
-}
+
+  const int64_t bytes, to;
+  int64_t end, best = -1, room = kNoEnd + 1;
+};
 
 class Placer {
 public:
+  /// `limit`: bytes that a placement must stay below to be of use.
   Placer(const Memory &memory, const std::vector<int32_t> &heavy,
-         const std::vector<int32_t> &light)
-      : storages(memory.storages), heavy(heavy), light(light) {
+         const std::vector<int32_t> &light, int64_t limit)
+      : storages(memory.storages), heavy(heavy), light(light), limit(limit) {
     result.offsets.assign(storages.size(), -1);
   }
 
-  Placement run() {
-    for (int32_t index : heavy)
+  /// Nullopt if it does not stay below the limit.
+  std::optional<Placement> run() {
+    for (int32_t index : heavy) {
       placeHeavy(index);
+      if (result.bytes >= limit)
+        return std::nullopt;
+    }
     if (!light.empty())
       placeLight();
+    if (result.bytes >= limit)
+      return std::nullopt;
     return std::move(result);
   }
 
@@ -86,14 +104,13 @@ private:
 
   void placeHeavy(int32_t index) {
     const Storage &storage = storages[index];
-    busy.clear();
+    BestFit fit(storage.bytes, 0, kNoEnd);
     for (const Taken &other : taken)
-      for (const Life &life : storage.lives)
-        if (life.overlaps(other.life)) {
-          busy.push_back(other);
-          break;
-        }
-    int64_t offset = bestFit(busy, storage.bytes, 0, kNoEnd);
+      if (std::any_of(
+              storage.lives.begin(), storage.lives.end(),
+              [&](const Life &life) { return life.overlaps(other.life); }))
+        fit.pass(other);
+    int64_t offset = fit.finish();
     assign(index, offset);
     for (const Life &life : storage.lives) {
       Taken own{offset, offset + storage.bytes, life};
@@ -182,9 +199,12 @@ private:
       });
       int64_t offset = -1;
       for (auto gap = gapsBySize.lower_bound({storage.bytes, 0}); offset == -1;
-           ++gap)
-        offset =
-            bestFit(busy, storage.bytes, gap->second, gap->second + gap->first);
+           ++gap) {
+        BestFit fit(storage.bytes, gap->second, gap->second + gap->first);
+        for (const Taken &other : busy)
+          fit.pass(other);
+        offset = fit.finish();
+      }
       assign(index, offset);
       Taken own{offset, offset + storage.bytes, life};
       take(own.begin, own.end);
@@ -194,6 +214,7 @@ private:
 
   const std::vector<Storage> &storages;
   const std::vector<int32_t> &heavy, &light;
+  const int64_t limit;
   Placement result;
   /// Placed heavy storages, by begin; by position once all are placed.
   std::vector<Taken> taken;
@@ -236,9 +257,10 @@ Placement placeStorages(const Memory &memory) {
     if (!best.offsets.empty() && best.bytes == lowerBound)
       return;
     sortBy(heavy, key);
-    Placement placement = Placer(memory, heavy, light).run();
-    if (best.offsets.empty() || placement.bytes < best.bytes)
-      best = std::move(placement);
+    int64_t limit =
+        best.offsets.empty() ? std::numeric_limits<int64_t>::max() : best.bytes;
+    if (auto placement = Placer(memory, heavy, light, limit).run())
+      best = std::move(*placement);
   };
   attempt([](const Storage &s) { return std::pair(s.bytes, lifetime(s)); });
   attempt([](const Storage &s) { return std::pair(lifetime(s), s.bytes); });

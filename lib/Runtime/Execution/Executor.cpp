@@ -128,7 +128,9 @@ void Executor::submit(Program &program, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const plan::Instruction &instruction = program.instructions[i];
     enterRange(program.ranges[i]);
-    bool measures = profiler && &program == &training;
+    bool measures =
+        profiler && &program == &training &&
+        plan::runsIn(plan, instruction, interpreter.currentMicrobatch());
     if (measures) {
       device.synchronize();
       profiler->begin();
@@ -240,7 +242,8 @@ void Executor::runMicrobatch() {
         [&] { interpreter.restoreState(before); });
     if (segment == segments.back())
       break;
-    // What the next segment takes of this one: a replay gives the host nothing.
+    // What the next segment uses from this one: a replay hands the host
+    // nothing.
     if (outcome == StepGraphs::Outcome::Captured) {
       carried = interpreter.aliasState().values;
       if (plan::ValueId value = unplaced(segment->end); value != -1)
@@ -278,7 +281,7 @@ void Executor::checkInputs(const Interpreter::HostState &state) {
   if (graphs->isCaptured(microbatch) && places != before)
     throw RunError(
         "step " + std::to_string(step + 1) +
-        ": the inputs lie elsewhere than when the step was captured");
+        ": the inputs are at other addresses than when the step was captured");
   before = std::move(places);
 }
 

@@ -120,7 +120,7 @@ Interpreter::Wait Interpreter::run(const plan::ReduceScatter &reduce,
     if (!grads[i].defined() || grads[i].sizes() != want.shape ||
         grads[i].scalar_type() != scalarType(want.dtype))
       throw RunError("the gradient of \"" + param.name +
-                     "\" does not have the shape and dtype that the plan says");
+                     "\" does not have the shape and dtype in the plan");
   }
   Collective begun = comm.reduceScatter(reduce, grads, makeBuffer(buffer));
   for (size_t i = 0; i < begun.results.size(); ++i)
@@ -322,8 +322,8 @@ UpdateResult Interpreter::endStep() {
     result.skipped = scaler->foundInf();
     scaler->update();
   }
-  // It knows neither of updates that a graph replays, nor of those that its
-  // kernels skip.
+  // The optimizer counts neither updates that a graph replays nor those that
+  // its kernels skip.
   if (optimizer)
     optimizer->setSteps(updatesBefore + (result.skipped ? 0 : 1));
   return result;

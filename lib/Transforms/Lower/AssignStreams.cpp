@@ -55,13 +55,17 @@ static bool isInstruction(Operation *op) {
 }
 
 namespace {
+/// The microbatches that differ in what runs: the first, those between, and the
+/// last. What stands behind the loop follows the last.
+enum Microbatch : uint8_t { First, Middle, Last };
+constexpr size_t kNumMicrobatches = 3;
+
 class StreamAssigner {
 public:
   void run(ProgramOp program) {
-    isInLoop = false;
+    loop = getMicrobatches(program);
     for (Operation &op : program.getBody().front())
-      if (auto loop = dyn_cast<MicrobatchesOp>(op)) {
-        isInLoop = true;
+      if (&op == loop) {
         for (Operation &inside : llvm::make_early_inc_range(*loop.getBlock()))
           assign(&inside);
       } else {
@@ -84,15 +88,27 @@ private:
     setLastCompute(op);
   }
 
+  SmallVector<Microbatch> getMicrobatchesOf(Operation *op) {
+    Value condition = getCondition(op);
+    if (!loop || (!condition && op->getParentOp() == loop))
+      return {First, Middle, Last};
+    return {condition && condition == loop.getFirst() ? First : Last};
+  }
+
   void setLastCompute(Operation *op) {
-    lastCompute = op;
-    lastComputeAt = position;
+    for (Microbatch microbatch : getMicrobatchesOf(op))
+      lastCompute[microbatch] = {op, position};
   }
 
   /// A collective with a future begins where it stands in the compute stream,
-  /// after the copies that it takes.
+  /// after the copies that it takes: in each microbatch in which it runs, after
+  /// the last instruction before it that runs there, too.
   void fork(Operation *op) {
-    if (!lastCompute && isInLoop) {
+    SmallVector<Microbatch> microbatches = getMicrobatchesOf(op);
+    bool isInLoop = loop && op->getParentOp() == loop;
+    if (isInLoop && llvm::any_of(microbatches, [&](Microbatch microbatch) {
+          return !lastCompute[microbatch].op;
+        })) {
       OpBuilder builder(op);
       setLastCompute(createFor<MarkOp>(op, builder));
       ++position;
@@ -101,10 +117,15 @@ private:
     auto name = StringAttr::get(op->getContext(), plan::streamName(stream));
     op->setDiscardableAttr(streamAttrName, name);
     SmallVector<int32_t> events;
-    int64_t &waited = forked[size_t(stream)];
-    if (lastCompute && lastComputeAt > waited) {
-      events.push_back(record(lastCompute));
-      waited = lastComputeAt;
+    for (Microbatch microbatch : microbatches) {
+      auto [compute, at] = lastCompute[microbatch];
+      int64_t &waited = forked[size_t(stream)][microbatch];
+      if (!compute || at <= waited)
+        continue;
+      waited = at;
+      int32_t event = record(compute);
+      if (!llvm::is_contained(events, event))
+        events.push_back(event);
     }
     for (Value operand : op->getOperands())
       if (auto it = eventOf.find(operand.getDefiningOp());
@@ -129,17 +150,22 @@ private:
     return it->second;
   }
 
-  bool isInLoop = false;
+  MicrobatchesOp loop;
   int32_t numEvents = 0;
   llvm::MapVector<Operation *, SmallVector<int32_t>> waits;
   llvm::DenseMap<Operation *, int32_t> recorded;
   /// Those of collectives and copies beside computation.
   llvm::DenseMap<Operation *, int32_t> eventOf;
-  /// The last instruction of the compute stream, and for each stream that up to
-  /// which it has waited for it.
-  Operation *lastCompute = nullptr;
-  int64_t position = 0, lastComputeAt = 0;
-  std::array<int64_t, plan::kNumStreams> forked = {};
+  struct Place {
+    Operation *op = nullptr;
+    int64_t at = 0;
+  };
+  /// The last instruction of the compute stream, and for each stream the
+  /// position up to which it has waited for it.
+  std::array<Place, kNumMicrobatches> lastCompute;
+  int64_t position = 0;
+  std::array<std::array<int64_t, kNumMicrobatches>, plan::kNumStreams> forked =
+      {};
 };
 
 struct AssignStreams : mlir::fsdp::impl::AssignStreamsBase<AssignStreams> {

@@ -58,7 +58,7 @@ private:
                      .str();
   }
 
-  /// Says what stands against it; nothing if the gradient is bound.
+  /// Returns what prevents it; nothing if the gradient is bound.
   static StringRef bind(ReduceScatterOp reduce, FlatSymbolRefAttr param,
                         Value grad) {
     Value owner = getStorageOwner(grad);
@@ -66,16 +66,16 @@ private:
     if (!call)
       return "no operator allocates it";
     if (call.getSchema())
-      return "its operator is not ATen's, and may allocate otherwise";
+      return "its operator is not ATen's and may allocate in another way";
     if (cast<OpResult>(owner).getResultNumber() != 0)
       return "it is not the first result of its operator";
     if (call.getReduceInputOf())
-      return "its storage is that of another gradient too";
+      return "its storage is also that of another gradient";
     auto type = cast<RankedTensorType>(owner.getType());
     auto gradType = cast<RankedTensorType>(grad.getType());
     if (type.getNumElements() != gradType.getNumElements() ||
         type.getElementType() != gradType.getElementType())
-      return "it is a part of its storage";
+      return "it is only a part of its storage";
     if (!endsBy(owner, reduce))
       return "its storage is used after the reduction";
     call.setReduceInputOfAttr(param);

@@ -218,7 +218,7 @@ template <> LogicalResult PlanEmitter::emitOp(FreeOp free) {
 
 LogicalResult PlanEmitter::emitFrees(Operation *op, ValueRange values) {
   if (instructions->empty() || instructions->back().when != getWhen(op))
-    return op->emitOpError("expected it behind an op that runs in the same "
+    return op->emitOpError("expected it after an op that runs in the same "
                            "microbatches");
   llvm::append_range(instructions->back().frees, use(values));
   return success();
@@ -433,6 +433,7 @@ LogicalResult PlanEmitter::emit(Operation *op) {
             OffloadActivationOp, ReloadActivationOp, aten::CallOp>(
           [&](auto op) { return emitOp(op); })
       .Default([](Operation *other) {
-        return other->emitOpError("has no form in a plan: lower it first");
+        return other->emitOpError(
+            "cannot be expressed in a plan: lower it first");
       });
 }

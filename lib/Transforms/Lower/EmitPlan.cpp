@@ -92,7 +92,8 @@ void PlanEmitter::emitSource() {
     auto attr = from.getAs<StringAttr>(name);
     return attr ? attr.str() : std::string();
   };
-  result.capturedFor = {part("device"), part("arch"), part("torch")};
+  result.capturedFor = {part("device"), part("arch"), part("torch"),
+                        getNumerics(from)};
 }
 
 LogicalResult PlanEmitter::emitMesh() {
@@ -168,7 +169,11 @@ LogicalResult PlanEmitter::emitInputs() {
     auto name = program.getArgAttrOfType<StringAttr>(index, inputNameAttrName);
     plan::Input input;
     input.name = name ? name.str() : "arg" + std::to_string(index);
-    auto spec = getSpec(program, cast<RankedTensorType>(argument.getType()));
+    auto type = dyn_cast<RankedTensorType>(argument.getType());
+    if (!type)
+      return program.emitOpError("expected ranked tensors as arguments, got: ")
+             << argument.getType();
+    auto spec = getSpec(program, type);
     if (failed(spec))
       return failure();
     input.spec = *spec;

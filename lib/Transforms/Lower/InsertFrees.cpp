@@ -20,8 +20,8 @@ static bool keepsAlive(OpOperand &use) {
   return isa<ReturnOp>(use.getOwner());
 }
 
-/// The same for what stands in one block; `first` is the op that makes a value
-/// where it has no use.
+/// The same for the ops of one block; `first` is the op that makes a value, for
+/// a value without a use.
 static void insertFrees(Block &body, SmallVectorImpl<Operation *> *inserted) {
   /// Values by the last op that touches them, and whether it is one of many
   /// microbatches in which they end.
@@ -37,6 +37,7 @@ static void insertFrees(Block &body, SmallVectorImpl<Operation *> *inserted) {
         continue;
       }
       user = getResultsOp(user); // a collective reads until it is awaited
+      user = body.findAncestorOpInBlock(*user);
       if (!last || last->isBeforeInBlock(user))
         last = user;
     }

@@ -34,10 +34,14 @@ struct PlaceStorages : mlir::fsdp::impl::PlaceStoragesBase<PlaceStorages> {
     try {
       plan::verifyPlan(*emitted, "plan");
     } catch (const plan::PlanError &error) {
-      module.emitError("is no valid plan: ") << error.what();
+      module.emitError("is not a valid plan: ") << error.what();
       return signalPassFailure();
     }
     plan::layOutArena(*emitted, *memory);
+    bool isShared = *memory == plan::MemoryModel::SharedHost;
+    module->setAttr(
+        memoryAttrName,
+        StringAttr::get(&getContext(), isShared ? "shared" : "device"));
     setArena(module, arenaAttrName, emitted->arena);
     setArena(module, hostArenaAttrName, emitted->hostArena);
     for (auto [value, of] : llvm::zip(emitted->values, origins.values))

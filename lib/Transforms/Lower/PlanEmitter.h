@@ -44,7 +44,7 @@ private:
                        std::vector<::fsdp::plan::ValueId> &ids);
   ::fsdp::plan::ValueId use(Value value) { return find(valueIds, value); }
   std::vector<::fsdp::plan::ValueId> use(ValueRange values);
-  /// Lets `out` be of the storage of `in`, which its instruction consumes.
+  /// Makes `out` share the storage of `in`, which its instruction consumes.
   void share(::fsdp::plan::ValueId in, ::fsdp::plan::ValueId out);
 
   /// The index of what was defined before; an error of the operation that is
@@ -55,7 +55,8 @@ private:
     if (found != table.end())
       return found->second;
     if (!std::exchange(isIncomplete, true)) {
-      auto diagnostic = current->emitOpError("names what a plan does not have");
+      auto diagnostic =
+          current->emitOpError("names something that the plan does not have");
       if constexpr (std::is_same_v<KeyT, Value>)
         diagnostic << ", a value of type " << key.getType();
       else
@@ -101,8 +102,8 @@ private:
   ::fsdp::plan::ValueId getBuffer(Operation *op);
   ::fsdp::plan::When getWhen(Operation *op);
   int64_t getPostForwardSize(ReshardOp reshard);
-  /// Of what `op`, an fsdp.free or fsdp.reshard, ends with the instruction
-  /// before it, or its own.
+  /// Frees what `op`, an fsdp.free or fsdp.reshard, ends, with the instruction
+  /// before it or with its own.
   LogicalResult emitFrees(Operation *op, ValueRange values);
 
   /// Specialised for each op that a plan has (EmitInstructions.cpp).

@@ -7,7 +7,7 @@ using namespace mlir;
 using namespace mlir::fsdp;
 
 static LogicalResult failPolicy(Operation *policy) {
-  return policy->emitOpError("Program-16: expected a pass to have taken it up "
+  return policy->emitOpError("Program-16: expected a pass to have applied it "
                              "before a plan is emitted, found none");
 }
 

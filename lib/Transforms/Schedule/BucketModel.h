@@ -10,9 +10,9 @@
 namespace mlir::fsdp {
 
 /// Reads off a step, in which every item is a unit by itself: when each is
-/// used, what it moves and holds, and what else is alive meanwhile.
-/// `itemOf` has the item of each parameter by its name; `kinds`, by item, which
-/// of them may be joined. Of the step's microbatches it is one.
+/// used, what it moves and holds, and what else is alive meanwhile. `itemOf`
+/// has the item of each parameter by its name; `kinds`, by item, which of them
+/// may be joined. Only one of the step's microbatches is modelled.
 BucketProblem modelBuckets(const CompiledStep &step,
                            const ::fsdp::simulate::DeviceModel &device,
                            const llvm::StringMap<int32_t> &itemOf,

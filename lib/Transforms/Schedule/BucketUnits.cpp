@@ -60,8 +60,8 @@ private:
           best = &outcome;
       return schedule.emitOpError("expected a step of at most ")
              << simulate::formatBytes(int64_t(*budget))
-             << " a rank, got as the least of all buckets: " << describe(*best)
-             << "; at its peak " << best->holders;
+             << " a rank, got with the smallest of all buckets: "
+             << describe(*best) << "; at its peak " << best->holders;
     }
     for (const BucketOutcome &outcome : *outcomes)
       if (&outcome != best)

@@ -19,7 +19,7 @@ struct Bucket {
   double bytes = 0; ///< in the dtype of computing
 };
 
-/// May be one bucket.
+/// Whether the two may be one bucket.
 bool canJoin(ModuleOp module, const Bucket &a, const Bucket &b);
 /// Puts the parameters of `from` behind those of `to`.
 void join(Bucket &to, const Bucket &from);
@@ -27,17 +27,17 @@ void join(Bucket &to, const Bucket &from);
 /// Each parameter by itself; a unit of several dtypes stays whole. In the order
 /// of units, and in each that of the module.
 SmallVector<Bucket> splitUnits(ModuleOp module);
-/// Neighbours of splitUnits together until they have so many bytes.
+/// Joins neighbours of splitUnits until they have this many bytes.
 SmallVector<Bucket> fillBuckets(ModuleOp module, double least);
 
-/// Bytes from which on the link of the shard axis is busy: latency is a tenth
-/// of a gather's time, within 10 and 500 MB (PyTorch Inductor's rule for
+/// The number of bytes that saturates the link of the shard axis: latency is a
+/// tenth of a gather's time, within 10 and 500 MB (PyTorch Inductor's rule for
 /// buckets of FSDP collectives).
 double getSaturatingBytes(ModuleOp module,
                           const ::fsdp::simulate::DeviceModel &device);
 
-/// One unit for each bucket, named after the units that it is of, with a number
-/// where these are in several.
+/// One unit for each bucket, named after the units that its parameters come
+/// from, with a number where these are in several buckets.
 void replaceUnits(ModuleOp module, ArrayRef<Bucket> buckets);
 
 } // namespace mlir::fsdp

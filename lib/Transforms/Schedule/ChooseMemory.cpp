@@ -52,7 +52,7 @@ struct ChooseMemory : mlir::fsdp::impl::ChooseMemoryBase<ChooseMemory> {
                std::to_string(explorer->outcomes().size()) + " compiled" +
                llvm::formatv(
                    "; {0:F3} ms, {1:F1} % above {2:F3} ms of {3}, "
-                   "which no choice is below",
+                   "which no choice can beat",
                    (*best)->seconds * 1e3, explorer->gapPercent(**best),
                    explorer->bound().seconds * 1e3, explorer->bound().of)
                    .str();
@@ -75,7 +75,7 @@ private:
             << explorer.describe(best->choice) << " ("
             << formatBytes(best->bytes) << ")";
     else
-      error << "; the least that was found is " << formatBytes(least->bytes)
+      error << "; the smallest that was found is " << formatBytes(least->bytes)
             << ": " << explorer.describe(least->choice);
   }
 };

@@ -202,8 +202,8 @@ const BucketOutcome *mlir::fsdp::chooseBuckets(ArrayRef<BucketOutcome> outcomes,
 std::string mlir::fsdp::describe(const BucketOutcome &outcome) {
   return outcome.name + ", " + std::to_string(outcome.count) +
          (outcome.count == 1 ? " bucket: " : " buckets: ") +
-         simulate::formatMilliseconds(outcome.seconds) + ", of it " +
-         simulate::formatMilliseconds(outcome.exposed) + " exposed, " +
+         simulate::formatMilliseconds(outcome.seconds) + ", " +
+         simulate::formatMilliseconds(outcome.exposed) + " of it exposed, " +
          simulate::formatBytes(outcome.bytes);
 }
 

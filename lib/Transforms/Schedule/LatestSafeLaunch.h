@@ -20,11 +20,11 @@ struct GatherToLaunch {
   int64_t bytes = 0;  ///< held from the launch on
   /// The first position that it may be launched before.
   size_t earliest = 0;
-  /// The last one: where it stands when nothing is done.
+  /// The last such position: where it is if it is not moved.
   size_t latest = 0;
   /// The position that cannot begin before it has ended; not before `latest`.
   size_t use = 0;
-  /// FSDP2 launches ahead within one phase alone.
+  /// FSDP2 launches ahead only within one phase.
   int phase = 0;
 };
 
@@ -33,12 +33,13 @@ struct LaunchProblem {
   std::vector<double> time;
   /// Bytes alive at each position, those of a gather from `latest` on.
   std::vector<int64_t> live;
-  /// Of what is alive; a gather that does not fit at `latest` is launched there
-  /// all the same.
+  /// The limit on the bytes alive; a gather that does not fit at `latest` is
+  /// launched there all the same.
   std::optional<int64_t> budget;
   /// In the order on the link, which is that of `latest` and of `use`.
   std::vector<GatherToLaunch> gathers;
-  /// Of a gather's duration: how much earlier than needed it is launched.
+  /// The fraction of a gather's duration by which it is launched earlier than
+  /// needed.
   double reserve = 0;
 };
 
@@ -80,7 +81,7 @@ struct Launch {
 std::vector<Launch> latestSafeLaunches(const LaunchProblem &problem);
 
 /// FSDP2's order: a gather is launched when the one before it, of the same
-/// phase, has come; the first of a phase where it is needed.
+/// phase, is complete; the first of a phase where it is needed.
 std::vector<Launch> fsdp2Launches(const LaunchProblem &problem);
 
 } // namespace fsdp::schedule

@@ -41,9 +41,9 @@ struct Bucket {
 };
 
 /// What a partition of the first items means for the rest: forward up to them,
-/// and backward from them on. Less is better in every number. Lags are of a
-/// transfer's latest end, as seconds that the step takes longer minus the time
-/// at which the transfer begins.
+/// and backward from them on. Less is better in every number. A lag stands for
+/// the latest end of a transfer: the seconds by which the step gets longer,
+/// minus the time at which the transfer begins.
 struct State {
   double wait = 0;       ///< of compute, in forward
   double linkFree = 0;   ///< in forward, without the waits
@@ -68,7 +68,7 @@ struct State {
   double exposed() const { return wait + std::max({0.0, late, lateBefore}); }
 };
 
-/// How close states are that count as one.
+/// How close states must be to count as one.
 struct Tolerance {
   double seconds = 0;
   double bytes = 0;
@@ -187,9 +187,9 @@ private:
   size_t inFlight;
 };
 
-/// Keeps those that none beats, and of those within the tolerance one. If more
-/// than kMostStates remain, with a tolerance other than 0, it is doubled;
-/// returns that which was enough.
+/// Keeps the states that no other beats, and one of those within the tolerance.
+/// If more than kMostStates remain and the tolerance is not 0, it is doubled;
+/// returns the tolerance that was enough.
 Tolerance prune(std::vector<State> &states, Tolerance tolerance, double scale) {
   auto sum = [&](const State &s) {
     double time = s.wait + s.linkFree + s.late + s.lateBefore + s.work +
@@ -254,7 +254,8 @@ bool areAlike(const BucketItem &a, const BucketItem &b) {
   return key(a) == key(b);
 }
 
-/// Without the blocks between the first half of kSolvedBlocks and the last.
+/// The problem without the blocks between the first and the last half of
+/// kSolvedBlocks.
 BucketProblem shorten(const BucketProblem &problem, const Repetition &blocks) {
   int32_t half = kSolvedBlocks / 2;
   size_t from = size_t(blocks.begin + half * blocks.length);

@@ -50,8 +50,8 @@ struct LinkTime {
 struct BucketItem {
   /// Neighbours of one kind may be in one bucket.
   int32_t kind = 0;
-  /// Its gather needs to be there in forward, and once more in backward. In a
-  /// bucket all are gathered where one is needed.
+  /// Whether it must be gathered in forward, and again in backward. In a
+  /// bucket, all items are gathered where one is needed.
   bool inForward = true, inBackward = true;
   double gatherBytes = 0; ///< on the link
   double reduceBytes = 0; ///< on the link; 0: it has no gradient
@@ -107,8 +107,8 @@ inline constexpr std::size_t kMostStates = 128;
 struct Repetition {
   int32_t begin = 0, length = 0, count = 0;
 };
-/// The one that covers most items, of the shortest period: items are alike in
-/// everything but times and what else is alive.
+/// The repetition that covers the most items, with the shortest period: its
+/// items are alike in everything but times and what else is alive.
 Repetition findRepetition(const std::vector<BucketItem> &items);
 
 /// The same for a long list of isomorphic blocks: it is solved with

@@ -22,7 +22,8 @@ using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
 
 namespace {
-/// Of a copy's duration: how much earlier than needed it is launched.
+/// The fraction of a copy's duration by which it is launched earlier than
+/// needed.
 constexpr double kReserve = 0.25;
 
 struct Activation {
@@ -126,9 +127,9 @@ private:
       live[i] += bytes;
   }
 
-  /// An activation that would have to come back before it is gone stays on the
-  /// device where there is room; the others go on the link, first come first
-  /// served.
+  /// An activation that would have to come back before its copy out has ended
+  /// stays on the device if there is room; the others go on the link, first
+  /// come first served.
   void keepWhatComesBackAtOnce() {
     double linkFree = 0;
     llvm::erase_if(activations, [&](Activation &activation) {
@@ -144,7 +145,7 @@ private:
                       .category("fsdp-offload");
       remark::missed(activation.out.getLoc(), opts)
           << llvm::formatv("an activation of {0} bytes stays: it would have to "
-                           "come back {1:F3} ms before it is gone",
+                           "come back {1:F3} ms before its copy out ends",
                            activation.bytes,
                            (activation.gone - activation.launch) * 1e3)
                  .str();
@@ -163,7 +164,7 @@ private:
     activation.out.erase();
   }
 
-  /// Whether the instruction computes, so that no copy and no wait is it.
+  /// Whether the instruction computes, that is, is neither a copy nor a wait.
   bool takesTime(size_t at) const { return time[at + 1] > time[at]; }
 
   /// Where the copy out is awaited: when it has ended, or where its storage

@@ -26,7 +26,8 @@ namespace plan = ::fsdp::plan;
 namespace simulate = ::fsdp::simulate;
 
 namespace {
-/// Of a gather's duration: how much earlier than needed it is launched.
+/// The fraction of a gather's duration by which it is launched earlier than
+/// needed.
 constexpr double kReserve = 0.25;
 
 /// Why a gather is not launched earlier, or later, for people.

@@ -61,7 +61,8 @@ private:
     MemoryOutcome over, within;
     int64_t budget;
 
-    /// Of the way from `over` to `within`, where the budget is met.
+    /// The fraction of the way from `over` to `within` at which the budget is
+    /// met.
     double share() const {
       return double(over.bytes - budget) / double(over.bytes - within.bytes);
     }
@@ -129,7 +130,7 @@ private:
     return success();
   }
 
-  /// As many blocks elsewhere, and fewer where there is room for that.
+  /// Tries as many blocks elsewhere, and fewer if that fits.
   LogicalResult placeBlocks() {
     std::optional<MemoryOutcome> found = best();
     if (!found || found->choice.blocks == 0)

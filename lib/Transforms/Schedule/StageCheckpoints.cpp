@@ -36,7 +36,10 @@ struct StageCheckpoints
     llvm::DenseMap<StringAttr, Operation *> uses = getFirstUses(program);
     for (StringAttr unit : units) {
       Operation *use = uses.lookup(unit);
-      Operation *at = use ? use : getBackward(program).getOperation();
+      PhaseOp backward = getBackward(program);
+      Operation *at = use        ? use
+                      : backward ? backward.getOperation()
+                                 : backwardEnd;
       OpBuilder builder(at);
       auto stage = createFor<StageStateOp>(
           at, builder, FutureType::get(&getContext(), {}),

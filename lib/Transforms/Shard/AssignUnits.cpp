@@ -62,7 +62,7 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
           param.emitWarning("tied parameter has names in different units: \"")
               << param.getSymName() << "\" in \""
               << getClaimName(indices.front()) << "\", \"" << name << "\" in \""
-              << getClaimName(index) << "\"; the units become one";
+              << getClaimName(index) << "\"; the units are merged";
         if (getPolicy(index).precision !=
             getPolicy(indices.front()).precision) {
           param.emitError("the mixed precision of its units differs");
@@ -334,12 +334,12 @@ private:
     };
     for (const auto &[modules, loc] : wanted)
       if (!captured.count(modules) &&
-          failed(check(loc, modules, "was none at capture")))
+          failed(check(loc, modules, "was not one at capture")))
         return failure();
     for (const Modules &modules : captured)
       if (!wanted.count(modules) &&
           failed(check(module.getLoc(), modules,
-                       "was one at capture and is none now")))
+                       "was one at capture and is not one now")))
         return failure();
     return success();
   }

@@ -18,13 +18,17 @@ struct DeferReshards : mlir::fsdp::impl::DeferReshardsBase<DeferReshards> {
     ModuleOp module = getOperation();
     for (auto policy :
          llvm::make_early_inc_range(module.getOps<AccumulationOp>())) {
-      if (!policy.getReshardAfterBackward()) {
-        ProgramOp program = getProgram(module);
-        if (!program)
-          return signalPassFailure();
-        if (MicrobatchesOp loop = getMicrobatches(program))
-          defer(loop);
+      ProgramOp program = getProgram(module);
+      if (!program)
+        return signalPassFailure();
+      MicrobatchesOp loop = getMicrobatches(program);
+      if (!loop && policy.getSteps() > 1) {
+        policy.emitOpError("Program-16: expected a loop over microbatches: run "
+                           "fsdp-insert-accumulation first");
+        return signalPassFailure();
       }
+      if (loop && !policy.getReshardAfterBackward())
+        defer(loop);
       policy.erase();
     }
   }
@@ -62,15 +66,16 @@ private:
   /// them together at the end of backward comes later.
   static Operation *findEnd(MicrobatchesOp loop) {
     Operation *end = loop.getYield();
-    while (isa<AccumulateOp, CopyToHostOp, AllReduceOp>(end->getPrevNode()))
+    while (isa_and_nonnull<AccumulateOp, CopyToHostOp, AllReduceOp>(
+        end->getPrevNode()))
       end = end->getPrevNode();
     while (isa<AllReduceOp>(end))
       end = end->getNextNode();
     return end;
   }
 
-  /// Lets what the unit's last gather has gathered be there for the next
-  /// microbatch, and end before `end` of the last one.
+  /// Keeps what the unit's last gather has gathered for the next microbatch,
+  /// until before `end` of the last one.
   static void keep(MicrobatchesOp loop, Unit unit, Operation *end) {
     unit.lastReshard->moveBefore(end);
     unit.lastReshard.getConditionMutable().assign(loop.getLast());

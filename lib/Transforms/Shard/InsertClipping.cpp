@@ -66,7 +66,7 @@ struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
     appendPreOrder(llvm::to_vector(module.getOps<ParamOp>()), 0, order);
     StepGradients shards(program, order, isShard);
     if (shards.empty()) {
-      policy.emitOpError("expected the program to have gradients' shards, "
+      policy.emitOpError("expected the program to have gradient shards, "
                          "found none");
       return signalPassFailure();
     }

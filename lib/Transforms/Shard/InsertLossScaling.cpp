@@ -61,8 +61,8 @@ private:
                << param.getSymNameAttr();
     StepGradients shards(program, isShard);
     if (shards.empty())
-      return policy.emitOpError("expected the program to have gradients' "
-                                "shards, found none");
+      return policy.emitOpError("expected the program to have gradient shards, "
+                                "found none");
     OpBuilder builder = getOptimizerPhaseBuilder(program, policy.getLoc());
     auto unscale = UnscaleOp::create(builder, policy.getLoc(),
                                      shards.getTypes(), shards.getNames(),

@@ -76,7 +76,7 @@ private:
       explain(unit, how + ", gathered again for backward");
     else
       explain(unit,
-              how + ", and at once gathered again: nothing is computed "
+              how + ", and immediately gathered again: nothing is computed "
                     "in between",
               /*limited=*/true);
   }
@@ -89,9 +89,9 @@ private:
       message << ("unit " + unit.getSymName() + ": " + what).str();
   }
 
-  /// Moves the uses in backward onto a second gather, from the whole axis or
-  /// from the parts that neighbours keep.
-  /// The gather, or null where backward uses none of them.
+  /// Moves the uses in backward to a second gather, from the whole axis or from
+  /// the parts that neighbours keep. Returns that gather, or null if backward
+  /// uses none of the parameters.
   static AllGatherOp gatherAgain(AllGatherOp gather, PhaseOp backward,
                                  std::optional<int64_t> postForwardSize) {
     SmallVector<OpOperand *> uses;

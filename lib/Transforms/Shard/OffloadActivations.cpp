@@ -161,9 +161,9 @@ private:
       }
     auto opts =
         remark::RemarkOpts::name("OffloadActivation").category("fsdp-offload");
-    std::string text = llvm::formatv(
-        "\"{0}\": {1} activations, {2} bytes, lie on the host until backward",
-        policy.getPattern(), count, bytes);
+    std::string text = llvm::formatv("\"{0}\": {1} activations, {2} bytes, are "
+                                     "kept on the host until backward",
+                                     policy.getPattern(), count, bytes);
     if (count)
       remark::passed(policy.getLoc(), opts) << text;
     else

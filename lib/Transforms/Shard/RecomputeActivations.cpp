@@ -131,7 +131,7 @@ private:
   }
 
   /// Why a second call in backward is not wanted, or would not do what the
-  /// first did where the storages that the run owns are recomputed.
+  /// first one did, if the storages that the run owns are recomputed.
   std::optional<KeptBecause> findObstacle(CallOp call) const {
     if (savedCalls.contains(call))
       return KeptBecause::Policy;
@@ -240,8 +240,8 @@ private:
     });
   }
 
-  /// Of what the run makes and backward uses: what is made again, and what is
-  /// kept although the policy would not have it.
+  /// Reports what the run makes and backward uses: what is recomputed, and what
+  /// is kept although the policy does not ask for it.
   void explain() const {
     Location loc = run.calls.front().getLoc();
     if (!loc->getContext()->getRemarkEngine())
@@ -261,14 +261,14 @@ private:
     remark::passed(loc, opts)
         << name + std::to_string(needed.size()) +
                (needed.size() == 1 ? " call is" : " calls are") +
-               " made again in backward, " + formatBytes(dropped) +
+               " recomputed in backward, " + formatBytes(dropped) +
                " are not kept" +
                (bytes[0] > 0
-                    ? ", " + formatBytes(bytes[0]) + " are, as save says"
+                    ? ", " + formatBytes(bytes[0]) + " are, because of save"
                     : "");
-    constexpr const char *whys[kNumKeptBecause] = {"", "by a random operator",
-                                                   "as operands change later",
-                                                   "as others use them"};
+    constexpr const char *whys[kNumKeptBecause] = {
+        "", "from a random operator", "because operands change later",
+        "because others use them"};
     std::string list;
     for (size_t why = 1; why < kNumKeptBecause; ++why)
       if (bytes[why] > 0)

@@ -32,8 +32,8 @@ _MOST_ENTRIES = 64
 
 
 class PlanCache:
-    """A folder with a folder for each plan: what Recipe.capture and Compiler.make_plan wrote, and
-    entry.json. Of one model and loss; what cannot be kept is warned of once."""
+    """A folder with a folder for each plan, which holds what Recipe.capture and Compiler.make_plan
+    wrote, and entry.json. For one model and loss; warns once about plans that cannot be kept."""
 
     def __init__(self, folder: Path, model: nn.Module, loss: Any) -> None:
         self._folder = folder
@@ -42,22 +42,23 @@ class PlanCache:
         self._warned = False
 
     def key(self, inputs: Mapping[str, Any], policy: str, world_size: int) -> str:
-        """The name of the entry for the model as it is now; empty where there can be none. Neither
-        sharded parameters nor hooks of FSDP2 may be in the model (plain_model.py)."""
+        """The name of the entry for the model as it is now; empty if there can be none. The model
+        must have neither sharded parameters nor FSDP2's hooks (plain_model.py)."""
         try:
             code = identity.identity(self._model, self._loss, inputs)
         except Untold as error:
             self._warn(str(error))
             return ""
         tools = []
-        for name in ("bin/fsdp-opt", "python/_runtime.so"):
+        # fsdp-opt is linked anew with every change but those of what it loads.
+        for name in ("bin/fsdp-opt", "lib/libFSDPCaptureReader.so", "python/_runtime.so"):
             status = build.built(name).stat()
             tools.append(f"{status.st_size} {status.st_mtime_ns}")
         text = "\n".join([code, policy, str(world_size), *tools])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def find(self, key: str) -> Path | None:
-        """The folder of an entry that is whole, and whose code is still the same."""
+        """The folder of an entry that is complete, and whose code is still the same."""
         folder = self._folder / key
         try:
             entry = json.loads((folder / _ENTRY).read_text())
@@ -71,8 +72,8 @@ class PlanCache:
         return folder
 
     def captured(self, folder: Path) -> Captured | None:
-        """What the capture of an entry gave; None where a tensor is not in this model. Repeats
-        what the capture had warned of."""
+        """What the capture of an entry gave; None if a tensor is not in this model. Repeats the
+        warnings of that capture."""
         try:
             entry = json.loads((folder / _ENTRY).read_text())
             literals = {}
@@ -110,7 +111,7 @@ class PlanCache:
             self._warn("the values of an input, a buffer or a constant decide what the step is")
             return
         if captured.operators or captured.kernels:
-            # Their kernels, and what these read, are known to the dispatcher alone.
+            # Only the dispatcher knows their kernels, and what these read.
             self._warn("it calls operators of other libraries")
             return
         by_tensor = {id(tensor): path for path, tensor in self._places().items()}
@@ -161,7 +162,7 @@ class PlanCache:
                 shutil.copyfile(source / name, made / name)
             (made / _ENTRY).write_text(entry)
             target = self._folder / key
-            if target.exists():  # one that was no longer right, or another process was faster
+            if target.exists():  # an outdated one, or another process was faster
                 target.rename(Path(temporary) / "old")
             made.rename(target)
         entries = [path for path in self._folder.iterdir() if not path.name.startswith(".")]

@@ -95,3 +95,37 @@ fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:      fsdp.mark {fsdp.records = 0 : i32}
 // CHECK-NEXT:      fsdp.all_gather @u %{{.*}} {fsdp.records = 1 : i32, fsdp.stream = "all_gather", fsdp.waits = array<i32: 0>} :
 // CHECK-NEXT:      fsdp.wait %{{.*}} {fsdp.waits = array<i32: 1>} :
+
+// -----
+
+// A wait in the first microbatch alone: in the others the gather that is launched
+// behind it follows the last instruction that runs there. A gather in the first
+// microbatch alone has made the stream wait in that one only.
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.unit @v
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @v sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%arg: tensor<4xf32>) -> tensor<f32> {
+  %loss = fsdp.microbatches 3(%arg) : (tensor<4xf32>) -> tensor<f32> {
+  ^bb0(%x: tensor<4xf32>, %first: i1, %last: i1, %before: !fsdp.carried<tensor<4xf32>>):
+    %y = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+    %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    %f = fsdp.all_gather @u %s when %first else %before : !fsdp.carried<tensor<4xf32>> : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xf32>>
+    %w = fsdp.wait %f : !fsdp.future<tensor<4xf32>>
+    %t = fsdp.read @b : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+    %h = fsdp.all_gather @v %t : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> !fsdp.future<tensor<4xf32>>
+    %b = fsdp.wait %h : !fsdp.future<tensor<4xf32>>
+    %l = aten.call "aten::dot"(%b, %w) : (tensor<4xf32>, tensor<4xf32>) -> tensor<f32>
+    fsdp.reshard @v %b : tensor<4xf32>
+    fsdp.reshard @u %w when %last : tensor<4xf32>
+    fsdp.yield %l : tensor<f32> carry %w : tensor<4xf32>
+  }
+  fsdp.return %loss : tensor<f32>
+}
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         aten.call "aten::neg"(%{{.*}}) {fsdp.records = 0 : i32} :
+// CHECK:         fsdp.all_gather @u %{{.*}} when %{{.*}} {fsdp.records = 1 : i32, fsdp.stream = "all_gather", fsdp.waits = array<i32: 0>} :
+// CHECK-NEXT:    fsdp.wait %{{.*}} {fsdp.records = 2 : i32, fsdp.waits = array<i32: 1>} :
+// CHECK:         fsdp.all_gather @v %{{.*}} {fsdp.records = 3 : i32, fsdp.stream = "all_gather", fsdp.waits = array<i32: 2, 0>} :

@@ -29,7 +29,7 @@ fsdp.program @train_step(%x: tensor<8x2xf32>, %y: tensor<2x4xf32>) -> tensor<f32
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK-NOT:     reduce_input_of
 // REMARK:        remark: [Missed] InPlace {{.*}}unit u: the gradient of a is copied into the reduction: its storage is used after the reduction
-// REMARK:        remark: [Missed] {{.*}}the gradient of b {{.*}}: it is a part of its storage
+// REMARK:        remark: [Missed] {{.*}}the gradient of b {{.*}}: it is only a part of its storage
 // REMARK:        remark: [Missed] {{.*}}the gradient of c {{.*}}: it is not the first result of its operator
 // REMARK:        remark: [Missed] {{.*}}the gradient of d {{.*}}: no operator allocates it
 // REMARK:        remark: [Passed] {{.*}}unit u: 0 of 4 gradients are written

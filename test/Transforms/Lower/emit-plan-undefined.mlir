@@ -3,7 +3,7 @@
 // A shard has no place in a plan: what uses it as a value is an error, and not
 // a use of the first value.
 
-// CHECK: emit-plan-undefined.mlir:[[# @LINE + 11]]:3: error: 'fsdp.free' op names what a plan does not have, a value of type '!fsdp.sharded<tensor<4xf32>
+// CHECK: emit-plan-undefined.mlir:[[# @LINE + 11]]:3: error: 'fsdp.free' op names something that the plan does not have, a value of type '!fsdp.sharded<tensor<4xf32>
 module attributes {fsdp.level = #fsdp.level<planned>} {
 fsdp.mesh @world <["shard"=2]>
 fsdp.optimizer "sgd" {lr = 1.0e-1}

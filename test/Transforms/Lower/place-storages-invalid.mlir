@@ -1,7 +1,7 @@
 // RUN: fsdp-opt --fsdp-place-storages --split-input-file --verify-diagnostics %s
 
 // Nothing awaits the reduction before the update takes its result.
-// expected-error @below {{is no valid plan: plan: instructions[2]: reads value 2, which instructions[1] may not have written yet: no event orders them (P28)}}
+// expected-error @below {{is not a valid plan: plan: instructions[2]: reads value 2, which instructions[1] may not have written yet: no event orders them (P28)}}
 module {
   fsdp.mesh @world <["shard"=2]>
   fsdp.optimizer "sgd" {}

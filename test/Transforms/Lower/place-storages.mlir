@@ -19,7 +19,7 @@ fsdp.program @train_step(%x: tensor<16xf32>) -> tensor<f32> {
   fsdp.return %loss : tensor<f32>
 }
 
-// CHECK:       module attributes {fsdp.arena = {bytes = 128 : i64, lower_bound = 128 : i64}, fsdp.level = #fsdp.level<planned>}
+// CHECK:       module attributes {fsdp.arena = {bytes = 128 : i64, lower_bound = 128 : i64}, fsdp.level = #fsdp.level<planned>, fsdp.memory = "shared"}
 // CHECK:       fsdp.program @train_step(%arg0: tensor<16xf32> {fsdp.offset = [[X:[0-9]+]] : i64})
 // CHECK:         aten.call "aten::neg"(%{{.*}}) {fsdp.offsets = array<i64: [[A:[0-9]+]]>} :
 // CHECK:         aten.call "aten::view"(%{{.*}}) {views

@@ -10,8 +10,8 @@
 // CHECK-NEXT: fsdp.param @b1.w : tensor<64x64xf32> unit @"b0+b1+b2"
 // CHECK-NEXT: fsdp.param @b2.w : tensor<64x64xf32> unit @"b0+b1+b2"
 
-// REMARK-DAG: [Analysis] BucketCandidate | Category:fsdp-bucket | Remark="unit, 3 buckets: {{.*}} ms, of it {{.*}} ms exposed, {{.*}} MiB"
-// REMARK-DAG: [Passed] Buckets | Category:fsdp-bucket | Remark="saturation, 1 bucket: {{.*}} ms, of it {{.*}} ms exposed, {{.*}} MiB; {{.*}} % above the least time of its instructions
+// REMARK-DAG: [Analysis] BucketCandidate | Category:fsdp-bucket | Remark="unit, 3 buckets: {{.*}} ms, {{.*}} ms of it exposed, {{.*}} MiB"
+// REMARK-DAG: [Passed] Buckets | Category:fsdp-bucket | Remark="saturation, 1 bucket: {{.*}} ms, {{.*}} ms of it exposed, {{.*}} MiB; {{.*}} % above the least time of its instructions
 fsdp.mesh @world <["shard"=64]>
 fsdp.schedule {bucket = "optimal", device = "h100"}
 fsdp.optimizer "sgd" {}

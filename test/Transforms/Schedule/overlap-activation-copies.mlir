@@ -47,7 +47,7 @@ fsdp.program @train_step(%x: tensor<1024x1024xf32>, %y: tensor<2048x2048xf32>) -
 // CHECK-NOT:     fsdp.offload_activation
 // CHECK-NOT:     fsdp.wait
 // CHECK:         fsdp.return
-// REMARK: {{\[Missed\]}} OffloadActivation{{.*}}an activation of 4194304 bytes stays: it would have to come back {{.*}} ms before it is gone
+// REMARK: {{\[Missed\]}} OffloadActivation{{.*}}an activation of 4194304 bytes stays: it would have to come back {{.*}} ms before its copy out ends
 fsdp.mesh @world <["shard"=1]>
 fsdp.schedule {device = "h100"}
 fsdp.offload_pattern "layer"

@@ -59,3 +59,24 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.optimizer_step [@w] %r0 : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// A step without backward, whose gradients forward itself computes.
+// CHECK-LABEL: fsdp.program @no_backward
+// CHECK:         %[[W:.*]] = fsdp.stage_state @w {fsdp.why = "forward does not use the unit"} : !fsdp.future<>
+// CHECK-NEXT:    fsdp.wait %[[W]] : !fsdp.future<>
+// CHECK-NEXT:    fsdp.phase optimizer
+fsdp.mesh @world <["shard"=2]>
+fsdp.schedule {stage_checkpoints = true}
+fsdp.optimizer "sgd" {lr = 0.5}
+fsdp.unit @w
+fsdp.param @p : tensor<4xf32> unit @w sharding <@world, [{"shard"}]>
+fsdp.program @no_backward(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %l = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  %r = fsdp.reduce_scatter @w avg [@p] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.phase optimizer
+  fsdp.optimizer_step [@p] %r : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %l : tensor<f32>
+}

@@ -99,7 +99,7 @@ module attributes {fsdp.captured_precision = {
 // The program sums the gradients of inputs as the units of the capture do.
 module attributes {fsdp.captured_units = [["a"]], fsdp.entries = {b = "memory"}} {
   fsdp.unit_pattern "a"
-  // expected-error @below {{unit "b" was none at capture, and gradients of input "memory" of "b" are summed inside a unit first; capture the model with a config that has these units}}
+  // expected-error @below {{unit "b" was not one at capture, and gradients of input "memory" of "b" are summed inside a unit first; capture the model with a config that has these units}}
   fsdp.unit_pattern "b"
   fsdp.param @a.weight : tensor<4x4xf32>
   fsdp.param @b.weight : tensor<4x4xf32>
@@ -107,7 +107,7 @@ module attributes {fsdp.captured_units = [["a"]], fsdp.entries = {b = "memory"}}
 
 // -----
 
-// expected-error @below {{unit "a+b" was one at capture and is none now, and gradients of input "memory" of "b" are summed}}
+// expected-error @below {{unit "a+b" was one at capture and is not one now, and gradients of input "memory" of "b" are summed}}
 module attributes {fsdp.captured_units = [["a", "b"]], fsdp.entries = {b = "memory"}} {
   fsdp.unit_pattern "a"
   fsdp.param @a.weight : tensor<4x4xf32>
@@ -135,7 +135,7 @@ fsdp.param @a.weight : tensor<4x4xf32>
 module attributes {fsdp.captured_precision = {a = #fsdp.mixed_precision<param_dtype = bf16>}} {
   fsdp.unit_pattern "a" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
   fsdp.unit_pattern "b"
-  // expected-warning @below {{the units become one}}
+  // expected-warning @below {{the units are merged}}
   // expected-error @below {{the mixed precision of its units differs}}
   fsdp.param @a.weight : tensor<4x4xf32> {aliases = ["b.weight"], compute_dtype = bf16}
 }
@@ -144,6 +144,6 @@ module attributes {fsdp.captured_precision = {a = #fsdp.mixed_precision<param_dt
 
 fsdp.unit_pattern "a" {gradient_division = #fsdp.gradient_division<force_sum = true>}
 fsdp.unit_pattern "b"
-// expected-warning @below {{tied parameter has names in different units: "a.w" in "a", "b.w" in "b"; the units become one}}
+// expected-warning @below {{tied parameter has names in different units: "a.w" in "a", "b.w" in "b"; the units are merged}}
 // expected-error @below {{the gradient division of its units differs}}
 fsdp.param @a.w : tensor<4xf32> {aliases = ["b.w"]}

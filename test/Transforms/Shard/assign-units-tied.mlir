@@ -7,7 +7,7 @@
 // CHECK-NEXT:  fsdp.param @wte.weight : tensor<8x4xf32> unit @"(root)" {aliases = ["lm_head.weight"]}
 // CHECK-NEXT:  fsdp.param @lm_head.bias : tensor<8xf32> unit @"(root)"
 fsdp.unit_pattern "lm_head"
-// expected-warning @below {{tied parameter has names in different units: "wte.weight" in "(root)", "lm_head.weight" in "lm_head"; the units become one}}
+// expected-warning @below {{tied parameter has names in different units: "wte.weight" in "(root)", "lm_head.weight" in "lm_head"; the units are merged}}
 fsdp.param @wte.weight : tensor<8x4xf32> {aliases = ["lm_head.weight"]}
 fsdp.param @lm_head.bias : tensor<8xf32>
 
@@ -18,7 +18,7 @@ fsdp.param @lm_head.bias : tensor<8xf32>
 // CHECK-NEXT:  fsdp.param @b.bias : tensor<8xf32> unit @"a+b"
 // CHECK-NEXT:  fsdp.unit @c
 fsdp.unit_pattern "?"
-// expected-warning @below {{tied parameter has names in different units: "a.weight" in "a", "b.weight" in "b"; the units become one}}
+// expected-warning @below {{tied parameter has names in different units: "a.weight" in "a", "b.weight" in "b"; the units are merged}}
 fsdp.param @a.weight : tensor<8x4xf32> {aliases = ["b.weight"]}
 fsdp.param @b.bias : tensor<8xf32>
 fsdp.param @c.bias : tensor<8xf32>

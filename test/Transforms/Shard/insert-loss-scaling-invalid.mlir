@@ -12,7 +12,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
-// expected-error @below {{expected the program to have gradients' shards, found none}}
+// expected-error @below {{expected the program to have gradient shards, found none}}
 fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 65536.0}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward

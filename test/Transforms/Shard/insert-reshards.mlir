@@ -128,7 +128,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK:         %[[W2:.*]] = fsdp.all_gather @u %[[K]] : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard":2}]>>) -> tensor<4xf32>
 // CHECK-NEXT:    aten.call "aten::mul.Tensor"(%{{.*}}, %[[W2]])
 // CHECK-NEXT:    fsdp.reshard @u %[[W2]] {fsdp.why = "after the last use in backward"} : tensor<4xf32>{{$}}
-// REMARK:        remark: [Missed] Reshard {{.*}}unit u: resharded after forward, a part on each of 2 neighbours, and at once gathered again: nothing is computed in between
+// REMARK:        remark: [Missed] Reshard {{.*}}unit u: resharded after forward, a part on each of 2 neighbours, and immediately gathered again: nothing is computed in between
 fsdp.mesh @world <["shard"=4]>
 fsdp.unit @u {post_forward_size = 2}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>

@@ -10,7 +10,7 @@
 // CSE: fsdp.reload_activation
 
 // REMARK: remark: [Passed] OffloadActivation
-// REMARK-SAME: "layer": 1 activations, 2048 bytes, lie on the host until backward
+// REMARK-SAME: "layer": 1 activations, 2048 bytes, are kept on the host until backward
 
 // CHECK-NOT:   fsdp.offload_pattern
 // CHECK-LABEL: fsdp.program @train_step
@@ -106,7 +106,7 @@ fsdp.program @held(%x: tensor<4xf32>) -> tensor<f32> {
 
 // CHECK-LABEL: fsdp.program @complex
 // CHECK:         fsdp.offload_activation %{{.*}} {{.*}}: tensor<256xcomplex<f32>>
-// REMARK: "layers.0": 1 activations, 2048 bytes, lie on the host until backward
+// REMARK: "layers.0": 1 activations, 2048 bytes, are kept on the host until backward
 fsdp.offload_pattern "layers.0" {min_bytes = 2048}
 fsdp.program @complex(%x: tensor<256xcomplex<f32>>) -> tensor<f32> {
   fsdp.phase forward

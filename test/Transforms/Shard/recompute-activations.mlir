@@ -21,7 +21,7 @@
 // CHECK-NEXT:  %[[F2:.*]] = aten.call "aten::mm"(%[[X]], %[[W]]) {fsdp.module = "layer", fsdp.why = "activations of layer are made again where backward first uses them", recompute}
 // CHECK-NEXT:  %[[G:.*]] = aten.call "aten::silu_backward"(%{{.*}}, %[[F2]])
 // CHECK-NEXT:  aten.call "aten::mm"(%[[X]], %[[G]])
-// REMARK:      remark: {{.*}}[Passed] Recompute {{.*}}module layer: 1 call is made again in backward, 64 B are not kept
+// REMARK:      remark: {{.*}}[Passed] Recompute {{.*}}module layer: 1 call is recomputed in backward, 64 B are not kept
 fsdp.checkpoint_pattern "layer"
 fsdp.param @layer.w : tensor<4x4xf32>
 fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
@@ -88,8 +88,8 @@ fsdp.program @two_layers(%x: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  %[[E2:.*]] = aten.call "aten::exp"(%{{.*}}) {{.*}}recompute}
 // CHECK-NEXT:  %[[P2:.*]] = aten.call "aten::mul.Tensor"(%[[A]], %[[B]]) {{.*}}recompute}
 // CHECK-NEXT:  "aten::foo"([%[[E2]], %[[M]], %[[A]], %[[B]], %[[P2]]])
-// REMARK:      remark: {{.*}}[Passed] Recompute {{.*}}module layer: 2 calls are made again in backward, 128 B are not kept, 128 B are, as save says
-// REMARK:      remark: {{.*}}[Missed] Recompute {{.*}}module layer: kept for backward all the same: 64 B by a random operator
+// REMARK:      remark: {{.*}}[Passed] Recompute {{.*}}module layer: 2 calls are recomputed in backward, 128 B are not kept, 128 B are, because of save
+// REMARK:      remark: {{.*}}[Missed] Recompute {{.*}}module layer: kept for backward all the same: 64 B from a random operator
 fsdp.checkpoint_pattern "layer" {save = ["aten::mm", "aten::add.Tensor"]}
 fsdp.program @selective(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.phase forward
@@ -145,7 +145,7 @@ fsdp.program @in_place(%x: tensor<4x4xf32>, %y: tensor<4xf32>) -> tensor<f32> {
 // CHECK-NEXT:  %[[M:.*]] = aten.call "aten::mm"({{.*}}) {{.*}}recompute}
 // CHECK-NEXT:  aten.call "aten::foo"(
 // CHECK-NOT:   recompute
-// REMARK:      remark: {{.*}}[Missed] Recompute {{.*}}module layer: kept for backward all the same: 112 B as operands change later, 128 B as others use them
+// REMARK:      remark: {{.*}}[Missed] Recompute {{.*}}module layer: kept for backward all the same: 112 B because operands change later, 128 B because others use them
 fsdp.buffer @mean : tensor<4xf32>
 fsdp.buffer @var : tensor<4xf32>
 fsdp.checkpoint_pattern "layer"
