@@ -1,4 +1,4 @@
-//===- CommandLine.h - what the runtime's programs read and say alike -----===//
+//===- CommandLine.h - what the runtime's programs read and print alike ---===//
 #ifndef FSDP_TOOLS_COMMANDLINE_H
 #define FSDP_TOOLS_COMMANDLINE_H
 
@@ -17,7 +17,7 @@ namespace fsdp::runtime {
 inline constexpr uint64_t kMaxCount = INT64_MAX;
 inline constexpr uint64_t kMaxSeed = UINT64_MAX;
 
-/// Says the error in one line of `program`; returns the exit status.
+/// Prints the error in one line of `program`; returns the exit status.
 inline int reportError(const char *program, const std::exception &error,
                        int status) {
   std::fprintf(stderr, "%s: error: %s\n", program,
@@ -25,8 +25,8 @@ inline int reportError(const char *program, const std::exception &error,
   return status;
 }
 
-/// A whole number within [low, high], in digits alone: CLI11 takes a sign, and
-/// a number that is too large, for another number.
+/// A whole number within [low, high], in digits only: CLI11 would accept a
+/// sign, and would take a number that is too large for another number.
 inline CLI::Validator wholeNumber(uint64_t low, uint64_t high) {
   std::string expected = "expected a whole number from " + std::to_string(low) +
                          " to " + std::to_string(high);

@@ -1,4 +1,4 @@
-"""A loop of accelerate: a Llama of transformers in bfloat16, gradients of two batches an update.
+"""An accelerate loop: a transformers Llama in bfloat16, with gradients of two batches per update.
 
 torchrun --nproc-per-node 2 accelerate_loop.py OUTPUT [--compiled]
 """

@@ -1,4 +1,4 @@
-"""A loop of Lightning's Fabric in bfloat16, with TensorBoard.
+"""A Lightning Fabric loop in bfloat16, with TensorBoard.
 
 torchrun --nproc-per-node 2 fabric_loop.py OUTPUT [--compiled]
 """

@@ -1,4 +1,4 @@
-"""transformers' Trainer: GPT-2 with dropout, two microbatches an update, resumed on the way.
+"""transformers' Trainer: GPT-2 with dropout, two microbatches per update, resumed midway.
 
 torchrun --nproc-per-node 2 hf_trainer.py OUTPUT [--compiled]
 """
@@ -18,7 +18,7 @@ VOCABULARY, LENGTH = 64, 16
 
 
 def texts(count: int, seed: int) -> list[dict[str, Tensor]]:
-    """Counting from random tokens on; the first tokens of some have no label."""
+    """Sequences that count up from random tokens; the first tokens of some have no label."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(VOCABULARY, (count, 1), generator=generator)
     tokens = (first + torch.arange(LENGTH)) % VOCABULARY
@@ -43,7 +43,7 @@ class Trainer(CompiledTraining if arguments.compiled else FSDP2OnCPU, transforme
 
 
 class OwnLoss(Trainer):
-    """With a penalty that its own attribute weighs."""
+    """Adds a penalty, weighted by an attribute of its own."""
 
     penalty = 0.0
 
@@ -86,7 +86,7 @@ def train(kind: type[transformers.Trainer], folder: str, resume: str | None, **o
     return trainer
 
 
-# An epoch has six batches a rank: updates of four and two.
+# An epoch has six batches per rank: updates of four and two.
 accumulated = {"gradient_accumulation_steps": 4, "num_train_epochs": 2}
 train(Trainer, "whole", None, save_strategy="epoch", **accumulated)
 middle = f"{arguments.output}/whole/checkpoint-2"

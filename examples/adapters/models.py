@@ -49,6 +49,6 @@ def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def texts(count: int, seed: int) -> TensorDataset:
-    """Counting from random tokens on."""
+    """Sequences that count up from random tokens."""
     first = torch.randint(VOCABULARY, (count, 1), generator=torch.Generator().manual_seed(seed))
     return TensorDataset((first + torch.arange(LENGTH + 1)) % VOCABULARY)

@@ -1,4 +1,4 @@
-"""torchtitan's Trainer on the CPU: its Llama 3, made on meta, in bfloat16, two microbatches a step.
+"""torchtitan's Trainer on the CPU: its Llama 3, built on meta, bfloat16, two microbatches per step.
 
 torchrun --nproc-per-node 2 titan_trainer.py OUTPUT [--compiled]
 """
@@ -14,7 +14,7 @@ import torch
 from fsdp_mlir.integrations.torchtitan import CompiledTraining
 from torch.distributed.fsdp import FSDPModule
 
-# torchtitan knows accelerators only: this is what it asks of one's module.
+# torchtitan knows only accelerators: this is what it needs from an accelerator's module.
 cpu = SimpleNamespace(
     set_device=torch.cpu.set_device,
     current_device=lambda: 0,
@@ -45,7 +45,7 @@ arguments = parser.parse_args()
 
 
 class Counting(BaseDataLoader):
-    """Texts that count from random tokens on; some tokens are not to be learned."""
+    """Texts that count up from random tokens; some tokens are excluded from the loss."""
 
     def __init__(self, dp_rank: int, **_: Any) -> None:
         self.generator = torch.Generator().manual_seed(dp_rank)
@@ -65,7 +65,7 @@ class Counting(BaseDataLoader):
 
 
 def parallelize(model: torch.nn.Module, *arguments: Any) -> torch.nn.Module:
-    """torchtitan's, whose division of gradients Gloo has no reduction for."""
+    """torchtitan's, without its division of gradients, for which Gloo has no reduction."""
     model = get_train_spec().parallelize_fn(model, *arguments)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -99,7 +99,7 @@ def config() -> JobConfig:
 
 
 class Trainer(*([CompiledTraining] if arguments.compiled else []), train.Trainer):
-    """That also prints."""
+    """Also prints."""
 
     def forward_backward_step(self, **inputs: Any) -> torch.Tensor:
         loss = super().forward_backward_step(**inputs)

@@ -51,7 +51,7 @@ def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Counting from a random token on, in steps of one to three: (tokens, targets)."""
+    """Sequences that count up from a random token, in steps of one to three: (tokens, targets)."""
     generator = torch.Generator().manual_seed(rank)
     for _ in range(STEPS):
         first = torch.randint(VOCABULARY, (BATCH, 1), generator=generator)

@@ -18,7 +18,7 @@ VOCABULARY, LENGTH, SAMPLES, BATCH, EPOCHS = 64, 16, 22, 4, 3
 
 
 def texts(count: int, seed: int) -> list[dict[str, Tensor]]:
-    """Counting from random tokens on, in steps of one or two."""
+    """Sequences that count up from random tokens, in steps of one or two."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(VOCABULARY, (count, 1), generator=generator)
     stride = torch.randint(1, 3, (count, 1), generator=generator)
@@ -90,7 +90,7 @@ def generate() -> list[list[int]]:
 
 
 report("generated", generate())
-torch.manual_seed(1 + rank)  # each rank drops others
+torch.manual_seed(1 + rank)  # each rank drops different elements
 for epoch in range(EPOCHS):
     sampler.set_epoch(epoch)
     model.train()

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal, of [batch, length, heads, dim] to [batch, length, heads * dim]."""
+    """Causal, from [batch, length, heads, dim] to [batch, length, heads * dim]."""
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return y.transpose(1, 2).flatten(2)
@@ -87,7 +87,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens to logits. Has no values before `init_weights`, so that it may be made on meta."""
+    """Tokens to logits. Has no values before `init_weights`, so that it may be built on meta."""
 
     def __init__(self, vocabulary: int, length: int, dim: int = 64, layers: int = 2) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small Llama in a loop like torchtitan's: made on meta, in bfloat16, resumed on the way.
+"""A small Llama in a loop like torchtitan's: built on meta, in bfloat16, resumed midway.
 
 torchrun --nproc-per-node 2 titan.py CHECKPOINT [--compiled]
 """
@@ -30,7 +30,7 @@ def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Counting from random tokens on."""
+    """Sequences that count up from random tokens."""
     generator = torch.Generator().manual_seed(rank)
     while True:
         first = torch.randint(VOCABULARY, (BATCH, 1), generator=generator)

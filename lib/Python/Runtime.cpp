@@ -73,11 +73,11 @@ public:
     session.emplace(plan, connection->comm(), *device, connection->position());
   }
 
-  /// `run`, with a failure told to the other ranks, and theirs to this one.
+  /// Calls `run`; reports a failure to the other ranks, and theirs to this one.
   template <typename F> auto guarded(F run) {
     try {
       c10::InferenceMode guard;
-      // Also where this rank failed itself: what it has is not to be used.
+      // Also if this rank itself failed: its state must not be used.
       if (connection->hasFailed())
         throw AbortedError("the session has failed");
       return run();
@@ -173,8 +173,8 @@ plan::Optimizer follow(plan::Optimizer settings, const py::dict &group) {
   return settings;
 }
 
-/// As torch.optim's, with indices into `params`; those without a gradient are
-/// in none.
+/// Groups as torch.optim has them, with indices into `params`; parameters
+/// without a gradient are in no group.
 py::list paramGroups(const OpenPlan &self) {
   std::vector<plan::Optimizer> settings =
       self.session->executor().optimizerSettings();
@@ -378,7 +378,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             if (GradScaler *scaler = self.session->executor().gradScaler())
               scaler->setState({state.first, state.second});
           })
-      // Of the optimizer: steps but those that a loss scaler skipped.
+      // Updates of the optimizer: steps except those that a loss scaler
+      // skipped.
       .def_property(
           "updates",
           [](OpenPlan &self) -> std::optional<int64_t> {

@@ -14,7 +14,7 @@ using namespace plan;
 
 namespace {
 
-/// Of n ranks' equal parts, those of the others.
+/// The bytes of the other ranks, if n ranks have equal parts.
 int64_t fromOthers(double bytes, int64_t ranks) {
   return int64_t(bytes / double(ranks) * double(ranks - 1));
 }

@@ -110,7 +110,7 @@ private:
       bytes("schedule", prefix + "bytes gathered", int64_t(whole));
       count("schedule", prefix + "gathers a step", gathers);
       count("schedule", prefix + "reshards a step", reshards[u]);
-      count("schedule", prefix + "calls made again in backward", recomputed[u]);
+      count("schedule", prefix + "calls recomputed in backward", recomputed[u]);
       text("schedule", prefix + "offloaded", unit.cpuOffload ? "yes" : "no");
     }
   }
@@ -159,7 +159,7 @@ private:
     MemoryModel model = arenaModel(plan);
     Memory memory = replayMemory(plan, model);
     auto staticUses = staticBytes(plan, model);
-    text("memory", "gathered parameters lie",
+    text("memory", "gathered parameters are",
          model == MemoryModel::Device ? "on the device" : "in shared memory");
     bytes("memory", "peak a rank", peakBytes(plan, model));
     bytes("memory", "arena", plan.arena ? plan.arena->bytes : 0);

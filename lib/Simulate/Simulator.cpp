@@ -83,8 +83,8 @@ private:
     return cost.instructions[result.spans[span].instruction];
   }
 
-  /// Begins whatever can; what takes no time ends at once. False when nothing
-  /// is under way any more.
+  /// Begins whatever can begin; what takes no time ends at once. False when
+  /// nothing is in flight any more.
   bool startReady() {
     for (bool changed = true; changed;) {
       changed = false;
@@ -118,7 +118,7 @@ private:
     return medium == Medium::WithinHost || medium == Medium::BetweenHosts;
   }
 
-  /// To the end of whatever ends next.
+  /// Advances to the end of whatever ends next.
   void advance() {
     int users[4] = {}, collectives = 0;
     for (const Queue &queue : queues)

@@ -18,7 +18,8 @@ namespace fsdp {
 
 namespace {
 
-/// Of what is not a regular file, a device for example: it may have no end.
+/// The limit for what is not a regular file, such as a device, which may have
+/// no end.
 constexpr uint64_t kMaxStreamBytes = uint64_t(64) << 20;
 
 class Descriptor {
@@ -74,7 +75,7 @@ std::string readFile(const std::string &path, uint64_t maxBytes,
     return poll(&entry, 1, milliseconds) != 0;
   };
   if (S_ISFIFO(info.st_mode) && !waitForData(waitSeconds * 1000))
-    return "cannot be read: a pipe to which nobody writes";
+    return "cannot be read: a pipe that nobody writes to";
   std::array<char, 1 << 16> buffer;
   for (;;) {
     ssize_t count = read(file.number, buffer.data(), buffer.size());

@@ -1,8 +1,8 @@
 """fsdp-mlir: FSDP2 training, compiled.
 
-`fully_shard` is PyTorch's; `compile` makes a training step of the sharded model, which runs in this
-process and trains in the model's own parameters. `capture` writes the captured step for
-`fsdp-opt`; `python -m fsdp_mlir.capture` is the same on the command line.
+`fully_shard` is PyTorch's. `compile` makes a training step from the sharded model; the step runs in
+this process and trains the model's own parameters. `capture` writes the captured step for
+`fsdp-opt`; `python -m fsdp_mlir.capture` does the same on the command line.
 
 May include: support, modules, capture, frontdoor.
 """

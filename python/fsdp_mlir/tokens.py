@@ -1,12 +1,12 @@
-"""Files of token ids, which `fsdp-run --data` trains from, made of text.
+"""Makes files of token ids from text, for `fsdp-run --data`.
 
     python -m fsdp_mlir.tokens --tokenizer tokenizer.json --end-token '<|endoftext|>' \\
         -o corpus shard-*.parquet
 
 Reads Parquet and JSON lines (a document a row), and other files as UTF-8 text (a document a file),
 in the order in which they are named. Writes Megatron-LM's pair, `corpus.bin` and `corpus.idx`,
-which keeps where documents end (`--data corpus`), or with `--format flat` the ids alone into the
-named file (`--data corpus.bin:uint16`). What is written appears whole or not at all.
+which keeps where documents end (`--data corpus`), or with `--format flat` only the ids, to the
+named file (`--data corpus.bin:uint16`). Files appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BATCH = 1000  # documents that are tokenized together
 
 
 class TokensError(ValueError):
-    """What no file of tokens can be made of. The message is one line."""
+    """The input cannot be made into a file of tokens. The message is one line."""
 
 
 @dataclass
@@ -54,7 +54,8 @@ def _package(name: str, why: str) -> Any:
 
 
 def documents(path: Path, column: str) -> Iterator[str]:
-    """The documents of a file, by the end of its name; `column` holds the text of a row."""
+    """The documents of a file, whose type follows from its suffix; `column` holds the text of a
+    row."""
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path, column)
@@ -126,8 +127,8 @@ def write(
 ) -> Written:
     """Tokenizes the documents to `output`: a prefix, or with `flat` a file.
 
-    Ids are uint16 if all of the tokenizer's fit, else int32. Special tokens are not added, but for
-    `end_token` behind each document, which the tokenizer must have.
+    Ids are uint16 if all of the tokenizer's fit, else int32. No special tokens are added except
+    `end_token` after each document, which the tokenizer must have.
     """
     end: list[int] = []
     if end_token is not None:
@@ -143,7 +144,7 @@ def write(
             lengths = _write_ids(texts, tokenizer, end, dtype, data)
             _require_tokens(lengths)
         else:
-            # The index appears last, so that there is no pair of two versions.
+            # The index appears last, so that there is never a pair of different versions.
             index_path, data_path = _beside(output, ".idx"), _beside(output, ".bin")
             index = stack.enter_context(replacing(index_path))
             data = stack.enter_context(stack.enter_context(replacing(data_path)).open("wb"))
@@ -196,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes a file of tokens; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m fsdp_mlir.tokens",
-        description="Make files of token ids, for fsdp-run --data, of text.",
+        description="Make files of token ids from text, for fsdp-run --data.",
     )
     parser.add_argument("inputs", nargs="+", type=Path, metavar="FILE")
     parser.add_argument(
@@ -214,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--format",
         choices=("megatron", "flat"),
         default="megatron",
-        help="PREFIX.bin and PREFIX.idx, which keeps documents, or the ids alone [%(default)s]",
+        help="PREFIX.bin and PREFIX.idx, which keeps documents, or only the ids [%(default)s]",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PREFIX")
     options = parser.parse_args(argv)

@@ -117,7 +117,7 @@ def test_before_the_first_step(tmp_path: Path) -> None:
     assert got["losses"] == want["losses"]
     assert_same(got, want)
     for error in loops.errors("same", steps=0, saves_last=True):
-        assert "step-0: is there already; expected another step" in error
+        assert "step-0: already exists; expected another step" in error
 
 
 def test_fsdp_run_goes_on_and_back(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_mixed_precision(captured: Capture, reference: Reference) -> None:
 @pytest.mark.parametrize(
     ("units", "fault"),
     [
-        ("blocks.*.k", "was one at capture and is none now"),
-        ([{"match": ["blocks.0", "enc"]}], "was none at capture"),
+        ("blocks.*.k", "was one at capture and is not one now"),
+        ([{"match": ["blocks.0", "enc"]}], "was not one at capture"),
     ],
 )
 def test_other_units_than_those_of_the_capture(

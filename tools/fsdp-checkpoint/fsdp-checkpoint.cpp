@@ -33,7 +33,7 @@ struct Opened {
   SavedState state;
 };
 
-/// What belongs to a form of names or values.
+/// What some forms need besides the checkpoint itself.
 struct Context {
   std::optional<NameMap> names;
   std::optional<fsdp::plan::Plan> plan;
@@ -98,8 +98,8 @@ void show(const std::string &path) {
     printLine(name + " = " + show(value));
 }
 
-/// What a model folder has not: further names of tied parameters, and buffers
-/// that a model makes itself.
+/// Drops what a model folder does not have: further names of tied parameters,
+/// and buffers that a model makes itself.
 void keepModel(SavedState &state, const fsdp::plan::Plan &plan) {
   for (const fsdp::plan::Param &param : plan.params)
     for (const std::string &alias : param.aliases)
@@ -113,7 +113,7 @@ void convert(const std::string &from, const std::string &to,
              const std::string &form, const Context &context) {
   bool toModel = form == "huggingface", fromModel = isHuggingFace(from);
   if (context.names && toModel == fromModel)
-    throw InputError("--name-map: expected a checkpoint of Hugging Face and "
+    throw InputError("--name-map: expected one Hugging Face checkpoint and "
                      "one of another form, got " +
                      from + " to " + form);
   if (!context.plan && (form == "native" || (form == "dcp" && isNative(from))))
@@ -140,12 +140,13 @@ void convert(const std::string &from, const std::string &to,
 } // namespace
 
 int main(int argc, char **argv) {
-  // A limit of file sizes is an error of whoever writes, who names the file.
+  // At a limit of file sizes, the write fails, with an error that names the
+  // file.
   std::signal(SIGXFSZ, SIG_IGN);
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   c10::initLogging();
-  CLI::App app("Shows, verifies and converts checkpoints. The form of one that "
-               "is read is recognised.\n"
+  CLI::App app("Shows, verifies and converts checkpoints. The form of a "
+               "checkpoint that is read is detected.\n"
                "Exit status: 0 success, 1 the conversion failed, 2 bad input.");
   app.require_subcommand(1);
   std::string from, to, form, mapPath;
@@ -163,26 +164,26 @@ int main(int argc, char **argv) {
   converting->add_option("to", to, "a folder that is new or empty")->required();
   converting
       ->add_option("--to", form,
-                   "native: of fsdp-run; dcp: of "
+                   "native: fsdp-run's form; dcp: that of "
                    "torch.distributed.checkpoint; huggingface: safetensors "
-                   "with an index, of the model alone")
+                   "with an index, of the model only")
       ->required()
       ->check(CLI::IsMember({"native", "dcp", "huggingface"}));
   converting->add_option("--name-map", mapPath,
-                         "JSON file: an object from our names to those of "
+                         "JSON file: an object that maps our names to those of "
                          "Hugging Face, with {} for a number");
   converting->add_option("--plan", context.planPath,
                          "the plan of the run, for native checkpoints");
   converting
       ->add_option("--seed", context.start.seed,
-                   "with --to native: the seed to go on with, that of "
+                   "with --to native: the seed to continue with, as for "
                    "fsdp-run --seed")
       ->capture_default_str()
       ->check(wholeNumber(0, kMaxSeed));
   converting
       ->add_option("--samples", context.start.samples,
-                   "with --to native: samples that were taken of the data; by "
-                   "default as many as the plan takes in so many steps")
+                   "with --to native: samples already taken from the data; by "
+                   "default as many as the plan takes in that many steps")
       ->check(wholeNumber(0, kMaxCount));
   try {
     app.parse(argc, argv);

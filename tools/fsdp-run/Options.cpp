@@ -50,7 +50,7 @@ SaveFault parseSaveFault(const std::string &text) {
 }
 
 /// "90", "0.5", "1:30:00": seconds, or hours, minutes and seconds; nullopt for
-/// anything else, and for none.
+/// anything else, and for an empty text.
 std::optional<double> parseDuration(const std::string &text) {
   double parts[3] = {};
   size_t count = 0;
@@ -100,7 +100,7 @@ public:
     addTesting();
   }
 
-  /// Whether there is something to run: not where help was asked for.
+  /// Whether there is something to run: false if help was asked for.
   bool parse(int argc, char **argv) {
     try {
       app.parse(argc, argv);
@@ -126,7 +126,7 @@ private:
                    "torchrun, srun or mpirun started joins the others")
         ->check(wholeNumber(1, kMaxCount));
     app.add_option("--steps,--max-steps", options.steps,
-                   "training steps in all, with those before a resumption")
+                   "training steps in all, including those before a resume")
         ->capture_default_str()
         ->check(wholeNumber(0, kMaxCount));
   }
@@ -142,8 +142,8 @@ private:
             ->expected(1)
             ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     app.add_option("--shuffle-seed", options.data.shuffleSeed,
-                   "permute the samples of --data in each epoch anew, by this "
-                   "seed; by default they come in order")
+                   "shuffle the samples of --data anew in each epoch, with "
+                   "this seed; by default they come in order")
         ->needs(data)
         ->check(wholeNumber(0, kMaxSeed));
     app.add_option("--token-inputs", options.data.tokenInputs,
@@ -154,8 +154,8 @@ private:
         ->allow_extra_args(false)
         ->delimiter(',');
     app.add_option("--documents", documents,
-                   "cross: samples of tokens go over the ends of documents; "
-                   "within: each lies in one")
+                   "cross: samples of tokens may cross document boundaries; "
+                   "within: each sample lies within one document")
         ->needs(data)
         ->capture_default_str()
         ->check(CLI::IsMember({"cross", "within"}));
@@ -169,7 +169,7 @@ private:
         ->check(wholeNumber(0, kMaxSeed));
     app.add_option("--init-seed", options.initSeed,
                    "seed of the model's own initialisation, which a model "
-                   "captured on meta has; by default that of --seed")
+                   "captured on meta has; by default the value of --seed")
         ->check(wholeNumber(0, kMaxSeed));
   }
 
@@ -178,26 +178,25 @@ private:
                    "write one JSON object a step to this file");
     app.add_option(
         "--tensorboard", options.tensorboardFolder,
-        "write the scalars of each step, by torchtitan's names, to a "
-        "file of TensorBoard's in this folder");
+        "write the scalars of each step, under torchtitan's names, to "
+        "a TensorBoard file in this folder");
     app.add_option(
            "--peak-flops", options.peakFlops,
-           "FLOP/s that a rank's device can do in the model's dtype, of "
-           "which MFU is the part that the model needs")
+           "peak FLOP/s of a rank's device in the model's dtype; MFU is "
+           "the fraction of it that the model needs")
         ->check(CLI::PositiveNumber);
-    app.add_flag(
-        "--halt-on-nonfinite", options.haltsOnNotFinite,
-        "fail where a loss, or a norm or value of the gradients, is not "
-        "finite, before anything is saved; without it there is a "
-        "warning");
+    app.add_flag("--halt-on-nonfinite", options.haltsOnNotFinite,
+                 "fail if a loss, or a norm or value of the gradients, is not "
+                 "finite, before anything is saved; without this flag there is "
+                 "a warning");
     app.add_option("--profile", options.profilePath,
-                   "measure every instruction and write its seconds to this "
-                   "file: the mean over ranks of medians over the steps after "
-                   "the first two");
+                   "measure every instruction and write its time in seconds "
+                   "to this file: the mean over ranks of medians over the "
+                   "steps after the first two");
     app.add_option(
         "--trace", options.tracePath,
-        "write the begin and end of each instruction of the last step "
-        "to this file, for Perfetto and fsdp-opt --measured");
+        "write the start and end times of each instruction of the last "
+        "step to this file, for Perfetto and fsdp-opt --measured");
   }
 
   void addWeights() {
@@ -207,19 +206,19 @@ private:
                        "file, or a Hugging Face index of several");
     app.add_option(
            "--weights-hash", options.weightsHash,
-           "the hash that the file of --weights must have: xxh3: and 32 "
-           "hex digits")
+           "the hash that the file of --weights must have: xxh3: followed "
+           "by 32 hex digits")
         ->needs(weights);
     app.add_option(
            "--data-hash", options.dataHash,
-           "the hash that the one file of --data must have: xxh3: and 32 "
-           "hex digits")
+           "the hash that the one file of --data must have: xxh3: followed "
+           "by 32 hex digits")
         ->needs(data);
     app.add_option("--save-weights", options.outWeightsPath,
                    "write the final weights to this safetensors file");
     app.add_option("--allow-plugin", options.allowedPlugin,
-                   "let the code of this library run, the plug-in that is the "
-                   "plan's optimizer");
+                   "allow the code of this library, the plug-in that is the "
+                   "plan's optimizer, to run");
     app.add_option("--load", options.operatorLibraries,
                    "load this library, which registers operators "
                    "(TORCH_LIBRARY), and let the plan call them; may be given "
@@ -229,7 +228,7 @@ private:
   }
 
   void addExecution() {
-    // More are no help, and LibTorch does not stand just any number.
+    // More do not help, and LibTorch does not cope with just any number.
     uint64_t maxThreads =
         std::max<uint64_t>(256, std::thread::hardware_concurrency());
     app.add_option("--threads", options.threads, "threads per rank")
@@ -237,7 +236,7 @@ private:
         ->check(wholeNumber(1, maxThreads));
     app.add_option(
            "--device", options.device,
-           "cpu; cuda: the GPU with the number that the rank has on its "
+           "cpu; cuda: the GPU whose number is the rank's number on its "
            "host; cuda:N")
         ->capture_default_str();
     app.add_flag("--any-device", options.anyDevice,
@@ -245,15 +244,15 @@ private:
     app.add_option(
            "--comm", comm,
            "shm: ranks share the memory of one host; gloo: each has its "
-           "own, also on several hosts under torchrun; nccl: on GPUs. By "
-           "default shm on the CPU, nccl on GPUs")
+           "own memory, also on several hosts under torchrun; nccl: on "
+           "GPUs. By default shm on the CPU, nccl on GPUs")
         ->check(CLI::IsMember(kBackends));
     app.add_flag("--cuda-graphs", options.graphs,
                  "with --device cuda: capture a step once, and replay it");
     app.add_option(
            "--streams", streams,
            "serial: one thread executes all streams of a rank; threads: "
-           "one for each")
+           "one thread per stream")
         ->capture_default_str()
         ->check(CLI::IsMember({"serial", "threads"}));
   }
@@ -262,12 +261,13 @@ private:
     auto *evalEvery =
         app.add_option(
                "--eval-every", options.evalEvery,
-               "compute the loss in eval mode after every so many steps")
+               "compute the loss in eval mode each time this many steps are "
+               "done")
             ->check(wholeNumber(1, kMaxCount));
     auto *evalData =
         app.add_option("--eval-data", options.evalSources,
-                       "PATH[:DTYPE] like that of --data, for evaluations; may "
-                       "be given several times")
+                       "PATH[:DTYPE] as for --data, for evaluations; may be "
+                       "given several times")
             ->needs(evalEvery)
             ->expected(1)
             ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -278,8 +278,8 @@ private:
         ->needs(data)
         ->excludes(evalData);
     app.add_option("--eval-batches", options.evalBatches,
-                   "batches a rank in each evaluation; by default as many as "
-                   "the data fill, at least one")
+                   "batches per rank in each evaluation; by default as many "
+                   "as the data fills, at least one")
         ->needs(evalEvery)
         ->check(wholeNumber(1, kMaxCount));
   }
@@ -289,14 +289,13 @@ private:
         "--dry-run", command.dryRuns,
         "check everything that the run reads and where it writes, print "
         "what it would do, and start no rank");
-    app.add_option(
-           "--deadline", deadline,
-           "seconds that a rank waits for others of which none moves on. "
-           "By default 300 until a step is done, then 120 or 20 steps, "
-           "whichever is longer")
+    app.add_option("--deadline", deadline,
+                   "seconds that a rank waits for others, none of which makes "
+                   "progress. By default 300 until a step is done, then 120 or "
+                   "the time of 20 steps, whichever is longer")
         ->check(kDuration);
     app.add_option("--time-limit", timeLimit,
-                   "stop as TERM does, in time to have done so this long after "
+                   "stop as on TERM, early enough to be done this long after "
                    "the start: seconds, or HH:MM:SS")
         ->check(kDuration);
   }
@@ -305,32 +304,34 @@ private:
     auto *checkpoint =
         app.add_option("--checkpoint", options.checkpointPath,
                        "save checkpoints to this folder, as step-N after N "
-                       "steps: after the last, and as --checkpoint-every says");
+                       "steps: after the last step, and as --checkpoint-every "
+                       "says");
     app.add_option("--checkpoint-every", options.checkpointEvery,
                    "steps from one checkpoint to the next")
         ->needs(checkpoint)
         ->check(wholeNumber(1, kMaxCount));
     app.add_option(
            "--keep", options.keep,
-           "checkpoints that stay, the newest, at least two; by default "
-           "all")
+           "how many checkpoints to keep, the newest ones, at least two; "
+           "by default all")
         ->needs(checkpoint)
         ->check(wholeNumber(2, kMaxCount));
     app.add_flag("--checkpoint-async", options.checkpointAsync,
-                 "write checkpoints beside the next steps, from copies of what "
-                 "they have")
+                 "write checkpoints while the next steps run, from copies of "
+                 "the state")
         ->needs(checkpoint);
     app.add_option(
         "--resume", options.resume,
-        "go on from this checkpoint, a folder; auto: from the newest "
-        "valid one of --checkpoint, or from the beginning if there is "
+        "resume from this checkpoint, a folder; auto: from the newest "
+        "valid one in --checkpoint, or from the beginning if there is "
         "none");
   }
 
   /// What is not in the help.
   void addTesting() {
     app.add_option("--max-stream-delay", maxStreamDelay,
-                   "microseconds before each instruction, at most, for testing")
+                   "longest delay before each instruction, in microseconds, "
+                   "for testing")
         ->group("")
         ->check(wholeNumber(0, kMaxCount));
     app.add_option("--inject-fault", fault,
@@ -374,7 +375,7 @@ private:
                        (onGpu ? " expected nccl" : " expected shm or gloo"));
   }
 
-  /// What no validator of one option sees.
+  /// What no validator of a single option can see.
   void check() const {
     bool onGpu = isGpu(options.device);
     bool measures = !options.profilePath.empty() || !options.tracePath.empty();
@@ -395,8 +396,8 @@ private:
 
   CLI::App app{"Trains a model by executing a plan made by fsdp-opt.\n"
                "Exit status: 0 success, 1 the run failed, 2 bad input, 143 it "
-               "stopped after a step as TERM, INT or --time-limit asked, 130 "
-               "it was asked twice and stopped at once."};
+               "stopped after a step on TERM, INT or --time-limit, 130 it was "
+               "asked to stop twice and stopped at once."};
   RunOptions &options = command.options;
   CLI::Option *data = nullptr;
   bool synthetic = false;

@@ -15,7 +15,7 @@ struct Command {
   bool dryRuns = false;
 };
 
-/// Nullopt where help was asked for, which is printed then. Throws
+/// Nullopt if help was asked for, which is then printed. Throws
 /// CLI::ParseError and InputError.
 std::optional<Command> parseCommandLine(int argc, char **argv);
 

@@ -30,10 +30,11 @@ static RunEnd run(const Command &command) {
 }
 
 int main(int argc, char **argv) {
-  // A limit of file sizes is an error of whoever writes, who names the file.
+  // At a limit of file sizes, the write fails, with an error that names the
+  // file.
   std::signal(SIGXFSZ, SIG_IGN);
-  // c10d writes at length of a peer that is gone, or does not come, of which
-  // this program reports.
+  // c10d logs at length about a peer that is gone or does not come; this
+  // program reports that itself.
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
   try {

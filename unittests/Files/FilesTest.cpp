@@ -83,7 +83,7 @@ TEST_F(FilesTest, ReadsAPipeThatSomebodyWritesTo) {
 TEST_F(FilesTest, DoesNotWaitForAWriterForEver) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   EXPECT_EQ(errorOfRead(path("pipe")),
-            "cannot be read: a pipe to which nobody writes");
+            "cannot be read: a pipe that nobody writes to");
 }
 
 TEST_F(FilesTest, KeepsTheOldFileWhenTheDiskIsFull) {

@@ -435,7 +435,7 @@ TEST(Attention, NamesWhatItCannotRun) {
   alone.instructions.erase(alone.instructions.begin());
   AttentionKernels second(alone);
   EXPECT_EQ(errorOf<runtime::InputError>([&] { addAll(second, alone); }),
-            "expected the logsumexp of an attention before it");
+            "expected the logsumexp of an earlier attention");
 
   plan::Plan plan = sample.plan();
   AttentionKernels third(plan, always(at::SDPBackend::math));

@@ -307,12 +307,12 @@ TEST_F(Checkpoint, ManifestsOfOthersAreRefused) {
            {"\"step\":4", "\"step\":-4", "\"step\": expected a whole"},
            {"\"step\":4", "\"step\":4.5", "\"step\": expected a whole"},
            {"\"shard-00001", "\"../shard-00001", "in its folder"},
-           {"\"shard-00002", "\"shard-00001", "twice there"},
+           {"\"shard-00002", "\"shard-00001", "appears twice"},
            {"float32", "float31", "unknown dtype"},
            {"[3,2]", "[4,2]", "no file has [3:4, 0:2]"},
            {"[3,2]", "[4611686018427387904,8]", "less than 2^63 bytes"},
            {"[[\"w\",[0,0]", "[[\"w\",[1,0]", "no file has [0:1, 0:2]"},
-           {"[[\"w\",", "[[\"v\",", "no tensor of it"},
+           {"[[\"w\",", "[[\"v\",", "not one of its tensors"},
            {"fsdp-mlir checkpoint", "another", "expected the format"},
            {"\"files\":[", "\"files\":[[],", "no \"name\""}}) {
     change(from, to);
@@ -384,11 +384,11 @@ TEST_F(Checkpoint, RemovesWhatKilledSavesLeft) {
 }
 
 TEST_F(Checkpoint, RanksThatDisagreeSaveNothing) {
-  EXPECT_THAT(saveBy(2, folder, 4, 0,
-                     [](int64_t rank, Part &part) {
-                       part.request.state.samples += rank;
-                     }),
-              testing::Each(HasSubstr("rank 1 saves another plan or step")));
+  EXPECT_THAT(
+      saveBy(
+          2, folder, 4, 0,
+          [](int64_t rank, Part &part) { part.request.state.samples += rank; }),
+      testing::Each(HasSubstr("rank 1 saves a different plan or step")));
   EXPECT_THAT(saveBy(2, folder, 4, 0,
                      [](int64_t rank, Part &part) {
                        if (rank == 1)

@@ -86,13 +86,13 @@ TEST(Chunks, NamesHoles) {
 
 TEST(Chunks, NamesOverlaps) {
   EXPECT_EQ(Cut({4}).add({{0}, {3}}).add({{2}, {2}}).error(),
-            "folder: tensor \"w\": [2:3] of int32[4] is twice there, in f0 and "
+            "folder: tensor \"w\": [2:3] of int32[4] appears twice, in f0 and "
             "f1");
   EXPECT_THAT(Cut({}).add({{}, {}}).add({{}, {}}).error(),
-              HasSubstr("is twice there, in f0 and f1"));
+              HasSubstr("appears twice, in f0 and f1"));
   EXPECT_THAT(
       Cut({2, 2}).add({{0, 0}, {2, 2}}).add({{1, 1}, {1, 1}}).error(),
-      HasSubstr("[1:2, 1:2] of int32[2, 2] is twice there, in f0 and f1"));
+      HasSubstr("[1:2, 1:2] of int32[2, 2] appears twice, in f0 and f1"));
 }
 
 TEST(Chunks, RefusesWhatLeavesTheTensor) {

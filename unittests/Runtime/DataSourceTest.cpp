@@ -120,7 +120,7 @@ TEST(DataSource, NamesWhatIsWrong) {
   Tensors extra = data;
   extra["z"] = data["x"];
   EXPECT_THAT(errorOf(extra),
-              HasSubstr("tensor \"z\" is no input of the plan, which has "
+              HasSubstr("tensor \"z\" is not an input of the plan, which has "
                         "\"x\", \"y\""));
   Tensors shape = data;
   shape["x"] = at::zeros({8, 4});

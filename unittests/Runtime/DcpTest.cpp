@@ -134,7 +134,7 @@ TEST_F(Dcp, IsWrittenByRanks) {
   std::vector<DcpMetadata> parts = {
       runtime::writeDcpPart(folder, 0, first.state),
       runtime::writeDcpPart(folder, 1, second.state)};
-  EXPECT_THAT(error(), HasSubstr(".metadata: not there"));
+  EXPECT_THAT(error(), HasSubstr(".metadata: not found"));
   runtime::finishDcp(folder, parts);
   Part whole;
   whole.rows(0, 5);
@@ -179,13 +179,13 @@ TEST_F(Dcp, RefusesToFinishWhatIsNotWhole) {
   Part rest;
   rest.rows(3, 2);
   EXPECT_THAT(finish({first, rest}),
-              AllOf(HasSubstr("\"train_state.step\" is twice there"),
+              AllOf(HasSubstr("\"train_state.step\" appears twice"),
                     HasSubstr("__0_0.distcp and __1_0.distcp")));
   rest.state.values.clear();
   Part overlap = rest;
   overlap.rows(2, 1);
   EXPECT_THAT(finish({first, overlap}),
-              AllOf(HasSubstr("[2:3, 0:2] of float32[5, 2] is twice there"),
+              AllOf(HasSubstr("[2:3, 0:2] of float32[5, 2] appears twice"),
                     HasSubstr("__0_0.distcp and "), HasSubstr("__1_0.distcp")));
   Part other = rest;
   other.state.tensors["weight"].spec.shape = {6, 2};
@@ -217,7 +217,7 @@ TEST_F(Dcp, NamesMissingAndForeignFiles) {
   fs::create_directory(file("__0_0.distcp"));
   EXPECT_THAT(error(), HasSubstr("expected a regular file"));
   fs::remove(file(".metadata"));
-  EXPECT_THAT(error(), HasSubstr(".metadata: not there"));
+  EXPECT_THAT(error(), HasSubstr(".metadata: not found"));
 }
 
 TEST_F(Dcp, NamesItemsOfOtherShapes) {

@@ -266,7 +266,7 @@ TEST_F(FsdpRun, RefusesBadDataOptions) {
   expectRefused({plan, "--data", data, "--data", data, "--data-hash", "x"},
                 "--data-hash: expected one source, got 2");
   expectRefused({plan, "--data", dir / "model.safetensors"},
-                "is no input of the plan");
+                "is not an input of the plan");
   expectRefused({plan, "--data", dir / "none"}, "none: cannot open: ");
 }
 
@@ -432,8 +432,8 @@ TEST_F(FsdpRun, RefusesRanksWithOtherData) {
   for (const auto &wrong : {shuffled, others}) {
     ToolResult stranger = runTool(wrong, rankAt(port, 1, 2));
     EXPECT_EQ(stranger.status, 1);
-    EXPECT_THAT(stranger.err, HasSubstr("its plan, data, options or run id are "
-                                        "not those of this rank"));
+    EXPECT_THAT(stranger.err, HasSubstr("its plan, data, options or run id "
+                                        "differ from this rank's"));
   }
   results[1] = runTool(moved, rankAt(port, 1, 2));
   first.join();
@@ -483,8 +483,8 @@ TEST_F(FsdpRun, SaysThatItsPortIsTaken) {
   EXPECT_THAT(result.err,
               testing::MatchesRegex(
                   "fsdp-run: error: rank 0: cannot serve the ranks' store at "
-                  "127.0.0.1:[0-9]+: another program, or another job, has the "
-                  "port\n"));
+                  "127.0.0.1:[0-9]+: another program, or another job, is using "
+                  "the port\n"));
 }
 
 TEST(DescribePosition, SaysWhatWasUnderWay) {

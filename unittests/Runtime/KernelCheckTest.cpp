@@ -165,7 +165,7 @@ TEST_F(KernelCheck, NumbersAreDrawnAsTheTagSays) {
 
 TEST_F(KernelCheck, OperatorsThatMayNotRun) {
   use("declared");
-  EXPECT_THAT(errorOf(), HasSubstr("have no kernel of it"));
+  EXPECT_THAT(errorOf(), HasSubstr("have no kernel for it"));
   use("absent");
   EXPECT_THAT(errorOf(), HasSubstr("no C++ kernel of operator "
                                    "\"kernel_check::absent\""));

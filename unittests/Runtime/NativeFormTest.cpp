@@ -117,7 +117,7 @@ TEST_F(NativeForm, KeepsTensorsAndState) {
   ASSERT_EQ(write(), "no error");
   EXPECT_THAT(remarks, testing::IsEmpty());
   EXPECT_EQ(runtime::readNative(dir / "run/step-4", &plan).values, read.values);
-  EXPECT_THAT(write(), HasSubstr("step-4: cannot write: it is there"));
+  EXPECT_THAT(write(), HasSubstr("step-4: cannot write: it already exists"));
 }
 
 TEST_F(NativeForm, SaysWhereOptionsDiffer) {
@@ -125,8 +125,8 @@ TEST_F(NativeForm, SaysWhereOptionsDiffer) {
   state.values["optimizer.param_groups." + weight + ".weight_decay"] = 0.5;
   state.values["optimizer.param_groups." + weight + ".foreach"] = true;
   ASSERT_EQ(write(), "no error");
-  EXPECT_THAT(remarks, Contains(HasSubstr(weight + ".weight_decay was 0.5, and "
-                                                   "is the plan's ")));
+  EXPECT_THAT(remarks, Contains(HasSubstr(weight + ".weight_decay was 0.5; "
+                                                   "the plan has ")));
   EXPECT_THAT(remarks, Not(Contains(HasSubstr("foreach"))));
 }
 

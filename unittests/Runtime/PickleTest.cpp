@@ -136,7 +136,7 @@ TEST(Pickle, RefusesWhatIsNone) {
   // {1: None} and {"a": 1, "a": 1}
   EXPECT_THAT(errorOf("\x80\x02}K\x01Ns."), HasSubstr("expected a str"));
   EXPECT_THAT(errorOf("\x80\x04}(\x8c\x01\x61K\x01\x8c\x01\x61K\x01u."),
-              HasSubstr("\"a\" is there twice"));
+              HasSubstr("\"a\" appears twice"));
 }
 
 TEST(Pickle, EndsWhereItEnds) { EXPECT_EQ(read("\x80\x02N.rest").size(), 4u); }
@@ -154,10 +154,10 @@ TEST(Pickle, RefusesToGrowWithoutEnd) {
   for (char i = 0; i < 60; ++i)
     doubling += "h"s + i + "h"s + i + "\x86\x94";
   EXPECT_THAT(errorOf(doubling + "t."),
-              HasSubstr("it describes far more than it has bytes"));
+              HasSubstr("it describes far more data than it has bytes"));
   // More objects than memory.
   EXPECT_THAT(errorOf("\x80\x02("s + std::string(3 << 20, 'N') + "t."),
-              HasSubstr("it has more objects than is likely"));
+              HasSubstr("it has implausibly many objects"));
 }
 
 TEST(Pickle, RefusesEveryTruncation) {

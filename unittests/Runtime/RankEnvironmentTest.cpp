@@ -139,8 +139,8 @@ TEST(RankEnvironment, TheInnermostLauncherCounts) {
   EXPECT_EQ(read(mpi)->masterAddress, "127.0.0.1");
   torchrun.erase("TORCHELASTIC_RUN_ID");
   EXPECT_EQ(errorOf(with(kSlurm, torchrun)),
-            "RANK=3 and SLURM_PROCID=5: expected the same, or only one of "
-            "them to be set");
+            "RANK=3 and SLURM_PROCID=5: expected equal ranks, or only one "
+            "of them to be set");
   EXPECT_THAT(errorOf(with(mpi, {{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}})),
               HasSubstr("OMPI_COMM_WORLD_SIZE=2 and PMI_SIZE=3"));
 }

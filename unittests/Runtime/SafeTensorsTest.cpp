@@ -70,7 +70,7 @@ TEST(SafeTensors, HashIsXxh3) {
 TEST(SafeTensors, RefusesCorruptFiles) {
   EXPECT_THAT(errorOf(""), HasSubstr("expected at least 8 bytes, got 0"));
   EXPECT_THAT(errorOf(std::string(8, '\xff')),
-              HasSubstr("the header is said to have"));
+              HasSubstr("it claims a header of"));
   EXPECT_THAT(errorOf(fileOf("{", 0)), HasSubstr("not a json object"));
   EXPECT_THAT(errorOf(fileOf("[]", 0)), HasSubstr("not a json object"));
   EXPECT_THAT(errorOf(fileOf(std::string(1000, '['), 0)),

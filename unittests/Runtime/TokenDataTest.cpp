@@ -119,10 +119,10 @@ TEST_F(TokenData, ShiftsInputsAsTold) {
   options.tokenInputs = {"x", "z"};
   EXPECT_THAT(errorOf(options), HasSubstr("the plan has no input \"z\""));
   options.tokenInputs = {"x", "x"};
-  EXPECT_THAT(errorOf(options), HasSubstr("\"x\" is there twice"));
+  EXPECT_THAT(errorOf(options), HasSubstr("\"x\" appears twice"));
   options.tokenInputs = {"x"};
   EXPECT_THAT(errorOf(options),
-              HasSubstr("input \"y\": token data have nothing for it"));
+              HasSubstr("input \"y\": token data has nothing for it"));
   plan.inputs.pop_back();
   options.tokenInputs.clear();
   EXPECT_EQ(open(options)->inputs(0, 0).size(), 1u);
@@ -132,11 +132,11 @@ TEST_F(TokenData, RefusesPlansThatTakeNoTokens) {
   writeFlat("t.bin", 100);
   DataOptions options{.sources = {dir / "t.bin:uint16"}};
   plan = samplePlan(1);
-  EXPECT_THAT(errorOf(options), HasSubstr("one or two integer inputs, and the "
+  EXPECT_THAT(errorOf(options), HasSubstr("one or two integer inputs, but the "
                                           "plan has 0"));
   options.tokenInputs = {"x"};
   EXPECT_THAT(errorOf(options),
-              HasSubstr("input \"x\": token data need an integer input, got "
+              HasSubstr("input \"x\": token data needs an integer input, got "
                         "float32[4, 3]"));
   plan = tokenPlan();
   plan.inputs[1].spec.shape = {2, 6};
@@ -219,7 +219,7 @@ TEST_F(TokenData, RefusesFlatFilesOfOtherSizes) {
               HasSubstr("at least one, got 0 bytes"));
   EXPECT_THAT(errorOf({.sources = {dir / "t.bin"}}),
               HasSubstr("expected llm.c's header, or the dtype of the tokens "
-                        "behind the path"));
+                        "after the path"));
   writeFlat("t.bin", 5);
   EXPECT_THAT(errorOf({.sources = {dir / "t.bin:uint16"}}),
               HasSubstr("expected at least 6 tokens, for a sample of 5, got "
@@ -282,8 +282,8 @@ TEST_F(TokenData, RefusesBadIndices) {
                 HasSubstr("expected the code of an integer dtype, got " +
                           std::to_string(code)));
   EXPECT_THAT(with([](auto &p) { p.dtype = 4; }),
-              HasSubstr("sequence 1: expected it at byte 16, where the one "
-                        "before ends, got 8"));
+              HasSubstr("sequence 1: expected it at byte 16, where the "
+                        "previous one ends, got 8"));
   EXPECT_THAT(with([](auto &p) { p.lengths[0] = -4; }),
               HasSubstr("sequence 0: expected a length, got -4"));
   EXPECT_THAT(with([](auto &p) { p.lengths[1] = INT32_MAX; }),
@@ -325,14 +325,14 @@ TEST_F(TokenData, RefusesIndicesOfOtherSizes) {
   EXPECT_THAT(errorOfIndex(text + std::string(2, '\0')),
               HasSubstr("sequences with modes (images) are not supported"));
   EXPECT_THAT(errorOfIndex(text + std::string(1, '\0')),
-              HasSubstr("2 sequences and 3 document indices do not take"));
+              HasSubstr("2 sequences and 3 document indices do not fill"));
   // Counts whose bytes overflow.
   for (size_t field : {18, 26})
     for (uint64_t count :
          {UINT64_MAX, UINT64_MAX / 12 + 1, uint64_t(1) << 61, uint64_t(0)}) {
       std::string other = text;
       other.replace(field, 8, bytesOf(std::vector{count}));
-      EXPECT_THAT(errorOfIndex(other), HasSubstr(" do not take the file's "))
+      EXPECT_THAT(errorOfIndex(other), HasSubstr(" do not fill the file's "))
           << field << " " << count;
     }
 }
@@ -420,7 +420,7 @@ TEST_F(TokenData, TakesTheRangeOfTheEmbedding) {
   plan.inputs[0].high = 3; // of the batch that was captured
   call.args[1] = {plan::TensorArg{plan.inputs[1].value}};
   EXPECT_THAT(errorOf({.sources = {dir / "t.bin:uint16"}}),
-              HasSubstr("input \"y\" goes into an embedding, and is not the "
+              HasSubstr("input \"y\" goes into an embedding, but is not the "
                         "first integer input of the plan: say which inputs get "
                         "tokens and next tokens, as --token-inputs y,x"));
   call.args[1] = {plan::TensorArg{plan.inputs[0].value}};
@@ -489,10 +489,10 @@ TEST_F(TokenData, RefusesSourcesThatMayMeanTwoThings) {
   EXPECT_THAT(errorOf({.sources = {tokens, dir / "s"}}),
               HasSubstr("expected sources of one kind"));
   EXPECT_THAT(errorOf({.sources = {"1:" + tokens, tokens}}),
-              HasSubstr("expected a weight of every source or of none, got 1 "
+              HasSubstr("expected a weight for every source or for none, got 1 "
                         "for 2"));
   EXPECT_THAT(errorOf({.sources = {"1:" + tokens}}),
-              HasSubstr("a weight is for one of several sources"));
+              HasSubstr("a weight is only for one of several sources"));
   EXPECT_THAT(errorOf({.sources = {dir / "s"}, .tokenInputs = {"x"}}),
               HasSubstr("--token-inputs: expected files of tokens"));
   EXPECT_THAT(errorOf({.sources = {dir / "s"}, .documents = Documents::Within}),

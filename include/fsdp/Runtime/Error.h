@@ -21,19 +21,19 @@ struct RunError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A peer died while this rank waited for it, or does not move on; the message
+/// A peer died while this rank waited for it, or makes no progress; the message
 /// says where.
 struct PeerLostError : RunError {
   using RunError::RunError;
 };
 
-/// A wait has passed its deadline. What the ranks' processes or their store
-/// wait for may wait for ever too.
+/// A wait has passed its deadline. Whatever waits for the ranks' processes or
+/// their store may wait for ever, too.
 struct PeerHungError : PeerLostError {
   PeerHungError(const std::string &message, std::vector<int32_t> processes)
       : PeerLostError(message), processes(std::move(processes)) {}
 
-  /// Those of this host that hold up the others, as far as that is known.
+  /// Processes of this host that hold up the others, as far as that is known.
   std::vector<int32_t> processes;
 };
 

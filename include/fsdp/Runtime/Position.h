@@ -13,15 +13,17 @@ namespace fsdp::runtime {
 /// whoever has to report its death. -1 before the first step.
 struct Position {
   std::atomic<int64_t> step{-1}; ///< counted from 0
-  /// Of the step; those of the evaluation are counted on from its last.
+  /// Counted within the step; the evaluation's instructions are numbered after
+  /// the step's last.
   std::atomic<int64_t> instruction{-1};
   /// The steps are over: weights are gathered and written.
   std::atomic<bool> saving{false};
-  /// Of a checkpoint that is read or written, also beside later steps.
+  /// The point reached in a checkpoint that is read or written, even during
+  /// later steps.
   std::atomic<SavePoint> savePoint{SavePoint::None};
-  std::atomic<int64_t> savedStep{0}; ///< steps done at that
-  /// Moves on with every part of what takes long beside instructions: reading
-  /// weights and data, saving. What has moved is not taken for a hang.
+  std::atomic<int64_t> savedStep{0}; ///< steps done when that was saved
+  /// Counts up with every part of long work other than instructions: reading
+  /// weights and data, saving. A rank whose count moves is not taken for hung.
   std::atomic<uint64_t> beats{0};
 
   void beat() { beats.fetch_add(1, std::memory_order_relaxed); }

@@ -8,8 +8,8 @@
 
 namespace fsdp::runtime {
 
-/// What a rank is about to do for a checkpoint, in this order. Those from
-/// Create to Remove without Open, Write, SyncFile and Report are rank 0's.
+/// What a rank is about to do for a checkpoint, in this order. Only rank 0 does
+/// those from Create to Remove, except Open, Write, SyncFile and Report.
 enum class SavePoint : uint8_t {
   None,
   Stage,  ///< copies what it saves
@@ -32,7 +32,8 @@ enum class SavePoint : uint8_t {
   Read,        ///< its part of the state
 };
 
-/// By the enumerators' order; as the hidden option --checkpoint-fault has them.
+/// Names in the order of the enumerators, as the hidden option
+/// --checkpoint-fault takes them.
 inline constexpr std::array<std::string_view, 19> kSavePoints = {
     "none",        "stage",     "agree",       "create",      "open",
     "write",       "sync-file", "report",      "manifest",    "sync-manifest",

@@ -1,4 +1,4 @@
-//===- Collectives.h - where a plan's collectives stand -------------------===//
+//===- Collectives.h - where a plan's collectives are ---------------------===//
 #ifndef FSDP_SIMULATE_COLLECTIVES_H
 #define FSDP_SIMULATE_COLLECTIVES_H
 
@@ -16,16 +16,17 @@ struct CollectiveUse {
   int32_t instruction = -1;
   plan::Stream kind = plan::Stream::AllGather;
   int32_t unit = -1;
-  /// Of a ring, that one rank receives: (n-1)/n of the padded bytes, twice
-  /// that in an all-reduce; of a copy, all.
+  /// The bytes that one rank receives in a ring: (n-1)/n of the padded bytes,
+  /// twice that in an all-reduce; for a copy, all bytes.
   int64_t bytes = 0;
   int64_t times = 1; ///< a step
   /// The first instruction of the compute stream that begins after it has
-  /// ended; itself on the compute stream, -1 if there is none.
+  /// ended; the collective itself if it is on the compute stream; -1 if there
+  /// is none.
   int32_t wait = -1;
   /// The first instruction that reads a result; -1 if there is none.
   int32_t use = -1;
-  /// Calls between the launch and the wait, and the first use, which can hide
+  /// Calls between the launch and the wait, or the first use, which can hide
   /// it.
   int32_t callsToWait = 0, callsToUse = 0;
 };
@@ -38,15 +39,16 @@ struct CollectiveTime {
   int32_t span = -1;
   /// Seconds in which compute waits for it, or performs it.
   double exposed = 0;
-  /// The span with whose end it could begin; -1: it was the first of the step.
+  /// The span at whose end it could begin; -1: it was the first of the step.
   int32_t cause = -1;
   /// The cause is the collective before it on its stream, otherwise an event.
   bool queued = false;
-  /// Seconds from the step's beginning to that of its first use; -1 without.
+  /// Seconds from the beginning of the step to that of its first use; -1 if it
+  /// has none.
   double use = -1;
 };
 
-/// Those of `uses`, in the order of the timeline.
+/// The executions of `uses`, in the order of the timeline.
 std::vector<CollectiveTime>
 timeCollectives(const plan::Plan &plan, const std::vector<CollectiveUse> &uses,
                 const Timeline &timeline, const DeviceModel &device);

@@ -27,7 +27,7 @@ struct StepCost {
   /// ModelWork of the plan.
   double modelFlops = 0;
   plan::DType flopsDtype = plan::DType::Float32;
-  /// Instructions whose seconds a profile has, and others that run a kernel.
+  /// Instructions whose time a profile has, and others that run a kernel.
   int64_t measured = 0, modelled = 0;
   /// The profile is of this very instruction list.
   bool samePlan = false;
@@ -38,12 +38,12 @@ struct StepCost {
 /// A call takes its FLOPs at the peak of its dtype times a fraction, or its
 /// bytes at the memory's bandwidth times a fraction, whichever is longer, and
 /// the operator's overhead; views take nothing. Collectives take transferTime
-/// of their padded bytes in the dtype that travels, the optimizer the bytes of
+/// of their padded bytes in the dtype that is sent, the optimizer the bytes of
 /// its passes over this rank's shards.
 ///
-/// With a profile, what it measured: by position if it is of the same
+/// With a profile, costs are what it measured: by position if it is of the same
 /// instruction list, otherwise the mean of the instructions with the same
-/// signature, and the device's cost where there are none.
+/// signature, or the device's cost if there are none.
 StepCost costOf(const plan::Plan &plan, const DeviceModel &device,
                 const plan::Profile *profile = nullptr, int64_t rank = 0);
 
@@ -51,8 +51,8 @@ StepCost costOf(const plan::Plan &plan, const DeviceModel &device,
 double modelFlopsUtilization(const StepCost &cost, const DeviceModel &device,
                              double stepSeconds);
 
-/// Tokens of all ranks a step: elements of the first input that is a matrix of
-/// integers, samples if there is none.
+/// Tokens per step on all ranks: elements of the first input that is a matrix
+/// of integers, or samples if there is none.
 int64_t tokensPerStep(const plan::Plan &plan);
 
 } // namespace fsdp::simulate

@@ -1,8 +1,8 @@
 //===- DeviceModel.h - what a device and its links can do -----------------===//
 //
 // The description that the cost model computes with: a YAML file that a user
-// can write (docs/simulate.md). Standard library and fsdp/Plan alone in the
-// types; LLVM reads the YAML.
+// can write (docs/simulate.md). The types use only the standard library and
+// fsdp/Plan; LLVM reads the YAML.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_SIMULATE_DEVICEMODEL_H
@@ -20,7 +20,8 @@
 
 namespace fsdp::simulate {
 
-/// Bad input: one line that begins with file:line:column where there is one.
+/// Bad input: one line that begins with file:line:column if there is a
+/// position.
 struct SimulateError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -34,20 +35,20 @@ struct Link {
 /// in order, `ranksPerHost` on each.
 struct DeviceModel {
   std::string name;
-  /// FLOP a second of matrix products by dtype; has float32. A dtype that is
-  /// not there has float32's.
+  /// FLOP/s of matrix products by dtype; float32 is always there. A dtype that
+  /// is not there has float32's value.
   std::map<plan::DType, double> peakFlops;
-  /// What matrix products and attention reach of the peak.
+  /// The fractions of the peak that matrix products and attention reach.
   double matmulFraction = 1;
   double attentionFraction = 1;
-  /// Bytes a second, and what operators reach of it.
+  /// Bytes per second, and the fraction of it that operators reach.
   double memoryBandwidth = 0;
   double memoryFraction = 1;
-  /// Seconds that every operator takes besides.
+  /// Seconds that every operator takes in addition.
   double opOverhead = 0;
   int64_t memoryCapacity = 0; ///< bytes a rank; 0: not known
   int64_t ranksPerHost = 1;
-  /// Seconds that a collective takes besides its hops.
+  /// Seconds that a collective takes in addition to its hops.
   double collectiveLatency = 0;
   Link withinHost;
   Link betweenHosts;
@@ -60,8 +61,8 @@ struct DeviceModel {
   bool sharedMemory = false;
   /// One thread runs all streams of a rank, in the order of the plan.
   bool serialStreams = false;
-  /// Collectives move flat buffers, which FSDP2 copies gathered parameters out
-  /// of and gradients into.
+  /// Collectives use flat buffers: FSDP2 copies gathered parameters out of them
+  /// and gradients into them.
   bool collectiveCopies = false;
   /// Chains of pointwise operators and reductions are one kernel, as
   /// torch.compile makes them.
@@ -91,13 +92,14 @@ struct Transfer {
   Medium medium = Medium::None;
 };
 
-/// A ring over the axis, as NCCL's: each of the n ranks receives (n-1)/n of
+/// A ring over the axis, like NCCL's: each of the n ranks receives (n-1)/n of
 /// `bytes`, the whole padded buffer, and twice that in an all-reduce. Within a
-/// host they come over its link; between h hosts with m ranks each, (h-1)/h of
-/// `bytes` over the m links of a host. The slower of the two counts, and for
-/// each of the n-1 hops its latency (NCCL's tuning.cc has the same model).
-/// With sharedMemory, inside one host: a gather takes its latency alone, a
-/// reduction reads `bytes`, or the shards of all replicas, from memory.
+/// host the bytes come over its link; between h hosts with m ranks each,
+/// (h-1)/h of `bytes` come over the m links of a host. The slower of the two
+/// counts, plus the latency of each of the n-1 hops (NCCL's tuning.cc has the
+/// same model). With sharedMemory, inside one host, a gather takes only its
+/// latency, and a reduction reads `bytes`, or the shards of all replicas, from
+/// memory.
 Transfer transferTime(const DeviceModel &device, Collective collective,
                       Axis axis, double bytes);
 
@@ -106,8 +108,8 @@ int64_t hostsOf(const DeviceModel &device, Axis axis);
 
 /// Reads a description; `path` is for messages. Throws SimulateError.
 DeviceModel parseDevice(std::string_view yaml, const std::string &path);
-/// A shipped description by its name ("cpu", "h100"), or a YAML file. Throws
-/// SimulateError.
+/// Loads a shipped description by its name ("cpu", "h100"), or a YAML file.
+/// Throws SimulateError.
 DeviceModel loadDevice(const std::string &nameOrPath);
 /// Names of the shipped descriptions.
 std::vector<std::string> shippedDevices();

@@ -9,11 +9,11 @@
 
 namespace fsdp::simulate {
 
-/// A table of what differs in schedule, memory and traffic, and with a device
+/// A table of what differs in schedule, memory and traffic, and, with a device,
 /// in simulated time; "no difference" for plans that are equal. Rows of units
-/// and gathers that differ in the numbers of their names alone and show the
-/// same are one. Below a collective that moved it says why each plan has it
-/// where it is, if that differs.
+/// and gathers whose names differ only in their numbers, and whose values are
+/// the same, are merged into one. Below a collective that moved, the table says
+/// why each plan has it where it is, if the reasons differ.
 std::string printDifference(const plan::Plan &a, const plan::Plan &b,
                             const DeviceModel *device);
 

@@ -14,14 +14,15 @@ namespace fsdp::simulate {
 
 /// Where the seconds of a step went; they add up to the step.
 struct Breakdown {
-  /// The compute stream computes, by Phase.
+  /// Time in which the compute stream computes, by Phase.
   std::array<double, 3> compute = {};
-  /// It does not, and a transfer of this kind is under way; of several the
-  /// first in the order of Stream. A Wait's time is that of what it waits for.
+  /// Time in which it does not compute, and a transfer of this kind is in
+  /// flight; of several, the first in the order of Stream. The time of a Wait
+  /// belongs to what it waits for.
   StreamSeconds exposed = {};
-  double outside = 0; ///< no instruction is under way
+  double outside = 0; ///< no instruction is in flight
 };
-/// Of spans within `seconds`.
+/// The breakdown of spans within `seconds`.
 Breakdown breakDown(const plan::Plan &plan, const std::vector<Span> &spans,
                     double seconds);
 
@@ -31,8 +32,9 @@ struct Difference {
   int64_t runs = 0;
   double planned = 0, measured = 0; ///< seconds of all runs
 };
-/// Of what computes and has a signature, the `most` whose time differs most,
-/// the largest first. Both are the spans of a step of the plan, in one order.
+/// Of the instructions that compute and have a signature, the `most` whose time
+/// differs most, the largest difference first. Both lists are the spans of a
+/// step of the plan, in the same order.
 std::vector<Difference> largestDifferences(const plan::Plan &plan,
                                            const std::vector<Span> &planned,
                                            const std::vector<Span> &measured,

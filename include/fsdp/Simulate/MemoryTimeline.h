@@ -22,10 +22,10 @@ struct MemorySample {
   int64_t total() const;
 };
 
-/// The memory of a step on a rank, what it keeps all the time included. Memory
-/// follows the list (plan::replayMemory): what stands between two instructions
-/// of the compute stream is shown where the first of them begins, by the
-/// position with most bytes. Samples that differ, by ascending time.
+/// The memory of a step on a rank, including what it keeps all the time. Memory
+/// follows the list (plan::replayMemory): what is between two instructions of
+/// the compute stream is shown where the first of them begins, by the position
+/// with the most bytes. Only samples that differ are listed, by ascending time.
 std::vector<MemorySample> memoryOverTime(const plan::Plan &plan,
                                          const Timeline &timeline,
                                          plan::MemoryModel model,

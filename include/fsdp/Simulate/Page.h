@@ -12,9 +12,9 @@
 
 namespace fsdp::simulate {
 
-/// HTML that needs nothing beside it: rank 0's memory over the step, what every
-/// stream does, the units, and for each collective what it waits for and what
-/// waits for it. The plan has an arena.
+/// Self-contained HTML: rank 0's memory over the step, what every stream does,
+/// the units, and for each collective what it waits for and what waits for it.
+/// The plan has an arena.
 std::string printPage(const plan::Plan &plan, const Cluster &cluster,
                       const StepCost &cost, const Timeline &timeline,
                       plan::MemoryModel model);

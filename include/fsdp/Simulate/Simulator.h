@@ -22,9 +22,9 @@ namespace fsdp::simulate {
 
 using plan::Span;
 
-/// What the step's time went to, by Stream: of a collective or copy the stream
-/// that its kind has, also where it is on the compute stream; of a Wait that
-/// takes time itself that of what it waits for.
+/// What the step's time went to, by Stream: a collective or copy counts for the
+/// stream of its kind, even if it is on the compute stream; a Wait that takes
+/// time itself counts for the stream of what it waits for.
 using StreamSeconds = std::array<double, plan::kNumStreams>;
 
 /// Which of them an instruction's time belongs to, by instruction.
@@ -38,24 +38,25 @@ struct Timeline {
   /// Seconds in which the compute stream had to wait for such a transfer, or
   /// performed it itself.
   StreamSeconds exposed = {};
-  /// Of busy compute: what collectives beside it cost.
+  /// The part of busy compute that is due to collectives beside it.
   double slowdown = 0;
 
   double exposedCommunication() const;
 };
 
-/// Plays a step. Forward and backward run once a microbatch, what runs in the
-/// first or last one alone only there, then the optimizer phase.
+/// Plays a step. Forward and backward run once per microbatch (instructions of
+/// only the first or last microbatch run only there), then the optimizer phase.
 ///
 /// An instruction begins when its predecessor on its stream has ended and the
 /// events that it waits for are complete: those of the last instructions issued
-/// before it that record them; one that was never recorded, or is of an
-/// instruction that the microbatch leaves out, is complete. With serialStreams
-/// all are on one stream.
+/// before it that record them. An event that was never recorded, or whose
+/// instruction the microbatch leaves out, is complete. With serialStreams, all
+/// instructions are on one stream.
 ///
-/// Driven by events, exact for piecewise constant rates: while k collectives
-/// are under way over one medium, each goes on at 1/k of its rate; compute goes
-/// on at 1/collectiveSlowdown while there is any on another stream.
+/// Event-driven, and exact for piecewise constant rates: while k collectives
+/// are in flight over one medium, each proceeds at 1/k of its rate; compute
+/// proceeds at 1/collectiveSlowdown while there is a collective on another
+/// stream.
 Timeline simulate(const plan::Plan &plan, const StepCost &cost,
                   const DeviceModel &device);
 

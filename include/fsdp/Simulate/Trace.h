@@ -22,9 +22,9 @@ struct RankTimeline {
   const plan::MeasuredStep::Rank *measured = nullptr;
 };
 
-/// In the form of plan::TraceWriter: a process a rank, with an event for each
-/// instruction that takes time; beside it a process with the measured step,
-/// from the same time zero. Memory is a counter of each rank, in MiB by its
+/// In the form of plan::TraceWriter: one process per rank, with an event for
+/// each instruction that takes time; beside it, a process with the measured
+/// step, with the same time zero. Memory is a counter of each rank, in MiB by
 /// use.
 std::string printTrace(const plan::Plan &plan,
                        const std::vector<RankTimeline> &ranks);

@@ -19,10 +19,10 @@ inline constexpr int kPipeWaitSeconds = 5;
                                    std::string &text,
                                    int waitSeconds = kPipeWaitSeconds);
 
-/// Writes a file whole or not at all: to a temporary file beside it, which then
-/// takes its name, so that on an error what was there before is as it was, and
-/// nothing is left. A pipe or a device is written as it is. Returns what went
-/// wrong, without the path, or nothing.
+/// Writes a file whole or not at all: it writes to a temporary file beside it,
+/// which then takes its name. So on an error the previous file is unchanged,
+/// and no temporary file is left. A pipe or a device is written to directly.
+/// Returns what went wrong, without the path, or nothing.
 [[nodiscard]] std::string writeFile(const std::string &path,
                                     std::string_view text);
 

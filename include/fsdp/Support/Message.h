@@ -12,8 +12,8 @@ inline constexpr size_t kMaxMessageBytes = 1000;
 
 /// The message as one line that a terminal shows as it is written: control
 /// characters, line breaks, marks that turn the direction of text, and bytes
-/// that are not UTF-8 become `\xNN`, byte by byte. Of a line longer than
-/// kMaxMessageBytes the middle is left out, and the line says how much.
+/// that are not UTF-8 become `\xNN`, byte by byte. A line longer than
+/// kMaxMessageBytes loses its middle, and says how much was left out.
 std::string oneLine(std::string_view message);
 
 /// The bytes of the first character of a text that is not empty; 0 if they are

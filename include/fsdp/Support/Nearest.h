@@ -9,8 +9,8 @@
 
 namespace fsdp {
 
-/// The candidate nearest to `text`, as ", did you mean \"…\"?", or all of them:
-/// the end of an error about an unknown name.
+/// The candidate nearest to `text`, as ", did you mean \"…\"?", or all
+/// candidates if none is near: the end of an error about an unknown name.
 inline std::string nearest(llvm::StringRef text,
                            llvm::ArrayRef<llvm::StringRef> known) {
   llvm::StringRef best;

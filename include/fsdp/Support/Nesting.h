@@ -7,13 +7,12 @@
 
 namespace fsdp {
 
-/// The most brackets of a program's text that a parser, which calls itself for
-/// each, is given.
+/// The deepest nesting of brackets that a recursive parser is given.
 inline constexpr size_t kMaxNesting = 256;
 
-/// The most of ( [ { < that are open at once in a text, without those in
-/// double quotes, which end on their line, and behind `//`. The > of an arrow
-/// closes nothing.
+/// The largest number of ( [ { < that are open at once in a text. Brackets in
+/// double quotes, which end on their line, and in `//` comments do not count.
+/// The > of an arrow closes nothing.
 size_t nestingOf(std::string_view text);
 
 } // namespace fsdp

@@ -18,9 +18,9 @@ struct TextDefect {
   std::string what;
 };
 
-/// The first byte of the text that YAML has no use for: one that is not UTF-8,
-/// or a control character other than tab and line break; or a flow collection
-/// that is nested deeper than kMaxYamlDepth.
+/// The first byte of the text that is not allowed: one that is not UTF-8, a
+/// control character other than tab and line break, or the start of a flow
+/// collection that is nested deeper than kMaxYamlDepth.
 std::optional<TextDefect> findDefect(std::string_view yaml);
 
 } // namespace fsdp

@@ -228,7 +228,7 @@ void checkTiling(const std::string &place, const std::string &name,
   if (defect->holders.empty())
     throw InputError(place + ": tensor \"" + name + "\": no file has " + part);
   throw InputError(place + ": tensor \"" + name + "\": " + part +
-                   " is twice there, in " + chunks[defect->holders[0]]->file +
+                   " appears twice, in " + chunks[defect->holders[0]]->file +
                    " and " + chunks[defect->holders[1]]->file);
 }
 

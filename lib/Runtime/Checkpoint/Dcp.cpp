@@ -57,7 +57,7 @@ public:
       std::string path = pathOf(folder, file);
       if (!parts.contains(file) && !MappedFile(path).bytes().empty())
         throw InputError(path + ": a file of another checkpoint: nothing in " +
-                         pathOf(folder, kMetadataFile) + " is in it");
+                         pathOf(folder, kMetadataFile) + " refers to it");
     }
   }
 
@@ -85,7 +85,7 @@ private:
     for (auto [place, name] : items) {
       if (place->offset != end)
         throw InputError(path + ": expected an item at byte " +
-                         std::to_string(end) + ", got that of \"" + *name +
+                         std::to_string(end) + ", got the item of \"" + *name +
                          "\" at byte " + std::to_string(place->offset));
       end += place->length;
     }
@@ -106,8 +106,9 @@ DcpMetadata openMetadata(const std::string &folder) {
   std::error_code error;
   if (!fs::exists(path, error))
     throw InputError(
-        path + ": not there; PyTorch writes it last: the save did not end, or "
-               "was made with use_collectives=False, which is not supported");
+        path +
+        ": not found; PyTorch writes it last: the save did not end, or it was "
+        "made with use_collectives=False, which is not supported");
   MappedFile file(path);
   if (file.bytes().size() > kMaxMetadata)
     throw InputError(path + ": expected at most " +
@@ -248,7 +249,7 @@ void finishDcp(const std::string &folder,
           throw InputError(folder + ": tensor \"" + name + "\": expected " +
                            describe(it->second.spec) + " of every rank, got " +
                            describe(tensor.spec));
-        // One empty chunk is enough of a tensor without elements.
+        // For a tensor without elements one empty chunk is enough.
         if (!isEmpty(tensor.spec.shape))
           it->second.chunks.insert(it->second.chunks.end(),
                                    tensor.chunks.begin(), tensor.chunks.end());
@@ -257,7 +258,7 @@ void finishDcp(const std::string &folder,
     for (const auto &[name, place] : part.values)
       if (!all.values.emplace(name, place).second)
         throw InputError(folder + ": value \"" + name +
-                         "\" is twice there, in " + all.values.at(name).file +
+                         "\" appears twice, in " + all.values.at(name).file +
                          " and " + place.file);
   }
   for (const auto &[name, tensor] : all.tensors) {

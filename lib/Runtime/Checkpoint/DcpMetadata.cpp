@@ -35,7 +35,8 @@ constexpr std::string_view
     kPath = "pathlib PosixPath", kLocalPath = "pathlib._local PosixPath";
 constexpr std::string_view kVersion = "1.0.0", kStrided = "torch.strided";
 
-/// In the pickle, if a hash of it follows; not a member that PyTorch knows.
+/// A member of the pickle if a hash of the pickle follows it; PyTorch does not
+/// know this member.
 constexpr std::string_view kHashFollows = "fsdp_mlir_hash_follows";
 
 const std::vector<std::string_view> &metadataGlobals() {
@@ -132,7 +133,7 @@ private:
       pickle.fail(what, "expected layout torch.strided");
     pickle.boolean(parts[2], what);
     auto format = pickle.arguments(parts[3], kMemoryFormat, what);
-    // What PyTorch knows; it says nothing about how elements lie in an item.
+    // One that PyTorch knows; it does not say how elements lie in an item.
     if (format.size() != 1 || uint64_t(pickle.integer(format[0], what)) > 2)
       pickle.fail(what, "expected a memory format");
     pickle.boolean(parts[4], what);
@@ -175,7 +176,7 @@ private:
               : metadata.tensors.emplace(name, readTensor(item, what)).second;
       if (!added ||
           (metadata.values.contains(name) && metadata.tensors.contains(name)))
-        pickle.fail(what, "it is there twice");
+        pickle.fail(what, "it appears twice");
     }
   }
 
@@ -236,7 +237,8 @@ private:
         place = chunk == wanted.end() ? nullptr : chunk->second;
       }
       if (!place)
-        pickle.fail(what, "an item that is no chunk of a tensor and no value");
+        pickle.fail(what,
+                    "an item that is neither a chunk of a tensor nor a value");
       if (!place->file.empty())
         pickle.fail(what, "it has two items for one chunk");
       *place = readPlace(info, what);
@@ -377,7 +379,7 @@ private:
     out.extents({&contiguous, 1});
     out.call();
     out.boolean(false); // pin_memory
-    // Five, without the strides: PyTorch before 2.14 takes no other number.
+    // Five, without the strides: PyTorch before 2.14 accepts no other number.
     out.endTuple();
     out.set();
     out.string("size");

@@ -38,7 +38,7 @@ std::optional<std::string> entryOf(const std::string &path) {
   return std::nullopt;
 }
 
-/// That the folder has no safetensors file but those that were opened.
+/// Checks that the folder has no safetensors files but those that were opened.
 void checkFolder(const std::string &folder, const WeightFiles &weights) {
   std::set<std::string> known;
   std::error_code error;
@@ -49,12 +49,13 @@ void checkFolder(const std::string &folder, const WeightFiles &weights) {
         !known.contains(fs::weakly_canonical(entry.path(), error).string()))
       throw InputError(entry.path().string() +
                        ": a file of another checkpoint: nothing in " +
-                       weights.path() + " is in it");
+                       weights.path() + " refers to it");
   if (error)
     throw InputError(folder + ": cannot be read: " + error.message());
 }
 
-/// Of a training run, and not of a model (docs/checkpoints.md).
+/// Whether a name belongs to a training run and not to a model
+/// (docs/checkpoints.md).
 bool isModels(std::string_view name) {
   for (std::string_view prefix :
        {"optimizer.", "lr_scheduler.", "train_state.", "dataloader.", "rank."})
@@ -135,7 +136,7 @@ SavedState readHuggingFace(const std::string &path, const NameMap *map) {
                                       {{whole, tensor.data, file.path()}}})
                  .second)
           throw InputError(file.path() + ": tensor \"" + name +
-                           "\" is twice there");
+                           "\" appears twice");
     }
   state.memory.push_back(std::move(weights));
   return state;

@@ -148,13 +148,13 @@ Manifest::File readManifestFile(const Reader &read, const json &tree) {
     chunk.hash = read.string(row[5], "chunks");
     auto place = [&] { return file.name + ": \"" + chunk.tensor + "\""; };
     if (!names.insert(chunk.tensor).second)
-      read.fail(place() + " is twice there");
+      read.fail(place() + " appears twice");
     // The first begins behind the header.
     if (names.size() > 1 && chunk.begin != end)
       read.fail(place() + ": expected it at byte " + std::to_string(end) +
                 ", got " + std::to_string(chunk.begin));
     if (chunk.begin > file.bytes || chunk.bytes > file.bytes - chunk.begin)
-      read.fail(place() + " ends behind the file");
+      read.fail(place() + " ends beyond the end of the file");
     end = chunk.begin + chunk.bytes;
     file.chunks.push_back(std::move(chunk));
   }
@@ -194,7 +194,7 @@ Manifest readManifest(const Reader &read, const json &tree) {
   for (const json &file : read.list(read.member(tree, "files"), "files")) {
     manifest.files.push_back(readManifestFile(read, file));
     if (!names.insert(manifest.files.back().name).second)
-      read.fail("file \"" + manifest.files.back().name + "\" is twice there");
+      read.fail("file \"" + manifest.files.back().name + "\" appears twice");
   }
   return manifest;
 }
@@ -245,7 +245,7 @@ Manifest parseManifest(std::string_view text, const std::string &path) {
     read.fail("expected a manifest, which begins with its hash");
   std::string_view said = text.substr(kBeforeHash.size(), kHashDigits);
   if (std::string got = hashBytes(text.substr(begin)); got != said)
-    read.fail("damaged: expected the hash that it begins with, got " + got);
+    read.fail("damaged: expected the hash at its beginning, got " + got);
   try {
     return readManifest(read, plan::parseJson(text, path));
   } catch (const plan::PlanError &error) {

@@ -56,9 +56,9 @@ public:
       if (count < 0 && errno == EINTR)
         continue;
       if (count <= 0)
-        throw InputError(
-            path + ": cannot read: " +
-            (count < 0 ? std::strerror(errno) : "it became shorter meanwhile"));
+        throw InputError(path + ": cannot read: " +
+                         (count < 0 ? std::strerror(errno)
+                                    : "it was truncated in the meantime"));
       begin += uint64_t(count);
       to = to.subspan(size_t(count));
     }
@@ -109,7 +109,7 @@ NativeCheckpoint::NativeCheckpoint(std::string given)
       auto tensor = tensors.find(chunk.tensor);
       if (tensor == tensors.end())
         throw InputError(path + ": \"" + file.name + "\" has \"" +
-                         chunk.tensor + "\", which is no tensor of it");
+                         chunk.tensor + "\", which is not one of its tensors");
       // The size alone is looked at.
       tensor->second.chunks.push_back(
           {chunk.chunk,

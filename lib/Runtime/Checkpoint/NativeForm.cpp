@@ -82,7 +82,7 @@ std::vector<size_t> groupsOf(const plan::Plan &plan) {
   return groups;
 }
 
-/// Of one group, by the names of torch.optim.
+/// The options of one group, by torch.optim's names.
 std::map<std::string, json> optionsOf(const plan::Optimizer &o, double factor) {
   std::map<std::string, json> options = {{"lr", o.lr * factor},
                                          {"initial_lr", o.lr},
@@ -107,16 +107,17 @@ std::map<std::string, json> optionsOf(const plan::Optimizer &o, double factor) {
   return options;
 }
 
-/// The tensors of a parameter's state, by the names of torch.optim.
+/// The tensors of a parameter's state, by torch.optim's names.
 std::vector<std::string> statesOf(const std::string &place,
                                   const plan::Optimizer &o) {
   if (o.name == "sgd")
     return o.momentum != 0 ? std::vector<std::string>{"momentum_buffer"}
                            : std::vector<std::string>();
   if (o.name != "adam" && o.name != "adamw")
-    throw InputError(place + ": the plan's optimizer \"" + o.name +
-                     "\" is none of PyTorch's: expected a checkpoint with the "
-                     "native form's own values");
+    throw InputError(
+        place + ": the plan's optimizer \"" + o.name +
+        "\" is not one of PyTorch's: expected a checkpoint with the "
+        "native form's own values");
   std::vector<std::string> names = {"exp_avg", "exp_avg_sq", "step"};
   if (o.amsgrad)
     names.push_back("max_exp_avg_sq");
@@ -201,7 +202,7 @@ public:
     for (const plan::Buffer &buffer : plan.buffers)
       chooseBuffer(buffer);
     for (const auto &[name, tensor] : state.tensors) {
-      // A rank's own, of a run of ours.
+      // A rank's own tensor, from one of our runs.
       if (isOwnName(name) && state.values.contains(kRun))
         tensors[name] = tensor;
       else if (!used.contains(name))
@@ -319,13 +320,13 @@ void compareOptions(const SavedState &state, const plan::Plan &plan,
   for (const auto &[name, ours] : torchOptions(plan, step)) {
     auto value = state.values.find(name);
     std::string option = name.substr(name.rfind('.') + 1);
-    // How it is computed, not what.
+    // These change how the update is computed, not its result.
     if (value == state.values.end() || value->second == ours ||
         option == "foreach" || option == "fused" || option == "capturable" ||
         !said.insert(option).second)
       continue;
     remarks.push_back(name + " was " + value->second.dump() +
-                      ", and is the plan's " + ours.dump());
+                      "; the plan has " + ours.dump());
   }
 }
 
@@ -343,7 +344,7 @@ RunState startOf(const std::string &place, Choice &choice,
   RunState run;
   run.step = run.updates = *step;
   run.seed = start.seed;
-  // Of no world size, so that the generators begin anew in any.
+  // No world size, so that the generators start anew at any.
   run.worldSize = 0;
   int64_t each = samplesPerMicrobatch(plan) * plan.accumulationSteps;
   if (start.samples)
@@ -417,7 +418,7 @@ writeNative(const std::string &folder, const std::string &from,
   if (std::error_code error;
       fs::exists(checkpoints.pathOf(manifest.state.step), error))
     throw InputError(checkpoints.pathOf(manifest.state.step) +
-                     ": cannot write: it is there");
+                     ": cannot write: it already exists");
   std::string place = checkpoints.begin(manifest.attempt, bytes);
   try {
     for (size_t i = 0; i < files.size(); ++i)

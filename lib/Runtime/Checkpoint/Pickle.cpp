@@ -16,12 +16,12 @@ namespace {
 
 /// The deepest value: of what is read as json.
 constexpr int kMaxDepth = 64;
-/// Big enough for any that Python writes: `[0, 1, 2]` has 12 bytes and 4
+/// Large enough for anything that Python writes: `[0, 1, 2]` has 12 bytes and 4
 /// objects, and an object that is mentioned again has 2 bytes or more.
 uint64_t visitsOf(size_t bytes) { return 64 * uint64_t(bytes) + 1024; }
 
-/// Objects take far more memory than the instructions that make them, of which
-/// an honest pickle of many has more than 4 bytes for each.
+/// Objects take far more memory than the instructions that make them. An honest
+/// pickle with many objects has more than 4 bytes of instructions per object.
 uint64_t mostObjects(size_t bytes) { return bytes / 4 + (1 << 20); }
 
 } // namespace
@@ -75,14 +75,14 @@ private:
                           bytes.size() - at);
     size_t length = rest.find('\n');
     if (length == std::string_view::npos)
-      fail("expected a name that ends");
+      fail("expected a terminated name");
     at += length + 1;
     return rest.substr(0, length);
   }
 
   void push(Node node) {
     if (pickle.nodes.size() >= mostObjects(bytes.size()))
-      fail("it has more objects than is likely");
+      fail("it has implausibly many objects");
     stack.push_back(Object(pickle.nodes.size()));
     pickle.nodes.push_back(std::move(node));
   }
@@ -289,7 +289,7 @@ private:
       break;
     }
     --at;
-    fail("an instruction that data do not need: " +
+    fail("an instruction that data does not need: " +
          std::to_string(unsigned(op)));
   }
 
@@ -347,7 +347,7 @@ std::string_view Pickle::nameOf(Kind kind) {
 
 const Pickle::Node &Pickle::visit(Object object) const {
   if (visitsLeft == 0)
-    throw InputError(place + ": it describes far more than it has bytes");
+    throw InputError(place + ": it describes far more data than it has bytes");
   --visitsLeft;
   return nodes[object];
 }
@@ -358,7 +358,7 @@ const Pickle::Node &Pickle::expect(Object object, Kind kind,
   if (node.kind != kind)
     fail(what, "expected a " + std::string(nameOf(kind)) + ", got a " +
                    std::string(nameOf(node.kind)));
-  // To use its items is to look at each.
+  // Using its items means looking at each of them.
   visitsLeft -= std::min<uint64_t>(visitsLeft, node.items.size());
   return node;
 }
@@ -431,10 +431,10 @@ Pickle::members(Object object, std::span<const std::string_view> keys,
     std::string_view name = text(key, what);
     auto at = std::find(keys.begin(), keys.end(), name);
     if (at == keys.end())
-      fail(what, "a member that is not known: \"" + std::string(name) + "\"");
+      fail(what, "an unknown member: \"" + std::string(name) + "\"");
     std::optional<Object> &member = found[size_t(at - keys.begin())];
     if (member)
-      fail(what, "\"" + std::string(name) + "\" is there twice");
+      fail(what, "\"" + std::string(name) + "\" appears twice");
     member = value;
   }
   return found;
@@ -504,7 +504,7 @@ nlohmann::json Pickle::value(Object object, std::string_view what,
     for (auto [key, item] : dict(object, what)) {
       std::string name(text(key, what));
       if (!members.emplace(name, value(item, what, depth + 1)).second)
-        fail(what, "\"" + name + "\" is there twice");
+        fail(what, "\"" + name + "\" appears twice");
     }
     return members;
   }

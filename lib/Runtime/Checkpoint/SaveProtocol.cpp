@@ -120,7 +120,7 @@ private:
           for (size_t rank = 0; rank < messages.size(); ++rank) {
             if (messages[rank].at("what") != messages[0].at("what"))
               throw RunError("rank " + std::to_string(rank) +
-                             " saves another plan or step than rank 0");
+                             " saves a different plan or step than rank 0");
             bytes += messages[rank].at("bytes").get<uint64_t>();
           }
           progress.reach(SavePoint::Create);
@@ -193,8 +193,9 @@ private:
       for (const auto &[name, spec] : one.tensors)
         if (!manifest.tensors.emplace(name, spec).second &&
             manifest.tensors[name] != spec)
-          throw RunError("rank " + std::to_string(rank) + " saves another \"" +
-                         name + "\" than others");
+          throw RunError("rank " + std::to_string(rank) +
+                         " saves a different \"" + name +
+                         "\" than the other ranks");
       bytes += one.files.at(0).bytes;
       manifest.files.push_back(std::move(one.files.at(0)));
     }

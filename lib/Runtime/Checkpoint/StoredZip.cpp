@@ -181,7 +181,7 @@ std::string_view readRecord(Cursor &cursor, const Entry &entry) {
   if (uint32_t got = crc::crc32_fast(data.data(), data.size());
       got != entry.crc)
     cursor.fail("\"" + std::string(entry.name) +
-                "\" has another CRC-32 than its bytes:");
+                "\" does not match its CRC-32:");
   if (follows) {
     cursor.expect<uint32_t>(kDescriptor, "signature");
     cursor.expect<uint32_t>(entry.crc, "CRC");
@@ -208,7 +208,7 @@ Directory readEnd(Cursor &cursor, uint64_t archiveBytes) {
   Directory directory;
   cursor.expect<uint32_t>(kEnd64, "signature");
   cursor.expect<uint64_t>(kEnd64Bytes - 12, "size");
-  // Of 3.0 on Unix, to be read from 4.5 on.
+  // Made by version 3.0 on Unix; readable from version 4.5 on.
   cursor.expect<uint16_t>(0x031e, "origin");
   cursor.expect<uint16_t>(0x002d, "version");
   cursor.expect<uint32_t>(0, "disk");
@@ -265,7 +265,7 @@ readStoredZip(const std::string &place, std::span<const std::byte> bytes) {
                   std::string(entry.name) + "\"");
     std::string name(entry.name.substr(slash + 1));
     if (!records.emplace(name, std::as_bytes(std::span(data))).second)
-      cursor.fail("\"" + name + "\" is there twice");
+      cursor.fail("\"" + name + "\" appears twice");
   }
   if (cursor.at != directory.offset)
     cursor.fail("expected the directory");
@@ -274,7 +274,7 @@ readStoredZip(const std::string &place, std::span<const std::byte> bytes) {
 
 void writeStoredZip(const std::vector<ZipRecord> &records,
                     const std::function<void(std::string_view)> &write) {
-  // PyTorch's writer knows no exceptions of what it calls.
+  // PyTorch's writer cannot handle exceptions from what it calls.
   std::exception_ptr failure;
   auto forward = [&](const void *data, size_t size) -> size_t {
     if (failure)

@@ -164,7 +164,7 @@ TorchTensor readTorchTensor(const std::string &place,
   bool typed = pickle.isCall(pickle.root(), kRebuildTyped);
   auto parts =
       pickle.arguments(pickle.root(), typed ? kRebuildTyped : kRebuild, what);
-  // More say that the tensor is conjugated, negated or the like.
+  // Further arguments say that the tensor is conjugated, negated or the like.
   if (parts.size() != (typed ? 7 : 6))
     pickle.fail(what, "expected a tensor without further marks");
   Storage storage = readStorage(pickle, parts[0]);
@@ -198,7 +198,7 @@ TorchTensor readTorchTensor(const std::string &place,
       storage.elements != bytes / width ||
       data->second.size() != uint64_t(bytes))
     throw InputError(place + ": expected " + std::to_string(bytes) +
-                     " bytes and a stride a dimension for " +
+                     " bytes and one stride per dimension for " +
                      describe(tensor.spec) + ", got " +
                      std::to_string(data->second.size()) + " bytes and " +
                      std::to_string(strides.size()) + " strides");
@@ -210,7 +210,7 @@ TorchTensor readTorchTensor(const std::string &place,
     return tensor;
   for (size_t dim = 0; dim < strides.size(); ++dim)
     if (strides[dim] == 0 && tensor.spec.shape[dim] > 1)
-      pickle.fail("strides", "expected elements of their own");
+      pickle.fail("strides", "expected elements that do not overlap");
   if (!plan::areDense(tensor.spec.shape, strides))
     pickle.fail("strides", "expected elements without gaps");
   // Read-only memory, which is only read.

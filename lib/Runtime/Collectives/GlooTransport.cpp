@@ -81,14 +81,14 @@ at::Tensor bytes(const at::Tensor &tensor) {
 /// One call of a communicator: operations that are under way.
 struct Operations {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  /// Until they have ended well: what they read and write.
+  /// What the operations read and write, until they have succeeded.
   std::vector<at::Tensor> lent;
   size_t left = 0;
   std::exception_ptr error;
 };
 
-/// A tensor for Gloo, whose threads let go of it some time after its operation:
-/// its memory is the caller's again when that has ended.
+/// A tensor for Gloo, whose threads release it some time after its operation;
+/// the caller gets its memory back as soon as the operation has ended.
 at::Tensor lend(const at::Tensor &tensor, Operations &operations) {
   operations.lent.push_back(tensor);
   return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(),
@@ -130,7 +130,7 @@ public:
         return;
     }
     group->closeConnections();
-    // On purpose for ever; reachable, so that no leak checker minds.
+    // Kept for ever on purpose; reachable, so that no leak checker complains.
     static std::mutex mutex;
     static auto *left = new std::vector<c10::intrusive_ptr<ProcessGroup>>;
     std::lock_guard lock(mutex);
@@ -302,7 +302,8 @@ private:
                              const Stall::Cause &cause) {
     std::string text = cause.text + "; this rank was waiting in " +
                        collective.text() + settings.step();
-    // Where ranks do not say how far they are, who has not come holds it up.
+    // If ranks do not report how far they are, those that have not come hold it
+    // up.
     if (!settings.position && !settings.sights->blindness()) {
       throwIfTold(collective, board.awaitFailure());
       std::string late = board.describeLate(key, collective.number, ranks);

@@ -12,9 +12,9 @@ namespace {
 constexpr milliseconds kBeforeASecondStep = std::chrono::minutes(5);
 constexpr milliseconds kLeast = std::chrono::minutes(2);
 constexpr int64_t kSteps = 20;
-/// A wait looks at the others from when it is long.
+/// A wait starts to look at the other ranks when it has become long.
 constexpr milliseconds kLong(1000);
-/// Who was not asked for so long did not run.
+/// A process whose wait was not polled for this long did not run.
 constexpr milliseconds kAsleep(5000);
 
 std::string seconds(milliseconds time) {
@@ -80,7 +80,7 @@ Stall::Cause Stall::cause(milliseconds deadline) const {
   std::vector<std::string> obstacles;
   for (size_t rank = 0; rank < seen.size(); ++rank)
     obstacles.push_back(sights.obstacle(int64_t(rank)));
-  // Of what holds a rank up it is known that it does.
+  // If an obstacle is known, only the ranks that have one are named.
   bool isKnown = std::any_of(obstacles.begin(), obstacles.end(),
                              [](auto &obstacle) { return !obstacle.empty(); });
   int64_t others = -1;

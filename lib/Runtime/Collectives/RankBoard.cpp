@@ -39,16 +39,16 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kPoll(100);
-/// How much later a failure may be told than its consequences are seen.
+/// How long after its consequences are seen a failure may be reported.
 constexpr milliseconds kTell(300);
 /// Enough for the others to see the question, and to answer it.
 constexpr milliseconds kAnswers(1500);
-/// How often a rank says unasked where it is, and how often it looks, both more
-/// seldom the more ranks there are, and for how long it looks after that was
-/// wanted.
+/// How often a rank reports its position unasked, and how often it looks (both
+/// less often the more ranks there are), and for how long it keeps looking
+/// after that was wanted.
 constexpr milliseconds kShow(200), kShowOfRank(10);
 constexpr milliseconds kLook(300), kLookOfRank(2), kLookOn(1000);
-/// A thread that lives has answered, and a store too, within this.
+/// A live thread, or a live store, answers within this time.
 constexpr milliseconds kSilence(1000);
 
 } // namespace
@@ -61,8 +61,9 @@ struct RankBoard::State {
   const Position *position = nullptr; ///< guarded by mutex
   std::optional<int64_t> server;
   std::atomic<int> waits = 0;
-  /// Whoever served the store has ended, well or not: what matters of that the
-  /// collectives say. It is not used again; c10d would log each failure.
+  /// Whoever served the store has ended, normally or not; the collectives
+  /// report whatever matters of that. The store is not used again, as c10d
+  /// would log each failure.
   std::atomic<bool> lost = false;
 
   std::mutex mutex;
@@ -306,7 +307,7 @@ std::optional<RankSights::Blindness> RankBoard::blindness() {
   auto heard = std::max(state->answered, state->wantedSince);
   if (!state->lost && steady_clock::now() - heard <= kSilence)
     return std::nullopt;
-  // Nobody is to wait for it again.
+  // Nobody must wait for it again.
   state->lost = true;
   if (!state->server)
     return Blindness{"the ranks' store does not answer"};
@@ -348,7 +349,7 @@ void RankBoard::meet(const std::string &communicator, const std::string &name,
         return state->store->check({key(rank)});
       });
       if (missing.empty()) {
-        // Later it may not be able to say who it is.
+        // Later this rank may not be able to say who it is.
         if (state->server)
           state->lookAt(*state->server);
         return;
@@ -412,7 +413,8 @@ CollectiveCounts RankBoard::ask(const std::string &communicator,
     counts[state->rank] = state->begun[communicator];
   }
   state->ifThere([&] {
-    // Who asks answers too: its thread may be the one that asks.
+    // A rank that asks must answer, too: its own thread may be the one that
+    // asks.
     state->answer();
     state->store->set("asked", "1");
     state->store->set("alarm", "1");

@@ -2,8 +2,8 @@
 //
 // Replicas hold the same shards, so each combines the vectors of its own ranks.
 // Every rank writes its vector, waits for all others', and combines them in
-// rank order. Two places a rank suffice: who has everybody's k-th vector knows
-// that everybody has read the vectors before it.
+// rank order. Two places per rank suffice: a rank that has everybody's k-th
+// vector knows that everybody has read the vectors before it.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Collectives/ShmComm.h"

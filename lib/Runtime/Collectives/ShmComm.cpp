@@ -451,7 +451,7 @@ void ShmComm::checkWait(int64_t peer, const Counter &counter, uint32_t target,
                         const std::string &where) {
   if (segment.header().aborted.load())
     throw AbortedError("stopped while waiting " + where);
-  // What the peer did before it died counts.
+  // What the peer did before it died still counts.
   if (peerDied(peer) && !counter.reached(target) &&
       !segment.header().aborted.load())
     throw PeerLostError("rank " + std::to_string(peer) + " (pid " +

@@ -102,8 +102,8 @@ void ShmSegment::useParametersOf(const ShmSegment &other) {
       other.offsets.masters != offsets.masters ||
       other.offsets.replicaBytes != offsets.replicaBytes ||
       other.offsets.worldSize != offsets.worldSize)
-    throw InputError("expected a plan of the same parameters in the same "
-                     "units, got another");
+    throw InputError("expected a plan with the same parameters in the same "
+                     "units, got a different one");
   parameters = other.parameters;
 }
 

@@ -30,7 +30,7 @@ public:
     int major = 0, minor = 0;
     auto ask = [&](int &value, cudaDeviceAttr attribute) {
       checkCuda(cudaDeviceGetAttribute(&value, attribute, device.index()),
-                "ask for the compute capability");
+                "query the compute capability");
     };
     ask(major, cudaDevAttrComputeCapabilityMajor);
     ask(minor, cudaDevAttrComputeCapabilityMinor);
@@ -79,7 +79,7 @@ public:
   void beginRange(const char *name) override { nvtxRangePushA(name); }
   void endRange() override { nvtxRangePop(); }
   void synchronize() override {
-    checkCuda(cudaDeviceSynchronize(), "finish the work of the GPU");
+    checkCuda(cudaDeviceSynchronize(), "wait for the work of the GPU");
   }
 
 private:
@@ -98,7 +98,7 @@ std::unique_ptr<Device> openCudaDevice(int index, const CudaHost &host) {
   }
   if (index < 0 || index >= count)
     throw InputError(expected + std::to_string(count) +
-                     " GPUs, counted from 0");
+                     " GPUs, numbered from 0");
   c10::cuda::set_device(c10::DeviceIndex(index));
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   installSteeredCudaAllocator(host);

@@ -16,8 +16,8 @@ public:
     // The default stream cannot be captured.
     c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(
         /*isHighPriority=*/false, c10::DeviceIndex(index));
-    // What is under way would not be in the graph.
-    checkCuda(cudaDeviceSynchronize(), "finish the work of the GPU");
+    // Work in flight would not be in the graph.
+    checkCuda(cudaDeviceSynchronize(), "wait for the work of the GPU");
     c10::cuda::CUDAStreamGuard guard(stream);
     // The watchdog's thread asks for events meanwhile.
     graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);

@@ -97,7 +97,7 @@ public:
     driver().check(
         driver().getGranularity(&granule, &properties,
                                 CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-        "learn the size of pages of " + name());
+        "determine the page size of " + name());
     size_t align = granule < kHugePage ? kHugePage : granule;
     size = roundUp(wanted, align);
     driver().check(driver().addressReserve(&begin, size, align, 0, 0),
@@ -134,7 +134,7 @@ public:
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = driver().create(&handle, piece, &properties, 0);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-      // What torch keeps for later allocations is ours to take.
+      // We may take what torch caches for later allocations.
       c10::cuda::CUDACachingAllocator::emptyCache();
       result = driver().create(&handle, piece, &properties, 0);
     }

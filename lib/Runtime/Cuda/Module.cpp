@@ -38,11 +38,11 @@ private:
   const CudaHost host;
 };
 
-/// Structs of other versions of NCCL have other sizes.
+/// The sizes of structs differ between versions of NCCL.
 void checkNccl() {
   int loaded = 0;
   if (ncclGetVersion(&loaded) != ncclSuccess)
-    throw InputError("cannot learn the version of NCCL");
+    throw InputError("cannot determine the version of NCCL");
   if (loaded != NCCL_VERSION_CODE)
     throw InputError("expected NCCL " + std::to_string(NCCL_VERSION_CODE) +
                      ", which libfsdp_cuda.so was compiled for, got " +

@@ -35,7 +35,7 @@ private:
 bool capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   checkCuda(cudaStreamIsCapturing(stream, &status),
-            "ask whether a stream is captured");
+            "query whether a stream is being captured");
   return status != cudaStreamCaptureStatusNone;
 }
 
@@ -63,7 +63,7 @@ bool NcclGroup::destroy() {
   std::lock_guard lock(mutex);
   if (!comm)
     return true;
-  // Finalizing waits for what the GPU is at.
+  // Finalizing waits for what the GPU is executing.
   for (Pause pause;; pause()) {
     (void)pending.overdue(steady_clock::now(), kTidy);
     if (pending.empty())
@@ -186,7 +186,8 @@ bool NcclGroup::run(const CollectiveName &collective, cudaStream_t stream,
     }
     result = ncclGroupEnd();
   }
-  // Until then it need not be on the stream, which the caller goes on with.
+  // Until NCCL has settled, the collective may not be on the stream yet, which
+  // the caller continues to use.
   if (!settle(what, result, {}))
     return false;
   recordEnd(collective, stream);
@@ -292,7 +293,7 @@ void abortWithin(const std::vector<std::shared_ptr<NcclGroup>> &groups,
   std::unique_lock lock(done->mutex);
   if (done->changed.wait_for(lock, grace, [&] { return done->left == 0; }))
     return;
-  std::fprintf(stderr, "%s\nNCCL has not ended an abort after %lld s\n",
+  std::fprintf(stderr, "%s\nNCCL has not finished an abort after %lld s\n",
                message.c_str(), static_cast<long long>(grace.count() / 1000));
   std::fflush(nullptr);
   _exit(kExitRunFailure);

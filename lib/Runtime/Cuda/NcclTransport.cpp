@@ -24,7 +24,8 @@ namespace {
 constexpr milliseconds kAbortGrace(10000);
 /// How often a rank that connects asks whether another has failed.
 constexpr milliseconds kAsk(300);
-/// For how long the GPU is at a collective before this rank is said to wait.
+/// How long the GPU may execute a collective before this rank counts as
+/// waiting.
 constexpr milliseconds kWait(1000);
 
 ncclRedOp_t ncclOp(ReduceOp op) {
@@ -72,7 +73,7 @@ public:
 
   ~NcclCommunicator() override {
     if (!group->destroy())
-      abortGroup("its communicator is destroyed while it is in use");
+      abortGroup("its communicator was destroyed while it was in use");
   }
 
   int64_t rank() const override { return index; }
@@ -325,7 +326,7 @@ private:
     watchWaits();
   }
 
-  /// Whether the GPU is at a collective that nobody comes to.
+  /// Whether the GPU is executing a collective that nobody comes to.
   void watchWaits() {
     milliseconds deadline = options.waits.patience->deadline();
     std::shared_ptr<NcclGroup> group;
@@ -355,8 +356,8 @@ private:
                           board->describeLate(key, late->number, group->ranks));
   }
 
-  /// What this rank finds out itself, unless it follows from a failure that
-  /// another tells, if a little later.
+  /// Reports what this rank finds out by itself, unless it follows from a
+  /// failure that another rank reports, perhaps a little later.
   void reportError(const std::string &message) {
     if (std::string failure = board->awaitFailure(); !failure.empty()) {
       breakDown({failure, /*ofPeer=*/true});

@@ -1,7 +1,6 @@
 //===- SteeredCudaAllocator.cpp - the CUDA allocator of a rank ------------===//
-//
-// Most of the class hands a call on. Those that torch 2.11 does not have stand
-// under the version that brought them.
+// Most methods of the class just forward a call. Those that torch 2.11 lacks
+// are listed under the version that introduced them.
 //
 //===----------------------------------------------------------------------===//
 #include "SteeredCudaAllocator.h"
@@ -310,8 +309,8 @@ void freeInCudaHeap(void *block) {
     else
       state->torch->raw_delete(block);
   } catch (const std::exception &) {
-    // A device that failed takes no event any more. What unwinds is the error
-    // to report, and memory is the least of it.
+    // A device that failed accepts no more events. The error that is unwinding
+    // is the one to report; leaked memory does not matter then.
   }
 }
 

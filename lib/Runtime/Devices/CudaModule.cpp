@@ -14,7 +14,7 @@ namespace {
 
 /// Stays loaded: kernels and allocators are registered in ATen.
 const CudaModule &load() {
-  // By the RUNPATH of the program or module that this code is in.
+  // Found by the RUNPATH of the program or module that contains this code.
   void *library = dlopen("libfsdp_cuda.so", RTLD_NOW | RTLD_LOCAL);
   if (!library)
     throw InputError("no CUDA in this program: expected libfsdp_cuda.so in "

@@ -57,7 +57,8 @@ constexpr std::array<uint32_t, 256> kTable = [] {
   return table;
 }();
 
-/// So that the sum of data with sums in it differs from these.
+/// The mask keeps a checksum of data that contains checksums from coinciding
+/// with them.
 uint32_t masked(uint32_t crc) { return std::rotr(crc, 15) + 0xa282ead8; }
 
 } // namespace

@@ -20,7 +20,7 @@ bool isNumber(const std::string &text) {
          text.find_first_not_of("0123456789.") == std::string::npos;
 }
 
-/// In millionths; nullopt for what is no decimal number with at most six
+/// In millionths; nullopt for anything but a decimal number with at most six
 /// digits on each side of the point.
 std::optional<int64_t> parseDecimal(const std::string &text) {
   if (!isNumber(text))
@@ -106,10 +106,10 @@ Opened open(const plan::Plan &plan, const std::vector<std::string> &texts,
   }
   if (!opened.weights.empty() && opened.sources.size() == 1)
     throw InputError(std::string(option) +
-                     ": a weight is for one of several sources, got one");
+                     ": a weight is only for one of several sources, got one");
   if (!opened.weights.empty() && opened.weights.size() != opened.sources.size())
     throw InputError(std::string(option) +
-                     ": expected a weight of every source or of none, got " +
+                     ": expected a weight for every source or for none, got " +
                      std::to_string(opened.weights.size()) + " for " +
                      std::to_string(opened.sources.size()));
   if (opened.sources.size() > 1)
@@ -117,11 +117,11 @@ Opened open(const plan::Plan &plan, const std::vector<std::string> &texts,
       source->requireEven(option);
   if (!tokens && !options.tokenInputs.empty())
     throw InputError(std::string("--token-inputs: expected files of tokens "
-                                 "behind ") +
+                                 "for ") +
                      option + ", got safetensors");
   if (!tokens && options.documents == Documents::Within)
     throw InputError(std::string("--documents within: expected files of tokens "
-                                 "behind ") +
+                                 "for ") +
                      option + ", got safetensors");
   return opened;
 }

@@ -132,8 +132,7 @@ void SafeTensors::parse() {
   std::memcpy(&headerSize, bytes.data(), 8);
   if (headerSize > kMaxHeader || headerSize > bytes.size() - 8)
     throw InputError(filePath +
-                     ": not a safetensors file: the header is said "
-                     "to have " +
+                     ": not a safetensors file: it claims a header of " +
                      std::to_string(headerSize) + " bytes");
   std::string_view text(reinterpret_cast<const char *>(bytes.data()) + 8,
                         headerSize);
@@ -209,7 +208,7 @@ void SafeTensors::checkHash() const {
       hashBytes({reinterpret_cast<const char *>(data.data()), data.size()});
   if (got != dataHash)
     throw InputError(filePath + ": expected data with hash " + dataHash +
-                     ", which the file names, got " + got);
+                     ", which the file states, got " + got);
 }
 
 namespace {

@@ -75,8 +75,8 @@ SampleOrder::SampleOrder(std::vector<int64_t> sizes,
                      std::to_string(kMaxPeriod) +
                      " samples; round them to fewer digits");
   // The source that is furthest behind its share is next. It has less than its
-  // share, so none ever has more than it by a whole sample; at the end of the
-  // period, where shares are whole, each has its own.
+  // share, so no source ever exceeds its share by a whole sample. At the end of
+  // the period, where shares are whole, each source has exactly its share.
   auto length = int64_t(sum);
   std::vector<int64_t> given(shares.size());
   for (int64_t i = 0; i < length; ++i) {

@@ -21,7 +21,7 @@ void checkTensors(const plan::Plan &plan, const SafeTensors &data) {
       known |= input.name == name;
     if (!known)
       throw InputError(data.path() + ": tensor \"" + name +
-                       "\" is no input of the plan, which has " +
+                       "\" is not an input of the plan, which has " +
                        (wanted.empty() ? "none" : wanted));
   }
   for (const plan::Input &input : plan.inputs) {
@@ -112,7 +112,7 @@ public:
   void requireEven(const char *option) const override {
     if (!even)
       throw InputError(std::string(option) + ": " + file->path() +
-                       ": expected as many samples of each input");
+                       ": expected equally many samples of each input");
   }
 
   std::string fingerprint() const override {

@@ -139,7 +139,7 @@ TokenFile::openFlat(const std::string &path, std::optional<DType> dtype) {
     file->begin = kFlatHeaderBytes;
   }
   if (!dtype)
-    fail("expected llm.c's header, or the dtype of the tokens behind the path "
+    fail("expected llm.c's header, or the dtype of the tokens after the path "
          "(" +
          path + ":uint16)");
   file->type = *dtype;
@@ -192,7 +192,7 @@ void TokenFile::readIndex() {
       fail("sequences with modes (images) are not supported");
     fail(std::to_string(sequences) + " sequences and " +
          std::to_string(documents) +
-         " document indices do not take the file's " +
+         " document indices do not fill the file's " +
          std::to_string(index->size()) + " bytes");
   }
   if (sequences == 0 || documents < 2)
@@ -221,7 +221,7 @@ void TokenFile::checkSequences() {
       fail("expected a length, got " + std::to_string(length));
     if (int64_t pointer = pointers[i]; pointer < 0 || uint64_t(pointer) != end)
       fail("expected it at byte " + std::to_string(end) +
-           ", where the one before ends, got " + std::to_string(pointer));
+           ", where the previous one ends, got " + std::to_string(pointer));
     end += uint64_t(length) * width;
     if (end > data.size())
       fail("expected it within the " + std::to_string(data.size()) +

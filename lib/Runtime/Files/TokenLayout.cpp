@@ -10,7 +10,7 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// Longer ones are no sequence of a model.
+/// No model has longer sequences.
 constexpr int64_t kMaxShift = 1 << 20;
 
 struct Name {
@@ -52,7 +52,7 @@ std::optional<int64_t> embeddingRows(const plan::Plan &plan,
   return std::nullopt;
 }
 
-/// Of two inputs that nobody named: not to give tokens to what are targets or
+/// For two inputs that nobody named: avoids giving tokens to targets or
 /// positions.
 void checkOrder(const plan::Plan &plan, const std::vector<Name> &names) {
   std::vector<std::string> embedded;
@@ -64,7 +64,7 @@ void checkOrder(const plan::Plan &plan, const std::vector<Name> &names) {
     return;
   throw InputError(
       "--data: input \"" + embedded.back() +
-      "\" goes into an embedding, and is not the first integer input of the "
+      "\" goes into an embedding, but is not the first integer input of the "
       "plan: say which inputs get tokens and next tokens, as --token-inputs " +
       embedded[0] + "," +
       (embedded[0] == names[0].input ? names[1] : names[0]).input);
@@ -82,7 +82,7 @@ std::vector<Name> namesOf(const plan::Plan &plan,
       names.push_back({input.name, int64_t(names.size())});
   if (names.empty() || names.size() > 2)
     throw InputError(
-        "--data: token data are for one or two integer inputs, and the plan "
+        "--data: token data is for one or two integer inputs, but the plan "
         "has " +
         std::to_string(names.size()) +
         (names.empty() ? "" : "; name them with --token-inputs"));
@@ -111,7 +111,7 @@ TokenLayout layOutTokens(const plan::Plan &plan,
                        "\"");
     const plan::TensorSpec &spec = found->spec;
     auto fail = [&](const std::string &expected) {
-      throw InputError("input \"" + name.input + "\": token data need " +
+      throw InputError("input \"" + name.input + "\": token data needs " +
                        expected + ", got " + describe(spec));
     };
     if (!isTokenDType(spec.dtype))
@@ -129,7 +129,7 @@ TokenLayout layOutTokens(const plan::Plan &plan,
     for (const TokenInput &other : layout.inputs)
       if (plan.inputs[other.input].name == name.input)
         throw InputError("--token-inputs: \"" + name.input +
-                         "\" is there twice");
+                         "\" appears twice");
     layout.inputs.push_back({size_t(found - plan.inputs.begin()), name.shift});
   }
   for (const plan::Input &input : plan.inputs)
@@ -138,7 +138,7 @@ TokenLayout layOutTokens(const plan::Plan &plan,
                        return plan.inputs[token.input].name == input.name;
                      }))
       throw InputError("input \"" + input.name +
-                       "\": token data have nothing for it");
+                       "\": token data has nothing for it");
   for (const TokenInput &token : layout.inputs)
     if (auto rows = embeddingRows(plan, plan.inputs[token.input].value)) {
       layout.high = *rows;

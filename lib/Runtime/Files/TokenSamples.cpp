@@ -125,7 +125,7 @@ public:
   }
   std::string hash() const override {
     if (file->documents() > 0)
-      throw InputError("--data-hash: expected one file, got the two of " +
+      throw InputError("--data-hash: expected one file, got the two files of " +
                        file->file().path());
     return file->file().hash();
   }
@@ -195,8 +195,8 @@ private:
   int64_t firstDocument = 0, lastDocument;
   Documents documents;
   int64_t samples = 0;
-  /// Within documents, of those that have samples: the first token, and how
-  /// many samples are in those before.
+  /// Within documents: of each document that has samples, the first token, and
+  /// the number of samples in those before.
   std::vector<int64_t> begins, before;
 };
 

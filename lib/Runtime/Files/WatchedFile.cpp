@@ -71,7 +71,7 @@ void WatchedFile::readAll(uint64_t offset, std::span<std::byte> to) const {
 void WatchedFile::check() const {
   struct stat now{};
   if (fstat(fd, &now) != 0)
-    throw RunError(name + ": cannot look at: " + systemError());
+    throw RunError(name + ": cannot stat: " + systemError());
   if (now.st_size != opened.st_size)
     throw RunError(name + ": changed while the run reads it: expected " +
                    std::to_string(opened.st_size) + " bytes, got " +

@@ -30,11 +30,11 @@ using Clock = std::chrono::steady_clock;
 
 /// Enough to see a peer's death and to ask the others (RankBoard).
 constexpr int kExplainsMs = 3000;
-/// How often it is looked whether the ranks have met, and how much longer than
-/// the deadline they get to say themselves who has not come.
+/// How often to check whether the ranks have met, and how much longer than the
+/// deadline they get to report by themselves which rank has not come.
 constexpr int kLookMs = 500;
 constexpr auto kMeetingGrace = std::chrono::seconds(3);
-/// What comes within this of a signal may be the same, passed on.
+/// A signal within this time after another may be the same one, passed on.
 constexpr auto kRepeat = std::chrono::seconds(1);
 
 /// Whether process `pid` began with these variables of this one.
@@ -62,8 +62,8 @@ pid_t parentOf(pid_t pid) {
              : pid_t(std::strtol(text.c_str() + end + 4, nullptr, 10));
 }
 
-/// torchrun: the nearest ancestor that is not of the rank itself, as a shell
-/// between them is. 0 if there is none.
+/// The pid of torchrun: the nearest ancestor that does not belong to the rank
+/// itself, as a shell between them does. 0 if there is none.
 pid_t findAgent() {
   pid_t pid = getppid();
   while (pid > 0 && sharesEnvironment(pid))
@@ -173,7 +173,7 @@ AgentWatch::AgentWatch(int64_t rank) : state(std::make_unique<State>()) {
   if (agent > 0) {
     state->agent = agent;
     state->agentFd = int(syscall(SYS_pidfd_open, agent, 0));
-    // It may have ended, and its number be another's, before it was opened.
+    // It may have ended before it was opened, and its pid may have been reused.
     if (findAgent() != agent)
       state->end("torchrun is gone", kExitRunFailure);
   }

@@ -53,8 +53,9 @@ public:
   std::vector<uint64_t> exchange(uint64_t own) override;
 
 private:
-  /// One rank's line. A word of round n is written once all have come to n - 1,
-  /// so that everybody has read that of n - 2, which lay there.
+  /// One rank's line. A word of round n is written once all ranks have come to
+  /// round n - 1, so everybody has read the word of round n - 2, which was in
+  /// its place.
   struct Member {
     std::atomic<int32_t> pid{0};
     Counter rounds;
@@ -124,7 +125,7 @@ std::vector<uint64_t> SharedAgreement::exchange(uint64_t own) {
       for (int64_t r = 0; r < ranks; ++r)
         if (!member(r)->rounds.reached(round))
           late.push_back(r);
-      // It counts what a rank did before it ended.
+      // What a rank did before it ended still counts.
       int32_t pid = member(rank)->pid.load();
       if (pid != 0 && hasEnded(pid) && !member(rank)->rounds.reached(round))
         throw RunError("rank " + std::to_string(rank) + " (pid " +

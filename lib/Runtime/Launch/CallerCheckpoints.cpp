@@ -21,7 +21,7 @@ std::string print(const json &message) {
   return message.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-/// What rank 0 makes, on all ranks; or its error.
+/// Gives all ranks what rank 0 makes; or throws its error on all.
 template <typename F> json onRankZero(Channel &channel, F make) {
   json decision = json::object();
   if (channel.rank() == 0)
@@ -75,7 +75,7 @@ CallerCheckpoints::save(const std::string &path, const RunState &state,
                          "newest of its folder before, or another folder");
       if (step == state.step && !folder.isDamaged(step))
         throw InputError(folder.pathOf(step) +
-                         ": is there already; expected another step");
+                         ": already exists; expected another step");
     }
   });
   // Which this process has now: whatever comes there is its own.

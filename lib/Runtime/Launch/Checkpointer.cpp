@@ -36,7 +36,7 @@ void say(const std::string &text) {
 
 void warn(const std::string &text) { say("fsdp-run: warning: " + text); }
 
-/// A thread that no signal of the process goes to.
+/// Starts a thread that receives no signals of the process.
 template <typename BodyT> std::thread startQuietly(BodyT body) {
   sigset_t all, before;
   sigfillset(&all);
@@ -145,7 +145,7 @@ void Checkpointer::chooseNewest(const std::vector<int64_t> &steps) {
   there = steps;
   if (steps.empty() == files.resumes)
     throw InputError(options.checkpointPath +
-                     ": other checkpoints are there than rank 0 sees");
+                     ": this rank sees other checkpoints there than rank 0");
   chosen = openNewestTogether(folder, steps, *channel, progress,
                               [](const std::string &error) {
                                 warn(error + "; this checkpoint is skipped");
@@ -168,7 +168,8 @@ std::optional<SaveReport> Checkpointer::endStep(Session &session, int64_t step,
   writeStaged(session);
   bool isDue =
       options.checkpointEvery > 0 && step % options.checkpointEvery == 0;
-  // That of the resumed step is there where this one makes no more.
+  // If this run makes no further steps, the checkpoint of the resumed step is
+  // already there.
   bool isThere = step == resumedStep &&
                  std::find(there.begin(), there.end(), step) != there.end();
   if (!options.checkpointPath.empty() && !isThere && (isDue || asked || last))
@@ -241,7 +242,8 @@ void Checkpointer::writeStaged(Session &session) {
   session.executor().setStage({});
   // P39 of the plan.
   if (!source->isStaged())
-    throw RunError("the plan has not staged all that a checkpoint saves");
+    throw RunError(
+        "the plan has not staged everything that a checkpoint saves");
   startWriting();
 }
 

@@ -13,7 +13,7 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// Of whichever plan of the transport a rank is at.
+/// Describes a position, in whichever plan of the transport a rank is.
 std::string describeStep(const Position &position) {
   if (position.step.load() < 0)
     return " before its first step";

@@ -40,7 +40,7 @@ std::string size(int64_t bytes) {
   return text;
 }
 
-/// The nearest folder of a path that is there.
+/// The nearest existing folder of a path.
 std::string folderOf(const std::string &path) {
   std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
   while (!std::filesystem::exists(folder) && folder.has_relative_path())
@@ -48,8 +48,8 @@ std::string folderOf(const std::string &path) {
   return folder.string();
 }
 
-/// Throws InputError where a file, in a folder that is there, or a folder,
-/// wherever it is, cannot be made or changed.
+/// Throws InputError if a file in an existing folder, or a folder anywhere,
+/// cannot be created or changed.
 void checkWritable(const std::string &path, bool isFolder) {
   std::string place = path;
   if (!std::filesystem::exists(path))
@@ -63,8 +63,8 @@ void checkWritable(const std::string &path, bool isFolder) {
 std::string checkSpace(const std::string &path, int64_t bytes) {
   struct statvfs info{};
   if (statvfs(folderOf(path).c_str(), &info) != 0)
-    throw InputError(path +
-                     ": cannot tell the free space: " + std::strerror(errno));
+    throw InputError(
+        path + ": cannot determine the free space: " + std::strerror(errno));
   auto available = int64_t(info.f_bavail) * int64_t(info.f_frsize);
   if (available < bytes)
     throw InputError(path + ": expected " + std::to_string(bytes) +

@@ -30,8 +30,8 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// After a failure the others end by themselves within this; where they wait
-/// for one that hangs they may not.
+/// After a failure the other ranks end by themselves within this time; they may
+/// not if they wait for a rank that hangs.
 constexpr auto kGrace = std::chrono::seconds(5);
 /// A TERM within this of another one may be the same, passed on.
 constexpr auto kRepeat = std::chrono::seconds(1);
@@ -143,8 +143,8 @@ private:
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent)
     _exit(kExitRunFailure);
-  // What asks waits, for all threads, until the end of a step takes it: the
-  // parent ends who does not come to that.
+  // Signals stay pending, in all threads, until they are taken at the end of a
+  // step. The parent ends a rank that does not get there.
   sigset_t mask = oldMask, asking = askingSignals();
   sigorset(&mask, &mask, &asking);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
@@ -203,7 +203,7 @@ public:
       reap();
       if (alive() == 0)
         break;
-      // Who fails may have to wait before it ends.
+      // A rank that fails may have to wait before it ends.
       if (!failed && segment.header().failedRank.load() >= 0)
         markFailed();
       auto grace = segment.header().hung.load() ? kHungGrace : kGrace;
@@ -228,10 +228,11 @@ private:
       failedAt = std::chrono::steady_clock::now();
   }
 
-  /// For ranks that cannot tell themselves that one holds them up, as they
-  /// wait for a store that it serves; and where they do not come to the end of
-  /// the step at which they are to stop. And for one that is stopped where no
-  /// other waits for it, as it is alone or the last.
+  /// For ranks that cannot tell by themselves that one rank holds them up,
+  /// since they wait for a store that it serves; and for ranks that do not
+  /// reach the end of the step at which they are to stop. Also for a rank that
+  /// is stopped while no other rank waits for it, because it is alone or the
+  /// last one.
   void watchWaits() {
     // Nobody waits in it for a save, which may take long.
     std::optional<Stall::Cause> cause =
@@ -336,7 +337,8 @@ private:
   }
 
   [[noreturn]] void report() const {
-    // A death by signal is the cause of what the others then complain of.
+    // A death by signal is the cause of the errors that other ranks then
+    // report.
     if (!signalCause.empty())
       throw RunError(signalCause);
     int32_t rank = segment.header().failedRank.load();
@@ -369,7 +371,7 @@ private:
 
 namespace {
 
-/// More than anybody needs, and fewer than bring a machine down.
+/// More than anybody needs, but too few to bring a machine down.
 constexpr int64_t kRanksPerCore = 64;
 
 /// Throws InputError for a plan whose ranks this machine cannot hold: more than
@@ -389,7 +391,7 @@ void checkMachine(const plan::Plan &plan, const std::string &path) {
     return;
   auto memory = (__int128(info.totalram) + info.totalswap) * info.mem_unit;
   if (__int128(plan.arena->bytes) * plan.worldSize > memory)
-    fail("expected arenas within its " + std::to_string(int64_t(memory)) +
+    fail("expected arenas that fit in its " + std::to_string(int64_t(memory)) +
          " bytes of memory, got " + std::to_string(plan.arena->bytes) +
          " bytes for each");
 }

@@ -80,7 +80,7 @@ openNewestTogether(CheckpointFolder &folder, const std::vector<int64_t> &steps,
                std::filesystem::path(path).parent_path().string() +
                    ": none of its " + std::to_string(steps.size()) +
                    " checkpoints is valid; expected one, or an empty folder to "
-                   "begin anew");
+                   "start from");
   return nullptr;
 }
 
@@ -133,7 +133,7 @@ void checkOwn(const CheckpointFolder &folder, const std::string &path,
     if (step > after)
       throw InputError(folder.pathOf(step) + ": a checkpoint of another run" +
                        (isOurs ? ", after step " + std::to_string(after) +
-                                     " from which this one goes on"
+                                     " from which this run continues"
                                : "") +
                        "; expected " + expected);
 }

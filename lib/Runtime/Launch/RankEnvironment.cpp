@@ -10,7 +10,8 @@ namespace fsdp::runtime {
 namespace {
 
 constexpr const char *kLoopback = "127.0.0.1";
-/// Below those that the kernel gives to programs that do not ask for one.
+/// Below the ports that the kernel gives to programs that do not ask for a
+/// specific one.
 constexpr uint32_t kFirstPort = 20000, kPorts = 10000;
 
 struct Launcher {
@@ -59,7 +60,7 @@ void checkSame(const Launcher &one, const Launcher &other) {
     if (number(a, one) != number(b, other))
       throw InputError(std::string(a) + "=" + get(a) + " and " + b + "=" +
                        get(b) +
-                       ": expected the same, or only one of them to be set");
+                       ": expected equal ranks, or only one of them to be set");
 }
 
 /// Whether the launcher says that all ranks are on this host.

@@ -25,7 +25,7 @@ std::string variableOr(const char *name, const char *otherwise) {
   return value ? value : otherwise;
 }
 
-/// An error of a rank, as it travels among texts that are none.
+/// Marks a rank's error among texts that are not errors.
 constexpr char kErrorMark = '!';
 
 /// How long after the ranks have met another's rank may yet show itself.
@@ -63,8 +63,8 @@ Rendezvous::Rendezvous(std::optional<RankEnvironment> environment,
     std::string text = firstLine(error.what_without_backtrace());
     if (options.isServer && text.find("EADDRINUSE") != std::string::npos)
       throw RunError("cannot serve the ranks' store at " + place +
-                     ": another program, or another job, has the port");
-    throw RunError("no store of the ranks at " + place +
+                     ": another program, or another job, is using the port");
+    throw RunError("cannot connect to the ranks' store at " + place +
                    (rankServes ? ", which rank 0 serves: " : ": ") + text);
   }
 }
@@ -86,7 +86,7 @@ void Rendezvous::enter(const std::string &job) {
   if (found != shown)
     throw RunError(
         "another job is at " + place +
-        ": its plan, data, options or run id are not those of this rank");
+        ": its plan, data, options or run id differ from this rank's");
   keys = attempt + secret + "/";
   std::string own = processIdentity(getpid());
   if (store->compareSet(keys + "rank " + std::to_string(ownRank), "", own) ==
@@ -141,12 +141,13 @@ Rendezvous::~Rendezvous() {
 
 bool Rendezvous::waitFor(const std::string &key,
                          std::chrono::steady_clock::time_point end) {
-  // Not by the store's wait, whose error does not say what it is.
+  // This does not use the store's wait, whose error does not say what is
+  // missing.
   for (auto pause = std::chrono::milliseconds(1); !store->check({key});
        pause = std::min(2 * pause, kPause)) {
     if (std::chrono::steady_clock::now() > end)
       return false;
-    // Who is waited for may have ended with this.
+    // A rank that is waited for may have ended because of this.
     if (pause == kPause)
       confirm();
     std::this_thread::sleep_for(pause);

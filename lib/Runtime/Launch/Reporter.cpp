@@ -65,7 +65,7 @@ struct Reporter::Summary {
   bool evaluated = false;
 };
 
-/// Bytes of the lines, from the first on, that are of the first `steps` steps.
+/// Bytes of the leading lines that belong to the first `steps` steps.
 static size_t bytesOfSteps(const std::string &path, int64_t steps) {
   std::error_code error;
   size_t bytes = 0;
@@ -119,7 +119,7 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
                       const std::optional<SaveReport> &saved) {
   Summary summary = summarise(step, seconds, result, stats);
   summary.evaluated = evaluated;
-  // The report of a save that another one follows sooner may come too late.
+  // The report of a save may come too late if another one follows soon.
   bool isRare = settings.checkpointEvery == 0 ||
                 settings.checkpointEvery >= int64_t(2 * SaveSlowdown::kSteps);
   if (saved && saved->step > begin && isRare)

@@ -133,7 +133,7 @@ void SessionState::stage(SaveRequest &request, bool copies,
     Item &item = items[i];
     if (item.isShared && rank != 0)
       continue;
-    // A tensor without elements is in one file all the same.
+    // A tensor without elements is still in one file.
     bool isPart = item.tensor.numel() > 0 || (item.spec.numElements() == 0 &&
                                               session.comm().shardIndex() == 0);
     if (!item.isOwn && !item.isShared && (writer[i] != replica || !isPart))
@@ -175,7 +175,7 @@ Interpreter::Wait SessionState::copyUnit(int32_t unit) {
       copy.to.copy_(copy.from, /*non_blocking=*/true);
     return {};
   }
-  // Beside the rank's own thread, which computes meanwhile.
+  // Runs beside the rank's own thread, which computes meanwhile.
   auto done = std::make_shared<std::future<void>>(
       std::async(std::launch::async, [copies] {
         c10::InferenceMode guard;
@@ -237,7 +237,7 @@ void SessionState::readTraining(const NativeCheckpoint &checkpoint) {
   for (const auto &[name, spec] : checkpoint.manifest().tensors)
     if (!isOwnName(name) && !names.contains(name))
       throw InputError(checkpoint.path() + ": tensor \"" + name +
-                       "\" is none of the plan");
+                       "\" is not in the plan");
   const RunState &state = checkpoint.manifest().state;
   Executor &executor = session.executor();
   GradScaler *scaler = executor.gradScaler();

@@ -123,7 +123,7 @@ public:
   }
   std::string describe(int64_t rank) const {
     return "rank " + std::to_string(rank) + " (pid " + std::to_string(pid) +
-           ") ended in the checkpoint";
+           ") ended during the checkpoint";
   }
 
 private:
@@ -214,7 +214,7 @@ private:
       std::string error;
     };
     if (broken)
-      throw RunError("the store of the ranks did not answer before");
+      throw RunError("the store of the ranks failed to answer earlier");
     auto outcome = std::make_shared<Outcome>();
     bool ended = caller.call(
         [outcome, call, store = store] {

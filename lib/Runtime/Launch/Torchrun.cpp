@@ -31,8 +31,8 @@ private:
   AgentWatch &watch;
 };
 
-/// Ends the process where another job's ranks may be among those of this one:
-/// what they compute together is nobody's.
+/// Ends the process if another job's ranks may be among those of this one: what
+/// they compute together would be meaningless.
 void watchPlaces(Rendezvous &rendezvous) {
   rendezvous.watchPlaces([rank = rendezvous.rank()](const std::string &text) {
     std::fprintf(stderr, "fsdp-run: error: rank %lld: %s\n",
@@ -41,8 +41,9 @@ void watchPlaces(Rendezvous &rendezvous) {
   });
 }
 
-/// What all ranks of a job have in common, and the ranks of another have not:
-/// the plan, the data, and the options that say which collectives there are.
+/// What all ranks of a job have in common, but not with the ranks of another
+/// job: the plan, the data, and the options that say which collectives there
+/// are.
 std::string jobOf(const RunFiles &files, const RunOptions &options) {
   std::string text = hashOfPlan(files.plan);
   for (int64_t number :
@@ -68,7 +69,7 @@ std::shared_ptr<Patience> makePatience(const RunFiles &files,
 }
 
 /// Ends this process, whose other threads may wait for a store that hangs, and
-/// those that hold it up: torchrun would wait for them.
+/// the processes that hold it up, since torchrun would wait for them.
 [[noreturn]] void endHung(int64_t rank, const PeerHungError &error) {
   std::fprintf(stderr, "fsdp-run: error: rank %lld: %s\n",
                static_cast<long long>(rank), oneLine(error.what()).c_str());

@@ -9,7 +9,8 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// Of elements whose exponent, all ones where they are not finite, is `mask`.
+/// `mask` selects an element's exponent, which is all ones if the element is
+/// not finite.
 template <typename Bits>
 bool allFinite(const void *data, int64_t count, Bits mask) {
   constexpr int64_t kBlock = 4096;

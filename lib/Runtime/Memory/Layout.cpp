@@ -52,7 +52,7 @@ plan::DType planType(at::ScalarType type) {
   for (int dtype = 0; dtype <= int(plan::DType::Complex128); ++dtype)
     if (scalarType(plan::DType(dtype)) == type)
       return plan::DType(dtype);
-  throw InputError(std::string("no plan has tensors of ") +
+  throw InputError(std::string("plans cannot have tensors of ") +
                    c10::toString(type));
 }
 

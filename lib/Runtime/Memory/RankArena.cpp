@@ -15,11 +15,11 @@ namespace fsdp::runtime {
 
 namespace {
 
-/// Room for what the plan does not know, of virtual memory alone.
+/// Room for allocations that the plan does not know; virtual memory only.
 constexpr size_t kMinSlack = size_t(1) << 30;
 
-/// Memory that arenas gave out and that is not freed; heap memory too while a
-/// slot learns when it is.
+/// Memory that arenas gave out and that is not freed yet; also heap memory,
+/// while a slot learns when it is freed.
 struct Live {
   std::byte *end;
   RankArena *arena; ///< null if it is gone
@@ -342,8 +342,9 @@ void RankArena::settle(std::vector<at::Tensor> &values) {
       }
       aliases = data != place && data >= base && data < base + arenaBytes;
     }
-    // What it shares may end before it. The strides stay: operators may round
-    // otherwise where elements lie otherwise.
+    // The storage that it shares may end before it. The strides stay the same,
+    // since operators may round differently if elements are laid out
+    // differently.
     if (aliases) {
       auto strides = tensor.strides();
       bool repeats =
@@ -433,8 +434,8 @@ void RankArena::placeSurvivors() {
 }
 
 void RankArena::placeScratch() {
-  // Streams of an asynchronous device have a place each: that of another one's
-  // instruction may be in use.
+  // On an asynchronous device each stream has its own place: the place of
+  // another stream's instruction may be in use.
   int64_t behind = arenaBytes + reservedBytes;
   size_t numPlaces = isAsynchronous ? plan::kNumStreams : 1;
   for (size_t stream = 0; stream < numPlaces; ++stream) {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kSymbol = "fsdpOptimizerPluginVersion";
 
-/// A file of which nothing is taken for granted.
+/// A file that is not trusted in any way.
 class ElfFile {
 public:
   explicit ElfFile(std::string_view bytes) : bytes(bytes) {}

@@ -143,8 +143,8 @@ void ShardedOptimizer::setSettings(
     if (layout(changed[i]) != layout(settings[i]) ||
         (changed[i].momentum != 0) != (settings[i].momentum != 0))
       throw InputError("group " + std::to_string(i) +
-                       " of the optimizer: expected settings with the state "
-                       "that it has");
+                       " of the optimizer: expected settings that keep its "
+                       "state");
   settings = changed;
 }
 
@@ -260,7 +260,7 @@ void ShardedOptimizer::stepAdam(Group &group,
       param.mul_(1 - lr * o.weightDecay);
     else if (o.weightDecay != 0)
       grad = grad.add(param, o.weightDecay);
-    // torch.optim's Adam takes a complex number for two real ones.
+    // torch.optim's Adam treats a complex number as two real ones.
     auto asReal = [](const at::Tensor &tensor) {
       return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
     };

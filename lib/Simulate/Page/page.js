@@ -111,7 +111,7 @@ $('subtitle').textContent = [
   plan.replicas > 1 ? `${plan.replicas} replicas` : '',
   plan.microbatches > 1 ? `${plan.microbatches} microbatches a step` : '',
   plan.serial ? 'one thread runs all streams' : '',
-  plan.gathersTakeMemory ? '' : 'gathered parameters lie in memory that the ranks share',
+  plan.gathersTakeMemory ? '' : 'gathered parameters are in memory that the ranks share',
 ].filter(Boolean).join(' · ');
 {
   const always = plan.static.reduce((a, b) => a + b, 0);
@@ -137,7 +137,7 @@ $('uses').innerHTML = legend(usesShown.map((u) => [USE_COLOURS[u], plan.uses[u]]
 {
   const entries = PHASES.map((name, p) => [PHASE_COLOURS[p], name])
     .filter((_, p) => plan.instructions.some((row) => row[1] === p));
-  if (plan.instructions.some((row) => row[2])) entries.push([AGAIN_COLOUR, 'made again in backward']);
+  if (plan.instructions.some((row) => row[2])) entries.push([AGAIN_COLOUR, 'recomputed in backward']);
   for (const s of lanes) if (s > 0) entries.push([KIND_COLOURS[s], plan.streams[s]]);
   entries.push(['var(--stall)', 'compute waits']);
   $('phases').innerHTML = legend(entries);

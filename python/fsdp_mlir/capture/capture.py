@@ -1,9 +1,9 @@
 """Captures one training step of a model: forward, loss and backward, as a graph of ATen calls.
 
-The stages, each with one input and one output that holds it: a view of the model under its policy
-(view/model_view.py), the same without data (view/fake_model.py), the recording of its step
-(record/recording.py), the proof that the recording is what the model does (check/proof.py), what an
-archive has of that, and the archive (archive/writer.py).
+The stages, each with one input and one output that contains the input: a view of the model under
+its policy (view/model_view.py), the same without data (view/fake_model.py), the recording of its
+step (record/recording.py), the proof that the recording is what the model does (check/proof.py),
+the contents of an archive, and the archive (archive/writer.py).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from fsdp_mlir.view.model_view import ModelView, constant_name
 class CaptureSummary:
     """What was written. Sizes are in elements and bytes, time in seconds.
 
-    `checked`: the captured step was run beside eager PyTorch. `constants` are the tensors of
-    others that the graph took as they were; those of `literals`, by their indices, the step made
-    itself. `relied_on`: values of inputs, buffers and constants that decided shapes; `sources` are
-    the names of buffers and constants by those that these have in it.
-    `operators` are the names of those that are not ATen's, `kernels` the functions of Python whose
-    calls stand in the graph in place of an operator.
+    `checked`: the captured step was run beside eager PyTorch. `constants` are tensors from
+    elsewhere that the graph took as they were; `literals` are the indices of those that the step
+    itself made. `relied_on`: values of inputs, buffers and constants that decided shapes; `sources`
+    maps the names that these use for buffers and constants to their own names. `operators` are the
+    names of operators that are not ATen's. `kernels` are the Python functions whose calls stand in
+    the graph in place of an operator.
     """
 
     path: Path
@@ -101,8 +101,8 @@ class CaptureSummary:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No cycles of garbage are looked for: recording makes a great many objects that live, and a
-    look at all that a large library has made takes a third of the time."""
+    """Turns off the search for garbage cycles: recording makes a great many live objects, and
+    scanning everything that a large library has created would take a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -132,44 +132,45 @@ def capture(
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
     The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
-    dim 0 is the batch of one rank; a scalar is a batch of one element in the graph. Those of
-    `kwargs` name the graph's inputs, those of `args` are arg0, arg1, …; numbers, strings and None
-    in `kwargs` are part of the step. `loss` maps the model's output to a scalar; inputs that are
-    named like further parameters of it go to it and not to the model. Without it the output itself,
-    or its `.loss`, is the scalar. A ComputeLoss maps the model and the inputs to it. Train or eval
-    mode is captured as it is. The step is recorded without data, so a model on `meta` works at any
-    size.
+    dim 0 is the batch of one rank; a scalar becomes a batch of one element in the graph. The
+    graph's inputs have the names in `kwargs`; those of `args` are arg0, arg1, …. Numbers, strings
+    and None in `kwargs` are part of the step. `loss` maps the model's output to a scalar; inputs
+    with the names of further parameters of `loss` go to it and not to the model. Without `loss` the
+    output itself, or its `.loss`, is the scalar. A ComputeLoss maps the model and the inputs to the
+    scalar. The model is captured in the mode, train or eval, that it is in. The step is recorded
+    without data, so a model on `meta` works at any size.
 
-    The graph is that of tensors on `device`, wherever the model's own are: "cpu", or "cuda" with
-    the GPU's architecture in `device_arch`, such as "sm_90". PyTorch then chooses the operators
-    that it would run on that GPU. None has to be there, but PyTorch must be built with CUDA, and
-    this package too. Such a step is not run beside eager PyTorch.
+    The graph is for tensors on `device`, wherever the model's own tensors are: "cpu", or "cuda"
+    with the GPU's architecture in `device_arch`, such as "sm_90". PyTorch then chooses the
+    operators that it would run on that GPU. No GPU is needed, but PyTorch and this package must be
+    built with CUDA. Such a step is not run beside eager PyTorch.
 
-    Where versions of FSDP2 differ, the plan has the bits of that of `torch_version`, such as
-    "2.11", by default the installed one. The operators are those of the installed PyTorch.
+    Where versions of FSDP2 differ, the plan has the bits of FSDP2 in PyTorch `torch_version`, such
+    as "2.11"; the default is the installed version. The operators are those of the installed
+    PyTorch.
 
-    Weights go beside `path` with suffix .safetensors, unless a parameter is on `meta`. For such a
-    model, `init()` builds the same model as one would on one device: what it does to initialise
-    itself is captured too, on fake tensors, and fsdp-run does it at its own seed. A seed that
-    `init` sets is not part of that. Without `save_weights` the file has only the tensors that are
-    the graph's own, if there are any.
+    Weights are written beside `path` with suffix .safetensors, unless a parameter is on `meta`. For
+    such a model, `init()` must build the same model as one would on one device: its initialisation
+    is captured too, on fake tensors, and fsdp-run executes it with its own seed. A seed that `init`
+    sets is not part of that. Without `save_weights` the file has only the graph's own tensors, if
+    there are any.
 
-    `evaluation` captures the loss in eval mode too, on the same inputs and without gradients, for
+    `evaluation` also captures the loss in eval mode, on the same inputs and without gradients, for
     evaluations between steps; the model's own mode stays as it is.
 
     `config` is a policy file of fsdp-opt, read for the units and their mixed precision: parameters
     then have the dtype in which they are gathered, and the graph has the casts at unit boundaries
-    and sums the gradients of a unit's inputs as FSDP2 does. fsdp-opt says where it needs that.
+    and sums the gradients of a unit's inputs as FSDP2 does. fsdp-opt reports it if it needs that.
 
     The step is recorded again with other seeds and as another rank, and must be the same. With
     `check` it is then run on two batches beside eager PyTorch: loss, gradients and buffers must
-    have equal bits (eager_check.py). By default this is done where the model and the inputs have
-    data, of at most proof.CHECKED_BYTES.
+    have equal bits (eager_check.py). By default this is done if the model and the inputs have data,
+    of at most proof.CHECKED_BYTES.
 
-    `outputs`, for callers that execute the step in this process: what `loss` gives beside the
-    scalar (outputs.py). Without it a loss that gives more is an error.
+    `outputs`, for callers that execute the step in this process: what `loss` returns besides the
+    scalar (outputs.py). Without it, a loss function that returns more is an error.
 
-    Raises CaptureError, and then writes nothing. The model is as it was in any case.
+    Raises CaptureError, and then writes nothing. The model is unchanged in any case.
     """
     start = time.perf_counter()
     asked = Asked(

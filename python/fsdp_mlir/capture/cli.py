@@ -30,8 +30,9 @@ _INPUT = re.compile(
 def parse_input(text: str) -> tuple[str, Tensor]:
     """The name and an example tensor for `name=dtype[d0,d1,…]`, with `<high` for integers.
 
-    Integers are drawn from [0, high), and hold both 0 and high-1, so that the range is captured;
-    floats from the normal distribution; bools are false. The draw does not depend on the run.
+    Integers are drawn from [0, high), and include both 0 and high-1, so that the range is captured;
+    floats are drawn from the normal distribution; bools are false. The values are the same in every
+    run.
     """
     match = _INPUT.fullmatch(text.replace(" ", ""))
     if not match:
@@ -124,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--meta",
         action="store_true",
-        help="build the model on the meta device: no weights, but its initialisation is captured",
+        help="build the model on the meta device: captures no weights, but the initialisation",
     )
     result.add_argument(
         "--no-init", action="store_true", help="with --meta: do not capture the initialisation"
@@ -148,16 +149,23 @@ def parser() -> argparse.ArgumentParser:
         "--check",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="run the captured step beside eager PyTorch; by default where the model is small",
+        help="run the captured step beside eager PyTorch; by default if the model is small",
     )
     result.add_argument(
-        "--device", default="cpu", metavar="cpu|cuda", help="whose operators are captured [cpu]"
+        "--device",
+        default="cpu",
+        metavar="cpu|cuda",
+        help="device whose operators are captured [cpu]",
     )
     result.add_argument(
-        "--device-arch", metavar="ARCH", help="with --device cuda: the GPU's, such as sm_90"
+        "--device-arch",
+        metavar="ARCH",
+        help="with --device cuda: the GPU's architecture, such as sm_90",
     )
     result.add_argument(
-        "--torch-version", metavar="V", help="the PyTorch whose FSDP2 is equalled [the installed]"
+        "--torch-version",
+        metavar="V",
+        help="the PyTorch version whose FSDP2 to match [the installed one]",
     )
     result.add_argument("--config", metavar="FILE", help="policy file (YAML), as for fsdp-opt")
     result.add_argument("-o", "--output", default="model.pt", metavar="FILE", help="[%(default)s]")
@@ -165,7 +173,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0 when the file is written, else 1 after one line on standard error."""
+    """Runs the command; returns 0 if the file was written, else 1 after one line on standard
+    error."""
     options = parser().parse_args(argv)
     try:
         inputs: dict[str, Tensor] = {}

@@ -38,13 +38,13 @@ _SEED = 20
 # (name of the operator without its in-place mark, hash of its results)
 Called = tuple[str, str]
 
-# Hashes of what a step computes, by what it is.
+# Hashes of what a step computes, by a description of it.
 _Bits = dict[str, str]
 
 
 def run(recording: Recording) -> bool:
-    """False, after a warning, where eager PyTorch cannot be asked, unless that was asked for;
-    CaptureError where the recorded step differs from it."""
+    """False, after a warning, if eager PyTorch cannot run the step, unless the check was asked for;
+    CaptureError if the recorded step differs from it."""
     view = recording.view
     with untouched_generators():
         try:
@@ -76,8 +76,9 @@ def run(recording: Recording) -> bool:
 
 
 def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]:
-    """What eager PyTorch makes of the example and of a batch of the same elements in another order,
-    or, where it refuses that one, of the same samples in another order, or of the example again."""
+    """What eager PyTorch computes from the example and from a batch of the same elements in another
+    order; if it refuses that batch, from the same samples in another order, or from the example
+    again."""
     inputs = recording.view.inputs.values()
     example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
     for other in (_shuffled, _rotated):
@@ -90,7 +91,7 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
 
 
 def equal_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same bits; any NaN is like another."""
+    """Whether two tensors of one shape and dtype have the same bits; all NaNs count as equal."""
     return _bits(left) == _bits(right)
 
 
@@ -120,7 +121,7 @@ def _seed() -> None:
 
 
 class _EagerFailed(Exception):
-    """The model raised, or its backward; the cause is what."""
+    """The model or its backward raised an error, which is the cause."""
 
 
 @contextmanager
@@ -180,12 +181,12 @@ class _Eager:
                     _eager_failures(),
                 ):
                     loss = view.step.forward(inputs)
-                results[-1]["the loss in eval mode behind it"] = _bits(loss)
+                results[-1]["the loss in eval mode after it"] = _bits(loss)
         return results
 
 
 def _on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor's own memory, where it is on the CPU in that dtype."""
+    """The tensor in its own memory, if it is on the CPU in that dtype."""
     return tensor.detach().to("cpu", dtype or tensor.dtype)
 
 
@@ -239,23 +240,23 @@ class _Graph:
             (loss,) = replay(
                 recording.evaluation, self._values | inputs, [recording.evaluation_loss]
             )
-            results[-1]["the loss in eval mode behind it"] = _bits(loss)
+            results[-1]["the loss in eval mode after it"] = _bits(loss)
         return results
 
     def _outputs(self) -> list[Tensor]:
         view, constants = self._recording.view, self._recording.trace.constants
         places = {id(tensor): f"b{len(view.buffers) + i}" for i, tensor in enumerate(constants)}
-        # That of an evaluation, which has not run yet, is what it was.
+        # The value of an evaluation that has not run yet is unchanged.
         return [self._values[places[id(slot)]] for slot in view.step.slots]
 
 
 def replay(
     trace: Trace, values: dict[str, Tensor], results: list[str], tape: _Tape | None = None
 ) -> list[Tensor]:
-    """Runs the calls of a trace on `values` by name, in place where they are, and returns those of
-    `results`. A value is dropped after its last use. Grad mode is on in forward, as in eager
-    execution: some kernels keep nothing for backward without it. It is off for operators that are
-    not ATen's, as in their autograd kernels."""
+    """Runs the calls of a trace on `values` by name, in place where the calls are, and returns the
+    values of `results`. A value is dropped after its last use. Grad mode is on in forward, as in
+    eager execution: some kernels keep nothing for backward without it. It is off for operators that
+    are not ATen's, as in their autograd kernels."""
     values = dict(values)
     uses: dict[str, int] = dict.fromkeys(results, len(trace.nodes))
     for index, node in reversed(list(enumerate(trace.nodes))):

@@ -1,5 +1,5 @@
 """Whether the kernel of an operator that is not PyTorch's does what its schema and its fake kernel
-say: what a plan checks of it while it runs (KernelCheck.h), before there is a plan."""
+say. A run checks the same of a plan's operators (KernelCheck.h); this is before there is a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fsdp_mlir.support.errors import located
 
 
 def checked_call(node: Node, values: list[Any]) -> Any:
-    """Runs a recorded call on real tensors; CaptureError where it is not what was recorded."""
+    """Runs a recorded call on real tensors; CaptureError if it does not do what was recorded."""
     func = node.func
 
     def refuse(message: str) -> None:
@@ -111,7 +111,7 @@ def _range(tensor: Tensor) -> tuple[int, int]:
 
 
 def _share(one: Tensor, other: Tensor) -> bool:
-    """Whether they lie in the same memory, be it of two storages."""
+    """Whether they lie in the same memory, even as two storages."""
     (a, b), (c, d) = _range(one), _range(other)
     return a < d and c < b
 

@@ -1,4 +1,4 @@
-"""Runs capture under other random numbers and as another rank, to see what depends on them."""
+"""Runs capture with different random numbers and as another rank, to see what depends on them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def other_surroundings() -> Iterator[None]:
 
 @contextmanager
 def extreme_draws(*, high: bool) -> Iterator[None]:
-    """Python's and NumPy's uniform numbers are the least possible, or the greatest.
+    """Makes Python's and NumPy's uniform numbers the smallest possible, or the largest.
 
-    A branch on one of them against a probability goes both ways under the two. MT19937 that is all
-    zeros stays so; one of words that are tempered to all ones gives 624 of these.
+    A branch that compares one of them with a probability then goes both ways. An MT19937 state of
+    all zeros stays zero; one whose words are tempered to all ones gives 624 of these.
     """
     word, position = (_untempered(0xFFFFFFFF), 0) if high else (0, _WORDS)
     random.setstate((3, (word,) * _WORDS + (position,), None))

@@ -1,8 +1,9 @@
-"""Proves that a recorded step is what the model does, or says by which call it is not.
+"""Proves that a recorded step is what the model does, or names the call where it is not.
 
-Recorded again, with other seeds and as another rank, the step must be the same graph: else a
-number that only this run has was baked in. What forward does to the Python state of the modules
-must not matter to the next step. Then the graph runs beside eager PyTorch (eager_check.py).
+When it is recorded again, with different seeds and as another rank, the step must be the same
+graph: otherwise a number that only this run has was baked in. What forward does to the Python state
+of the modules must not matter to the next step. Then the graph runs beside eager PyTorch
+(eager_check.py).
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ CHECKED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Checked:
-    """A recording that is what the model does; whether it was run beside eager PyTorch."""
+    """A recording that is known to be what the model does, and whether it was run beside eager
+    PyTorch."""
 
     recording: Recording
     beside_eager: bool
 
 
 def check(recorded: Recorded) -> Checked:
-    """Proves it, or raises CaptureError. The model's Python state and the generators are as before
+    """Proves it, or raises CaptureError. The model's Python state and the generators are unchanged
     in any case."""
     recording, before, first = recorded.recording, recorded.before, recorded.after
     view, wanted = recording.view, recording.view.asked.check
@@ -83,7 +85,7 @@ def check(recorded: Recorded) -> Checked:
 
 
 def _check_again(recorded: Recorded) -> None:
-    """CaptureError where another recording, in other surroundings, is another graph."""
+    """CaptureError if a second recording, in different surroundings, gives a different graph."""
     recording = recorded.recording
     surroundings = [other_surroundings()]
     if recorded.drawn:
@@ -106,11 +108,11 @@ def _check_again(recorded: Recorded) -> None:
 
 
 def _depends_on_state(recording: Recording) -> bool:
-    """Whether the step is another one in the Python state that forward left."""
+    """Whether the step is different in the Python state that forward left."""
     with untouched_generators():
         try:
             again = record_once(FakeModel(recording.view))
-        except Exception:  # such as a stand-in of the first recording that is read by the next
+        except Exception:  # such as a stand-in from the first recording that the next one reads
             return True
         return _difference(recording, again) is not None
 
@@ -139,7 +141,7 @@ def _attributes(paths: list[str]) -> str:
 
 
 def _difference(left: Recording, right: Recording) -> tuple[tuple[str, int] | None, str] | None:
-    """Where two recordings first differ, with both calls; None where they are equal."""
+    """Where two recordings first differ, with both calls; None if they are equal."""
     pairs: Iterable[tuple[Trace | None, Trace | None]] = (
         (left.trace, right.trace),
         (left.evaluation, right.evaluation),

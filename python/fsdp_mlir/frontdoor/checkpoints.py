@@ -1,7 +1,7 @@
-"""Checkpoints of a step: those of fsdp-run, with the same files and the same way to save them.
+"""Checkpoints of a step: the same as fsdp-run's, with the same files, saved in the same way.
 
-What is no tensor (settings of the optimizer's groups, the caller's own state) is text, a rank's in
-the tensor of bytes `rank.N.python`. docs/checkpoints.md says the rest.
+What is not a tensor (settings of the optimizer's groups, the caller's own state) is text; a rank's
+text is saved as the tensor of bytes `rank.N.python`. docs/checkpoints.md says the rest.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _READ_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Counters:
-    """Where a step is: what is saved beside tensors. `updates` are the steps but those that a loss
-    scaler skipped, where the optimizer is the plan's own; else its state counts them."""
+    """The position of a step: what is saved besides tensors. `updates` are the steps except those
+    that a loss scaler skipped, if the optimizer is the plan's own; otherwise its state counts
+    them."""
 
     step: int
     updates: int | None
@@ -48,18 +49,18 @@ class Counters:
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run goes on from."""
+    """What a run continues from."""
 
     path: str
     step: int
     samples: int
     world_size: int
-    extra: Any  # this rank's; rank 0's where there was no such rank
+    extra: Any  # this rank's; rank 0's if there was no such rank
     counters: Counters
 
 
 class Checkpoints:
-    """Those of one model; every method is a collective."""
+    """The checkpoints of one model; every method is a collective."""
 
     def __init__(self, model: nn.Module, rendezvous: Any) -> None:
         self._model = model
@@ -130,14 +131,14 @@ class Checkpoints:
             try:
                 saved.result()
             except BaseException:
-                # Also if this is interrupted: the tensors are the model's own.
+                # Even if this is interrupted: the tensors are the model's own.
                 saved.exception()
                 raise
         self._tell()
         return saved
 
     def _finish(self) -> None:
-        """Waits for a save that goes on beside training."""
+        """Waits for a save that runs in the background."""
         saved, self._saved = self._saved, None
         error = saved.exception() if saved is not None else None
         if error is not None:
@@ -155,11 +156,11 @@ class Checkpoints:
     def _parts(
         self, optimizer: OptimizerState, extra: Any
     ) -> tuple[list[Box], list[Box], int | None]:
-        """What this rank saves of tensors of all ranks, what it has of its own, and how often the
-        optimizer has updated, if that is known."""
+        """What this rank saves of the tensors that all ranks share, what it has for itself, and how
+        often the optimizer has updated, if that is known."""
         given = optimizer.state_dict()
         if optimizer.is_new:
-            # Not the zeros that a plan would begin with: its first step is another one.
+            # Not the zeros that a plan would begin with: the first step after those would differ.
             given["state"] = {}
         texts: dict[str, dict[str, Any]] = {}
         named = list(self._tensors())
@@ -204,7 +205,7 @@ class Checkpoints:
     def load(
         self, path: str | Path, optimizer: OptimizerState, plan: str, *, scales: bool
     ) -> Resumed | None:
-        """None where there is none. `scales`: whether the step has a loss scaler."""
+        """None if there is none. `scales`: whether the step has a loss scaler."""
         self._finish()
         where = _absolute(path)
         _check_alike(self._rendezvous.exchange(f"load({where!r})", 300))
@@ -251,8 +252,8 @@ class Checkpoints:
     def _checked(
         self, found: dict[str, Any], optimizer: OptimizerState
     ) -> tuple[dict[str, Any], Any]:
-        """The optimizer's state, and the caller's own; ValueError where the checkpoint is not one
-        of this model. Changes nothing."""
+        """The optimizer's state, and the caller's own; ValueError if the checkpoint is not of this
+        model. Changes nothing."""
         known = set()
         for name, tensor in self._tensors():
             if tensor.is_meta:
@@ -271,7 +272,7 @@ class Checkpoints:
                 continue
             param, _, key = name.removeprefix(_STATE).rpartition(".")
             if not name.startswith(_STATE) or param not in params:
-                raise ValueError(f"{found['path']}: tensor '{name}' is none of the model")
+                raise ValueError(f"{found['path']}: tensor '{name}' is not in the model")
             entries = state.setdefault(params[param], {})
             entries[key] = self._entry(found, optimizer, own, params[param], key, dtype, shape)
         for param, entries in decoded(text["state"]).items() if text else ():
@@ -292,7 +293,7 @@ class Checkpoints:
         shape: list[int],
     ) -> Tensor:
         """An entry of the optimizer's state as this rank has it: sharded as its own, or as the
-        parameter where it has that shape."""
+        parameter if it has the parameter's shape."""
         like = own["state"].get(param, {}).get(key)
         whole = dict(self._model.named_parameters())[param].detach()
         if not isinstance(like, Tensor) and list(whole.shape) == list(shape) and shape:
@@ -322,7 +323,7 @@ class Checkpoints:
                 box = _box(name, tensor.detach())
                 self._runtime.read(self._own(found, box))
                 if box[3].data_ptr() != local.data_ptr():
-                    # Elements that lie at one place are the same.
+                    # Elements at the same address are the same.
                     dims = [d for d, step in enumerate(local.stride()) if step == 0]
                     to, part = local, box[3]
                     for dim in dims:
@@ -355,7 +356,7 @@ class Checkpoints:
         return {}
 
     def _own(self, found: dict[str, Any], box: Box) -> Box:
-        """With the name of this rank's, where that is not rank 0's."""
+        """With the name of this rank's own tensor, if that is not rank 0's."""
         name = f"rank.{self._rendezvous.rank}.{box[0]}"
         return (name, *box[1:]) if name in found["tensors"] else box
 
@@ -418,8 +419,8 @@ def _copies(boxes: Iterable[Box]) -> list[Box]:
 
 
 def _writes(tensor: DTensor, written: dict[int, int]) -> bool:
-    """Whether this rank's replica saves the tensor: the one that has saved fewest bytes so far, as
-    all ranks count them."""
+    """Whether this rank's replica saves the tensor: it is the one that has saved the fewest bytes
+    so far, which all ranks count alike."""
     mesh = tensor.device_mesh
     own, replicas = 0, 1
     for axis, placement in enumerate(tensor.placements):

@@ -5,9 +5,9 @@
     for batch in loader:
         loss = step(batch)
 
-Every rank captures the model, which must give the same step; rank 0 runs fsdp-opt; every rank
-executes the plan, in the memory of the model's own DTensors. What has no plan runs as FSDP2 does.
-The ranks are those of torchrun, or this process alone.
+Every rank captures the model, and all must capture the same step; rank 0 runs fsdp-opt; every rank
+executes the plan, in the memory of the model's own DTensors. A call without a plan runs as FSDP2
+does. The ranks are those that torchrun started, or this process alone.
 """
 
 from __future__ import annotations
@@ -57,38 +57,39 @@ def compile(
 ) -> Step:
     """Compiles forward, loss, backward and update of `model`, which fully_shard sharded.
 
-    `loss(output)` gives the scalar; further parameters of it, as in `loss(output, labels)`, name
-    inputs that it takes instead of the model. Without it the output or its `.loss` is the scalar.
-    `compute_loss(model, ...)`, in place of `loss`, gets the model and all inputs, and calls the
-    model itself. `example` is one rank's batch of one microbatch: a tensor, a sequence of them, or
-    a mapping by the names of the model's arguments. Without it the first call of the step compiles.
+    `loss(output)` gives the scalar. Further parameters of `loss`, as in `loss(output, labels)`,
+    name inputs that go to it instead of the model. Without `loss` the output or its `.loss` is the
+    scalar. `compute_loss(model, ...)`, in place of `loss`, gets the model and all inputs, and calls
+    the model itself. `example` is one rank's batch of one microbatch: a tensor, a sequence of them,
+    or a mapping by the names of the model's arguments. Without an example, the first call of the
+    step compiles.
 
     `optimizer` is an optimizer on model.parameters(), or a class, or `(class, arguments)`, or the
-    mapping of the config. SGD, Adam and AdamW are part of the plan, with the settings that their
-    groups have at each step; any other one gets gradients and makes its own step. With `max_norm`
-    the gradients are clipped as by torch.nn.utils.clip_grad_norm_. `options` are further keys of
-    fsdp-opt's config (docs/config.md) that the other arguments and fully_shard do not give, such
-    as `gradient_accumulation_steps`; `grad_scaler` may be a torch.amp.GradScaler, and
-    `units="auto"` stands where fully_shard was called on the whole model only.
+    mapping of the config. SGD, Adam and AdamW become part of the plan, with the settings that their
+    groups have at each step; any other optimizer gets the gradients and makes its own step. With
+    `max_norm` the gradients are clipped as by torch.nn.utils.clip_grad_norm_. `options` are further
+    keys of fsdp-opt's config (docs/config.md) that the other arguments and fully_shard do not
+    determine, such as `gradient_accumulation_steps`. `grad_scaler` may be a torch.amp.GradScaler.
+    `units="auto"` may be given if fully_shard was called on the whole model only.
 
-    `loss` may give more than the scalar, of which that is the first element, the entry 'loss' or
-    the attribute `loss`: the step then returns all of it. With `outputs` it returns all that a
-    model gives without `loss`, too.
+    `loss` may return more than the scalar, which is then the first element, the entry 'loss' or the
+    attribute `loss` of what it returns: the step then returns all of it. With `outputs`, a step
+    without `loss` also returns everything that the model returns.
 
-    With `evaluation` the loss in eval mode is compiled too, for `Step.evaluate`.
+    With `evaluation` the loss in eval mode is also compiled, for `Step.evaluate`.
 
     The step trains the model: its parameters' local tensors move to memory of the plan, which the
     ranks of one host share. Parameters on `meta` are initialised by `init`, the function that
     builds the model, as on one device at `init_seed` (default: that of rank 0's torch.manual_seed).
 
-    What has no plan runs as FSDP2 does, after one warning that says why; with fallback="error" it
-    is the error. `comm`: how the ranks reach each other, "shm", the memory of one host, or "gloo";
-    by default the first where all are on one host. `deadline`: seconds after which a call fails
-    whose other ranks do not come, or do not go on in it. The files of the first plan lie in `path`,
-    by default in a temporary folder until it is open. Plans are kept in the folder `cache`, by
-    default that of the variable FSDP_MLIR_CACHE if there is one, and found there by a later process
-    with the same code, model, settings and versions. A collective: an error of one rank is raised
-    on all of them.
+    A call without a plan runs as FSDP2 does, after one warning that says why; with fallback="error"
+    it raises that as an error. `comm`: how the ranks communicate: "shm", through memory of one host
+    (the default if all ranks are on one host), or "gloo". `deadline`: seconds after which a call
+    fails if other ranks do not come to it, or make no progress in it. The files of the first plan
+    lie in `path`, by default in a temporary folder until the plan is open. Plans are kept in the
+    folder `cache`, by default the one that the variable FSDP_MLIR_CACHE names, if it is set; a
+    later process with the same code, model, settings and versions finds them there. This is a
+    collective: an error on one rank is raised on all of them.
     """
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback: expected 'eager' or 'error', got {fallback!r}")

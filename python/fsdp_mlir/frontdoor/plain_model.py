@@ -1,4 +1,4 @@
-"""A sharded model as it was before fully_shard, for the time of a capture."""
+"""A sharded model as it was before fully_shard, for the duration of a capture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsdp_mlir.modules import sharding
 
 
 def whole_values(model: nn.Module) -> dict[int, Tensor]:
-    """Of each sharded parameter, by its id: its whole value where all of them together are small
+    """For each sharded parameter, by its id: its whole value if all of them together are small
     enough to be run beside eager PyTorch, else a tensor on 'meta'. A collective."""
     params = [entry.sharded_param for entry in sharding.managed(model).values()]
     total = sum(param.numel() * param.element_size() for param in params)
@@ -34,8 +34,8 @@ def forms(model: nn.Module) -> dict[int, Tensor]:
 
 @contextmanager
 def plain(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
-    """The model with `values` as its parameters, by the ids of those that it has, and without the
-    hooks of FSDP2, for the body."""
+    """Within the body, the model has `values`, by the ids of its own parameters, in place of these,
+    and no FSDP2 hooks."""
     sharding.reshard(sharding.groups(model))
     slots: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     made: dict[int, nn.Parameter] = {}
@@ -71,7 +71,8 @@ def _handles(model: nn.Module) -> list[Any]:
 
 
 def _without(handle: Any) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Takes the hook of a handle out; the dictionary that held it, and what that was."""
+    """Removes the hook of a handle; returns the dictionary that held it, and its previous
+    contents."""
     held = handle.hooks_dict_ref()
     before = dict(held)
     held.pop(handle.id, None)

@@ -27,8 +27,8 @@ from fsdp_mlir.view.model_view import constant_name
 @dataclass(frozen=True)
 class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
-    took from elsewhere, by their names as buffers of the plan; `outputs`, what else than the
-    loss the step gives; and what it warned of. `literals`, `relied_on`, `sources`, `operators` and
+    took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
+    besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators` and
     `kernels` are those of its CaptureSummary."""
 
     digest: str
@@ -44,9 +44,9 @@ class Captured:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is captured: a model on example inputs by position and by name, under a policy, the
-    text of a config. `options` are further arguments of `capture`. `keeps_outputs`: what the loss
-    gives beside the scalar is wanted."""
+    """What is captured: a model on example inputs by position and by name, under a policy, the text
+    of a config. `options` are further arguments of `capture`. `keeps_outputs`: whether to keep what
+    the loss returns besides the scalar."""
 
     model: nn.Module
     args: Sequence[Tensor]
@@ -91,7 +91,7 @@ class Recipe:
 
 @contextmanager
 def _noting_warnings() -> Iterator[list[str]]:
-    """The texts of what the body warns of, which is shown afterwards."""
+    """The texts of the body's warnings, which are shown afterwards."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         yield texts
@@ -102,7 +102,7 @@ def _noting_warnings() -> Iterator[list[str]]:
 
 class Compiler:
     """fsdp-opt, started before there is something to compile: it takes a while to load PyTorch's
-    library, and does so beside a capture. To be closed."""
+    library, and does that during a capture. Must be closed."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -114,8 +114,8 @@ class Compiler:
         )
 
     def make_plan(self, folder: Path, world_size: int) -> list[str]:
-        """plan.json of the model.pt and policy.yaml that lie in `folder`, once; what fsdp-opt
-        warned of, which is shown."""
+        """Makes plan.json from the model.pt and policy.yaml in `folder`, once; returns fsdp-opt's
+        warnings, which are shown."""
         archive, policy, plan = (
             # As LLVM reads arguments from a file.
             "".join(f"\\{each}" if each in " \t\n\\'\"" else each for each in str(folder / name))
@@ -139,7 +139,7 @@ class Compiler:
 
 
 def check_same(own: Fingerprint, exchange: Callable[[str], list[str]]) -> None:
-    """CompileError on every rank where the ranks captured different steps. `exchange` gives the
+    """CompileError on every rank if the ranks captured different steps. `exchange` returns the
     texts of all ranks."""
     if len(set(exchange(own.digest))) == 1:
         return

@@ -1,4 +1,4 @@
-"""The plans of one model: each is compiled once, and all train the same memory."""
+"""The plans of one model: each is compiled once, and all of them train the same memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class NoPlan(Exception):
 
 
 class OptionError(CompileError):
-    """An error that is none of the model: an option that no model has, or any on another rank."""
+    """An error that is not the model's: an option that no model has, or any error on another
+    rank."""
 
 
 @dataclass
@@ -65,8 +66,8 @@ class Compiled:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
 
     def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the values that decide shapes in the step, as those of a mask, give the same ones
-        for these microbatches."""
+        """Whether the values that decide shapes in the step, such as those of a mask, give the same
+        shapes for these microbatches."""
         relied_on, buffers = self.captured.relied_on, {}
         for name, buffer in self.captured.sources.items() if relied_on else ():
             if (tensor := self.bound.buffer(buffer)) is not None:
@@ -124,8 +125,8 @@ class Plans:
         self.trained: Trained | None = None
 
     def compile(self, request: Request, allowed_library: str = "") -> Compiled:
-        """The plan for what the model is now, an earlier one if that is the same. Raises NoPlan
-        on all ranks, CompileError for options that no plan has."""
+        """The plan for the model as it is now; an earlier plan if that is the same. Raises NoPlan
+        on all ranks, and CompileError for options that no plan has."""
         config = _merged(request.config, self._model, self._rendezvous)
         text = _dumped(config)
         policy = text
@@ -304,7 +305,7 @@ class Plans:
         return session
 
     def _fill(self, session: Any, seed: int) -> Trained:
-        """Every rank's rows of the parameters; what is on 'meta' is initialised."""
+        """Fills every rank's rows of the parameters; those on 'meta' are initialised."""
         buffers = {state.name: state.tensor for state in weights.buffers(self._model)}
         on_meta = any(tensor.is_meta for tensor in (*self._model.parameters(), *buffers.values()))
         if on_meta:
@@ -324,8 +325,8 @@ class Plans:
         text: Callable[[Any], str],
         seconds: int = _EXCHANGE_SECONDS,
     ) -> tuple[Any, list[str]]:
-        """make() on every rank, and its text of all ranks. If one raises, all do: what it is
-        there, elsewhere CompileError."""
+        """Calls make() on every rank, and returns its texts from all ranks. If one raises, all do:
+        that error there, CompileError elsewhere."""
         return together(self._rendezvous, make, text, seconds)
 
 
@@ -361,14 +362,14 @@ def _as_no_plan() -> Iterator[None]:
 
 
 def has_no_plan(error: Exception) -> bool:
-    """Whether an error says that a model has no plan, and not that an option is wrong."""
+    """Whether an error means that a model has no plan, and not that an option is wrong."""
     if isinstance(error, CompileError):
         return not isinstance(error, OptionError) and "policy.yaml:" not in str(error)
     return isinstance(error, (NoPlan, CaptureError, NotImplementedError))
 
 
 def _merged(config: Mapping[str, Any], model: nn.Module, rendezvous: Any) -> dict[str, Any]:
-    """That of fully_shard and `config`, which all ranks must have."""
+    """The policy of fully_shard and `config`, which must be the same on all ranks."""
 
     def merge() -> dict[str, Any]:
         own = sharding.config_of(model, rendezvous.world_size)
@@ -392,7 +393,7 @@ def _dumped(config: Mapping[str, Any]) -> str:
 
 
 def _fixed(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a step does not follow of the optimizer's settings."""
+    """Those settings of the optimizer that a step does not follow."""
     kept = {key: value for key, value in optimizer.items() if key not in optimizers.FOLLOWED}
     if "groups" in kept:
         kept["groups"] = [_fixed(group) for group in kept["groups"]]
@@ -401,7 +402,7 @@ def _fixed(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-# Keys of the config that fully_shard alone makes.
+# Keys of the config that only fully_shard determines.
 _OF_FULLY_SHARD = policy_schema.keys_where("compile", "fully_shard")
 
 

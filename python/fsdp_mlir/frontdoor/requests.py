@@ -22,14 +22,14 @@ OF_LOOP = policy_schema.keys_where("compile", "loop")
 @dataclass(frozen=True)
 class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
-    config beside those of fully_shard. The losses of its microbatches go to `each`."""
+    config besides those of fully_shard. The losses of its microbatches go to `each`."""
 
     args: Sequence[Tensor]
     kwargs: Mapping[str, Any]
     config: Mapping[str, Any]
     evaluation: bool = False
-    is_example: bool = False  # of a batch that eager PyTorch need not take
-    keeps_outputs: bool = False  # what the loss gives beside the scalar
+    is_example: bool = False  # of a batch that eager PyTorch need not accept
+    keeps_outputs: bool = False  # what the loss returns besides the scalar
     each: Tensor | None = None
 
 
@@ -74,7 +74,7 @@ class Requests:
     def key(
         self, kind: str, microbatches: Sequence[Batch], params: Sequence[nn.Parameter]
     ) -> tuple[Any, ...]:
-        """What another plan is for. Equal on all ranks that make the same call."""
+        """The key by which plans are told apart. Equal on all ranks that make the same call."""
         structure: tuple[Any, ...] = ()
         if kind == "update" and self._optimizer is not None:
             positions = {id(param): index for index, param in enumerate(params)}

@@ -1,4 +1,4 @@
-"""`Step`: the training step of a sharded model, whose plans are made as its batches need them."""
+"""`Step`: the training step of a sharded model. Its plans are compiled as its batches need them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from fsdp_mlir.support.errors import CompileError
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
-# What a rank says before a call.
+# What a rank tells the others before a call.
 _READY, _COMPILE, _EAGER, _OTHER_VALUES = range(4)
 
 # Of torch.amp.GradScaler.
 _INIT_SCALE = 2.0**16
 
-# Options without which a step of FSDP2 would be another one.
+# Options that only a plan follows: without them FSDP2's step would be a different one.
 _OF_PLAN = policy_schema.keys_where("compile", "plan")
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What the last step said beside its loss."""
+    """What the last step reported besides its loss."""
 
     grad_norm: float | None = None
     loss_scale: float | None = None
@@ -56,10 +56,10 @@ class _Result:
 
 
 class Step:
-    """A training step of a model, compiled for each form of batch that it gets.
+    """A training step of a model, compiled for each kind of batch that it gets.
 
-    Calls are collective: all ranks make them in the same order. A compiled step that failed, here
-    or on another rank, raises RuntimeError on every rank, and the object cannot be used any more.
+    Calls are collective: all ranks make them in the same order. If a compiled step fails, here or
+    on another rank, it raises RuntimeError on every rank, and the object cannot be used any more.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Step:
     # --- training
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains on this rank's batch and returns its loss, a scalar; where `loss` gives more than
-        that, what it gives.
+        """Trains on this rank's batch and returns its loss, a scalar; if `loss` returns more than
+        that, all of it.
 
         The batch is the inputs in their order, or by name, or one sequence or mapping of them. With
-        n `gradient_accumulation_steps` it has n times the samples of a microbatch: n microbatches
-        in a row, whose mean loss is returned.
+        n `gradient_accumulation_steps` the batch has n times the samples of a microbatch: n
+        microbatches in a row, whose mean loss is returned.
         """
         batch = self._inputs.named(args, kwargs)
         microbatches = split(batch, self._requests.count)
@@ -163,8 +163,9 @@ class Step:
         return compiled.returned(result.loss)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Forward and backward of one microbatch, whose loss it returns: leaves reduced gradients
-        in the parameters, added to those that are there, as loss.backward() does with FSDP2."""
+        """Runs forward and backward of one microbatch and returns its loss. Leaves reduced
+        gradients in the parameters, added to those already there, as loss.backward() does with
+        FSDP2."""
         microbatches = split(self._inputs.named(args, kwargs), 1)
         sharding.reshard(self._groups)
         compiled = self._plan("backward", microbatches, list(self._model.parameters()))
@@ -179,9 +180,9 @@ class Step:
         return compiled.returned(result.loss)
 
     def accumulate(self, microbatches: Sequence[Example]) -> list[Any]:
-        """Forward and backward of microbatches whose gradients are reduced together, as FSDP2 does
-        after set_requires_gradient_sync(False) for all but the last: the loss of each. The
-        gradients are those of the sum."""
+        """Runs forward and backward of microbatches whose gradients are reduced together, as FSDP2
+        does after set_requires_gradient_sync(False) for all but the last. Returns the loss of each.
+        The gradients are those of the sum."""
         batches = [self._inputs.named((batch,), {}) for batch in microbatches]
         count = len(batches)
         if count == 1:
@@ -205,8 +206,8 @@ class Step:
         return list(self._requests.losses(count).to(compiled.loss_dtype, copy=True))
 
     def update(self) -> None:
-        """Clips the gradients of the parameters, if asked for, and makes the optimizer's step;
-        then there are none."""
+        """Clips the gradients of the parameters, if asked for, makes the optimizer's step, and
+        drops the gradients."""
         if self._optimizer is None:
             raise TypeError("update: expected an optimizer of torch in compile, got a config")
         if self._config.get("lr_schedule"):
@@ -222,8 +223,9 @@ class Step:
         self._optimizer.zero_grad()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """What the loss gives for this rank's batch in eval mode, without training. Without a loss
-        function, what the model gives; with `evaluation` in compile, its loss."""
+        """Returns what the loss function returns for this rank's batch in eval mode, without
+        training; without a loss function, what the model returns, or its loss if compile had
+        `evaluation`."""
         (batch,) = split(self._inputs.named(args, kwargs), 1)
         if self._plans.trained is not None:
             self._plans.trained.settle()
@@ -269,13 +271,13 @@ class Step:
         return self._state.full_state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What model.load_state_dict(), with its hooks, makes of a state dict of DTensors or of
-        whole tensors. ValueError, and no change, where keys or shapes are not the model's."""
+        """Loads a state dict of DTensors or of whole tensors as model.load_state_dict() does, with
+        its hooks. Raises ValueError, and changes nothing, if keys or shapes are not the model's."""
         self._state.load_state_dict(state)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives: `state`
-        by parameter names, DTensors as the parameters are, and `param_groups`."""
+        """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict returns: `state`
+        by parameter names, with DTensors sharded as the parameters are, and `param_groups`."""
         return self._optimizer_state.state_dict()
 
     def full_optimizer_state_dict(self) -> dict[str, Any]:
@@ -283,12 +285,12 @@ class Step:
         return self._optimizer_state.full_state_dict(self._rendezvous.rank)
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from such a state; its tensors may be whole, too."""
+        """Continues from such a state; its tensors may also be whole."""
         self._steps = self._optimizer_state.load_state_dict(state)
 
     @property
     def steps(self) -> int:
-        """Steps of training so far: calls of the step, and of update; also those before the
+        """Training steps so far: calls of the step, and of update, including those before the
         checkpoint that was loaded."""
         return self._steps
 
@@ -301,16 +303,17 @@ class Step:
         keep: int = 0,
         wait: bool = True,
     ) -> Future[str]:
-        """Saves to `folder`/step-N, N being `steps`, as fsdp-run does (docs/checkpoints.md): the
+        """Saves to `folder`/step-N, where N is `steps`, as fsdp-run does (docs/checkpoints.md): the
         parameters, buffers, the optimizer's state and settings, the loss scaler, and each rank's
         generators. `extra`: what else the loop needs on this rank, such as the state dict of a
-        scheduler or a loader, of None, numbers, text, bytes, tensors, and lists, tuples and dicts
-        of these. `samples`: those of the data that all ranks have taken, for fsdp-run.
+        scheduler or a loader, made of None, numbers, text, bytes, tensors, and lists, tuples and
+        dicts of these. `samples`: the number of data samples that all ranks have taken, for
+        fsdp-run.
 
-        `keep`: the newest so many stay; 0: all. Without `wait` it copies all that and writes the
-        copies beside the next steps: the future that it returns, or the next save or load, waits
-        for that, and a failure is a warning. Older checkpoints are as they were after a save that
-        failed, at whatever point."""
+        `keep`: how many of the newest checkpoints stay; 0: all. Without `wait`, it copies all of
+        this and writes the copies during the next steps: the future that it returns, or the next
+        save or load, waits for that, and a failure becomes a warning. A save that fails, at
+        whatever point, leaves older checkpoints as they were."""
         return self._checkpoint.save(
             folder,
             self._state_of_optimizer(makes=False),
@@ -323,10 +326,11 @@ class Step:
         )
 
     def load(self, path: str | Path) -> Resumed | None:
-        """Goes on from the checkpoint at `path`, or from the newest valid one of the folder `path`,
-        whose damaged ones are skipped with a warning; None where that has none, or is not there.
-        It may be of fsdp-run, and of another number of ranks. ValueError or RuntimeError, and no
-        change, where it is not one of this model and optimizer."""
+        """Continues from the checkpoint at `path`, or from the newest valid one in the folder
+        `path`; damaged ones are skipped with a warning. Returns None if there is none, or no such
+        folder. The checkpoint may come from fsdp-run, and from another number of ranks. Raises
+        ValueError or RuntimeError, and changes nothing, if it is not one of this model and
+        optimizer."""
         sharding.reshard(self._groups)
         found = self._checkpoint.load(
             path,
@@ -340,7 +344,8 @@ class Step:
         return found
 
     def _of_plans(self) -> tuple[int | None, tuple[float, int] | None]:
-        """Updates of a plan's own optimizer, and the loss scaler, as the next step has them."""
+        """Updates of a plan's own optimizer, and the loss scaler, as the next step will use
+        them."""
         updates = self._updates if self._optimizer is None else None
         if self._scaler is not None or not (given := self._config.get("grad_scaler")):
             return updates, self._scaler
@@ -355,7 +360,7 @@ class Step:
 
     @property
     def _plan_hash(self) -> str:
-        """Of the first plan; empty while there is none."""
+        """Those of the first plan; empty while there is none."""
         made = [made for made in self._cache.values() if made is not None]
         return str(made[0].session.plan_hash) if made else ""
 
@@ -385,8 +390,8 @@ class Step:
         *,
         may: bool = True,
     ) -> Compiled | None:
-        """The plan for this call, compiled where there is none yet, with what it reads bound to
-        it; None where the call runs as FSDP2's, as without `may`."""
+        """The plan for this call, compiled if there is none yet, with what it reads bound to it;
+        None if the call runs as FSDP2 does, which it also does without `may`."""
         if self._plans.trained is not None:
             self._plans.trained.settle()
         key = self._requests.key(kind, microbatches, params)
@@ -420,8 +425,8 @@ class Step:
         return compiled.bound.buffers(compiled.captured.constants)
 
     def _agreed(self, key: Any, own: int) -> int:
-        """What all ranks do, each having said what it would: to compile if one must, and what
-        FSDP2 does if one must or if they are not about the same."""
+        """What all ranks do, after each has said what it would do: they compile if one must, and do
+        what FSDP2 does if one must or if their calls differ."""
         if self._agreement is None:
             return _EAGER
         word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> 2 << 2
@@ -440,7 +445,7 @@ class Step:
         return said
 
     def _run(self, call: Callable[[Any], Any], argument: Any) -> Any:
-        """A call that all ranks make. After one that failed there is no other: the ranks may be
+        """A call that all ranks make. After a failed call no other is possible: the ranks may be
         anywhere in it."""
         if self._failure:
             raise RuntimeError(f"the step cannot be used any more: {self._failure}")
@@ -494,7 +499,7 @@ class Step:
         warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
 
     def _outside(self, params: list[nn.Parameter]) -> str:
-        """Why the optimizer's step is not in a plan; empty where it is."""
+        """Why the optimizer's step is not in a plan; empty if it is."""
         if self._optimizer is None:
             return ""
         return optimizers.why_outside(self._optimizer, params)
@@ -519,7 +524,7 @@ class Step:
         return torch.tensor(sum(x.item() for x in losses) / len(losses), dtype=losses[0].dtype)
 
     def _returned(self, value: Any) -> Any:
-        """What is wanted of that, as from a plan."""
+        """What the caller gets of the value, as a plan would return it."""
         return value if self._gives_outputs else scalar_of(value)
 
     def _take_gradients(self, compiled: Compiled) -> None:

@@ -1,8 +1,8 @@
-"""Whether a model is still the one that a step was compiled from, looked at before each step.
+"""Checks before each step whether a model is still the one that the step was compiled from.
 
-A step is compiled again where the model has other flags, attributes, hooks or modules, or its code
-reads other data from outside. Values of parameters and buffers are not looked at: a step trains in
-their memory.
+A step is compiled again if the model has different flags, attributes, hooks or modules, or its code
+reads different data from outside. Values of parameters and buffers are not compared: a step trains
+in their memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fsdp_mlir.support.errors import prefixed, source_of
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
 _MOST_ITEMS = 64  # of a list or the like that is compared by its items
 
-# Attributes of nn.Module that have no say in a step, and those that hold its hooks.
+# Attributes of nn.Module that do not affect a step, and those that hold its hooks.
 STATE_DICT_HOOKS = {
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
@@ -34,20 +34,20 @@ _MEMBERS = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True)
 class _Change:
-    """What is another one: an attribute of a module (or of an object that a module holds)."""
+    """What has changed: an attribute of a module (or of an object that a module holds)."""
 
     key: tuple[int, str]
     text: str
     location: tuple[str, int] | None = None
     hook: bool = False  # a new one
     mode: bool = False  # train or eval mode
-    attribute: bool = False  # of an object that is the same
+    attribute: bool = False  # of an object that is still the same
 
 
 class Unchanged:
-    """A look at `model`, at `loss` where it is a module, and at what their code reads from
-    outside, as they were when it was made or last `renewed`. `kernels` is code of theirs too, of
-    operators."""
+    """A snapshot of `model`, of `loss` if it is a module, and of what their code reads from
+    outside, as they were when it was made or last `renewed`. `kernels` is code of theirs, too: that
+    of operators."""
 
     def __init__(self, model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> None:
         self._model = model
@@ -56,7 +56,7 @@ class Unchanged:
         self.renew()
 
     def renew(self) -> None:
-        """Looks again."""
+        """Takes the snapshot again."""
         self._modules = []
         self._objects: dict[int, tuple[str, Any, dict[str, Any]]] = {}
         classes = {}
@@ -99,7 +99,7 @@ class Unchanged:
         return _equal(_global_hooks(), self._globals)
 
     def holds_what_matters(self, *, training: bool) -> bool:
-        """Whether nothing has changed but attributes that no code reads and, without `training`,
+        """Whether nothing has changed except attributes that no code reads and, without `training`,
         train and eval modes."""
         read = attributes_read(self._model, self._loss, self._kernels)
         for change in self._changes():
@@ -153,8 +153,8 @@ class Unchanged:
 def _member(
     owner: int, place: str, kind: str, now: Mapping[str, Any], before: Mapping[str, Any]
 ) -> Iterator[_Change]:
-    """Other parameters, and buffers and modules that are new or gone: another buffer is followed,
-    and another module is told of by itself."""
+    """Different parameters, and buffers and modules that are new or gone. A replaced buffer is
+    followed, and a replaced module is reported by itself."""
     for key in sorted({*now, *before}):
         one, other = (members.get(key) for members in (now, before))
         if (one is None) != (other is None) or (kind == "_parameters" and one is not other):
@@ -211,7 +211,7 @@ def _dotted(place: str, key: str) -> str:
 def _shallow(value: Any) -> Any:
     """A copy of a list or the like, so that its items are compared."""
     if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
-        return dict(dict.items(value))  # as stored: a subclass may make what it gives
+        return dict(dict.items(value))  # as stored: a subclass may compute what it returns
     if type(value) in (list, set) and len(value) <= _MOST_ITEMS:
         return type(value)(value)
     return value
@@ -224,7 +224,7 @@ def _same(now: Any, before: Any) -> bool:
 def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
     try:
         return now == before
-    except Exception:  # such as the truth of a tensor that is another one
+    except Exception:  # such as the truth value of a different tensor
         return False
 
 

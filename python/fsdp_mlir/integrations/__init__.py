@@ -1,4 +1,4 @@
-"""fsdp_mlir in the loops of other libraries, which only these modules import: docs/adapters.md.
+"""fsdp_mlir in the loops of other libraries; only these modules import them: docs/adapters.md.
 
 May include: fsdp_mlir, modules, step.
 """

@@ -15,9 +15,9 @@ from fsdp_mlir.step.outputs import scalar_of
 
 
 def fsdp2_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Lets `prepare` shard with FSDP2 on the CPU, where accelerate has no FSDP.
+    """Makes `prepare` shard with FSDP2 on the CPU, where accelerate has no FSDP.
 
-    To be called before it. Does nothing on other devices, in a job of one rank, and for FSDP1.
+    Call this before `prepare`. Does nothing on other devices, in a job of one rank, and for FSDP1.
     """
     state = accelerator.state
     if plugin.fsdp_version == 2 and state.distributed_type == DistributedType.MULTI_CPU:
@@ -36,13 +36,13 @@ def compile(
     compute_loss: Callable[..., Tensor] | None = None,
     **options: Any,
 ) -> fsdp_mlir.Step:
-    """A step for the model and the optimizer that `prepare` gave. Its `backward(batch)` stands for
-    the loss and `accelerator.backward(loss)`: it returns the loss, and adds to the gradients those
-    of the loss over `gradient_accumulation_steps`.
+    """A step for the model and the optimizer that `prepare` returned. Its `backward(batch)`
+    replaces the loss and `accelerator.backward(loss)`: it returns the loss, and adds the gradients
+    of the loss divided by `gradient_accumulation_steps`.
 
     `compute_loss(model, ...)` gets the model and the batch; without it the model gets the batch,
-    and gives the loss. `options` are further ones of fsdp_mlir.compile. ValueError with a gradient
-    scaler.
+    and returns the loss. `options` are further options of fsdp_mlir.compile. Raises ValueError if
+    there is a gradient scaler.
     """
     if accelerator.scaler is not None:
         raise ValueError("expected mixed precision without a gradient scaler, got 'fp16'")

@@ -1,6 +1,6 @@
 """Compiled steps in loops of Lightning: docs/adapters.md#lightning.
 
-Nothing of Lightning is imported: `lightning` and `pytorch_lightning` have the same classes.
+Nothing is imported from Lightning: `lightning` and `pytorch_lightning` have the same classes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def compile(
     compute_loss: ComputeLoss | None = None,
     **options: Any,
 ) -> fsdp_mlir.Step:
-    """A step for the model and the optimizer that Fabric's `setup` gave under a
-    ModelParallelStrategy. Its `backward(batch)` stands for the loss and `fabric.backward(loss)`.
+    """A step for the model and the optimizer that Fabric's `setup` returned under a
+    ModelParallelStrategy. Its `backward(batch)` replaces the loss and `fabric.backward(loss)`.
 
     `compute_loss(model, ...)` gets the model, in Fabric's precision, and the batch; without it the
-    model gets the batch, and gives the loss. `options` are further ones of fsdp_mlir.compile.
-    ValueError with a gradient scaler.
+    model gets the batch, and returns the loss. `options` are further options of fsdp_mlir.compile.
+    Raises ValueError if there is a gradient scaler.
     """
     precision = fabric.strategy.precision
     _check_no_scaler(precision)
@@ -51,8 +51,8 @@ def _check_no_scaler(precision: Any) -> None:
 
 
 class _Forward:
-    """A module in Fabric's precision, without the check of Fabric's wrapper that it makes the
-    backward itself."""
+    """A module in Fabric's precision, without the check in Fabric's wrapper that Fabric itself runs
+    the backward."""
 
     def __init__(self, module: nn.Module, precision: Any) -> None:
         self._module = module
@@ -69,12 +69,13 @@ class _Forward:
 
 
 class CompiledTraining:
-    """Comes before LightningModule. In training_step, `self.compiled(self.model, compute_loss,
-    *batch)` in place of the loss: of the module that fully_shard has sharded, a function of it and
-    the batch to the loss, and the batch.
+    """Comes before LightningModule in the bases. In training_step, `self.compiled(self.model,
+    compute_loss, *batch)` replaces the loss. Its arguments are the module that fully_shard has
+    sharded, a function from that module and the batch to the loss, and the batch.
 
-    Lightning's backward then only puts the gradients, of the loss over accumulate_grad_batches,
-    where it would make them. `compile_options` are further ones of fsdp_mlir.compile.
+    Lightning's backward then only stores the gradients (of the loss divided by
+    accumulate_grad_batches) where it would have computed them. `compile_options` are further
+    options of fsdp_mlir.compile.
     """
 
     compile_options: dict[str, Any] | None = None
@@ -97,7 +98,9 @@ class CompiledTraining:
             self._step = fsdp_mlir.compile(
                 model, compute_loss=loss_of, optimizer=optimizer, **options
             )
-        sharding.reshard(sharding.groups(model))  # a validation leaves the root's unsharded
+        sharding.reshard(
+            sharding.groups(model)
+        )  # a validation leaves the root's parameters unsharded
         before = [(param, param.grad) for param in model.parameters()]
         if self.automatic_optimization:  # which clears gradients before backward
             for param, _ in before:

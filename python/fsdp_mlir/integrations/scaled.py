@@ -20,5 +20,5 @@ class _BackwardOver(torch.autograd.Function):
 
 
 def backward_over(loss: Tensor, count: int) -> Tensor:
-    """The loss, whose backward is that of the loss over `count`."""
+    """The loss, with the backward of the loss divided by `count`."""
     return _BackwardOver.apply(loss, count) if count > 1 else loss  # type: ignore[no-untyped-call]

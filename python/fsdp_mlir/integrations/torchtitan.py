@@ -1,6 +1,6 @@
 """torchtitan's Trainer with compiled steps: docs/adapters.md#torchtitan.
 
-Nothing of torchtitan is imported, which takes the machine's accelerator when it is.
+Nothing is imported from torchtitan, since importing it takes the machine's accelerator.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import fsdp_mlir
 
 
 class CompiledTraining:
-    """Comes before torchtitan.train.Trainer: forward, loss and backward of a microbatch are
-    compiled where the model is in one part and neither split by tokens; all else is the Trainer's.
+    """Comes before torchtitan.train.Trainer in the bases: forward, loss and backward of a
+    microbatch are compiled if the model is in one part and neither is split by tokens; everything
+    else is the Trainer's.
 
-    `compile_options` are further ones of fsdp_mlir.compile.
+    `compile_options` are further options of fsdp_mlir.compile.
     """
 
     compile_options: Mapping[str, Any] = MappingProxyType({})

@@ -19,7 +19,8 @@ _ITEMS, _COUNT = "(num_items_in_batch)", "(microbatches)"
 
 
 class FSDP2OnCPU:
-    """Comes before transformers.Trainer: `fsdp` of TrainingArguments on the CPU, too."""
+    """Comes before transformers.Trainer in the bases: makes `fsdp` of TrainingArguments work on the
+    CPU, too."""
 
     def create_accelerator_and_postprocess(self: Any) -> None:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
@@ -30,11 +31,12 @@ class FSDP2OnCPU:
 
 
 class CompiledTraining(FSDP2OnCPU):
-    """Comes before transformers.Trainer, or a subclass of it. Where FSDP2 shards the model, what
-    training_step does is compiled, with the Trainer's compute_loss; all else is the Trainer's.
+    """Comes before transformers.Trainer, or a subclass of it, in the bases. If FSDP2 shards the
+    model, what training_step does is compiled, with the Trainer's compute_loss; everything else is
+    the Trainer's.
 
-    The microbatches of an update whose gradients are reduced together run with the first of them,
-    unless a subclass has a training_step of its own. `compile_options` are further ones of
+    Microbatches of an update whose gradients are reduced together all run at the first of them,
+    unless a subclass has its own training_step. `compile_options` are further options of
     fsdp_mlir.compile.
     """
 
@@ -84,7 +86,7 @@ class CompiledTraining(FSDP2OnCPU):
             microbatches > 1
             and is_own
             and not options.get("sync_each_batch", False)
-            # With replicas such a model only defers their all-reduce.
+            # With replicas such a model only defers the all-reduce over them.
             and not getattr(self, "is_distributed_loading_by_transformers", False)
         )
 
@@ -104,7 +106,7 @@ class CompiledTraining(FSDP2OnCPU):
         return {**inputs, _ITEMS: num_items_in_batch, _COUNT: count}
 
     def _loss_of(self: Any, model: nn.Module, **inputs: Any) -> Tensor:
-        """What Trainer.training_step begins backward with."""
+        """The value with which Trainer.training_step begins backward."""
         items, count = inputs.pop(_ITEMS), inputs.pop(_COUNT)
         kind = self._kind_of_batch
         with self.compute_loss_context_manager():
@@ -119,4 +121,4 @@ class CompiledTraining(FSDP2OnCPU):
 
 
 class Trainer(CompiledTraining, transformers.Trainer):
-    """transformers.Trainer, whose steps are compiled where FSDP2 shards the model."""
+    """transformers.Trainer, with compiled steps if FSDP2 shards the model."""

@@ -20,7 +20,7 @@ def _build(seed: int, **config: Any) -> GPT2LMHeadModel:
     config.setdefault("bos_token_id", 0)
     config.setdefault("eos_token_id", 0)
     model = GPT2LMHeadModel(GPT2Config(**config)).train()
-    model.loss_type = "ForCausalLM"  # its default, said aloud: no warning
+    model.loss_type = "ForCausalLM"  # its default, given explicitly to avoid a warning
     return model
 
 

@@ -22,7 +22,7 @@ def check_parameter(name: str, param: Tensor) -> None:
     )
     node = torch.autograd.graph.get_gradient_edge(param).node
     for method in ("register_hook", "register_prehook"):
-        # A node shows the hooks that it has to one more of them.
+        # A node shows its hooks to an additional hook.
         handle = getattr(node, method)(_nothing)
         others = handle.hooks_dict_ref()
         handle.remove()
@@ -48,7 +48,8 @@ def _nothing(*_: Any) -> None:
 
 
 def of_step(optimizer: torch.optim.Optimizer) -> str:
-    """What runs around or in place of the step of the optimizer's class; empty without any."""
+    """Describes what runs around or in place of the step of the optimizer's class; empty if nothing
+    does."""
     for method, hooks in (
         ("Optimizer.register_step_pre_hook", optimizer._optimizer_step_pre_hooks),
         ("Optimizer.register_step_post_hook", optimizer._optimizer_step_post_hooks),

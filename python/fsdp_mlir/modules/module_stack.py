@@ -1,4 +1,4 @@
-"""Which module of a model runs."""
+"""Tracks which module of a model is running."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Data that a model's code reads and that is not the model's: attributes of classes, globals, what
-functions close over and their attributes, a loss function's own attributes, of objects found so
-their data.
+"""Data that a model's code reads but that is not the model's: attributes of classes, globals, what
+functions close over and their attributes, a loss function's own attributes, and the data of objects
+found this way.
 
-Names are found in the code of the classes of the model's modules, PyTorch's own excepted, and of
-the functions and classes that these name; there, code of the standard library and of installed
-packages is not looked into.
+Names are found in the code of the classes of the model's modules, except PyTorch's own, and of the
+functions and classes that this code names, except those of the standard library and of installed
+packages.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Place:
-    """A name in a namespace or of a class, or the variable of a cell; `label` is for messages."""
+    """A name in a namespace or a class, or the variable of a cell; `label` is for messages."""
 
     owner: dict[str, Any] | type | CellType
     name: str
@@ -72,7 +72,7 @@ class Place:
 
     @property
     def key(self) -> tuple[int, str]:
-        """Tells it from others, as long as it is there."""
+        """Identifies the place, as long as it exists."""
         return id(self.owner), self.name
 
     def value(self) -> Any:
@@ -98,8 +98,8 @@ class Place:
 
 
 def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> list[Place]:
-    """Those that the modules of `model`, a loss function and kernels of operators read, always in
-    the same order."""
+    """The places that the modules of `model`, a loss function and kernels of operators read, always
+    in the same order."""
     return _places(model, loss, kernels).all()
 
 
@@ -125,7 +125,7 @@ def _places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -
 
 
 def code(model: nn.Module, loss: Any) -> list[FunctionType]:
-    """The functions that were looked into for `places`, in an order that is always the same."""
+    """The functions that were inspected for `places`, always in the same order."""
     found = (value for value in _places(model, loss).seen() if isinstance(value, FunctionType))
     return sorted(found, key=lambda each: (each.__module__ or "", each.__qualname__))
 
@@ -134,7 +134,7 @@ def attributes_read(
     model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()
 ) -> frozenset[str] | None:
     """The names of attributes that the code of the modules, PyTorch's layers included, and of what
-    it calls may read; None where it reads some by names that are not in the code."""
+    it calls may read; None if it reads some by names that are not in the code."""
     found = _places(model, loss, kernels)
     classes = {type(module) for module in model.modules()}
     if isinstance(loss, nn.Module):
@@ -187,7 +187,7 @@ class _Places:
         return list(self._seen.values())
 
     def add_class(self, owner: type, skips: Callable[[Code], bool] = is_library) -> None:
-        """The attributes of a class and its bases, but of those that `skips`."""
+        """The attributes of a class and its bases, except bases that `skips` accepts."""
         for base in owner.__mro__:
             if skips(base) or not self._is_new(base):
                 continue
@@ -201,7 +201,7 @@ class _Places:
                     self._add(base, name, f"{base.__qualname__}.{name}")
 
     def add_object(self, label: str, value: Any) -> None:
-        """What is neither data nor a class nor a module of Python: a function, a method, a
+        """Something that is neither data nor a class nor a Python module: a function, a method, a
         partial, or an object, which may be called."""
         if isinstance(value, FunctionType):
             self._add_function(value)
@@ -217,8 +217,8 @@ class _Places:
             self._add_attributes(label, value)
 
     def _add_method(self, label: str, method: MethodType) -> None:
-        """What the method, and those of its class that it names, read of their object: not what the
-        object has for others, such as the counters of a loop."""
+        """What the method, and the methods of its class that it names, read from their object; not
+        what the object keeps for others, such as the counters of a loop."""
         owner, attributes = method.__self__, getattr(method.__self__, "__dict__", None)
         if isinstance(owner, (type, nn.Module)) or not isinstance(attributes, dict):
             self._add_function(method.__func__)
@@ -252,7 +252,7 @@ class _Places:
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict) or not self._is_new(value):
             return
-        if is_library(type(value)):  # such as a namespace or a configuration: its data alone
+        if is_library(type(value)):  # such as a namespace or a configuration: only its data
             names = {name for name, item in attributes.items() if isinstance(item, _DATA)}
             for item in attributes.values():  # what functools.cache or a cached_property wraps
                 if isinstance(item, FunctionType):
@@ -295,8 +295,8 @@ class _Places:
         label: str,
         names: Iterable[str] = (),
     ) -> None:
-        """The place and, where it is no data, what lies behind it. `names` are those of the code
-        that names it."""
+        """The place and, if it is not data, what lies behind it. `names` are those of the code that
+        names it."""
         place = Place(owner, name, label)
         value = place.value()
         if isinstance(value, ModuleType):
@@ -315,7 +315,7 @@ class _Places:
             self.add_object(label, value)
 
     def _is_new(self, value: Any) -> bool:
-        """What was seen is kept, so that no other object takes its id."""
+        """Objects that were seen are kept alive, so that no other object takes their ids."""
         new = id(value) not in self._seen
         self._seen[id(value)] = value
         return new
@@ -333,8 +333,8 @@ def _read(code: CodeType) -> frozenset[str]:
 
 
 def _used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[str]:
-    """The names that these operations have in a function's code, and in that inside it. A name of
-    an attribute may be a global's, too, which the code does not read."""
+    """The names that these operations use in a function's code, and in code inside it. An attribute
+    may have the same name as a global that the code does not read."""
     return frozenset(name for operation, name in _named_operations(code) if operation in operations)
 
 

@@ -1,4 +1,4 @@
-"""What a model keeps in Python: the attributes of its modules beside parameters and buffers."""
+"""What a model keeps in Python: the attributes of its modules besides parameters and buffers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Leaf = tuple[str, Any]
 
 @dataclass
 class PythonState:
-    """The leaves of a model's attributes by path ("layers.0.calls", "cache['k'][1]"), and what
-    it takes to put the containers back. Objects that are compared by identity stay alive."""
+    """The leaves of a model's attributes by path ("layers.0.calls", "cache['k'][1]"), and what it
+    takes to restore the containers. Objects that are compared by identity are kept alive."""
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     _contents: list[tuple[Any, Any]] = field(default_factory=list)  # container, shallow copy
@@ -35,9 +35,9 @@ class PythonState:
 
     @staticmethod
     def of(model: nn.Module, loss: Callable[..., Any] | None = None) -> PythonState:
-        """The state now, with that of a loss function and of what their code reads from outside
-        (outside.py), such as globals. Parameters, buffers and submodules count by name: that they
-        are there."""
+        """The current state, with that of a loss function and of what their code reads from outside
+        (outside.py), such as globals. For parameters, buffers and submodules only their names
+        count."""
         state = PythonState()
         for path, module in model.named_modules():
             state._add_module(f"{path}." if path else "", module)
@@ -73,7 +73,8 @@ class PythonState:
         return [path for path in paths if self.leaves.get(path) != after.leaves.get(path)]
 
     def holds_computed(self, path: str) -> bool:
-        """Whether a tensor lies there that is no parameter, as in RNNs' list of their weights."""
+        """Whether a tensor that is not a parameter lies there, as in RNNs' list of their
+        weights."""
         kind, value = self.leaves.get(path, ("none", None))
         return kind == "tensor" and not isinstance(self._seen[value], nn.Parameter)
 
@@ -121,7 +122,7 @@ class PythonState:
             self.leaves[path] = ("value", f"state {_digest(_generator_state(value))}")
         elif id(value) in self._seen or depth == _MAX_DEPTH:
             self._identify(path, "object", value)
-        elif type(value) in CONTAINERS:  # what derives from them may do more than hold
+        elif type(value) in CONTAINERS:  # subclasses may do more than hold items
             self._add_container(path, value, depth)
         elif _has_own_attributes(value):
             self._seen[id(value)] = value
@@ -163,7 +164,8 @@ def _same_key(left: Any, right: Any) -> bool:
 
 
 def _has_own_attributes(value: Any) -> bool:
-    """Whether to look inside: an object of the model's, no function, class or part of PyTorch."""
+    """Whether to look inside: an object of the model's that is not a function, a class or a part of
+    PyTorch."""
     if isinstance(value, (type, nn.Module, partial)) or callable(value):
         return False
     package = (type(value).__module__ or "").partition(".")[0]

@@ -1,8 +1,8 @@
-"""`fully_shard` is PyTorch's; here its policy is read back from what it made of a model.
+"""`fully_shard` is PyTorch's; this module reads its policy back from a model that it sharded.
 
-FSDP2 keeps the policy on the modules (`FSDPState`) and their parameter groups. `config_of` says it
-in the keys of fsdp-opt's config. What the compiler does not have is a NotImplementedError that
-names it: such a model trains as FSDP2 does.
+FSDP2 keeps the policy on the modules (`FSDPState`) and their parameter groups. `config_of`
+expresses it in the keys of fsdp-opt's config. What the compiler does not support raises a
+NotImplementedError that names it: such a model trains as FSDP2 does.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def fully_shard(module: Any, **options: Any) -> Any:
 
 
 def states(model: nn.Module) -> dict[str, FSDPState]:
-    """Of each module that fully_shard was called on, by its name, in the order of the model; that
-    of the root is ''."""
+    """The state of each module that fully_shard was called on, by its name, in the order of the
+    model; the root's name is ''."""
     found = {
         name: state
         for name, module in model.named_modules()
@@ -255,8 +255,8 @@ def initialise(model: nn.Module) -> None:
 
 
 def reduces_now(model: nn.Module, model_groups: list[FSDPParamGroup]) -> bool:
-    """Whether the next backward reduces all gradients and those of none before it, as the methods
-    that a training loop calls have it."""
+    """Whether the next backward reduces all its gradients and none of an earlier one, according to
+    the methods that a training loop calls."""
     root = _get_module_fsdp_state(model)
     context = root._state_ctx
     if not context.is_last_backward or context.manual_backward_finalization:

@@ -25,8 +25,8 @@ class State:
 
 
 def slots(model: nn.Module, states: Iterable[State]) -> dict[str, str]:
-    """A name for each attribute of a module that holds one of `states`, and the state's first
-    name. A module that is in the model under several paths has its attributes once."""
+    """A name for each attribute of a module that holds one of `states`, and the state's first name.
+    The attributes of a module that is in the model under several paths are given once."""
     found: dict[tuple[int, str], tuple[str, str]] = {}
     for state in states:
         for name in (state.name, *state.aliases):
@@ -90,13 +90,13 @@ def parameters(model: nn.Module) -> list[State]:
 
 
 def buffers(model: nn.Module) -> list[State]:
-    """The buffers, in the same order of modules, those that are the same tensor once."""
+    """The buffers, in the same order of modules; a tensor with several names is given once."""
     return _states(model, lambda module: module._buffers.items())
 
 
 def warn_of_other_names(model: nn.Module) -> None:
-    """A warning where the model saves itself otherwise than by its parameters' and buffers' names,
-    with the innermost module that does so: what runs without Python cannot follow that."""
+    """A warning if the model saves itself under names other than its parameters' and buffers', with
+    the innermost module that does so: what runs without Python cannot follow that."""
     for prefix, module in _modules(model):
         makers = [*module._state_dict_pre_hooks.values(), *module._state_dict_hooks.values()]
         for method in ("state_dict", "_save_to_state_dict", "get_extra_state"):

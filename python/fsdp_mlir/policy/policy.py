@@ -46,10 +46,11 @@ class MixedPrecision:
     def grad_dtype(
         self, dtype: torch.dtype, version: Version = KEEPS_GRADIENTS
     ) -> torch.dtype | None:
-        """What autograd casts the gradient of a parameter of `dtype` to; None for as it comes.
+        """The dtype to which autograd casts the gradient of a parameter of `dtype`; None for no
+        cast.
 
-        FSDP2 of PyTorch `version` leaves the cast to the reduction where that is in a wider dtype
-        than the parameter (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
+        FSDP2 of PyTorch `version` leaves the cast to the reduction if the reduction has a wider
+        dtype than the parameter (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
         _set_unsharded_grad_dtypes); before 2.15 a gradient has the dtype of what was gathered.
         """
         if version < KEEPS_GRADIENTS:
@@ -125,7 +126,7 @@ class Units:
         return dict(self._unit_of(name) for name in names)
 
     def precision_of(self, param: State) -> MixedPrecision | None:
-        """CaptureError for a tied parameter of units that differ in it."""
+        """CaptureError for a tied parameter whose units differ in mixed precision."""
         units = self._units_of(param)
         if len(set(units.values())) > 1:
             raise CaptureError(
@@ -142,7 +143,7 @@ class Units:
         return {name: precision for name, precision in units.items() if precision}
 
     def formed(self, params: Iterable[State]) -> list[list[str]]:
-        """The modules of each unit that has parameters, but for the root unit.
+        """The modules of each unit that has parameters, except the root unit.
 
         The modules that a list of patterns matches are one unit, and so are those that share a
         parameter; a unit that shares one with the root is part of the root unit.
@@ -163,10 +164,10 @@ class Units:
 
     @contextmanager
     def hooked(self, params: Iterable[State]) -> Iterator[Entries]:
-        """Casts at unit boundaries and entry functions as FSDP2 has them.
+        """Makes casts at unit boundaries and entry functions as FSDP2 has them.
 
-        Every module that a pattern matches is cast here, also one without parameters of its own.
-        FSDP2 casts at each module of a unit of several (_register_group_forward_hooks).
+        Every module that a pattern matches is cast here, even one without parameters of its own. In
+        a unit of several modules FSDP2 casts at each of them (_register_group_forward_hooks).
         """
         entries = Entries(self._model, self.formed(params))
         handles: list[Any] = list(entries.attach())
@@ -220,7 +221,7 @@ def read_policy(path: Path | None) -> Policy:
 
 
 def _patterns(given: str | list[str]) -> tuple[re.Pattern[str], ...]:
-    """Those of one pattern, or of a list of them."""
+    """The patterns: a single one, or a list of them."""
     return tuple(map(pattern_to_regex, [given] if isinstance(given, str) else given))
 
 

@@ -2,10 +2,10 @@
 
 FSDP2 sends the inputs of a unit that require gradients through one autograd function
 (RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). So the
-gradient of such an input is summed over its uses inside the unit first, then with those of other
-uses, and one that nothing in the unit uses gets zeros. Autograd by itself adds in the order of the
-uses, the last one first. The sums have other bits where an input is used at least twice inside a
-unit and once later outside it.
+gradient of such an input is first summed over its uses inside the unit, then with those of other
+uses, and an input that nothing in the unit uses gets zeros. Autograd by itself adds in the reverse
+order of the uses. The sums have different bits if an input is used at least twice inside a unit and
+once later outside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Edge = tuple[Node, int]
 
 
 class UnitEntry(torch.autograd.Function):
-    """The identity of a unit's inputs, as FSDP2 has it."""
+    """The identity on a unit's inputs, as FSDP2 has it."""
 
     generate_vmap_rule = True
 
@@ -48,8 +48,8 @@ class UnitEntry(torch.autograd.Function):
 
 
 class _Renamed(TorchDispatchMode):
-    """Makes the aliases that autograd has of a function's unchanged inputs calls that a recorder
-    below does not write down."""
+    """Hides from a recorder below the calls by which autograd makes aliases of a function's
+    unchanged inputs."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -60,7 +60,7 @@ class _Renamed(TorchDispatchMode):
 
 
 class _Unit:
-    """The modules of one `fully_shard` call and how far its forward is."""
+    """The modules of one `fully_shard` call, and how far the unit's forward has got."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = set(modules)
@@ -90,7 +90,7 @@ class _Unit:
             self._running = bool(self._to_run)
 
     def complete(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        """A forward hook of the root: modules that have not run are not waited for."""
+        """A forward hook of the root: no longer waits for modules that have not run."""
         if not _in_backward():
             self._to_run.clear()
             self._running = False
@@ -161,7 +161,7 @@ class Entries:
     def needed(self, loss: Tensor) -> dict[str, str]:
         """The modules that need the function if they are units, and the argument that needs it.
 
-        It makes no difference to any other module, whatever else is a unit.
+        For any other module it makes no difference, whatever else is a unit.
         """
         uses = _Uses(loss)
         found: dict[str, str] = {}
@@ -178,8 +178,8 @@ class Entries:
 
 
 class _Uses:
-    """The uses of values in what a loss depends on, as sequence numbers. Entry functions are no
-    uses; what uses their results is."""
+    """The uses of values in what a loss depends on, as sequence numbers. Entry functions do not
+    count as uses; whatever uses their results does."""
 
     def __init__(self, loss: Tensor) -> None:
         self._users: dict[Edge, list[tuple[Node, int]]] = {}

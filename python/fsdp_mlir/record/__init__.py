@@ -1,6 +1,6 @@
 """The third stage of capture: the calls that a step makes.
 
-The recorder below autograd with all that it knows of operators, values and random numbers; the
+The recorder below autograd with all that it knows about operators, values and random numbers; the
 graphs of a step, of its evaluation and of a model's initialisation.
 
 May include: support, modules, view.

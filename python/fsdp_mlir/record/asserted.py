@@ -1,4 +1,4 @@
-"""What a Python frame demands of the truth of a tensor: an assertion that a plan can make.
+"""What truth value a Python frame demands of a tensor: an assertion that a plan can make.
 
 `assert c`, `if c: raise …` and torch._check(c) read a tensor only to stop the step. Under capture
 the tensor has no value yet; the step goes on as if the check held, and the check becomes a call.
@@ -15,8 +15,8 @@ _PASSED_OVER = {"CACHE", "NOP", "TO_BOOL", "NOT_TAKEN"}
 
 
 def demanded(frame: FrameType) -> bool | None:
-    """The truth value that `frame` needs to go on, where it is reading one; None where it may go
-    on with either."""
+    """The truth value that `frame` needs to go on, if it is reading one; None if it may go on with
+    either."""
     code, at = frame.f_code, frame.f_lasti
     following = [i for i in dis.get_instructions(code) if i.offset >= at]
     wanted = True  # of the value on the stack, in terms of the tensor's
@@ -48,7 +48,7 @@ def _jump(instruction: dis.Instruction) -> bool | None:
 
 
 def _raises(instructions: list[dis.Instruction], begin: int) -> bool:
-    """Whether what begins at that offset raises, without a further decision."""
+    """Whether the code at that offset raises without a further decision."""
     for instruction in instructions:
         if instruction.offset < begin:
             continue
@@ -59,7 +59,7 @@ def _raises(instructions: list[dis.Instruction], begin: int) -> bool:
     return False
 
 
-# By file, the position of each condition that a call of torch._check… has, and the value it needs.
+# By file: the position of each condition in a call of torch._check…, and the value that it needs.
 _Position = tuple[int | None, int | None, int | None, int | None]
 _conditions: dict[str, dict[_Position, bool]] = {}
 
@@ -81,7 +81,7 @@ def _demanded_by_check(code: CodeType, at: int) -> bool | None:
 
 
 def _condition(expression: ast.expr) -> tuple[_Position, bool]:
-    """Where the value is read that an argument is or negates, and what it must be."""
+    """Where the value that an argument is, or negates, is read, and what it must be."""
     wanted = True
     while isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
         if not isinstance(expression.operand, ast.Call):

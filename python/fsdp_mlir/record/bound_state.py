@@ -1,4 +1,4 @@
-"""The stand-ins of a model's state in a recording: who reads them, who writes them."""
+"""The stand-ins for a model's state in a recording: what reads them and what writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fsdp_mlir.view.model_view import constant_name
 
 @dataclass(frozen=True)
 class _Bound:
-    """A parameter or buffer, its stand-in, and where this lay when it was bound."""
+    """A parameter or buffer, its stand-in, and where the stand-in lay when it was bound."""
 
     state: State
     fake: Tensor
@@ -65,8 +65,8 @@ class BoundStates:
         self._constants = other._constants
 
     def stand_in(self, tensor: Tensor, location: Location | None) -> Tensor | None:
-        """That of a state which was reached by a reference of one's own, such as a loss function's:
-        autograd does not see that it is the parameter. None for any other tensor."""
+        """The stand-in of a state that was reached by a separate reference, such as a loss
+        function's: autograd does not see that it is the parameter. None for any other tensor."""
         bound = self._by_tensor.get(id(tensor))
         if bound is None:
             return None
@@ -99,7 +99,7 @@ class BoundStates:
                     )
 
     def check_places(self) -> None:
-        """CaptureError where a parameter or buffer lies elsewhere than before the step."""
+        """CaptureError if a parameter or buffer lies elsewhere than before the step."""
         for bound in self._by_tensor.values():
             if _placed(bound.fake) != bound.placed:
                 raise CaptureError(

@@ -1,7 +1,7 @@
-"""What values of a recording follow from, and the values of those that no data decides.
+"""What the values of a recording follow from, and those values that do not depend on data.
 
-Integers that follow from literals are known at once (known.py). Of others, such as a mask that is
-computed from floats or held as a buffer, the value is computed when a call's result depends on it.
+Integers that follow from literals are known at once (known.py). Other values, such as a mask that
+is computed from floats or held as a buffer, are computed when a call's result depends on them.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class Cones:
             self._sources[name] = source
 
     def draw(self, name: str) -> Node | None:
-        """The random call that decides a value, where nothing from outside the step does."""
+        """The random call that decides a value, if nothing from outside the step does."""
         calls, outside = self._cone(name)
         draws = [node for node in calls if torch.Tag.nondeterministic_seeded in node.func.tags]
         return draws[-1] if draws and not outside else None
 
     def value(self, name: str, *, literal: bool, by_count: bool = False) -> Tensor | None:
-        """The value, of the example; with `literal`, where it is the same in every run.
+        """The value for the example; with `literal`, only if it is the same in every run.
 
         None for one that depends on parameters or draws, or is written in place. Inputs, constants
-        and buffers that it is computed from are relied on from now on, `by_count` where no more
-        than the number of its elements that are not zero decides.
+        and buffers that it is computed from are relied on from now on; `by_count` if only the
+        number of its non-zero elements matters.
         """
         calls, outside = self._cone(name)
         storages = {self._storages.get(each) for each in [*outside, *_results(calls)]}
@@ -73,7 +73,7 @@ class Cones:
         return value
 
     def relies_on(self, tensor: Tensor) -> bool:
-        """Whether a value that was given depends on what lies where `tensor` does."""
+        """Whether a value that was returned depends on the memory where `tensor` lies."""
         return tensor.untyped_storage()._cdata in self._relied_on
 
     def _cone(self, name: str) -> tuple[list[Node], set[str]]:

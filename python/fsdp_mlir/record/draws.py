@@ -1,9 +1,9 @@
-"""Random numbers that a step draws again: what PyTorch does by setting its generator's state.
+"""Random numbers that a step draws again, which PyTorch does by setting its generator's state.
 
 torch.utils.checkpoint puts the generator back to where it was before a region and runs the region
-again, in backward: its dropout masks are those of forward. A recorded step has no state of a
-generator. So the recording keeps the position in the stream of draws, and a call that PyTorch makes
-at an earlier position is recorded as a copy of what was drawn there.
+again, in backward: its dropout masks are those of forward. A recorded step has no generator state.
+So the recording keeps the position in the stream of draws, and a call that PyTorch makes at an
+earlier position is recorded as a copy of what was drawn there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map_only
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.support.errors import Location, located
 
-# The generator's seed is this plus the position. It is part of the state that code reads and sets.
+# The generator's seed is this plus the position. The seed is part of the state that code reads and
+# sets.
 _FIRST_SEED = 0x5EED << 44
 
 
@@ -51,8 +52,8 @@ def outcome(func: OpOverload, values: list[Any], result: Any) -> list[Tensor]:
 
 @dataclass
 class Draw:
-    """A recorded draw: what it was asked for, its node, and the tensors that it made or wrote with
-    their names right after it. `copies` of them are made when it is first drawn again."""
+    """A recorded draw: its request, its node, and the tensors that it made or wrote, with their
+    names right after it. `copies` of them are made when it is first drawn again."""
 
     asked: tuple[Any, ...]
     node: Any
@@ -68,7 +69,7 @@ class Draws:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """PyTorch's generator follows the position; it is as it was at the end."""
+        """Makes PyTorch's generator follow the position; restores it at the end."""
         generator = torch.default_generator
         before = generator.get_state()
         self._move_to(0)
@@ -106,6 +107,6 @@ class Draws:
 
 
 def _asked(func: OpOverload, values: list[Any]) -> tuple[Any, ...]:
-    """What decides which numbers are drawn, but for the data of tensors."""
+    """What decides which numbers are drawn, except the data of tensors."""
     described = tree_map_only(Tensor, lambda tensor: (tensor.shape, tensor.dtype), values)
     return func, str(described)

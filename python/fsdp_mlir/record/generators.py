@@ -1,4 +1,4 @@
-"""The generators of random numbers of Python, NumPy and torch, for the time of a recording."""
+"""The random number generators of Python, NumPy and torch, for the duration of a recording."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fsdp_mlir.support.errors import SourceMap, located
 
 @contextmanager
 def untouched_generators() -> Iterator[Callable[[], bool]]:
-    """Puts the generators of Python, NumPy and torch back at the end. Yields a function: whether
-    Python's or NumPy's has been drawn from since."""
+    """Restores the generators of Python, NumPy and torch at the end. Yields a function that says
+    whether Python's or NumPy's has been drawn from since."""
     python, numpy = random.getstate(), np.random.get_state()
     torch_state = torch.random.default_generator.get_state()
 
@@ -40,9 +40,9 @@ def _key(state: Any) -> tuple[bytes, int, int]:
 
 @contextmanager
 def refused_seeding() -> Iterator[None]:
-    """CaptureError, with the model's line, for torch's generator set inside the step.
+    """CaptureError, with the model's line, if torch's generator is set inside the step.
 
-    PyTorch's own code may: torch.utils.checkpoint draws again what it drew in forward.
+    PyTorch's own code may set it: torch.utils.checkpoint draws again what it drew in forward.
     """
     sources = SourceMap()
     with ExitStack() as stack:

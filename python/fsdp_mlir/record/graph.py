@@ -48,8 +48,9 @@ class Origin:
 class Node:
     """One call. `args` has every schema argument, tensors as Ref.
 
-    `outs` is per schema return: a name, a list of names for a list of tensors. `types` is flat over
-    `outs`; None where the call returned no tensor (an output that was not asked for, or a number).
+    `outs` has an entry per schema return: a name, or a list of names for a list of tensors. `types`
+    is flat over `outs`; None where the call returned no tensor (an output that was not asked for,
+    or a number).
     """
 
     func: OpOverload
@@ -62,7 +63,7 @@ class Node:
 @dataclass(frozen=True)
 class Reliance:
     """A value that decided a shape in the step: the result `name` of `calls` on tensors from
-    outside, by their names. `form` is what the shape follows from."""
+    outside, given by name. `form` is what the shape follows from."""
 
     outside: tuple[str, ...]
     calls: tuple[Node, ...]
@@ -114,7 +115,7 @@ class Trace:
     literals: set[int] = field(default_factory=set)  # constants that the step itself made
     relied_on: list[Reliance] = field(default_factory=list)
     backward_begin: int = 0
-    # By id: functions of kernels whose calls stand in place of their operator's.
+    # By id: functions of kernels whose calls replace those of their operator.
     kernels: dict[int, FunctionType] = field(default_factory=dict)
 
 

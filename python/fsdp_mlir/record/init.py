@@ -3,9 +3,9 @@
 Run at a seed, the graph draws and computes what the factory does at that seed on one device, in
 the same order. Nothing is materialised: the factory runs on fake CPU tensors.
 
-A constructor's values are often overwritten by the model's own initialisation later. Their draws
-must stay, but their memory need not last: an in-place call that overwrites a whole tensor without
-reading it is recorded on new storage, so that the old value ends at its last use.
+The model's own initialisation often overwrites a constructor's values later. Their draws must stay,
+but their memory need not: an in-place call that overwrites a whole tensor without reading it is
+recorded on new storage, so that the old value ends at its last use.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _layout(tensor: Tensor) -> Layout:
 class _Storage:
     """A storage of the factory, and the value that holds its data now.
 
-    `layout` is that of the value. `version` counts the values that the storage had. `allocation`
-    is the call that made the value, as long as nothing has used it.
+    `layout` is that of the value. `version` counts the values that the storage has had.
+    `allocation` is the call that made the value, as long as nothing has used it.
     """
 
     handle: torch.UntypedStorage  # kept alive, so that its address stays its own
@@ -199,7 +199,8 @@ class _InitRecorder(Recorder):
         storage.version += 1
 
     def _postpone(self, allocation: Node) -> None:
-        """Allocates where the value is first written, which may be long after it was made."""
+        """Moves the allocation to where the value is first written, which may be long after it was
+        made."""
         nodes = self.trace.nodes
         at = next(i for i in reversed(range(len(nodes))) if nodes[i] is allocation)
         nodes.append(nodes.pop(at))
@@ -281,12 +282,12 @@ def _plain_conversion() -> Iterator[None]:
 
 
 def record_init(recording: Recording) -> InitTrace | None:
-    """Records what the `init` that was asked for does, with the final values of the parameters and
-    buffers of a recorded step; None without one.
+    """Records what the given `init` does, with the final values of the parameters and buffers of a
+    recorded step; None without an `init`.
 
-    Constants are further buffers of the step; their values come last. Raises CaptureError where the
-    factory makes another model, or depends on the data of a tensor. The state of the random
-    generators stays as it was.
+    Constants are further buffers of the step; their values come last. Raises CaptureError if the
+    factory makes a different model, or depends on the data of a tensor. The state of the random
+    generators is unchanged.
     """
     view = recording.view
     factory = view.asked.init

@@ -2,9 +2,9 @@
 
 Such tensors stay real during capture. Then what a model decides from them (`.item()`, `.all()` in a
 branch) goes as in eager execution, and the same at every step; a model that looks whether its
-tensors are fake takes its usual path. Only small integer and bool tensors are kept, so that
-capture computes nothing that costs. They are computed on the CPU. What the step has on another
-device the model sees there, as a `Known` without data, which is no fake tensor either.
+tensors are fake takes its usual path. Only small integer and bool tensors are kept, so that capture
+computes nothing expensive. They are computed on the CPU. If the step has such a tensor on another
+device, the model sees it there, as a `Known` without data, which is not a fake tensor either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def flat_tensors(value: Any) -> list[Tensor]:
 
 
 class Known(Tensor):
-    """A known value on a device that is not there."""
+    """A known value on a device that does not exist here."""
 
     @staticmethod
     def of(real: Tensor, device: torch.device) -> Known:
@@ -53,7 +53,7 @@ class Known(Tensor):
 
 
 class KnownValues:
-    """The known tensors of one capture. They are alive as long as this object is."""
+    """The known tensors of one capture. They live as long as this object."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, Tensor] = {}
@@ -61,11 +61,11 @@ class KnownValues:
         self._unknown: set[int] = set()  # storages that were written with unknown data
 
     def made(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is one of the known tensors, be its value still known or not."""
+        """Whether `tensor` is one of the known tensors, whether or not its value is still known."""
         return id(tensor) in self._tensors
 
     def forget(self, tensor: Tensor) -> None:
-        """The data of `tensor`, and of what shares its storage, is no longer known."""
+        """Marks the data of `tensor`, and of what shares its storage, as no longer known."""
         self._unknown.add(self._storage(tensor))
 
     def has(self, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Calls whose result's shape is decided by values that are the same in every step, as by a mask."""
+"""Calls whose result's shape depends on values that are the same in every step, such as a mask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 _MASKS = (torch.bool, torch.uint8)
 
-# What of a bool tensor is not zero decides the shape of the result by its number alone.
+# For a bool tensor only the number of non-zero elements decides the shape of the result.
 BY_COUNT = {
     aten.masked_select.default,
     aten.index.Tensor,
@@ -36,7 +36,7 @@ def shaped_by_values(
     """The fake result of a call on `fakes`, all schema arguments, with the shape that values give.
 
     `known` has the data of the tensors in `fakes` that are known; `value` finds that of others.
-    None where a value is not to be had. Call inside the fake mode.
+    None if a value is not available. Call inside the fake mode.
     """
     data = dict(zip(map(id, flat_tensors(fakes)), known, strict=True))
 
@@ -67,8 +67,8 @@ def shaped_by_values(
 
 
 def _counts(fakes: list[Any]) -> Tensor | None:
-    """The result of bincount where no value is above `minlength`, as numbers of experts or classes
-    are not: a run refuses a result that is longer."""
+    """The result of bincount, assuming that no value is above `minlength`, which holds for numbers
+    of experts or classes: a run refuses a longer result."""
     values, weights, minlength = fakes
     if minlength == 0:
         return None
@@ -82,7 +82,7 @@ def _counts(fakes: list[Any]) -> Tensor | None:
 def _integers(
     indices: Sequence[Tensor | None], found: Callable[[Tensor], Tensor | None]
 ) -> list[Tensor | None] | None:
-    """The indices, masks replaced by as many tensors of integers as they have dimensions."""
+    """The indices, with each mask replaced by as many integer tensors as it has dimensions."""
     expanded: list[Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in _MASKS:

@@ -1,8 +1,8 @@
 """Operators that are not PyTorch's own: those of torch.library and TORCH_LIBRARY.
 
 A call of one is recorded like one of ATen, by its schema and its fake kernel. What cannot be
-recorded so is refused here. A kernel that is Python is run on fake tensors first: where it only
-calls operators, these are recorded in its place, so that what runs the step needs no Python.
+recorded this way is refused here. A Python kernel is run on fake tensors first: if it only calls
+operators, these are recorded in its place, so that the step runs without Python.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.scalars import kinds_of
 from fsdp_mlir.support.errors import Location, located
 
-# Namespaces of PyTorch's own operators beside ATen: collectives, streams, quantized and compiled
+# Namespaces of PyTorch's own operators besides ATen: collectives, streams, quantized and compiled
 # code, whose objects and order a step does not have.
 _PYTORCH = {
     *("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native"),
@@ -54,7 +54,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def is_foreign(func: OpOverload) -> bool:
-    """Whether an operator is of a library that is not PyTorch."""
+    """Whether an operator belongs to a library other than PyTorch."""
     return func.namespace != "aten" and func.namespace not in _PYTORCH
 
 
@@ -65,8 +65,8 @@ def qualified(func: OpOverload) -> str:
 
 
 def is_composite(func: OpOverload) -> bool:
-    """Whether its only kernel calls operators, for autograd to see. Above autograd it is not
-    dispatched; below, as in inference mode, it is."""
+    """Whether its only kernel calls operators that autograd sees. Above autograd such an operator
+    is not dispatched; below it, as in inference mode, it is."""
     return _has_kernel(func, "CompositeImplicitAutograd") and not (
         _has_kernel(func, "CPU") or _has_kernel(func, "CompositeExplicitAutograd")
     )
@@ -120,8 +120,8 @@ def check(func: OpOverload, values: list[Any], where: Location | None) -> None:
 def check_gradients(
     func: OpOverload, values: list[Any], result: Any, where: Location | None
 ) -> None:
-    """CaptureError where autograd would not know of a call: eager PyTorch then warns, and has no
-    gradients, or those of what the kernel happens to call."""
+    """CaptureError if autograd would not know of a call: eager PyTorch then warns, and has no
+    gradients, or those of whatever the kernel happens to call."""
     made = [*flat_tensors(result), *_written(func, values)]
     if (
         torch.is_grad_enabled()
@@ -154,7 +154,8 @@ def _stray(value: Any) -> str | None:
 
 
 def _is_supported(kinds: str) -> bool:
-    """A plan's argument: an element, a list, or either or None; of tensors with None inside."""
+    """Whether a plan can have the argument: an element, a list, or None in place of either; a list
+    of tensors may contain None."""
     parts = kinds.split()
     if parts[0] == "OptionalType":
         parts = parts[1:]
@@ -167,7 +168,7 @@ def _is_supported(kinds: str) -> bool:
 
 
 def takes_part(func: OpOverload) -> bool:
-    """Whether it computes with tensors; one that does not is as a function of Python."""
+    """Whether it computes with tensors; an operator that does not is like a Python function."""
     schema = func._schema
     formals = [*schema.arguments, *schema.returns]
     return any(kinds_of(formal.type).endswith("TensorType") for formal in formals)
@@ -176,7 +177,7 @@ def takes_part(func: OpOverload) -> bool:
 def fake_result(
     func: OpOverload, fakes: list[Any], mode: FakeTensorMode, where: Location | None
 ) -> Any:
-    """What the fake kernel gives, in the memory that the schema says; inside the fake mode."""
+    """What the fake kernel returns, in the memory that the schema says; inside the fake mode."""
     args, kwargs = split_arguments(func, fakes)
     try:
         result = func(*args, **kwargs)
@@ -195,8 +196,8 @@ def fake_result(
 def _apart(
     func: OpOverload, fakes: list[Any], result: Any, mode: FakeTensorMode, where: Location | None
 ) -> Any:
-    """The result with memory of its own wherever the schema has new memory; CaptureError for what
-    is no tensor on the CPU, and for a new tensor in place of an argument that is written."""
+    """The result, with its own memory wherever the schema has new memory; CaptureError for anything
+    but a tensor on the CPU, and for a new tensor in place of an argument that is written."""
     returns = func._schema.returns
     written = _written(func, fakes)
     seen = {tensor.untyped_storage()._cdata for tensor in flat_tensors(fakes)}
@@ -250,12 +251,12 @@ def body(
     is_model: Callable[[CodeType], bool],
     where: Location | None,
 ) -> list[FunctionType] | None:
-    """The functions of the model's code that the kernel of a call runs, where that is Python and
-    calls operators alone: it ran on tensors that have no data and give no address, and all that it
-    returns was made by operators or is an argument. None for another kernel, as one that reads
-    data, or asks for an address.
+    """The functions of the model's code that the kernel of a call runs, if the kernel is Python and
+    calls only operators: it ran on tensors without data and addresses, and everything that it
+    returns was made by operators or is an argument. None for any other kernel, such as one that
+    reads data or asks for an address.
 
-    CaptureError where the fake kernel, by which PyTorch's compiler goes, gives other shapes.
+    CaptureError if the fake kernel, which PyTorch's compiler relies on, gives different shapes.
     """
     schema = func._schema
     if not _is_python(func) or not (schema.returns or schema.is_mutable):
@@ -298,7 +299,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 class _Probe(TorchDispatchMode):
-    """Notes what operators make; whoever asks for its address gets an error."""
+    """Records what operators make; asking for the address of such a tensor is an error."""
 
     def __init__(self, operands: list[Tensor]) -> None:
         super().__init__()
@@ -340,7 +341,7 @@ _by_code: dict[CodeType, list[FunctionType]] = {}
 
 
 def _functions(code: CodeType) -> list[FunctionType]:
-    """Those of that code; a kernel's is known to the dispatcher alone."""
+    """The functions of that code; only the dispatcher knows a kernel's."""
     if code not in _by_code:
         _by_code[code] = [
             each

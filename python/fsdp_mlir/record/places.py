@@ -1,7 +1,7 @@
 """What a step that is captured for a GPU may do on the CPU.
 
 A run has all tensors on the GPU. Calls that only move data, or whose result is of integers or
-bools, are the same there. What draws or computes on the CPU in eager execution is not.
+bools, are the same there. Calls that draw or compute on the CPU in eager execution are not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SAME_EVERYWHERE = {
 
 
 def check(func: OpOverload, fakes: list[Any], result: Any, where: Location | None) -> None:
-    """CaptureError for a call whose result on a GPU would have other bits than in eager execution,
-    which has it on the CPU."""
+    """CaptureError for a call whose result on a GPU would have different bits than in eager
+    execution, which computes it on the CPU."""
     made = flat_tensors(result)
     on_cpu = [tensor for tensor in made if tensor.device.type == "cpu"]
     if on_cpu and torch.Tag.nondeterministic_seeded in func.tags:

@@ -24,8 +24,9 @@ calls_the_model(__file__)
 
 @dataclass(frozen=True)
 class Recording:
-    """The graphs of a step. `gradients` has the value of each by its parameter's index; one that
-    the loss does not depend on has none. Evaluation shares the constants of `trace`."""
+    """The graphs of a step. `gradients` has the value of each gradient by its parameter's index; a
+    parameter that the loss does not depend on has none. Evaluation shares the constants of
+    `trace`."""
 
     view: ModelView
     modules: ModuleStack
@@ -39,15 +40,16 @@ class Recording:
     evaluation_loss: str = ""
 
     def kernels(self) -> list[FunctionType]:
-        """Functions that the dispatcher alone knows, and that the step was recorded from."""
+        """Functions that only the dispatcher knows, and that the step was recorded from."""
         traces = [self.trace, *([self.evaluation] if self.evaluation else [])]
         return list({id(k): k for trace in traces for k in trace.kernels.values()}.values())
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The first recording, and what the step did beside it: the Python state of the model, which it
-    has again, and that which forward left; whether Python's or NumPy's generator was drawn from."""
+    """The first recording, and its side effects: the Python state of the model, which has been
+    restored, and the one that forward left; whether Python's or NumPy's generator was drawn
+    from."""
 
     recording: Recording
     before: PythonState
@@ -79,7 +81,7 @@ def record(fake: FakeModel) -> Recorded:
 def record_once(fake: FakeModel) -> Recording:
     """Runs forward, backward and, if asked, evaluation; CaptureError names the model's line.
 
-    The model's own tensors are not touched. What forward does to other attributes stays done.
+    The model's own tensors are not touched. What forward does to other attributes is not undone.
     """
     view = fake.view
     sources = SourceMap()
@@ -146,8 +148,8 @@ def _check_no_gradients(fake: FakeModel, during: str) -> None:
 
 
 def _has_reentrant_checkpoint(loss: Tensor) -> bool:
-    """Whether backward runs backward itself, which `torch.autograd.grad` refuses. Otherwise that is
-    taken: it returns gradients as they are made, without the copies of accumulation."""
+    """Whether backward itself runs a backward, which `torch.autograd.grad` refuses. Otherwise that
+    function is used: it returns gradients as they are made, without the copies of accumulation."""
     seen = {loss.grad_fn}
     waiting = [loss.grad_fn]
     while waiting:

@@ -40,9 +40,9 @@ def with_scalars(
 ) -> tuple[OpOverload, list[Any]]:
     """Gives every Python number a form that TorchScript has.
 
-    A number where the schema has a tensor stands for PyTorch's wrapped number: the overload
-    that takes it as Scalar makes the same wrapped number. A bool where the schema has a Scalar
-    becomes an int, if the result's dtype stays.
+    A number where the schema has a tensor stands for PyTorch's wrapped number: the overload that
+    takes it as Scalar makes the same wrapped number. A bool where the schema has a Scalar becomes
+    an int, if the result's dtype stays the same.
     """
     schema = func._schema
     wrapped = [

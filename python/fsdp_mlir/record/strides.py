@@ -1,8 +1,9 @@
 """The strides of what the device's kernels return.
 
-Strides are in elements, those of `torch.Tensor.stride()`. Where fake kernels give others than the
-CPU's, `of_kernels` puts the kernels' in their place; test/python/test_strides.py compares both. Of
-a GPU's kernels only those are known that leave the strides to TensorIterator, as the CPU's do.
+Strides are in elements, those of `torch.Tensor.stride()`. Where fake kernels give different strides
+than the CPU's kernels, `of_kernels` substitutes those of the CPU's; test/python/test_strides.py
+compares both. Of a GPU's kernels, strides are known only for those that leave them to
+TensorIterator, as the CPU's do.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _ldexp(result: Tensor, arguments: dict[str, Any]) -> Strides:
 
 
 def _angle(result: Tensor, arguments: dict[str, Any]) -> Strides:
-    """Of a complex tensor the real part of a complex result is copied to a new tensor."""
+    """For a complex tensor the real part of a complex result is copied to a new tensor."""
     if arguments["self"].is_complex():
         return _contiguous(result, arguments)
     return result.stride()

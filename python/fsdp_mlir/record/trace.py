@@ -57,11 +57,11 @@ _LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 class Recorder(TorchDispatchMode):
-    """Records calls into `trace`; enter it inside `fake_mode`.
+    """Records calls into `trace`; enter this mode inside `fake_mode`.
 
     `bind` names the graph's inputs, and says what they stand for; constants take the names
-    b{first_constant}…. The step is that of tensors on `device`. Raises CaptureError, with the
-    model's line, for a call that has no static form.
+    b{first_constant}…. The step is for tensors on `device`. Raises CaptureError, with the model's
+    line, for a call that has no static form.
     """
 
     # The end of the error for a call whose result shape or value only its data decides.
@@ -101,7 +101,7 @@ class Recorder(TorchDispatchMode):
         self._origins: list[Origin] = []
 
     def bind(self, tensor: Tensor, name: str, source: Tensor | None = None) -> None:
-        """Names a tensor; `source` is the one from outside the step that it stands for."""
+        """Names a tensor; `source` is the tensor from outside the step that it stands for."""
         self._names[id(tensor)] = name
         self._alive.append(tensor)
         self._cones.bind(name, tensor, source)
@@ -163,7 +163,7 @@ class Recorder(TorchDispatchMode):
             self._check_layout(fakes[0], fakes[3], origin)
         if is_foreign:
             operators.check(func, values, origin.location)
-            # Where its kernel is Python, what that calls stands for it.
+            # If its kernel is Python, the kernel's calls stand for it.
             if self._is_inlined(func, values, origin):
                 with self:
                     return operators.kernel(func, values)
@@ -198,7 +198,7 @@ class Recorder(TorchDispatchMode):
         return result if known else self._written(func, values, fakes, result)
 
     def _is_inlined(self, func: OpOverload, values: list[Any], origin: Origin) -> bool:
-        """Whether a call stands for those that its kernel, which is Python, makes."""
+        """Whether a call is recorded as the calls that its Python kernel makes."""
         try:
             functions = operators.body(
                 func, values, self._fake_mode, self.sources.is_model, origin.location
@@ -209,7 +209,8 @@ class Recorder(TorchDispatchMode):
         return functions is not None
 
     def _again(self, draw: Draw, func: OpOverload, fakes: list[Any], origin: Origin) -> Any:
-        """Records a call that draws what `draw` did as copies of that; returns its result."""
+        """Records a call that draws the same as `draw` as copies of that draw; returns its
+        result."""
         if not draw.copies:
             at = next(i for i, node in enumerate(self.trace.nodes) if node is draw.node) + 1
             for tensor, name in draw.results:
@@ -232,7 +233,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _check_layout(self, tensor: Tensor, offset: int | None, origin: Origin) -> None:
-        """Refuses strides over a storage from outside the step that a run lays out otherwise."""
+        """Refuses strides over a storage from outside the step that a run lays out differently."""
         key = tensor.untyped_storage()._cdata
         source = self._outside.get(key)
         if source is None:
@@ -278,7 +279,7 @@ class Recorder(TorchDispatchMode):
     def _static_result(
         self, func: OpOverload, values: list[Any], fakes: list[Any], origin: Origin
     ) -> Any:
-        """The result of a call that no fake kernel gives, where it is the same in every step."""
+        """The result of a call that no fake kernel gives, if it is the same in every step."""
 
         def value(tensor: Tensor, literal: bool) -> Tensor | None:
             by_count = func in BY_COUNT and tensor.dtype == torch.bool
@@ -384,7 +385,7 @@ class Recorder(TorchDispatchMode):
                     f"a tensor of shape {list(tensor.shape)} requires grad but is no parameter of "
                     "the model; register it with register_parameter",
                 )
-            # As if the model had been moved there; what has no dimensions is where it is.
+            # As if the model had been moved there; a tensor without dimensions stays where it is.
             device = self._device if tensor.dim() else tensor.device.type
             with self._fake_mode:
                 fake = placeholder(tensor, device=device)
@@ -397,7 +398,7 @@ class Recorder(TorchDispatchMode):
         return self._constants[id(tensor)]
 
     def _literal(self, lift: OpOverload, tensor: Tensor, origin: Origin) -> Any:
-        """torch.tensor(…): a constant, shared by equal ones, and a fresh copy at each call.
+        """torch.tensor(…): a constant, shared by equal tensors, and a fresh copy at each call.
 
         The copy keeps the constant from being changed in place by the step.
         """
@@ -449,7 +450,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(value, (list, tuple)):
                 outs.append([self._out(item, types) for item in value])
             elif value is None or isinstance(value, (Tensor, int)):
-                # A number is the same in every run: who takes it has it as an argument.
+                # A number is the same in every run: the calls that take it have it as an argument.
                 outs.append(self._out(value if isinstance(value, Tensor) else None, types))
             else:
                 raise located(
@@ -495,7 +496,8 @@ class Recorder(TorchDispatchMode):
 
 
 def _fix_dtype(func: OpOverload, args: list[Any], result: Any) -> None:
-    """Names the dtype of a factory call that takes the default one, which may change later."""
+    """Makes the dtype of a factory call that takes the default dtype explicit, as the default may
+    change later."""
     names = [formal.name for formal in func._schema.arguments]
     if "dtype" in names and isinstance(result, Tensor) and not _has_ref(args):
         at = names.index("dtype")

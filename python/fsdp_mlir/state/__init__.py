@@ -1,7 +1,7 @@
 """What compiled steps and eager code both train.
 
-Parameters in the memory of a session, state dicts of models and optimizers, and optimizers of torch
-as a plan has them.
+Parameters in the memory of a session, state dicts of models and optimizers, and torch's optimizers
+in the form that a plan has them.
 
 May include: support, modules.
 """

@@ -1,4 +1,4 @@
-"""The state dict of a sharded model: DTensors, whole tensors, and either loaded back."""
+"""The state dict of a sharded model: as DTensors or as whole tensors, and loading either back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SHOWN = 400  # characters of an error of PyTorch's
 
 
 class ModelState:
-    """Reads and writes that of `model`, whose own hooks decide about its keys and values."""
+    """Reads and writes the state dict of `model`, whose own hooks decide about its keys and
+    values."""
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._model = model
@@ -35,7 +36,7 @@ class ModelState:
         return full
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keys and shapes are looked at before anything is written."""
+        """Keys and shapes are checked before anything is written."""
         own = self.state_dict()
         for name, keys in (
             ("missing", set(own) - set(state)),

@@ -18,9 +18,9 @@ STEPS = "steps"
 
 
 class OptimizerState:
-    """That of an optimizer of torch, or, where there is none, of a session's own. With
-    `counts_steps`, each group has the number of steps so far, `steps`. An optimizer that has no
-    state yet makes it, as get_optimizer_state_dict does, unless `makes` is false."""
+    """The state of a torch optimizer or, if there is none, of a session's own. With `counts_steps`,
+    each group has the number of steps so far, `steps`. An optimizer that has no state yet creates
+    it, as get_optimizer_state_dict does, unless `makes` is false."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class OptimizerState:
 
     @property
     def is_new(self) -> bool:
-        """Whether it is an optimizer of torch that has made no step."""
+        """Whether it is a torch optimizer that has made no step yet."""
         return self._optimizer is not None and not self._optimizer.state
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class OptimizerState:
         return {"state": state, "param_groups": sharded["param_groups"]} if rank == 0 else {}
 
     def check(self, given: Mapping[str, Any], *, may_be_new: bool = False) -> dict[str, Any]:
-        """ValueError for a state that is not of this optimizer; returns its own. With `may_be_new`
-        the state of an optimizer of torch that has made no step is one, too."""
+        """ValueError for a state that is not of this optimizer; returns its own. With `may_be_new`,
+        the state of a torch optimizer that has made no step is also accepted."""
         own = self.state_dict()
         _same("keys", own, given)
         is_new = may_be_new and self._optimizer is not None and not given["state"]
@@ -103,7 +103,7 @@ class OptimizerState:
         return own
 
     def load_state_dict(self, given: Mapping[str, Any], *, may_be_new: bool = False) -> int:
-        """The number of steps so far. Changes nothing where check raises."""
+        """Returns the number of steps so far. Changes nothing if check raises."""
         own = self.check(given, may_be_new=may_be_new)
         steps = self._steps_of(given)
         if self._optimizer is not None and not given["state"]:
@@ -142,7 +142,7 @@ class OptimizerState:
         index = self._indices.get(name)
         if index is None or self._trained is None:
             return {}
-        # Before the first step, what that will begin with.
+        # Before the first step: what that step will begin with.
         return {
             key: tensor if key == "step" else self._trained.as_part(index, tensor)
             for key, tensor in self._session.optimizer_state(index).items()

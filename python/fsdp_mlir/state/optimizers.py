@@ -20,17 +20,17 @@ Optimizer = torch.optim.Optimizer
 OptimizerSpec = Optimizer | type[Optimizer] | functools.partial | tuple | dict
 
 _KEYS = {name: hyperparameters(name) for name in ("sgd", "adam", "adamw")}
-# What the plan has of a group of torch.optim's.
+# What the plan takes from a group of torch.optim's.
 COMPILED = {key for keys in _KEYS.values() for key in keys} | {"fused"}
-# What is read at each step: all of it that decides nothing about the state.
+# What is read at each step: everything that does not affect the form of the state.
 FOLLOWED = COMPILED - {"amsgrad", "fused"}
 
 
 def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
-    """The optimizer that `spec` says, on the model's parameters; None for a mapping of the config
-    that torch.optim has no class for.
+    """The optimizer that `spec` describes, on the model's parameters; None for a mapping of the
+    config for which torch.optim has no class.
 
-    What torch.optim refuses, its own error says.
+    What torch.optim refuses raises its own error.
     """
     if isinstance(spec, Optimizer):
         return spec
@@ -60,8 +60,8 @@ def check_params(optimizer: Optimizer, params: Sequence[State]) -> None:
 
 
 def why_outside(optimizer: Optimizer, params: Sequence[Tensor]) -> str:
-    """Why a plan of a model with these parameters cannot update as the optimizer does; empty
-    where it can."""
+    """Why a plan of a model with these parameters cannot update as the optimizer does; empty if it
+    can."""
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         return f"'{kind.__name__}' is not SGD, Adam or AdamW of torch.optim"
@@ -89,8 +89,8 @@ def why_outside(optimizer: Optimizer, params: Sequence[Tensor]) -> str:
 
 
 def structure(optimizer: Optimizer, positions: Mapping[int, int]) -> tuple[Any, ...]:
-    """What decides about a plan's update and its state: the rest is followed. `positions` are those
-    of the model's parameters, by id."""
+    """What decides about a plan's update and its state; a step follows changes of the rest.
+    `positions` are those of the model's parameters, by id."""
     return tuple(
         (
             tuple(positions.get(id(param), -1) for param in group["params"]),
@@ -103,8 +103,8 @@ def structure(optimizer: Optimizer, positions: Mapping[int, int]) -> tuple[Any, 
 
 
 def config_of(optimizer: Optimizer, params: Sequence[State]) -> dict[str, Any]:
-    """The config's `optimizer` for one that a plan can have: its own settings are those of the
-    first of `groups_of`, the others are groups by exact names."""
+    """The config's `optimizer` for an optimizer that a plan can have: its own settings are those of
+    the first of `groups_of`; the others become groups with exact names."""
     names = {id(param.tensor): param.name for param in params}
     name = "sgd"
     if not isinstance(optimizer, torch.optim.SGD):
@@ -136,7 +136,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def followed(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings of each group that a step takes as they are now."""
+    """The settings of each group that a step reads anew, as they are now."""
     return [
         {key: _plain(value) for key, value in group.items() if key in FOLLOWED}
         for group in groups_of(optimizer)

@@ -3,8 +3,8 @@
 FSDP2's DTensors stay what they are. The storages of their local tensors are moved into the memory
 of the first session, or the local tensors re-pointed there, the way FSDP2 itself re-points them
 after load_state_dict(assign=True); a session of another plan uses the same memory. Buffers and the
-optimizer's state are the model's and the optimizer's own tensors, which a session is given. So a
-change through either side is seen by the other.
+optimizer's state are the model's and the optimizer's own tensors, which a session is given. So each
+side sees the changes that the other makes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import CompileError
 
-# The optimizer's names of its state that is no tensor of the parameter's shape.
+# The optimizer's names for state that is not a tensor of the parameter's shape.
 _COUNT = "step"
 
 
 class Trained:
-    """That of one model. `session` has the memory of the parameters; all sessions are of plans
-    of the same parameters in the same units."""
+    """The memory of one model. `session` has the memory of the parameters; all sessions are of
+    plans with the same parameters in the same units."""
 
     def __init__(self, model: nn.Module, session: Any) -> None:
         self._groups = sharding.groups(model)
@@ -51,8 +51,8 @@ class Trained:
         self._pointers: dict[int, int] = {}
 
     def adopt(self) -> None:
-        """Moves the values of all parameters to the session's memory, and frees where they were.
-        Those on 'meta' take what the session has."""
+        """Moves the values of all parameters to the session's memory, and frees their old memory.
+        Parameters on 'meta' take the session's values."""
         with torch.no_grad():
             for index, record in self._sharded:
                 self._move(index, record)
@@ -60,8 +60,8 @@ class Trained:
                 self._move_ignored(index, param)
 
     def settle(self) -> None:
-        """Before a compiled step: the sharded parameters registered, and values that were put
-        elsewhere since moved back."""
+        """Prepares a compiled step: registers the sharded parameters, and moves values that have
+        since been put elsewhere back."""
         sharding.reshard(self._groups)
         for index, record in self._sharded:
             if record.sharded_param._local_tensor.data_ptr() != self._pointers[index]:
@@ -129,9 +129,9 @@ class Trained:
 
 
 def _moved(tensor: Tensor, memory: Tensor) -> bool:
-    """Moves the storage of a tensor to that of `memory`, where it is as large: then whatever else
-    lies there, such as an earlier state dict, goes on being the same. An array of NumPy would not
-    follow, and makes the storage one that cannot be resized."""
+    """Moves the storage of a tensor to that of `memory`, if it is equally large: then whatever else
+    shares the storage, such as an earlier state dict, still sees the same values. A NumPy array
+    would not follow; it makes the storage one that cannot be resized."""
     storage = tensor.untyped_storage()
     same = (
         tensor.numel() > 0
@@ -175,8 +175,8 @@ class Bound:
         }
 
     def buffers(self, constants: Mapping[str, Tensor]) -> bool:
-        """Gives the session the model's buffers, and constants by their names; whether they fit.
-        What is on 'meta' stays the session's."""
+        """Gives the session the model's buffers, and constants by their names; returns whether they
+        fit. Those on 'meta' remain the session's."""
         for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
             if tensor is None:
@@ -200,7 +200,7 @@ class Bound:
         return self._buffers.get(self._names.index(name)) if name in self._names else None
 
     def optimizer_state(self, steps: int) -> None:
-        """Gives the session the optimizer's tensors, where they are others than before, and the
+        """Gives the session the optimizer's tensors, if they are different from before, and the
         number of steps so far."""
         stateful = self._give_state()
         if stateful:
@@ -241,7 +241,7 @@ class Bound:
             param = params[index]
             state = self._optimizer.state[param]
             if self._states.get(index):
-                # Nothing is updated of a shard without elements, but for the count of steps.
+                # For a shard without elements only the count of steps is updated.
                 if _COUNT in state and _local(param).numel() == 0:
                     state[_COUNT] += 1
                 continue

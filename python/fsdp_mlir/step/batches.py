@@ -15,7 +15,7 @@ Batch = dict[str, Any]
 
 
 class Inputs:
-    """The inputs of a model and its loss function: those by position first, as arg0, arg1, …"""
+    """The inputs of a model and its loss function: positional ones first, as arg0, arg1, …"""
 
     def __init__(self, model: nn.Module, loss: Loss | None) -> None:
         self._functions = [loss] if isinstance(loss, ComputeLoss) else [model.forward, loss]
@@ -24,8 +24,8 @@ class Inputs:
         self.positional = 0
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
-        """A call's inputs, always in the same order. The first call says which ones they are; later
-        ones may leave out, or add, what has a default. TypeError for others."""
+        """A call's inputs, always in the same order. The first call determines which ones they are;
+        later calls may leave out, or add, inputs that have a default. TypeError for others."""
         if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
             args, kwargs = ((), args[0]) if isinstance(args[0], Mapping) else (tuple(args[0]), {})
         if self._names is None:
@@ -62,7 +62,7 @@ class Inputs:
 
 
 def split(batch: Batch, count: int) -> list[Batch]:
-    """The batches of `count` microbatches. What has no samples is each one's."""
+    """The batches of `count` microbatches. Inputs without samples go to each of them."""
     pieces: list[Batch] = [{} for _ in range(count)]
     for name, value in batch.items():
         if not isinstance(value, Tensor) or value.dim() == 0:
@@ -90,7 +90,7 @@ def tensors(batch: Batch) -> list[Tensor]:
 
 
 def form(batch: Batch) -> tuple[Any, ...]:
-    """What another plan is for. Equal on ranks that have batches of one form."""
+    """The form by which plans are told apart. Equal on ranks that have batches of the same form."""
     return tuple(
         (name, str(value.dtype), tuple(value.shape))
         if isinstance(value, Tensor)

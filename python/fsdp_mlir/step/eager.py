@@ -41,9 +41,9 @@ def backward(
     all_reduce_each: bool = True,
     mean: bool = True,
 ) -> list[Any]:
-    """Leaves gradients of the mean loss of all microbatches, or of the sum, in the parameters; what
-    `step` gave for each. Gradients are reduced, and all-reduced, for each microbatch or with the
-    last."""
+    """Leaves gradients of the mean loss of all microbatches, or of the sum, in the parameters;
+    returns what `step` returned for each. Gradients are reduced, and all-reduced, for each
+    microbatch or with the last."""
     model, count = step.model, len(microbatches)
     assert isinstance(model, FSDPModule)
     values = []
@@ -61,6 +61,6 @@ def backward(
 
 
 def evaluate(step: TrainingStep, batch: Sequence[Any]) -> Any:
-    """What `step` gives in eval mode, without gradients."""
+    """What `step` returns in eval mode, without gradients."""
     with torch.no_grad(), eval_mode(step.model):
         return step.value(batch)

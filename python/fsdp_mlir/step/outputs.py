@@ -1,4 +1,4 @@
-"""What a training step gives beside its loss: logits, further losses, metrics."""
+"""What a training step returns besides its loss: logits, further losses, metrics."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PLAIN = (bool, int, float, str, NoneType)
 
 
 def scalar_of(value: Any) -> Any:
-    """The loss in what a loss function, or a model without one, gives: itself, its `.loss` or
-    entry 'loss', or the first of a sequence."""
+    """The loss in what a loss function, or a model without one, returns: the value itself, its
+    `.loss` or entry 'loss', or the first element of a sequence."""
     if isinstance(value, Tensor):
         return value
     if getattr(value, "loss", None) is not None:
@@ -40,8 +40,8 @@ def scalar_of(value: Any) -> Any:
 
 class Outputs:
     """The form of a value that holds the loss, and for each other tensor in it a `slot`: a tensor
-    from outside the step, into which the step copies it. A recording has the copies as any write
-    of a tensor that the model keeps. Without `keeps` the loss is all that is wanted."""
+    from outside the step, into which the step copies it. A recording has these copies like any
+    write to a tensor that the model keeps. Without `keeps` only the loss is wanted."""
 
     def __init__(self, *, keeps: bool) -> None:
         self.slots: list[Tensor] = []
@@ -50,8 +50,8 @@ class Outputs:
         self._plain: list[Any] = []  # a number, string or None; the loss; or a slot's index
 
     def take(self, value: Any, loss: Tensor, error: Callable[[str], Exception]) -> None:
-        """Copies the tensors of `value` to their slots. The first call makes these; later ones
-        raise `error` where the value has another form."""
+        """Copies the tensors of `value` to their slots. The first call creates these; later calls
+        raise `error` if the value has a different form."""
         if not self._keeps:
             return
         leaves, form = tree_flatten(value)
@@ -82,7 +82,7 @@ class Outputs:
             slot.copy_(tensor)
 
     def value(self, loss: Tensor) -> Any:
-        """What the last step gave, in tensors of its own, with `loss` as its loss; `loss` where
+        """What the last step returned, in separate tensors, with `loss` as its loss; just `loss` if
         that is all."""
         if self._form is None:
             return loss
@@ -97,7 +97,7 @@ class Outputs:
         return tree_unflatten(leaves, self._form)
 
     def record(self) -> dict[str, Any]:
-        """The same but for data, as JSON; NotImplementedError for a class that has none."""
+        """The same without data, as JSON; NotImplementedError for a class that has no JSON form."""
         return {
             "keeps": self._keeps,
             "form": None if self._form is None else treespec_dumps(self._form),

@@ -29,7 +29,7 @@ _MODEL = "model"
 
 
 class ComputeLoss(partial):
-    """A loss function that calls the model itself: of the model and all inputs to the loss."""
+    """A loss function that calls the model itself: from the model and all inputs to the loss."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class EachLoss:
 class TrainingStep(nn.Module):
     """Forward and loss of `model` on tensors in the order of `names`.
 
-    The first `positional` inputs go to the model by position, the others by name, but for those
-    that `loss` names beside the output, which go to it alone. So do `constants`, which are no
-    tensors. Without `loss` the output itself, or its `.loss`, is the loss. A ComputeLoss gets the
-    model and the inputs instead. With `outputs` the loss may be a part of what `loss` gives
-    (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names come with one element
-    in dim 0, which the model does not see.
+    The first `positional` inputs go to the model by position, the others by name, except those that
+    `loss` names besides the output, which go only to `loss`. The same holds for `constants`, which
+    are not tensors. Without `loss` the output itself, or its `.loss`, is the loss. A ComputeLoss
+    gets the model and the inputs instead. With `outputs` the loss may be a part of what `loss`
+    gives (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names come with a dim
+    0 of one element, which the model does not see.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class TrainingStep(nn.Module):
         self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The scalar loss; CaptureError where it is none."""
+        """The scalar loss; CaptureError if it is not a scalar loss."""
         loss = self._taken(self.value(inputs))
         return self._each.noted(loss) if self._each else loss
 
     def _taken(self, value: Any) -> Tensor:
-        """The scalar of that, the rest of which the outputs take."""
+        """The scalar in that; the outputs take the rest."""
         if self._outputs is None:
             return self._scalar(value)
         try:
@@ -146,10 +146,10 @@ class TrainingStep(nn.Module):
 
     @contextmanager
     def holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
-        """The model with `state`, by the attributes of it that hold it, in place of its own.
+        """The model with `state`, given by the attributes that hold it, in place of its own.
 
-        For forward and backward, which runs checkpointed regions of the model again. CaptureError
-        where one of these attributes was assigned, since the new value would be lost.
+        For forward, and for backward, which runs checkpointed regions of the model again.
+        CaptureError if one of these attributes was assigned, since the new value would be lost.
         """
         given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
         after = dict(given)
@@ -189,7 +189,7 @@ class TrainingStep(nn.Module):
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the body; then every module is in the mode that it was in."""
+    """Eval mode for the body; afterwards every module is in its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -201,8 +201,8 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _kept_as_they_are() -> Iterator[None]:
-    """`module.to(dtype)` in forward does nothing where the module has that dtype. PyTorch's would
-    exchange each tensor for itself, and refuses that for fake ones."""
+    """Makes `module.to(dtype)` in forward do nothing if the module has that dtype. PyTorch's would
+    replace each tensor by itself, and refuses that for fake tensors."""
     convert = nn.Module._apply
 
     def apply(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
@@ -227,7 +227,7 @@ def split_constants(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 def example_inputs(
     model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The graph's inputs by name, those of `args` as arg0, arg1, …; CaptureError for what is no
+    """The graph's inputs by name, those of `args` as arg0, arg1, …; CaptureError for what is not
     data."""
     inputs: dict[str, Tensor] = {f"arg{i}": value for i, value in enumerate(args)}
     for name, value in kwargs.items():
@@ -249,7 +249,7 @@ def example_inputs(
 
 
 def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
-    """The inputs that `loss` names beside the output."""
+    """The inputs that `loss` names besides the output."""
     if loss is None or isinstance(loss, ComputeLoss):
         return []
     try:
@@ -260,7 +260,7 @@ def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
 
 
 def required_inputs(loss: Loss | None) -> list[str]:
-    """The inputs beside the output that `loss` cannot do without."""
+    """The inputs besides the output that `loss` requires."""
     if loss is None or isinstance(loss, ComputeLoss):
         return []
     try:

@@ -1,8 +1,9 @@
 """The device that a step is captured for.
 
 The CPU's steps are recorded on fake CPU tensors. A GPU's are recorded on fake CUDA tensors, on any
-machine: PyTorch's own C++ then decides which operators run, as beside that GPU. What it asks of a
-GPU on the way is answered here, by a library of ours (lib/Capture/FakeCuda.cpp) and in Python.
+machine: PyTorch's own C++ then decides which operators run, as it would with that GPU. Its queries
+to the GPU on the way are answered here, by a library of ours (lib/Capture/FakeCuda.cpp) and in
+Python.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Device:
 
     @staticmethod
     def of(type_: str, arch: str | None, torch_version: str | None) -> Device:
-        """CaptureError for devices, architectures and versions that there are not, or one without
+        """CaptureError for devices, architectures and versions that do not exist, or one without
         the other."""
         version = torch_version or _INSTALLED
         if not re.fullmatch(r"\d+\.\d+(\.\d+)?", version) or not (
@@ -83,7 +84,8 @@ class Device:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """PyTorch takes it that this device is there. CaptureError where it cannot be made to."""
+        """Makes PyTorch believe that this device is present. CaptureError if that is not
+        possible."""
         if self.type == "cpu":
             yield
             return
@@ -99,7 +101,7 @@ class Device:
                 for name in _RNNS:
                     rnn = _refused_rnn(name)
                     stack.enter_context(patch.object(torch._VF, name, rnn, create=True))
-                # A thread of the engine's own would look for the GPU's streams.
+                # The engine's own threads would look for the GPU's streams.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 yield
         finally:
@@ -138,7 +140,7 @@ def _fix_attention_order(device: Device) -> None:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """CaptureError where it is not built, or for another PyTorch."""
+    """CaptureError if it is not built, or was built for another PyTorch."""
     try:
         library = ctypes.CDLL(str(built("python/_fake_cuda.so")))
     except (CompileError, OSError) as error:

@@ -12,15 +12,15 @@ from fsdp_mlir.view.model_view import ModelView
 class _FakeMode(FakeTensorMode):
     @property
     def avoid_device_init(self) -> bool:
-        """No device is to be asked, also where torch.cuda says that there is one."""
+        """No device must be queried, even if torch.cuda says that there is one."""
         return True
 
 
 class FakeModel:
-    """Stand-ins of a view's state and inputs: tensors without data on the device that is asked for,
-    wherever the model's own are. Each recording has its own.
+    """Stand-ins for a view's state and inputs: tensors without data on the requested device,
+    wherever the model's own are. Each recording has its own stand-ins.
 
-    On meta, attention would take another path than on that device.
+    On meta, attention would take a different path than on that device.
     """
 
     def __init__(self, view: ModelView) -> None:

@@ -45,7 +45,8 @@ def laid_out_copy(tensor: Tensor, expanded: bool = True) -> Tensor:
 
 
 def is_dense(shape: torch.Size, strides: Strides) -> bool:
-    """Whether every element of a storage from its begin on is of the tensor, once."""
+    """Whether every element of a storage, from its beginning on, belongs to the tensor exactly
+    once."""
     step = 1
     for size, stride in sorted(zip(shape, strides, strict=True), key=lambda pair: pair[1]):
         if size == 0:

@@ -22,8 +22,8 @@ def constant_name(index: int) -> str:
 
 @dataclass(frozen=True)
 class ModelView:
-    """Parameters in FSDP2's order, buffers, and inputs by name, those that are scalars with one
-    element in dim 0. Nothing of it is written."""
+    """Parameters in FSDP2's order, buffers, and inputs by name; scalar inputs have a dim 0 of one
+    element. None of it is modified."""
 
     asked: Asked
     step: TrainingStep
@@ -80,13 +80,14 @@ class ModelView:
         return leaf
 
     def slots(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors by the first name of a state, as tensors by the attributes that hold it."""
+        """Converts tensors by the first name of a state to tensors by the attributes that hold
+        it."""
         slots = weights.slots(self.model, self.states)
         return {slot: tensors[name] for slot, name in slots.items()}
 
 
 def _check_modules(model: nn.Module) -> None:
-    """CaptureError for modules whose step is a conversation of the ranks, or whose parameters
+    """CaptureError for modules whose step involves communication between ranks, or whose parameters
     cannot be replaced."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -105,7 +106,7 @@ def _check_modules(model: nn.Module) -> None:
 
 
 def shared_memory(view: ModelView, constants: list[Tensor]) -> dict[str, list[str]]:
-    """The states and constants of each buffer or constant's memory that overlap it, by name."""
+    """By name: for each buffer or constant, the states and constants whose memory overlaps it."""
     named = [(state.name, state.tensor) for state in view.states]
     named += [(constant_name(i), tensor) for i, tensor in enumerate(constants)]
     by_storage: dict[int, list[tuple[str, tuple[int, int]]]] = {}
@@ -132,7 +133,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def check_shared_memory(view: ModelView, constants: list[Tensor], written: set[str]) -> None:
-    """CaptureError where one state's memory is another's and one of them changes in the step.
+    """CaptureError if two states share memory and one of them changes in the step.
 
     Each has memory of its own in the compiled step, so the other would not see the change.
     `written` are the states and constants that the step writes in place.

@@ -8,24 +8,26 @@
 
 namespace fsdp::runtime {
 
-/// Beside the collectives of training, so that a save may go on while they do.
-/// All ranks call gather and broadcast in the same order, each from one thread
-/// at a time. These throw RunError that names the ranks that do not come in
-/// time or have ended, AbortedError when the run ends for another reason.
+/// Separate from the collectives of training, so that a save may go on while
+/// they run. All ranks call gather and broadcast in the same order, each from
+/// one thread at a time. These throw RunError, which names the ranks that do
+/// not come in time or have ended, and AbortedError when the run ends for
+/// another reason.
 class Channel {
 public:
   virtual ~Channel() = default;
 
   virtual int64_t rank() const = 0;
   virtual int64_t worldSize() const = 0;
-  /// The texts of all ranks on rank 0, nothing on others, which do not wait.
+  /// Returns the texts of all ranks on rank 0, and nothing on the others, which
+  /// do not wait.
   virtual std::vector<std::string> gather(const std::string &own) = 0;
   /// Rank 0's text, on all ranks. The others wait longer than rank 0 does in
   /// gather, so that it can say who is late.
   virtual std::string broadcast(const std::string &text) = 0;
-  /// Throws AbortedError where the run ends.
+  /// Throws AbortedError if the run ends.
   virtual void check() = 0;
-  /// Lets calls fail from now on. From any thread.
+  /// Makes all calls fail from now on. May be called from any thread.
   virtual void stop() = 0;
 };
 

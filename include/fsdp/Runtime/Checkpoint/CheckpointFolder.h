@@ -1,12 +1,12 @@
 //===- CheckpointFolder.h - the folder that a run's checkpoints are in ----===//
 //
-// What rank 0 does in the file system. The folder has
+// What rank 0 does in the file system. The folder contains
 //
-//   step-4                checkpoints, by the number of steps done
-//   .inflight.<attempt>   a save that is under way, or was when it was killed
+//   step-4                checkpoints, named by the number of steps done
+//   .inflight.<attempt>   a save that is in flight, or was when it was killed
 //   .trash.<attempt>      a checkpoint that is being removed
 //
-// and may have anything else, which stays untouched. A save becomes a
+// and may contain anything else, which stays untouched. A save becomes a
 // checkpoint by one rename.
 //
 //===----------------------------------------------------------------------===//
@@ -36,26 +36,27 @@ public:
 
   /// "DIR/step-4".
   std::string pathOf(int64_t step) const;
-  /// Steps with a folder, ascending; of names "step-4" alone. None where the
-  /// folder is not there. Throws InputError where it cannot be read.
+  /// Steps with a folder, ascending; only names like "step-4" count. Empty if
+  /// there is no folder. Throws InputError if the folder cannot be read.
   std::vector<int64_t> steps() const;
   /// Where the files of a save are until it is committed.
   std::string inFlight(const std::string &attempt) const {
     return path + "/.inflight." + attempt;
   }
 
-  // Of the process that writes. They throw RunError.
+  // For the process that writes. These throw RunError.
 
-  /// Makes the folder, and keeps other runs from writing there until this
-  /// process ends, as far as its file system has locks. One that ends just now
-  /// is waited for. Throws InputError if another run has it, or it cannot be
-  /// made. Once it is open, nothing more happens.
+  /// Creates the folder, and keeps other runs from writing there until this
+  /// process ends, provided that its file system has locks. Waits for a run
+  /// that is just ending. Throws InputError if another run has the folder, or
+  /// if it cannot be created. Does nothing if the folder is already open.
   void open(std::chrono::milliseconds patience = std::chrono::seconds(10));
-  /// Removes what killed saves have left, and makes the folder of a new one,
-  /// in which there must be room for so many bytes. Returns its path.
+  /// Removes what killed saves have left, and creates the folder of a new save,
+  /// which must have room for so many bytes. Returns its path.
   std::string begin(const std::string &attempt, uint64_t bytes);
-  /// Makes it the checkpoint of a step, for good when this returns. One of the
-  /// same step that is there is an error, unless it is known to be damaged.
+  /// Makes the save the checkpoint of a step; it is durable when this returns.
+  /// An existing checkpoint of the same step is an error, unless it is known to
+  /// be damaged.
   void commit(const std::string &attempt, int64_t step, Progress &progress);
   /// Removes the folder of a save. Never throws.
   void abandon(const std::string &attempt);
@@ -68,7 +69,7 @@ public:
 
 private:
   void removeLeftovers();
-  /// Takes the name of a checkpoint; returns its new one.
+  /// Renames a checkpoint out of the way; returns its new name.
   std::string discard(int64_t step);
 
   std::string path;
@@ -76,16 +77,16 @@ private:
   int fd = -1;
 };
 
-/// The newest checkpoint of the folder that opens and that `check` takes, by
-/// default one whose files have their hashes; null if there is none. `skipped`
-/// hears why a newer one is not it.
+/// The newest checkpoint in the folder that can be opened and that `check`
+/// accepts, by default one whose files match their hashes; null if there is
+/// none. `skipped` is told why a newer one is not taken.
 std::unique_ptr<NativeCheckpoint>
 openNewest(const CheckpointFolder &folder,
            const std::function<void(const std::string &)> &skipped,
            const std::function<void(const NativeCheckpoint &)> &check =
                &NativeCheckpoint::verifyAll);
 
-/// 32 hex digits that nobody has used.
+/// 32 hex digits that have never been used before.
 std::string newAttempt();
 
 } // namespace fsdp::runtime

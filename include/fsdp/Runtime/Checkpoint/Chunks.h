@@ -1,10 +1,10 @@
 //===- Chunks.h - a checkpoint as the boxes that ranks wrote --------------===//
 //
-// What the forms of checkpoints have in common: a tensor is saved as chunks,
-// each a box of it, which may lie in different files. Whoever reads a
-// checkpoint proves that the chunks of each tensor tile it (checkTiling), and
-// may then gather any other box of it (copyBox), which is how a checkpoint is
-// loaded at another world size.
+// What all checkpoint formats have in common: a tensor is saved as chunks, each
+// a box of the tensor, and chunks may lie in different files. A reader proves
+// that the chunks of each tensor tile it (checkTiling), and may then gather any
+// other box of the tensor (copyBox). That is how a checkpoint is loaded at
+// another world size.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_CHECKPOINT_CHUNKS_H
@@ -25,7 +25,8 @@
 namespace fsdp::runtime {
 
 /// A box of a tensor: [offsets[d], offsets[d] + sizes[d]) of each dimension.
-/// Of a tensor without dimensions both are empty, and the box is its element.
+/// For a tensor without dimensions both are empty, and the box is its only
+/// element.
 struct Chunk {
   std::vector<int64_t> offsets, sizes;
 
@@ -37,7 +38,7 @@ struct ChunkData {
   Chunk chunk;
   /// Row-major elements, borrowed (SavedState::memory).
   std::span<const std::byte> data;
-  /// The path of the file that they are from, for messages.
+  /// The path of the file that the elements come from, for messages.
   std::string file;
 };
 
@@ -51,10 +52,11 @@ struct SavedTensor {
 /// A checkpoint. Names are torchtitan's (docs/checkpoints.md).
 struct SavedState {
   std::map<std::string, SavedTensor> tensors;
-  /// What is no tensor. Bytes are json's binary.
+  /// Everything that is not a tensor. Bytes are json's binary.
   std::map<std::string, nlohmann::json> values;
-  /// Of names that DCP made of nested dicts and lists: the keys and indices
-  /// that lead there, ["train_state", "sizes", 0] of "train_state.sizes.0".
+  /// For names that DCP derived from nested dicts and lists: the keys and
+  /// indices that lead there, ["train_state", "sizes", 0] of
+  /// "train_state.sizes.0".
   std::map<std::string, nlohmann::json> paths;
   /// Keeps alive what chunks borrow: mapped files, copies.
   std::vector<std::shared_ptr<const void>> memory;
@@ -64,23 +66,24 @@ struct SavedState {
 std::string describe(const Chunk &box);
 
 /// The bytes of the tensor. Throws InputError, beginning with `place`, for a
-/// shape that is negative or has more bytes than an int64_t counts.
+/// shape with a negative size or with more bytes than an int64_t can count.
 int64_t checkedBytes(const std::string &place, const std::string &name,
                      const plan::TensorSpec &spec);
 
 /// Throws InputError unless the chunks tile the tensor `name`: each lies within
-/// it and has the bytes of its box, and each element is in exactly one. Names
-/// tensor, files and a box that is missing or twice there; `place`, the file or
-/// folder of the checkpoint, comes first where it is no one file's fault.
+/// it and has the bytes of its box, and each element is in exactly one. The
+/// message names the tensor, the files, and a box that is missing or
+/// duplicated; it begins with `place`, the file or folder of the checkpoint, if
+/// no single file is at fault.
 ///
-/// Any number of dimensions. With n chunks, O(n log n) where they are cut along
-/// one dimension or as a grid; chunks whose bounds cross so that it would take
-/// far longer are an InputError too.
+/// Takes any number of dimensions. With n chunks it takes O(n log n) if they
+/// are cut along one dimension or as a grid. Chunks whose bounds cross such
+/// that it would take far longer are an InputError, too.
 void checkTiling(const std::string &place, const std::string &name,
                  const SavedTensor &tensor);
 
-/// Gathers the box, which lies within the tensor, from the chunks, which tile
-/// it, to `to`: row-major, and of the box's size.
+/// Gathers the box, which must lie within the tensor, from the chunks, which
+/// must tile the tensor, into `to`: row-major, and of the box's size.
 void copyBox(const SavedTensor &tensor, const Chunk &box,
              std::span<std::byte> to);
 

@@ -1,9 +1,9 @@
 //===- DurableFile.h - files that survive a crash -------------------------===//
 //
-// What a checkpoint is written by: system calls of POSIX alone, whose order is
-// what the protocol (SaveProtocol.h) promises. A failed fsync is never
-// repeated: the kernel may have dropped what it could not write, and would say
-// that all is well.
+// Checkpoints are written by these functions, which make only POSIX system
+// calls, in the order that the protocol (SaveProtocol.h) promises. A failed
+// fsync is never repeated: the kernel may have dropped what it could not write,
+// and would then report success.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_CHECKPOINT_DURABLEFILE_H
@@ -20,23 +20,23 @@
 
 namespace fsdp::runtime {
 
-/// A new file that is written from its beginning to its end. All throw RunError
-/// that names the path.
+/// A new file that is written from beginning to end. All methods throw
+/// RunError, which names the path.
 class DurableFile {
 public:
-  /// Bytes of one write, whose place in the file is a multiple of 4 KiB: all
-  /// but the last have as many.
+  /// Bytes of each write but the last. The offset of a write in the file is a
+  /// multiple of 4 KiB.
   static constexpr size_t kPiece = size_t(8) << 20;
 
   struct Options {
     size_t pieceBytes = kPiece; ///< a multiple of 4096
     SavePoint write = SavePoint::Write, sync = SavePoint::SyncFile;
-    /// Asked before each piece; throws where the save is to end.
+    /// Called before each piece; throws if the save must end.
     std::function<void()> check = {};
   };
 
-  /// There is no file yet. Borrows the progress, to which it tells each write
-  /// and the sync.
+  /// The file must not exist. Borrows the progress, to which it reports each
+  /// write and the sync.
   DurableFile(std::string path, Progress &progress, Options options);
   DurableFile(std::string path, Progress &progress)
       : DurableFile(std::move(path), progress, Options()) {}
@@ -49,11 +49,11 @@ public:
   void write(std::string_view text) {
     write(std::as_bytes(std::span(text.data(), text.size())));
   }
-  /// Makes all of it durable but its name, which is the folder's.
+  /// Makes the file durable, except its name, which belongs to the folder.
   void finish();
 
   size_t size() const { return written + filled; }
-  /// Of what was written. After finish.
+  /// The hash of what was written. To be called after finish.
   std::string hash() const { return hashed.text(); }
 
 private:

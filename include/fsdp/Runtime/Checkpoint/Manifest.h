@@ -1,8 +1,8 @@
 //===- Manifest.h - what a native checkpoint consists of ------------------===//
 //
 // The file manifest.json of a checkpoint's folder. It begins with the hash of
-// what follows, and has the hash and size of every other file and of each chunk
-// in it: a checkpoint is as good as its manifest says, or it is damaged.
+// the rest of the file, and has the hash and size of every other file and of
+// each chunk in it: a checkpoint that does not match its manifest is damaged.
 // docs/checkpoints.md describes it.
 //
 //===----------------------------------------------------------------------===//
@@ -27,13 +27,13 @@ namespace fsdp::runtime {
 inline constexpr int64_t kManifestVersion = 1;
 inline constexpr char kManifestName[] = "manifest.json";
 
-/// Where a run was when it was saved: what is no tensor.
+/// Where a run was when it was saved: everything that is not a tensor.
 struct RunState {
   int64_t step = 0;    ///< steps done
-  int64_t samples = 0; ///< that all ranks have taken of the data
-  int64_t updates = 0; ///< of the optimizer: steps but those a scaler skipped
+  int64_t samples = 0; ///< samples of the data that all ranks have taken
+  int64_t updates = 0; ///< of the optimizer: excludes skipped steps
   uint64_t seed = 0;   ///< --seed
-  std::string data;    ///< fingerprint of the data; empty where they are random
+  std::string data;    ///< fingerprint of the data; empty if it is random
   std::string plan;    ///< hash of the plan
   int64_t worldSize = 1;
   struct Scaler {
@@ -58,17 +58,18 @@ struct Manifest {
     std::string name; ///< in the folder
     uint64_t bytes = 0;
     std::string hash;
-    /// By their place in the file; header and chunks leave no gap.
+    /// In the order of the file; header and chunks leave no gap.
     std::vector<FileChunk> chunks;
   };
 
-  /// 32 hex digits of the save, which are in the header of each file, too.
+  /// 32 hex digits that identify the save; the header of each file has them,
+  /// too.
   std::string attempt;
   RunState state;
   std::map<std::string, plan::TensorSpec> tensors;
-  /// Further names of tied parameters, and that under which they are saved.
+  /// Further names of tied parameters, and the name under which each is saved.
   std::map<std::string, std::string> aliases;
-  /// Values of a checkpoint that was converted, which other programs read
+  /// Values of a converted checkpoint, which other programs read
   /// (SavedState::values).
   nlohmann::json values = nlohmann::json::object();
   std::vector<File> files;
@@ -78,8 +79,8 @@ struct Manifest {
 std::string printManifest(const Manifest &manifest);
 
 /// Throws InputError that begins with `path` for anything that printManifest
-/// does not write: a hash that is another, names that repeat, a chunk outside
-/// its file, a file name outside its folder.
+/// does not write: a wrong hash, names that repeat, a chunk outside its file, a
+/// file name outside its folder.
 Manifest parseManifest(std::string_view text, const std::string &path);
 
 } // namespace fsdp::runtime

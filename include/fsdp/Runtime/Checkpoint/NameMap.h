@@ -14,16 +14,16 @@ namespace fsdp::runtime {
 ///   {"layers.{}.attention.wq.weight":
 ///      "model.layers.{}.self_attn.q_proj.weight"}
 ///
-/// `{}` stands for a number in decimal digits, the same in both, in their
-/// order. A name that is its own pattern goes before one with numbers. Tied
-/// tensors are several of ours for one of theirs.
+/// `{}` stands for a number in decimal digits; both names have the same numbers
+/// in the same order. A pattern without `{}` takes precedence over one with it.
+/// Tied tensors have several of our names for one of theirs.
 class NameMap {
 public:
   /// Reads the file. Throws InputError that names it.
   explicit NameMap(std::string path);
 
   /// Their name for ours. Throws InputError if there is none, or if several
-  /// patterns say different ones.
+  /// patterns give different names.
   std::string theirs(std::string_view ours) const;
   /// Our names for theirs; throws InputError if there is none.
   std::vector<std::string> ours(std::string_view theirs) const;

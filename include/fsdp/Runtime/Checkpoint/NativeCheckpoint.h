@@ -1,8 +1,8 @@
 //===- NativeCheckpoint.h - reading a native checkpoint -------------------===//
 //
 // A checkpoint is opened by its manifest, which proves that the chunks of every
-// tensor tile it. Nothing that is read is believed before it has the hash that
-// the manifest says.
+// tensor tile it. Nothing that is read is trusted until its hash matches the
+// manifest.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_CHECKPOINT_NATIVECHECKPOINT_H
@@ -19,14 +19,14 @@
 
 namespace fsdp::runtime {
 
-/// Whose own a tensor is that each rank has for itself (a buffer, an ignored
-/// parameter, a generator): "rank.3.NAME". Where rank 3 has the same bytes as
-/// rank 0, there is only rank 0's, under its plain name.
+/// The name of a rank's own copy of a tensor that each rank has for itself (a
+/// buffer, an ignored parameter, a generator): "rank.3.NAME". If rank 3 has the
+/// same bytes as rank 0, there is only rank 0's copy, under its plain name.
 std::string ownName(int64_t rank, const std::string &name);
 /// Whether it is such a name.
 bool isOwnName(const std::string &name);
 
-/// Thread-compatible. All throw InputError that names the file.
+/// Thread-compatible. All methods throw InputError, which names the file.
 class NativeCheckpoint {
 public:
   /// Reads the manifest, and compares the sizes of all files.
@@ -34,19 +34,19 @@ public:
   NativeCheckpoint(const NativeCheckpoint &) = delete;
   NativeCheckpoint &operator=(const NativeCheckpoint &) = delete;
 
-  /// The same, without the reason why not.
+  /// Whether the constructor would succeed, without the reason why not.
   static bool looksWhole(const std::string &folder);
 
   const std::string &path() const { return folder; }
   const Manifest &manifest() const { return contents; }
-  /// Of the manifest, and so of the checkpoint.
+  /// The hash of the manifest, and so of the checkpoint.
   const std::string &hash() const { return ownHash; }
 
   /// Reads a file of the manifest, by its index, and compares its hash. `check`
   /// is called now and then, and may throw.
   void verify(size_t file, const std::function<void()> &check = {}) const;
 
-  /// The same of all files.
+  /// The same for all files.
   void verifyAll() const {
     for (size_t file = 0; file < contents.files.size(); ++file)
       verify(file);
@@ -60,11 +60,11 @@ public:
   void read(const std::string &tensor, const Chunk &box,
             std::span<std::byte> to) const;
 
-  /// All of it, in memory that is mapped; call verify for each file before.
+  /// The whole checkpoint, in mapped memory; call verify for each file before.
   SavedState state() const;
 
 private:
-  /// A chunk, and the file that has it.
+  /// A chunk, and the file that contains it.
   struct Place {
     const Manifest::File *file;
     const Manifest::FileChunk *chunk;

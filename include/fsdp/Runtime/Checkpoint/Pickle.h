@@ -1,9 +1,9 @@
 //===- Pickle.h - what a pickle describes, and executes nowhere -----------===//
 //
 // A pickle is a program that builds an object on a stack. This reader knows
-// the instructions that data need, of protocols 2 to 5, and calls nothing: a
-// class or function is its name, which must be one that the caller expects, and
-// a call of it is a record of its name and arguments.
+// only the instructions that data needs, of protocols 2 to 5, and calls
+// nothing: a class or function is represented by its name, which must be one
+// that the caller expects, and a call by a record of its name and arguments.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_CHECKPOINT_PICKLE_H
@@ -23,12 +23,12 @@
 namespace fsdp::runtime {
 
 /// The objects of a pickle. Objects may be shared, and a hostile pickle may
-/// have circles, or describe far more than it has bytes; so whoever follows
-/// objects does it to a depth of its own, and each access counts: those of more
-/// objects than an honest pickle has are an error.
+/// have cycles, or describe far more than it has bytes. So code that follows
+/// objects must limit its own depth, and accesses are counted: more accesses
+/// than an honest pickle needs are an error.
 ///
-/// All that reads throws InputError: `place`, ": ", and what was expected and
-/// came. `what` in accesses names the object in messages.
+/// All reading methods throw InputError: `place`, ": ", and what was expected
+/// and what was found. `what` names the object in messages.
 class Pickle {
 public:
   using Object = uint32_t;
@@ -39,7 +39,7 @@ public:
          std::span<const std::string_view> globals);
 
   Object root() const { return rootObject; }
-  /// The bytes that the pickle has; what follows them is not its own.
+  /// The size of the pickle in bytes; what follows them is not part of it.
   size_t size() const { return end; }
 
   bool isNone(Object object) const;
@@ -51,12 +51,13 @@ public:
   std::string_view global(Object object, std::string_view what) const;
   std::span<const Object> tuple(Object object, std::string_view what) const;
   std::span<const Object> list(Object object, std::string_view what) const;
-  /// Of a tuple or a torch.Size; integers that are not negative.
+  /// The elements of a tuple or a torch.Size: integers that are not negative.
   std::vector<int64_t> extents(Object object, std::string_view what) const;
   /// Keys and values.
   std::vector<std::pair<Object, Object>> dict(Object object,
                                               std::string_view what) const;
-  /// The value of a key that is a text; all keys must be among `keys`.
+  /// The values of text keys, in the order of `keys`; all keys must be among
+  /// `keys`.
   std::vector<std::optional<Object>>
   members(Object object, std::span<const std::string_view> keys,
           std::string_view what) const;
@@ -64,10 +65,11 @@ public:
   /// The arguments of a call of `name`.
   std::span<const Object> arguments(Object object, std::string_view name,
                                     std::string_view what) const;
-  /// What the object that a call of `name` without arguments made was set to.
+  /// The state of an object that was made by a call of `name` without
+  /// arguments.
   Object state(Object object, std::string_view name,
                std::string_view what) const;
-  /// What stands for an object that lies outside of the pickle.
+  /// The persistent id of an object that lies outside the pickle.
   Object persistent(Object object, std::string_view what) const;
   /// None, bool, int, float, str, bytes, and lists, tuples and dicts of them; a
   /// tuple becomes an array too. Bytes need "_codecs encode" and

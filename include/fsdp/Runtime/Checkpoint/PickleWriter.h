@@ -13,9 +13,9 @@
 
 namespace fsdp::runtime {
 
-/// Appends objects to a pickle of protocol 2, which every Python reads; texts
-/// and globals that come again are mentioned. Each call appends one object, or
-/// makes one of those before it.
+/// Appends objects to a pickle of protocol 2, which every Python reads;
+/// repeated texts and globals are memoized. Each call appends one object, or
+/// combines previous objects into one.
 class PickleWriter {
 public:
   PickleWriter();
@@ -27,7 +27,7 @@ public:
   void string(std::string_view utf8);
   /// "module name".
   void global(std::string_view name);
-  /// Begins what endTuple(), endItems() or endAppends() end.
+  /// Begins what endTuple(), endItems() or endAppends() ends.
   void mark() { text += '('; }
   void endTuple() { text += 't'; }
   void dict() { text += '}'; }
@@ -36,7 +36,7 @@ public:
   void list() { text += ']'; }
   /// The objects since the mark are elements of the list before it.
   void endAppends() { text += 'e'; }
-  /// Of a callee and a tuple.
+  /// Makes a call of the callee and the tuple before it.
   void call() { text += 'R'; }
   /// An object of a class without arguments, to which set() gives its state.
   void object(std::string_view name);
@@ -48,12 +48,12 @@ public:
   /// What Pickle::value() reads; arrays become tuples or lists.
   void value(const nlohmann::json &value, bool tuples);
 
-  /// The pickle, which is of one object.
+  /// The pickle, which must consist of one object.
   std::string finish() &&;
 
 private:
-  /// Appends what the key stands for, if that is there already; else the caller
-  /// appends it and memoizes it.
+  /// Appends what the key stands for, if that is memoized already; otherwise
+  /// the caller appends it and memoizes it.
   bool recall(std::string key);
   void memoize();
 

@@ -13,9 +13,9 @@ namespace fsdp::runtime {
 /// A signal that a rank sends to itself, for tests of what follows.
 struct SaveFault {
   int64_t rank = 0;
-  int64_t step = 0; ///< that the checkpoint is of
+  int64_t step = 0; ///< the step of the checkpoint
   SavePoint point = SavePoint::None;
-  int64_t times = 1; ///< at the so-many-th time that it comes there
+  int64_t times = 1; ///< at which time that the rank reaches the point
   int signal = 0;
 };
 
@@ -30,7 +30,7 @@ public:
   /// Called before the rank does what the point says.
   void reach(SavePoint point);
   void end() { reach(SavePoint::None); }
-  /// Tells that the rank moves on, with every part of what takes long.
+  /// Reports that the rank makes progress; called for every part of long work.
   void beat() { position.beat(); }
 
 private:

@@ -10,7 +10,8 @@
 //      durable: now it is a checkpoint. It tells the others,
 //   5. and removes old checkpoints, by a rename first.
 //
-// Killed at any point, old or new checkpoint is there, whole.
+// If a run is killed at any point, the old or the new checkpoint is there,
+// whole.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_CHECKPOINT_SAVEPROTOCOL_H
@@ -30,16 +31,16 @@
 
 namespace fsdp::runtime {
 
-/// What one rank has to save. What the tensors borrow stays until the save has
-/// ended.
+/// What one rank has to save. What the tensors borrow must stay until the save
+/// has ended.
 struct SaveRequest {
   RunState state; ///< equal on all ranks
   std::map<std::string, std::string> aliases;
   /// The chunks that this rank writes.
   std::vector<ShardTensor> chunks;
   /// Whole tensors of which each rank has one of its own: the same names in the
-  /// same order on all ranks. Other ranks than 0 write those alone whose bytes
-  /// are not rank 0's.
+  /// same order on all ranks. Ranks other than 0 write only those whose bytes
+  /// differ from rank 0's.
   std::vector<ShardTensor> own;
 };
 
@@ -52,7 +53,7 @@ struct SaveError : RunError {
 
 struct SaveResult {
   uint64_t bytes = 0;  ///< of all ranks' files
-  std::string warning; ///< on rank 0, where an old checkpoint stays; or empty
+  std::string warning; ///< on rank 0, if an old checkpoint stays; or empty
 };
 
 /// A collective of the channel. `keep`: whole checkpoints that stay; 0: all.

@@ -1,12 +1,12 @@
 //===- ShardFile.h - what one rank saves ----------------------------------===//
 //
 // A safetensors file with the header that torch.distributed.checkpoint's
-// HuggingFaceStorageReader expects of a sharded one: beside each tensor's own
-// shape, which is its chunk's, the metadata say where in the whole tensor it
+// HuggingFaceStorageReader expects of a sharded one: besides each tensor's own
+// shape, which is its chunk's, the metadata says where in the whole tensor it
 // begins. The header is padded so that the data begin at a multiple of 4 KiB.
 //
-// safetensors has no complex numbers of 2 or 8 bytes a part: those are pairs of
-// float16 or float64, with a last dimension of 2.
+// safetensors has no complex numbers with parts of 2 or 8 bytes: they are saved
+// as pairs of float16 or float64, with a last dimension of 2.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_CHECKPOINT_SHARDFILE_H
@@ -36,7 +36,7 @@ struct ShardTensor {
 /// "shard-00002-model-00001-of-00001.safetensors" of rank 1.
 std::string shardFileName(int64_t rank);
 
-/// Writes a new file, whole and durable, and returns what the manifest says of
+/// Writes a new file, whole and durable, and returns the manifest's entry for
 /// it. Throws RunError.
 Manifest::File writeShardFile(const std::string &folder, int64_t rank,
                               const std::string &attempt,

@@ -1,9 +1,9 @@
 //===- StoredZip.h - the archives that torch.save writes ------------------===//
 //
-// torch.save writes a zip whose records are stored as they are, in one folder,
-// each with its CRC-32, its data aligned by a padding of Zs. This reader
-// accepts that form alone, and compares every byte, so that none can change
-// unnoticed; PyTorch's own compares no CRC-32.
+// torch.save writes a zip whose records are stored uncompressed, in one folder,
+// each with its CRC-32, and with its data aligned by a padding of Zs. This
+// reader accepts only that form, and checks every byte, so that none can change
+// unnoticed; PyTorch's own reader checks no CRC-32.
 // https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 //
 //===----------------------------------------------------------------------===//
@@ -21,7 +21,7 @@
 namespace fsdp::runtime {
 
 /// The records of an archive by their name in its folder, borrowed from
-/// `bytes`, which are all of the archive. Throws InputError that begins with
+/// `bytes`, which must be the whole archive. Throws InputError that begins with
 /// `place`.
 std::map<std::string, std::span<const std::byte>>
 readStoredZip(const std::string &place, std::span<const std::byte> bytes);

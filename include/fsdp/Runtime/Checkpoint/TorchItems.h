@@ -1,8 +1,8 @@
 //===- TorchItems.h - what torch.save writes of one object ----------------===//
 //
 // A tensor, or a value of Python's own types: an archive (StoredZip) of a
-// pickle and of the tensor's elements. What else torch.save writes, objects of
-// other classes, is refused.
+// pickle and of the tensor's elements. Anything else that torch.save writes
+// (objects of other classes) is refused.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_CHECKPOINT_TORCHITEMS_H
@@ -24,13 +24,14 @@ namespace fsdp::runtime {
 
 struct TorchTensor {
   plan::TensorSpec spec;
-  /// Row-major; borrowed from the item, or from `memory`, if the item is not.
+  /// Row-major; borrowed from the item, or from `memory` if the item's data is
+  /// not row-major.
   std::span<const std::byte> data;
   std::shared_ptr<const void> memory;
 };
 
-// Reading. `item` is all of what torch.save wrote, and is borrowed. Throw
-// InputError that begins with `place`.
+// Reading. `item` is everything that torch.save wrote, and is borrowed. These
+// throw InputError that begins with `place`.
 
 TorchTensor readTorchTensor(const std::string &place,
                             std::span<const std::byte> item);

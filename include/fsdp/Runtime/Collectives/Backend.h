@@ -18,21 +18,21 @@ class Store;
 
 namespace fsdp::runtime {
 
-/// The memory of one host that the ranks share; or memory of their own, and
-/// c10d's Gloo on CPUs, NCCL on GPUs.
+/// Shm: the ranks share memory of one host. Gloo and Nccl: each rank has its
+/// own memory and communicates by c10d's Gloo on CPUs, or by NCCL on GPUs.
 enum class Backend : uint8_t { Shm, Gloo, Nccl };
 
-/// Whether `device` is a GPU: "cuda", the one with the number that the rank has
-/// on its host, or "cuda:N". The other is "cpu". Throws InputError.
+/// Whether `device` is a GPU: "cuda", which means the GPU whose index is the
+/// rank's local rank, or "cuda:N". Otherwise it is "cpu". Throws InputError.
 bool isGpu(const std::string &device);
 
-/// The device of a rank that is the localRank-th of its host. Throws
+/// The device of the rank that is the localRank-th on its host. Throws
 /// InputError.
 std::unique_ptr<Device> makeDevice(const std::string &device,
                                    int64_t localRank);
 
-/// Connects a rank with memory of its own, over a store of the job's ranks that
-/// is new.
+/// Connects a rank that has its own memory, over a new store shared by the
+/// job's ranks.
 std::unique_ptr<Transport>
 makeTransport(Backend backend, const c10::intrusive_ptr<c10d::Store> &store,
               int64_t rank, int64_t worldSize, const Device &device,

@@ -6,10 +6,10 @@
 //
 // Calls of one kind of collective, and all others together, come from one
 // thread at a time, in the order of the plan, which is the same on every rank.
-// With the streams of a plan on threads of their own, these kinds are on
-// different ones; the plan's events order what depends on each other. A call
-// that waits for a peer throws RunError if the peer dies, AbortedError if a
-// peer failed and reports that itself.
+// Where each of a plan's streams has its own thread, these kinds run on
+// different threads; the plan's events order whatever depends on something
+// else. A call that waits for a peer throws RunError if the peer dies, or
+// AbortedError if a peer failed and reports the failure itself.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_COLLECTIVES_COMM_H
@@ -31,26 +31,26 @@ namespace fsdp::runtime {
 /// What each rank tells the others at the end of a step.
 struct RankStats {
   double loss = 0;
-  /// Most bytes this rank had allocated at once, its share of the segment
-  /// included.
+  /// The most bytes that this rank had allocated at once, including its share
+  /// of the segment.
   int64_t peakBytes = 0;
-  /// The kernel's count of the process's most resident bytes (VmHWM).
+  /// The process's peak resident bytes, as the kernel counts them (VmHWM).
   int64_t peakRssBytes = 0;
-  /// Where the step was followed by an evaluation.
+  /// Valid only if the step was followed by an evaluation.
   double evaluationLoss = 0;
   int64_t scratchBytes = 0;    ///< RankArena::extraBytes
   int64_t heapAllocations = 0; ///< in this step and the evaluation after it
   int64_t badGradient = -1;    ///< StepResult::badGradient
-  /// What this rank is asked for between this step and the next: bits that the
-  /// Comm knows nothing of. Every rank gets those of all.
+  /// What this rank is asked to do between this step and the next: bits that
+  /// the Comm does not interpret. Every rank gets the bits of all ranks.
   uint32_t requests = 0;
 };
 
 /// A collective that this rank has begun.
 struct Collective {
   std::vector<at::Tensor> results;
-  /// Waits until the results' contents are there; further calls do nothing.
-  /// The Comm, and the instruction that was begun, must live until then.
+  /// Waits until the results' contents are ready; further calls do nothing. The
+  /// Comm, and the instruction that began the collective, must live until then.
   std::function<void()> wait;
 };
 
@@ -68,22 +68,22 @@ public:
   /// Bytes of communication memory that count as this rank's.
   virtual int64_t ownBytes() const = 0;
 
-  /// This rank's rows of a parameter (possibly none), all of an ignored one,
-  /// which is this rank's own. The tensor is the
-  /// parameter's storage for the whole run: the optimizer writes it between
-  /// beginUpdate and publish, the initial load before the first publish.
+  /// This rank's rows of a parameter (possibly none); for an ignored parameter,
+  /// which each rank has for itself, all of it. The tensor is the parameter's
+  /// storage for the whole run: the optimizer writes it between beginUpdate and
+  /// publish, and the initial load writes it before the first publish.
   virtual at::Tensor shard(int32_t param) = 0;
-  /// The same with as many rows as rank 0's shard has, in one piece of memory;
-  /// what is behind the shard's own is nobody's.
+  /// The same, padded to as many rows as rank 0's shard has, in one contiguous
+  /// piece of memory; nobody uses what follows the shard's own rows.
   virtual at::Tensor paddedShard(int32_t param) = 0;
-  /// Makes this rank's rows of all parameters available to allGather; those of
-  /// frozen ones, where they were written after the first publish, only with
-  /// `frozen`.
+  /// Makes this rank's rows of all parameters available to allGather. Rows of
+  /// frozen parameters that were written after the first publish are included
+  /// only with `frozen`.
   virtual void publish(bool frozen = false) = 0;
 
-  /// Memory in the first `bytes` of which tensors lie that collectives will
-  /// read and write, from now on; kept as long as the Comm needs it. Called by
-  /// all ranks alike.
+  /// Registers memory whose first `bytes` hold tensors that collectives will
+  /// read and write from now on; the Comm keeps it as long as it needs it.
+  /// Called by all ranks alike.
   virtual void registerMemory(std::shared_ptr<DeviceMemory> memory,
                               size_t bytes) {}
 
@@ -91,23 +91,24 @@ public:
   virtual void beginStep(int64_t step) = 0;
   /// Begins the next microbatch of the step; beginStep begins the first.
   virtual void beginMicrobatch() = 0;
-  // A `buffer` is that of the plan's instruction (plan::bufferSpec), where
-  // ranks have memory of their own; nobody else uses it until the instruction
-  // is complete.
+  // A `buffer` is the buffer of the plan's instruction (plan::bufferSpec),
+  // where each rank has its own memory; nobody else uses it until the
+  // instruction is complete.
 
   /// Copies this rank's shards of an offloaded unit to the device, for the
   /// next allGather of the unit.
   virtual void copyToDevice(int32_t unit, const at::Tensor &buffer = {}) = 0;
   /// Begins to gather the full parameters of a unit in their compute dtypes, in
-  /// the unit's order, valid until reshard(unit): from what every rank has
-  /// published, with `group` > 0 from what the ranks of this rank's group keep
-  /// (see plan::Reshard::keep); `source` is the buffer with this rank's part.
+  /// the unit's order. They are valid until reshard(unit). They come from what
+  /// every rank has published or, with `group` > 0, from what the ranks of this
+  /// rank's group keep (see plan::Reshard::keep); `source` is the buffer that
+  /// holds this rank's part.
   virtual Collective allGather(int32_t unit, int64_t group = 0,
                                const at::Tensor &source = {}) = 0;
-  /// The same in the parameters' own dtypes, of all ranks' parts.
+  /// The same in the parameters' own dtypes, from the parts of all ranks.
   virtual std::vector<at::Tensor> gatherMasters(int32_t unit) = 0;
-  /// With `keep` > 0 this rank keeps its part of the unit's parameters, which
-  /// are gathered, for the next allGather in groups of as many.
+  /// With `keep` > 0, this rank keeps its part of the unit's gathered
+  /// parameters for the next allGather in groups of `keep` ranks.
   virtual void reshard(int32_t unit, int64_t keep = 0,
                        const at::Tensor &buffer = {}) = 0;
 
@@ -121,9 +122,9 @@ public:
                                    const std::vector<at::Tensor> &grads,
                                    const at::Tensor &buffer = {}) = 0;
 
-  /// Begins the average over the replicas of shards whose contents are there.
-  /// All-reduces begun since the last wait for one end together; a unit is
-  /// among them at most once.
+  /// Begins to average shards over the replicas; the shards' contents must be
+  /// ready. All all-reduces begun since the last wait for one end together; a
+  /// unit is among them at most once.
   virtual Collective allReduce(const plan::AllReduce &reduce,
                                const std::vector<at::Tensor> &shards,
                                const at::Tensor &buffer = {}) = 0;
@@ -141,14 +142,15 @@ public:
   /// Waits until every rank is here.
   virtual void barrier() = 0;
 
-  /// Lets every wait of every rank fail with AbortedError, from any thread.
+  /// Makes every wait of every rank fail with AbortedError. May be called from
+  /// any thread.
   virtual void abort() = 0;
 
-  /// Ends a step: every rank gets the statistics of all, by rank.
+  /// Ends a step: every rank gets the statistics of all ranks, indexed by rank.
   virtual std::vector<RankStats> exchangeStats(const RankStats &own) = 0;
 
-  /// Every rank's numbers, as many of each, on rank 0; nothing on the others.
-  /// Not in a step.
+  /// Returns every rank's numbers on rank 0, and nothing on the others; all
+  /// ranks give equally many. Not to be called within a step.
   virtual std::vector<std::vector<double>>
   gather(const std::vector<double> &own) = 0;
 };

@@ -1,21 +1,23 @@
 //===- DeviceComm.h - collectives of ranks with memory of their own -------===//
 //
 // FSDP2's data path on any device, over the communicators of a Transport: NCCL
-// on GPUs, Gloo on CPUs. A rank keeps its shards, those of offloaded units in
-// memory of the host that the device copies from by itself; a gather fills
-// tensors of its own, where the plan has places for them
+// on GPUs, Gloo on CPUs. A rank keeps its shards; those of offloaded units lie
+// in host memory that the device copies from by itself (pinned, on a GPU). A
+// gather fills separate tensors, at the places that the plan has for them
 // (plan::MemoryModel::Device).
 //
-// A gather goes straight from the shards to the full parameters, which lie as
-// the operators want them: no copy-in but a cast, which writes this rank's part
-// in place, and no copy-out. A reduction does as FSDP2's, so that its sums have
-// the same bits: one flat tensor of the unit, a row for each rank, in the dtype
-// of the reduction (chunk_cat, zero padding), one reduce-scatter or all-reduce.
+// A gather goes straight from the shards to the full parameters, laid out as
+// the operators want them: there is no copy-in except a cast, which writes this
+// rank's part in place, and no copy-out. A reduction does what FSDP2's does, so
+// that its sums have the same bits: one flat tensor per unit, with a row for
+// each rank, in the dtype of the reduction (chunk_cat, zero padding), and one
+// reduce-scatter or all-reduce.
 //
-// Communicators: "gather" and "reduce" of the ranks of a replica, "replicate"
-// of those with the same shard, "group.N" where reshards keep groups of N,
-// "world" for statistics and barriers; "plan 2 gather" and so on of a further
-// plan.
+// Communicators: "gather" and "reduce" connect the ranks of a replica;
+// "replicate" connects the ranks that hold the same shard; "group.N" exists
+// where reshards keep groups of N (FSDP2's post-forward mesh); "world" is for
+// statistics and barriers. Those of a further plan are "plan 2 gather" and so
+// on.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_COLLECTIVES_DEVICECOMM_H
@@ -32,9 +34,10 @@ namespace fsdp::runtime {
 
 class DeviceComm final : public Comm {
 public:
-  /// Borrows plan, which has its buffers (plan::addDeviceBuffers), and device;
-  /// connects this rank to the others. `other`: the same rank's of another
-  /// plan, over the same transport, whose shards this one uses, too.
+  /// Borrows plan, to which plan::addDeviceBuffers has added the buffers, and
+  /// device; connects this rank to the others. `other`: the DeviceComm of the
+  /// same rank for another plan, over the same transport; this one uses its
+  /// shards.
   DeviceComm(const plan::Plan &plan, Device &device,
              std::shared_ptr<Transport> transport,
              const DeviceComm *other = nullptr);
@@ -46,7 +49,7 @@ public:
 
   at::Tensor shard(int32_t param) override { return shards[param]; }
   at::Tensor paddedShard(int32_t param) override { return paddedShards[param]; }
-  /// Nothing: the next gather reads the shards.
+  /// Does nothing: the next gather reads the shards.
   void publish(bool) override {}
 
   void registerMemory(std::shared_ptr<DeviceMemory> memory,
@@ -62,7 +65,7 @@ public:
   std::vector<at::Tensor> gatherMasters(int32_t unit) override;
   void reshard(int32_t unit, int64_t keep, const at::Tensor &buffer) override;
 
-  /// None: the flat tensor has another layout than a gradient.
+  /// None: the flat tensor and a gradient have different layouts.
   void *reduceInput(int32_t) override { return nullptr; }
   Collective reduceScatter(const plan::ReduceScatter &reduce,
                            const std::vector<at::Tensor> &grads,
@@ -72,7 +75,7 @@ public:
                        const at::Tensor &buffer) override;
   void allReduce(const at::Tensor &vector, Reduction reduction) override;
 
-  /// Nothing: no other rank reads this one's parameters.
+  /// Does nothing: no other rank reads this one's parameters.
   void beginUpdate() override {}
   void barrier() override;
   void abort() override;
@@ -86,16 +89,17 @@ private:
   /// Zeros.
   void placeShards();
   void connectGroups();
-  /// On the thread's current stream; casts on the device.
+  /// Copies on the thread's current stream; casts on the device.
   void copyFromHost(const at::Tensor &to, const at::Tensor &from) const;
-  /// Of a vector on the device.
+  /// Reduces a vector that lies on the device.
   void allReduceHere(const at::Tensor &vector, Reduction reduction);
-  /// After a wait for the device: throws if its collectives were aborted.
+  /// To be called after a wait for the device: throws if its collectives were
+  /// aborted.
   void checkFailure();
   at::Tensor empty(const std::vector<int64_t> &shape, plan::DType dtype) const;
   std::string nameOf(const char *kind, int32_t unit) const;
-  /// What a gather of `param` begins with: `own` is this rank's shard, not
-  /// empty where its part is not.
+  /// What a gather of `param` begins with. `own` is this rank's shard; it is
+  /// not empty unless this rank's part is.
   at::Tensor gather(int32_t param, const at::Tensor &own, plan::DType dtype,
                     std::vector<Communicator::Part> &parts,
                     std::vector<std::function<void()>> &after) const;
@@ -125,11 +129,12 @@ private:
   /// Null where no unit is offloaded.
   std::shared_ptr<DeviceMemory> hostShards;
   std::vector<at::Tensor> shards, paddedShards;
-  /// Over the same shards; those of the transport have names of their own.
+  /// The number of plans over the same shards; it keeps the names of their
+  /// communicators apart.
   std::shared_ptr<int64_t> plansMade;
-  /// Per unit: what the last gather gave, until its reshard.
+  /// Per unit: the results of the last gather, until its reshard.
   std::vector<std::vector<at::Tensor>> gathered;
-  /// RankStats of this rank, and of all.
+  /// RankStats of this rank, and of all ranks.
   at::Tensor ownStats, allStats;
 };
 

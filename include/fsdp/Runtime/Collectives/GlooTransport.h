@@ -15,19 +15,20 @@ class Store;
 
 namespace fsdp::runtime {
 
-/// Communicators of CPU tensors. Each has a ProcessGroupGloo of its own, which
-/// gets the calls that torch.distributed's functions make of it: what it
-/// reduces has the same bits. It listens where c10d does: on the interfaces
-/// GLOO_SOCKET_IFNAME, else at the host's name, else on loopback.
+/// Communicators of CPU tensors. Each has its own ProcessGroupGloo, which gets
+/// the same calls that torch.distributed's functions would make, so its
+/// reductions have the same bits. It listens where c10d does: on the interfaces
+/// in GLOO_SOCKET_IFNAME, else at the host's name, else on loopback.
 ///
 /// `store` is shared by the ranks and new: no earlier job or attempt has used
-/// its keys. A communicator is gone before its transport.
+/// its keys. A communicator must not outlive its transport.
 std::unique_ptr<Transport>
 makeGlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                   int64_t worldSize, const WaitSettings &settings);
 
-/// The same with a deadline of connect() and of each collective, which begins
-/// with the wait for it, whatever the others do meanwhile.
+/// The same, with a deadline for connect() and for each collective. The
+/// deadline of a collective counts from the start of the wait for it, whatever
+/// the other ranks do meanwhile.
 std::unique_ptr<Transport>
 makeGlooTransport(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
                   int64_t worldSize, std::chrono::milliseconds timeout);

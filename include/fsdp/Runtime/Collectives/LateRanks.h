@@ -24,13 +24,13 @@ struct CollectiveName {
 std::string describeTimeout(const CollectiveName &collective,
                             std::chrono::milliseconds timeout);
 
-/// Of a communicator, how many collectives each rank that answers has begun.
+/// How many collectives of a communicator each rank that answers has begun.
 using CollectiveCounts = std::map<int64_t, int64_t>;
 
 /// "rank 2", "ranks 2, 5"; empty for none.
 std::string nameRanks(const std::vector<int64_t> &ranks);
 
-/// Which of `ranks` hold back the number-th collective: "ranks 2, 5 have not
+/// Says which of `ranks` hold up the number-th collective: "ranks 2, 5 have not
 /// come to it; rank 3 does not answer", or that all have come.
 std::string describeLateRanks(int64_t number, const std::vector<int64_t> &ranks,
                               const CollectiveCounts &counts);

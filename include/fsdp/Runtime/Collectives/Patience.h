@@ -1,10 +1,11 @@
 //===- Patience.h - how long ranks wait for each other --------------------===//
 //
-// A rank that waits is late because of another one, which may wait itself. So
-// the clock of a wait measures what nobody does: it begins with the wait, and
-// anew whenever any rank of the run moves on (Position). A first step that
-// warms up, an evaluation or a save are no hang, however long they take, as
-// long as their parts are not; and who is named is who does not wait.
+// A rank that waits is held up by another one, which may itself be waiting. So
+// the clock of a wait measures how long no rank has made progress: it starts
+// with the wait, and restarts whenever any rank of the run moves on (Position).
+// A first step that warms up, an evaluation or a save is not a hang, however
+// long it takes, as long as no part of it takes too long; and the ranks named
+// as stragglers are those that do not wait.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_COLLECTIVES_PATIENCE_H
@@ -30,7 +31,7 @@ public:
   using Describe = std::function<std::string(const Position &)>;
 
   /// `longest`: where the milliseconds of the longest step are kept, if other
-  /// processes are to see them; it outlives this object.
+  /// processes are to see them; it must outlive this object.
   explicit Patience(std::optional<std::chrono::milliseconds> given = {},
                     Describe describe = {},
                     std::atomic<int64_t> *longest = nullptr)
@@ -39,12 +40,13 @@ public:
   Patience(const Patience &) = delete;
   Patience &operator=(const Patience &) = delete;
 
-  /// What was given. By default five minutes until a step is done, and then
-  /// two minutes or 20 times the longest step, whichever is longer.
+  /// The deadline that was given. The default is five minutes until a step is
+  /// done, and then two minutes or 20 times the longest step, whichever is
+  /// longer.
   std::chrono::milliseconds deadline() const;
   void stepTook(std::chrono::duration<double> seconds);
 
-  /// Empty where nobody can say.
+  /// Empty if that is not known.
   std::string where(const Position &position) const {
     return describe ? describe(position) : "";
   }
@@ -62,8 +64,8 @@ struct RankSight {
   int64_t instruction = -1;
   uint64_t beats = 0;
   bool saving = false;
-  bool waits = false;  ///< for other ranks
-  bool current = true; ///< not only where it was when it last said so
+  bool waits = false;  ///< whether it waits for other ranks
+  bool current = true; ///< false: where it was when it last said so
 
   /// Whether it has moved on since `before`.
   bool movedSince(const RankSight &before) const {
@@ -72,7 +74,7 @@ struct RankSight {
   }
 };
 
-/// What a rank sees of all. Its methods may be called from any thread, and
+/// What a rank sees of all ranks. The methods may be called from any thread and
 /// return at once.
 class RankSights {
 public:
@@ -80,17 +82,18 @@ public:
 
   /// Of every rank, this one included.
   virtual std::vector<RankSight> look() = 0;
-  /// What keeps a rank's process from doing anything, "is stopped"; empty if
-  /// nothing is known of that kind.
+  /// What keeps a rank's process from running, such as "is stopped"; empty if
+  /// nothing of that kind is known.
   virtual std::string obstacle(int64_t rank) = 0;
-  /// Its process, where that is on this host; 0 elsewhere, or if unknown.
+  /// The rank's process id if it runs on this host; 0 if it runs elsewhere or
+  /// is unknown.
   virtual int32_t process(int64_t rank) = 0;
-  /// Why nothing of the others can be seen, and the rank that is why.
+  /// Why nothing can be seen of the other ranks, and the rank that causes it.
   struct Blindness {
     std::string text;
     std::optional<int64_t> rank = std::nullopt;
   };
-  /// nullopt if it can.
+  /// nullopt if the others can be seen.
   virtual std::optional<Blindness> blindness() { return std::nullopt; }
   /// Adds to the number of waits that this rank is in.
   virtual void addWaits(int change) = 0;
@@ -99,18 +102,19 @@ public:
 /// How the ranks of a transport wait.
 struct WaitSettings {
   std::shared_ptr<const Patience> patience = std::make_shared<Patience>();
-  /// What this rank sees of the others; null: what they say by their store.
+  /// What this rank sees of the others; null: what they report through their
+  /// store.
   std::shared_ptr<RankSights> sights;
   /// Where others see how far this rank is; null: nowhere.
   const Position *position = nullptr;
   /// The rank that serves the store, if one does.
   std::optional<int64_t> storeServer = std::nullopt;
 
-  /// " at step 3", of this rank; empty where it does not say.
+  /// " at step 3" for this rank; empty if its position is not known.
   std::string step() const;
 };
 
-/// While it lives, this rank waits.
+/// While this object lives, this rank counts as waiting.
 class WaitCount {
 public:
   explicit WaitCount(RankSights &sights) : sights(sights) {
@@ -129,9 +133,9 @@ class Stall {
 public:
   using Clock = std::chrono::steady_clock;
 
-  /// What keeps the ranks, and for how long nobody has moved.
+  /// What holds up the ranks, and for how long nobody has moved.
   struct Cause {
-    /// Of this host, that hold up the others.
+    /// Processes of this host that hold up the others.
     std::vector<int32_t> processes;
     std::string text; ///< "rank 1, which …, has not moved for 9 s …"
   };
@@ -141,10 +145,10 @@ public:
       : sights(sights), patience(patience), begun(now), since(now),
         looked(now) {}
 
-  /// To be called every now and then, often against the deadline and several
-  /// times in five seconds: nullopt while that, and `grace`, have not passed,
-  /// or nobody waits; with `always` also where nobody does. Time in which this
-  /// process did not run, as it was suspended, does not count: nor did others.
+  /// To be called periodically, much more often than the deadline and several
+  /// times in five seconds. Returns nullopt until the deadline and `grace` have
+  /// passed, and while no rank waits (unless `always`). Time in which this
+  /// process was suspended does not count, since the others did not run either.
   std::optional<Cause> overdue(std::chrono::milliseconds grace = {},
                                bool always = false,
                                Clock::time_point now = Clock::now());

@@ -11,18 +11,18 @@
 
 namespace fsdp::runtime {
 
-/// Those of a communicator that a device has been given and not finished, in
-/// the order in which it does. Not for several threads at once.
+/// The collectives of a communicator that are in flight on a device, in the
+/// order in which it executes them. Not thread-safe.
 class PendingCollectives {
 public:
   using Clock = std::chrono::steady_clock;
 
-  /// `done` is asked until it says so once, and not from then on.
+  /// `done` is called until it returns true, and never again after that.
   void add(CollectiveName collective, std::function<bool()> done,
            Clock::time_point now);
-  /// Drops what is done. Returns the one that the device is at, if it has been
-  /// for `timeout`: since it was added, or since the one before it was seen
-  /// done.
+  /// Drops what is done. Returns the collective that the device is executing,
+  /// if it has been for `timeout`: since it was added, or since the one before
+  /// it was seen done.
   std::optional<CollectiveName> overdue(Clock::time_point now,
                                         std::chrono::milliseconds timeout);
   /// The last that was added, done or not; its number is 0 before.

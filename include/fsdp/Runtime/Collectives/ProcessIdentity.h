@@ -8,12 +8,12 @@
 
 namespace fsdp::runtime {
 
-/// Names this kernel and what processes it shows to this one. torchrun's own
-/// groups of ranks ("nodes") may all be on one host.
+/// Identifies this kernel and the set of processes that it shows to this one.
+/// torchrun's own groups of ranks ("nodes") may all be on one host.
 std::string hostIdentity();
 
-/// "<hostIdentity> <pid> <when it began>" of a process of this host: no other
-/// one has it, on whatever host and at whatever time.
+/// "<hostIdentity> <pid> <when it began>" of a process on this host: unique
+/// across all hosts and for all time.
 std::string processIdentity(pid_t pid);
 
 } // namespace fsdp::runtime

@@ -21,16 +21,17 @@ class Store;
 
 namespace fsdp::runtime {
 
-/// Lets a write to a peer that is gone fail, instead of killing this process by
-/// SIGPIPE, unless that is handled: neither Gloo nor c10d's stores do, as
-/// Python ignores it. Called by what opens their sockets.
+/// Makes a write to a peer that is gone fail instead of killing this process by
+/// SIGPIPE, unless the process handles that signal. Neither Gloo nor c10d's
+/// stores do this, since Python ignores SIGPIPE. Called by whatever opens their
+/// sockets.
 void ignoreBrokenPipes();
 
 /// Who has come to a communicator, who has failed and how far each rank is,
 /// over a store that the ranks of a job share. A thread answers the questions
-/// of the others, and asks them how far they are while look() is called. All
-/// methods may be called from any thread; those of RankSights do not wait for
-/// the store.
+/// of the other ranks, and asks them how far they are for as long as look() is
+/// being called. All methods may be called from any thread; those of RankSights
+/// do not wait for the store.
 class RankBoard : public RankSights {
 public:
   /// `store` is new: no key of an earlier job or attempt is in it.
@@ -39,33 +40,37 @@ public:
   RankBoard(const c10::intrusive_ptr<c10d::Store> &store, int64_t rank,
             int64_t worldSize, const Position *position = nullptr,
             std::optional<int64_t> server = std::nullopt);
-  /// Ends the thread; `onFailure` is not called any more. A thread that the
-  /// store does not answer stays behind.
+  /// Ends the thread; `onFailure` is not called any more. If the store does not
+  /// answer the thread, the thread is left behind.
   ~RankBoard() override;
 
   int64_t rank() const;
   int64_t worldSize() const;
 
-  /// Calls `onFailure` from the board's thread once a rank has told that it
-  /// fails, within about 100 ms, with what failure() returns; `onTick` about
-  /// every 100 ms. Once, before any communicator is used.
+  /// Calls `onFailure` from the board's thread, within about 100 ms, once a
+  /// rank has reported that it fails, with what failure() returns; calls
+  /// `onTick` about every 100 ms. To be called once, before any communicator is
+  /// used.
   void watch(std::function<void(const std::string &)> onFailure,
              std::function<void()> onTick = {});
 
-  /// Waits until all `ranks` have come to `communicator`, a key of this group
-  /// alone, called `name` in messages. Throws RunError after `timeout` with
-  /// those that have not, AbortedError when a rank has failed.
+  /// Waits until all `ranks` have come to `communicator`, a key that only this
+  /// group uses; messages call it `name`. Throws RunError after `timeout`,
+  /// naming the ranks that have not come, and AbortedError when a rank has
+  /// failed.
   void meet(const std::string &communicator, const std::string &name,
             const std::vector<int64_t> &ranks,
             std::chrono::milliseconds timeout);
 
-  /// Tells the others why this rank fails; the first of all ranks is kept.
+  /// Tells the others why this rank fails; only the first message of all ranks
+  /// is kept.
   void fail(const std::string &message);
-  /// "rank 3: …" of a rank that told; empty if none did, or if the store is
-  /// gone.
+  /// "rank 3: …", from the rank that reported a failure; empty if none did, or
+  /// if the store is gone.
   std::string failure();
-  /// The same for an error that may follow from the failure of another rank,
-  /// which may tell a little later: waits for that, 300 ms at most.
+  /// The same for an error that another rank's failure may have caused. That
+  /// rank may report its failure a little later; this waits for it, 300 ms at
+  /// most.
   std::string awaitFailure();
 
   std::vector<RankSight> look() override;
@@ -76,15 +81,15 @@ public:
 
   /// Counts a collective that this rank begins; returns its number, from 1.
   int64_t begin(const std::string &communicator);
-  /// Says of the collective that is the number-th, and failed here, which of
-  /// `ranks` hold it back: describeLateRanks of what they answer within about
-  /// a second, or that the store is gone. Ends early when a rank has failed.
+  /// Says which of `ranks` hold up the number-th collective, which failed here:
+  /// describeLateRanks of what they answer within about a second, or that the
+  /// store is gone. Returns early when a rank has failed.
   std::string describeLate(const std::string &communicator, int64_t number,
                            const std::vector<int64_t> &ranks);
 
 private:
-  /// Asks how many each of `ranks` has begun, and waits about a second for the
-  /// answers.
+  /// Asks each of `ranks` how many collectives it has begun, and waits about a
+  /// second for the answers.
   CollectiveCounts ask(const std::string &communicator,
                        const std::vector<int64_t> &ranks);
 

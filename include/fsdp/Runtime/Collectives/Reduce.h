@@ -10,11 +10,11 @@
 
 namespace fsdp::runtime {
 
-/// How gradients become one: each is cast from `in` to `reduce`, divided by
-/// `predivide` and multiplied by `premultiply`, rounded to `reduce`; they are
-/// added in order and the sum is divided by `postdivide`; every result is
-/// rounded to `reduce` as PyTorch rounds. Then a cast to `out`. All three are
-/// floating-point dtypes, or one complex dtype.
+/// How gradients are reduced to one: each is cast from `in` to `reduce`,
+/// divided by `predivide` and multiplied by `premultiply`, rounded to `reduce`;
+/// they are added in order and the sum is divided by `postdivide`; every result
+/// is rounded to `reduce` as PyTorch rounds. Then a cast to `out`. All three
+/// are floating-point dtypes, or one complex dtype.
 struct GradReduction {
   plan::DType in = plan::DType::Float32;
   plan::DType reduce = plan::DType::Float32;
@@ -24,13 +24,13 @@ struct GradReduction {
   double premultiply = 1;
 
   bool casts() const { return in != reduce || reduce != out; }
-  /// Whether the reduction of one gradient is that gradient.
+  /// Whether the reduction of a single gradient is that gradient itself.
   bool isIdentity() const {
     return !casts() && predivide == 1 && postdivide == 1 && premultiply == 1;
   }
 };
 
-/// That of the `index`-th parameter of `reduce`.
+/// The reduction of the `index`-th parameter of `reduce`.
 GradReduction makeGradReduction(const plan::Plan &plan,
                                 const plan::ReduceScatter &reduce,
                                 size_t index);
@@ -38,7 +38,7 @@ GradReduction makeGradReduction(const plan::Plan &plan,
                                 const plan::AllReduce &reduce, size_t index);
 
 /// Writes `count` elements of the reduction of `in` (at least one rank, in
-/// ascending order) to `out`, which is none of them.
+/// ascending order) to `out`, which must not be one of them.
 void reduceInOrder(const GradReduction &reduction, void *out,
                    const std::vector<const std::byte *> &in, int64_t count);
 

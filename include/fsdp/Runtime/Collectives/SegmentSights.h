@@ -7,12 +7,12 @@
 
 namespace fsdp::runtime {
 
-/// Of ranks whose states lie in one segment, whatever carries their
+/// The sights of ranks whose states lie in one segment, whatever carries their
 /// collectives.
 class SegmentSights final : public RankSights {
 public:
-  /// Borrows the segment. `rank`: whose waits are counted; -1 for the launcher,
-  /// which is none.
+  /// Borrows the segment. `rank`: the rank whose waits are counted; -1 for the
+  /// launcher, which is not a rank.
   SegmentSights(ShmSegment &segment, int64_t rank)
       : segment(segment), rank(rank) {}
 

@@ -2,13 +2,13 @@
 //
 // Nothing is copied to gather: every rank's optimizer writes its rows of the
 // one full parameter that all ranks map, so an all-gather waits for the peers'
-// counters and hands out views. A parameter with a compute dtype is there
+// counters and hands out views. A parameter with a compute dtype is stored
 // twice: a rank casts its rows when it publishes them. What the ranks of a
-// post-forward group keep lies in one place of the group: to keep is to copy,
-// to gather from it is not. A reduce-scatter reads the peers' gradients where
-// they lie. Reading may happen later than the call: up to the moment the
-// inputs' place is needed again or the step's update begins, so that a rank
-// does not wait for a slower one at every unit.
+// post-forward group keep lies in one place that the group shares: keeping
+// copies, gathering from there does not. A reduce-scatter reads the peers'
+// gradients where they lie. The reads may happen later than the call, as late
+// as when the inputs' place is needed again or the step's update begins, so
+// that a rank does not wait for a straggler at every unit.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_COLLECTIVES_SHMCOMM_H
@@ -29,17 +29,18 @@ namespace fsdp::runtime {
 
 class ShmComm : public Comm {
 public:
-  /// Borrows plan and segment. `concurrent`: streams are threads; reductions
-  /// are then finished by the thread that begins them. Throws InputError if the
-  /// plan reduces gradients that are not floating-point.
-  /// `other`: the same rank's of another plan, whose parameters the segment
-  /// uses: ignored ones, and shards beside the segment, are then those of
-  /// `other` too.
+  /// Borrows plan and segment. `concurrent`: each stream is a thread; the
+  /// thread that begins a reduction then also finishes it. Throws InputError if
+  /// the plan reduces gradients that are not floating-point. `other`: the
+  /// ShmComm of the same rank for another plan, whose parameters the segment
+  /// uses; ignored parameters, and shards outside the segment, are then also
+  /// those of `other`.
   ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
           bool concurrent = false, const ShmComm *other = nullptr);
   ~ShmComm() override;
 
-  /// How long this rank waits; by default, as Patience does. Before it waits.
+  /// Sets how long this rank waits; by default, as Patience does. To be called
+  /// before it waits.
   void setPatience(std::shared_ptr<const Patience> given) {
     patience = std::move(given);
   }
@@ -77,7 +78,8 @@ public:
 private:
   /// Casts this rank's rows into the place that peers gather from.
   void copyOwnRows(int32_t param);
-  /// A reduction whose inputs are in place and whose result is not yet.
+  /// A reduction whose inputs are in place, but whose result is not computed
+  /// yet.
   struct Pending {
     uint32_t index;
     const plan::ReduceScatter *reduce;
@@ -101,8 +103,8 @@ private:
                uint32_t target, Waiting waiting);
   /// Whether all ranks of the replica have reached `target`.
   bool allReached(Counter RankState::*counter, uint32_t target) const;
-  /// Where this rank's result of a reduction goes: to where the other replicas
-  /// read it, or if it is not all-reduced, to memory of its own.
+  /// Where this rank's result of a reduction goes: to the place where the other
+  /// replicas read it, or to memory of its own if it is not all-reduced.
   at::Tensor shardGrad(const plan::ReduceScatter &reduce, size_t index) const;
   /// The place where the other replicas read a shard.
   at::Tensor shardPlace(int32_t param, at::ScalarType dtype) const;
@@ -111,14 +113,14 @@ private:
   void awaitShardsRead();
   bool peerDied(int64_t peer);
   /// Copies this rank's part of a unit's parameters to its group's place,
-  /// unless what lies there is of the same version.
+  /// unless that already holds the same version.
   void keepPart(int32_t unit, int64_t groupSize);
   /// Gathers the parts of this rank's group; views of the group's place.
   Collective gatherParts(int32_t unit, int64_t groupSize);
   /// Makes the place of the step's `ordinal`-th reduction writable.
   void acquire(int32_t ordinal);
   /// Waits until nobody reads the inputs of the reductions below `below`, which
-  /// this rank has begun or, if concurrent, will.
+  /// this rank has begun or, if concurrent, will begin.
   void awaitInputsRead(uint32_t below);
   /// Finishes the pending reductions below `index`.
   void finish(uint32_t index);
@@ -126,7 +128,7 @@ private:
   void finishAllReduces();
   /// This rank's part of a parameter where it lies in `whole`.
   at::Tensor shardOf(const at::Tensor &whole, int32_t param) const;
-  /// Throws where a wait that `where` describes cannot end well.
+  /// Throws if a wait, which `where` describes, cannot succeed.
   void checkWait(int64_t peer, const Counter &counter, uint32_t target,
                  const std::string &where);
   RankState &own() { return segment.state(ownRank); }
@@ -137,15 +139,15 @@ private:
   const bool concurrent;
   SegmentSights sights;
   std::shared_ptr<const Patience> patience = std::make_shared<Patience>();
-  /// Plan::shardGroup and so on, of this rank; everybody.
+  /// Plan::shardGroup and so on, of this rank; and all ranks.
   std::vector<int64_t> shardGroup, replicateGroup, everybody;
   /// Whole parameters in their own dtype, and in the one they are gathered in;
-  /// those that are not ignored in the segment.
+  /// those that are not ignored lie in the segment.
   std::vector<at::Tensor> masters;
   std::vector<at::Tensor> fullParams;
-  /// This rank's part of what is sharded on another dimension than 0, row-major
-  /// as the optimizer needs it; publish() copies it to the whole. Undefined for
-  /// other parameters.
+  /// This rank's part of each parameter that is sharded on a dimension other
+  /// than 0, row-major as the optimizer needs it; publish() copies it to the
+  /// whole. Undefined for other parameters.
   std::vector<at::Tensor> ownShards;
   std::mutex pidfdLock;
   std::vector<int> pidfds;
@@ -154,10 +156,10 @@ private:
   uint32_t copies = 0;
   uint32_t barriers = 0;
   uint32_t exchanges = 0;
-  /// Updates begun; a step's number may be set back.
+  /// Updates begun. (A step's number may be set back.)
   uint32_t releases = 0;
-  /// Parts kept, over all steps, and per unit the number and the parameters'
-  /// version of the last.
+  /// Parts kept, over all steps; and per unit the number of the last one and
+  /// the version of its parameters.
   uint32_t partsKept = 0;
   struct KeptPart {
     uint32_t number = 0;

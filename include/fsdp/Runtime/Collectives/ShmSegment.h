@@ -15,8 +15,7 @@
 //
 // The i-th rank of a replica owns rows shardRows(n, shards(), i) of the
 // replica's parameters and writes no others. Ignored parameters are not here.
-//
-// Where what lies: plan::SegmentLayout.
+// plan::SegmentLayout computes the offsets.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_COLLECTIVES_SHMSEGMENT_H
@@ -42,7 +41,7 @@ struct alignas(64) Counter {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> waiters{0};
 
-  /// Sets the counter and wakes who waits. Only the owner calls this.
+  /// Sets the counter and wakes the waiters. Only the owner calls this.
   void publish(uint32_t to);
   bool reached(uint32_t target) const {
     return int32_t(value.load(std::memory_order_acquire) - target) >= 0;
@@ -56,15 +55,15 @@ struct alignas(64) Counter {
 struct RankState {
   std::atomic<int32_t> pid{0};
   Position position;
-  /// In how many of its threads this rank waits for others.
+  /// The number of this rank's threads that wait for other ranks.
   std::atomic<int32_t> waits{0};
-  /// Parameter versions published: 1 after the load, +1 a step.
+  /// Parameter versions published: 1 after the load, one more each step.
   Counter published;
   /// Parts of units this rank has put in its group's place, over all steps.
   Counter partsKept;
   /// Units copied to the device, over all steps.
   Counter copied;
-  /// Updates before which this rank reads the parameters no more.
+  /// Updates before which this rank has finished reading the parameters.
   Counter released;
   /// Reductions whose inputs this rank has put in place, over all steps.
   Counter inputsReady;
@@ -73,16 +72,16 @@ struct RankState {
   /// Vectors this rank has put in place to be all-reduced, over all steps.
   Counter vectorsReady;
   /// Rounds of all-reduces whose inputs this rank has put in place, over all
-  /// steps, and those of which it has read its replicas' inputs. Each unit is
-  /// all-reduced at most once a round.
+  /// steps, and rounds whose inputs from the other replicas it has read. Each
+  /// unit is all-reduced at most once a round.
   Counter shardsReady;
   Counter shardsRead;
   /// Barriers this rank has come to.
   Counter barriers;
   /// Exchanges for which this rank has written its statistics.
   Counter statsWritten;
-  /// Ring of two: who writes those of exchange n has read all of n - 1, and so
-  /// all have read those of n - 2.
+  /// Ring of two: a rank that writes the statistics of exchange n has read all
+  /// of n - 1, so all ranks have read those of n - 2.
   RankStats stats[2];
   /// What this rank has for Comm::gather, a part at a time.
   double numbers[256];
@@ -92,16 +91,16 @@ struct RankState {
 };
 
 struct SegmentHeader {
-  /// Non-zero: everybody stops.
+  /// Non-zero: all ranks stop.
   std::atomic<uint32_t> aborted{0};
   /// The first rank that failed, -1 if none did.
   std::atomic<int32_t> failedRank{-1};
   /// What the launcher asks the run for, as RankStats::requests; rank 0 takes
   /// it at the end of a step.
   std::atomic<uint32_t> requests{0};
-  /// A rank has passed its deadline: others may not end by themselves.
+  /// A rank has passed its deadline: other ranks may not exit by themselves.
   std::atomic<uint32_t> hung{0};
-  /// That of Patience.
+  /// As in Patience.
   std::atomic<int64_t> longestStep{0};
 };
 
@@ -110,7 +109,7 @@ class ShmSegment {
 public:
   /// Creates a zeroed segment with its header initialised.
   explicit ShmSegment(const plan::Plan &plan);
-  /// Maps the segment another process created; `path` is its
+  /// Maps the segment that another process created; `path` is its
   /// /proc/<pid>/fd/<fd>.
   ShmSegment(const plan::Plan &plan, const std::string &path);
   ShmSegment(const ShmSegment &) = delete;
@@ -147,13 +146,13 @@ public:
     return base + offsets.areasBegin + size_t(rank) * offsets.areaBytes +
            offsets.shardGrads[param];
   }
-  /// Uses the parameters of another segment, which outlives this one, in place
-  /// of its own, whose pages are then never touched. Throws InputError where
-  /// they are laid out otherwise.
+  /// Uses the parameters of another segment, which must outlive this one, in
+  /// place of its own, whose pages are then never touched. Throws InputError if
+  /// the other's are laid out differently.
   void useParametersOf(const ShmSegment &other);
   /// Records why a rank failed and stops everybody. The first call wins.
   void fail(int64_t rank, const std::string &message) const;
-  /// Stops everybody without a cause of its own.
+  /// Stops everybody without recording a cause.
   void abort() const { header().aborted.store(1); }
 
 private:

@@ -4,9 +4,9 @@
 // So everything that needs CUDA or NCCL is in a shared library of its own,
 // libfsdp_cuda.so in ../lib beside the program, and nothing else depends on it.
 //
-// The library has one exported function, fsdpCudaModule, and is linked with no
-// symbol left open. The runtime is a static library, in a program or in a
-// module of Python: what has state there (the allocator's counts, a thread's
+// The library exports one function, fsdpCudaModule, and is linked without
+// undefined symbols. The runtime is a static library, in a program or in a
+// Python module: what has state there (the allocator's counts, a thread's
 // source) must not exist twice, so the library gets it as a CudaHost.
 //
 //===----------------------------------------------------------------------===//
@@ -56,10 +56,10 @@ public:
                         FlatElement tensor, FlatDirection direction) const = 0;
 };
 
-/// Loads the library at the first call. Throws InputError where it is not there
-/// or cannot be loaded, or where something asked ATen about CUDA before: ATen
-/// takes it for absent then until the process ends. So a program that wants a
-/// GPU calls this, or makeCudaDevice, first; one with `torch` imported need
+/// Loads the library at the first call. Throws InputError if it is missing or
+/// cannot be loaded, or if something asked ATen about CUDA before: ATen then
+/// takes CUDA for absent until the process ends. So a program that wants a GPU
+/// must call this, or makeCudaDevice, first; one that has imported `torch` need
 /// not.
 const CudaModule &cudaModule();
 

@@ -23,7 +23,7 @@
 
 namespace fsdp::runtime {
 
-/// A range of addresses that does not move, of which a beginning has memory.
+/// A fixed range of addresses, whose beginning is backed by memory.
 class DeviceMemory {
 public:
   /// Gives back memory and addresses.
@@ -33,7 +33,7 @@ public:
   /// Of the range.
   virtual size_t bytes() const = 0;
   /// Puts memory behind the first `bytes`, if there is none yet. Throws
-  /// RunError where the device has no more.
+  /// RunError if the device has no more memory.
   virtual void back(size_t bytes) = 0;
 };
 
@@ -58,33 +58,35 @@ public:
   /// The same on the host, where the device's copies are fastest, with memory
   /// behind all of it.
   virtual std::unique_ptr<DeviceMemory> reserveHost(size_t bytes) = 0;
-  /// Copies between any of the device's and the host's memory. On CUDA in the
-  /// order of the thread's current stream: host memory stays until then.
+  /// Copies between any of the device's and the host's memory. On CUDA the copy
+  /// is ordered by the thread's current stream: host memory must stay valid
+  /// until then.
   virtual void copy(void *to, const void *from, size_t bytes) = 0;
-  /// Memory outside of any range, counted by heapAllocations(), and what frees
-  /// it, also when the Device is gone.
+  /// Memory outside any range, counted by heapAllocations(), and the function
+  /// that frees it, even when the Device is gone.
   virtual void *allocate(size_t bytes) = 0;
   virtual c10::DeleterFnPtr deleter() const = 0;
   /// Seeds the default generator of the device.
   virtual void seed(uint64_t seed) = 0;
   /// That generator.
   virtual at::Generator generator() = 0;
-  /// Those that execute a plan.
+  /// Makes the streams that execute a plan.
   virtual std::unique_ptr<Streams> makeStreams() = 0;
-  /// Captures what `work` submits to streams that begin and end with the
-  /// thread's current one; it is not executed. Null where the device has no
-  /// graphs. Throws where something cannot be captured.
+  /// Captures what `work` submits to streams that fork from the thread's
+  /// current stream and join it again; nothing is executed. Null if the device
+  /// has no graphs. Throws if something cannot be captured.
   virtual std::unique_ptr<DeviceGraph>
   capture(const std::function<void()> &work) {
     return nullptr;
   }
-  /// Within capture.
+  /// Whether a capture is in progress.
   virtual bool isCapturing() const { return false; }
-  /// Of so many marks; without a clock of the device's own, the host's.
+  /// A timer with so many marks; it uses the host's clock if the device has
+  /// none of its own.
   virtual std::unique_ptr<Timer> makeTimer(size_t marks) {
     return std::make_unique<HostTimer>(marks);
   }
-  /// Marks what the thread submits until the matching end, for profilers.
+  /// Names, for profilers, what the thread submits until the matching end.
   virtual void beginRange(const char *name) {}
   virtual void endRange() {}
   /// Waits for all that was begun on the device; throws its errors.

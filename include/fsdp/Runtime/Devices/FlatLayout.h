@@ -26,8 +26,8 @@
 
 namespace fsdp::runtime {
 
-/// Most tensors of one table: it stays below the 4 KiB that every GPU takes as
-/// a kernel's parameters.
+/// The most tensors in one table: the table stays below the 4 KiB that every
+/// GPU accepts as kernel parameters.
 inline constexpr int32_t kFlatTensors = 96;
 /// Elements of one tile; a multiple of every vector that a kernel loads.
 inline constexpr int64_t kFlatTile = 4096;
@@ -72,8 +72,8 @@ FSDP_HOST_DEVICE inline int64_t flatTilesPerRow(int64_t width) {
   return (width + kFlatTile - 1) / kFlatTile;
 }
 
-/// Adds a tensor to a table that has room for it; of an empty one (width 0)
-/// nothing is to be copied.
+/// Adds a tensor to a table that has room for it; nothing is to be copied for
+/// an empty one (width 0).
 inline void addFlatTensor(FlatTable &table, void *data, int64_t numel,
                           int64_t width, int64_t begin) {
   if (width == 0)

@@ -17,9 +17,9 @@
 
 namespace fsdp::runtime {
 
-/// Installs the allocator in this process and keeps what the heap frees: every
-/// step allocates the same again, and faulting pages back in would cost
-/// several percent of it.
+/// Installs the allocator in this process and makes the heap keep freed memory:
+/// every step allocates the same again, and faulting pages back in would cost
+/// several percent of the step.
 void installSteeredAllocator();
 
 /// While alive, the first allocation of exactly `bytes` on this thread is
@@ -36,8 +36,8 @@ public:
 class AllocationSource {
 public:
   virtual ~AllocationSource() = default;
-  /// Memory of `bytes` > 0, from the heap where there is none. Its context is
-  /// its address, as raw_allocate demands.
+  /// Memory of `bytes` > 0; from the heap if the source has none. Its context
+  /// is its address, as raw_allocate demands.
   virtual c10::DataPtr allocate(size_t bytes) = 0;
 };
 
@@ -64,19 +64,19 @@ AllocationSource *currentAllocationSource(c10::DeviceType type);
 void *allocateInHeap(size_t bytes);
 void freeInHeap(void *block);
 
-/// Called where a raw pointer is freed that is not of the heap: true if it is
-/// known and now free. From any thread.
+/// Called when a raw pointer that is not from the heap is freed: returns true
+/// if the pointer is known and is now free. May be called from any thread.
 using RawFree = bool (*)(void *);
 void setRawFree(RawFree free);
-/// Calls it; false where none is set.
+/// Calls the RawFree; false if none is set.
 bool freeRaw(void *block);
 
 /// Counts memory that was mapped for tensors as allocated.
 void countAllocatedBytes(int64_t bytes);
 /// Counts a block of another device's heap as allocated.
 void countHeapAllocation();
-/// Most bytes allocated at once in this process since the allocator was
-/// installed, steered ones not counted.
+/// The most bytes allocated at once in this process since the allocator was
+/// installed, not counting steered ones.
 int64_t peakAllocatedBytes();
 /// Allocations that the heap served, of all threads.
 int64_t heapAllocations();

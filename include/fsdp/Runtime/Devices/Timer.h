@@ -8,14 +8,16 @@
 
 namespace fsdp::runtime {
 
-/// Marks in a device's work, all on one clock. A mark takes no memory, does not
-/// wait, and may be set on any thread; each is set by one at a time.
+/// Marks in a device's work, all on one clock. Setting a mark allocates no
+/// memory and does not wait. It may be done on any thread, for each mark on one
+/// thread at a time.
 class Timer {
 public:
   virtual ~Timer() = default;
-  /// Time zero: where the device is in the thread's current work.
+  /// Sets time zero: the point that the device has reached in the thread's
+  /// current work.
   virtual void start() = 0;
-  /// Sets a mark there, on a GPU in the thread's current stream.
+  /// Sets a mark at that point, on a GPU in the thread's current stream.
   virtual void mark(size_t index) = 0;
   /// From start() to a mark, which was set and which the device has passed.
   virtual double seconds(size_t index) const = 0;

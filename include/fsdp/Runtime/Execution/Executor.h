@@ -1,7 +1,7 @@
 //===- Executor.h - runs the steps of a plan ------------------------------===//
 //
-// When instructions run: in which stream, microbatch and graph. What they do is
-// the Interpreter's.
+// Decides when instructions run: in which stream, microbatch and graph. The
+// Interpreter defines what they do.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_EXECUTION_EXECUTOR_H
@@ -40,8 +40,8 @@ struct Fault {
 /// What one rank knows after a step.
 struct StepResult : UpdateResult {
   double loss = 0; ///< mean over the microbatches
-  /// Until the host had submitted the step, on a device that executes it by
-  /// itself.
+  /// How long the host took to submit the step, on a device that executes it
+  /// asynchronously.
   std::optional<double> hostSeconds;
 };
 
@@ -69,7 +69,8 @@ public:
   /// where the model does in eval mode. Throws as runStep does.
   double evaluate(const Inputs &inputs);
 
-  /// Of each of the plan's parameter groups, the first being Plan::optimizer.
+  /// The settings of each of the plan's parameter groups; the first is
+  /// Plan::optimizer.
   std::vector<plan::Optimizer> optimizerSettings() const;
   /// As ShardedOptimizer::setSettings.
   void setOptimizerSettings(const std::vector<plan::Optimizer> &changed);
@@ -104,8 +105,8 @@ public:
   void setFault(const Fault &value) { fault = value; }
   /// Measures the instructions of steps from now on; null: none. Borrowed.
   void setProfiler(Profiler *value) { profiler = value; }
-  /// Takes the times of steps from now on, of each in place of the one before;
-  /// null: none. Borrowed.
+  /// Takes the times of steps from now on; each step replaces the one before.
+  /// Null: none. Borrowed.
   void setTrace(StepTrace *value) { trace = value; }
 
 private:
@@ -130,19 +131,19 @@ private:
   void runPart(size_t begin, size_t end);
   /// Executes this microbatch, all streams joined.
   void runMicrobatch();
-  /// A value that is there, which instructions from `begin` on take, and that
-  /// lies neither in the arena nor at a place on the host; -1 if there is none.
+  /// A live value that instructions from `begin` on use, and that lies neither
+  /// in the arena nor at a place on the host; -1 if there is none.
   plan::ValueId unplaced(size_t begin) const;
-  /// Throws RunError where a microbatch that is captured would not find its
-  /// inputs.
+  /// Throws RunError if a captured microbatch would not find its inputs where
+  /// they were.
   void checkInputs(const Interpreter::HostState &state);
   void nameRanges(Program &program);
-  /// Ends the device's range that is open and begins another, -1: none.
+  /// Ends the device's open range and begins another; -1: none.
   void enterRange(int32_t range);
-  /// Executes one, on its stream.
+  /// Executes one instruction, on its stream.
   Wait execute(Program &program, size_t index);
-  /// The position of a program's instruction in the plan: those of the
-  /// evaluation are counted on from the step's.
+  /// The position of a program's instruction in the plan; the evaluation's
+  /// instructions are numbered after the step's.
   size_t positionOf(const Program &program, size_t index) const {
     return &program == &evaluation ? plan.instructions.size() + index : index;
   }
@@ -173,7 +174,7 @@ private:
   std::optional<StepGraphs> graphs;
   /// What a captured segment of the last microbatch leaves to the next.
   std::vector<at::Tensor> carried;
-  /// By microbatch: where its inputs lay.
+  /// By microbatch: where its inputs lay at capture.
   std::vector<std::vector<const void *>> capturedInputs;
   std::vector<std::string> rangeNames;
   int32_t openRange = -1;
@@ -183,7 +184,7 @@ private:
   std::optional<Fault> fault;
   Profiler *profiler = nullptr;
   StepTrace *trace = nullptr;
-  /// Ends before what its threads use.
+  /// Declared last: destroyed before what its threads use.
   std::unique_ptr<Streams> streams;
 };
 

@@ -14,9 +14,9 @@ namespace fsdp::runtime {
 
 /// Runs Plan::init at `seed` of the default generator: writes this rank's rows
 /// of each parameter into its shard, and the buffers, which are in the plan's
-/// order. Every rank draws all values whole, one at a time, so that all world
-/// sizes get the bits of one device. Throws InputError for a plan that this
-/// LibTorch cannot run, RunError for an operator that fails.
+/// order. Every rank draws every value whole, one at a time, so that all world
+/// sizes get the bits of a single device. Throws InputError for a plan that
+/// this LibTorch cannot run, RunError for an operator that fails.
 void initialise(const plan::Plan &plan, Comm &comm,
                 const std::vector<at::Tensor> &buffers, uint64_t seed);
 

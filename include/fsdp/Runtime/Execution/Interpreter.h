@@ -1,7 +1,7 @@
 //===- Interpreter.h - what each kind of instruction does -----------------===//
 //
-// The state of a rank's program (values, gathered parameters, optimizer) and
-// what an instruction makes of it. When instructions run is the Executor's.
+// The state of a rank's program (values, gathered parameters, optimizer), and
+// what an instruction does to it. The Executor decides when instructions run.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_EXECUTION_INTERPRETER_H
@@ -28,7 +28,7 @@ namespace fsdp::runtime {
 
 /// What the optimizer phase of a step did.
 struct UpdateResult {
-  double learningRate = 0; ///< of the parameters without a group of their own
+  double learningRate = 0; ///< of the parameters that are in no other group
   /// Total norm of the gradients, where the plan clips them.
   std::optional<double> gradNorm;
   /// What the loss was multiplied by, where the plan has a gradient scaler.
@@ -36,8 +36,8 @@ struct UpdateResult {
   /// A gradient was not finite: no parameter changed.
   bool skipped = false;
   /// The first parameter with a gradient that is not finite, in the first step
-  /// that has one, or -1. Of this rank's shards, on the CPU and without a
-  /// gradient scaler, which looks for them itself.
+  /// that has one, or -1. Only this rank's shards are checked, on the CPU, and
+  /// only without a gradient scaler, which looks for such gradients itself.
   int64_t badGradient = -1;
 };
 
@@ -50,18 +50,18 @@ public:
   Interpreter(const plan::Plan &plan, Comm &comm, Device &device,
               std::vector<at::Tensor> buffers);
 
-  /// Executes the instruction at `index` of the program of `calls`, but for its
+  /// Executes the instruction at `index` of the program of `calls`, except its
   /// frees. Returns the wait for a collective that it has only begun, which it
   /// does on streams other than the compute stream. What operators and
   /// collectives throw passes through.
   Wait execute(const plan::Instruction &instruction, CallTable &calls,
                size_t index);
-  /// Goes past an instruction that does not run in this microbatch: the results
-  /// of a gather are those that the microbatch before kept.
+  /// Skips an instruction that does not run in this microbatch: the results of
+  /// a gather are those that the previous microbatch kept.
   void leaveOut(const plan::Instruction &instruction);
 
-  /// Around the instructions of a step, counted from 0; the end when they have
-  /// all ended.
+  /// Called around the instructions of a step, counted from 0; the end is
+  /// called when all of them have ended.
   void beginStep(int64_t step);
   UpdateResult endStep();
   /// Before the instructions of a microbatch of the step, counted from 0.
@@ -79,7 +79,8 @@ public:
     std::vector<at::Tensor> values;
     std::vector<std::vector<at::Tensor>> gathered;
   };
-  /// As they are now, none of them an owner: their places stay the plan's.
+  /// The tensors as they are now, without ownership: their places remain the
+  /// plan's.
   HostState aliasState() const;
   void restoreState(const HostState &state);
 
@@ -97,11 +98,12 @@ public:
   /// By the index of their parameter.
   using Gradients = std::vector<std::pair<int32_t, at::Tensor>>;
   /// With an external optimizer: the last step's gradients, this rank's shards.
-  /// They are the caller's; none after a step that a gradient scaler skips.
+  /// The caller owns them; there are none after a step that a gradient scaler
+  /// skips.
   Gradients takeGradients() { return std::exchange(gradients, {}); }
 
-  /// Null for a plan that updates nothing itself. Its shards are those of the
-  /// plan's optimizer_step.
+  /// Null for a plan that updates nothing itself. The optimizer's shards are
+  /// those of the plan's optimizer_step.
   ShardedOptimizer *shardedOptimizer() const { return optimizer.get(); }
   /// Null for a plan without one.
   GradScaler *gradScaler() { return scaler ? &*scaler : nullptr; }
@@ -146,7 +148,8 @@ private:
   int64_t microbatch = 0;
   double lrFactor = 1;
   int64_t updatesBefore = 0;
-  /// UpdateResult::badGradient of this step, and whether there was one so far.
+  /// UpdateResult::badGradient of this step, and whether there has been one so
+  /// far.
   int64_t badGradient = -1;
   bool sawBadGradient = false;
   /// The optimizer divides the gradients by the loss scale.

@@ -8,16 +8,16 @@
 
 namespace fsdp::runtime {
 
-/// Reads and verifies a plan, and makes sure that to run it is to compute: its
-/// operators are such that a plan may call them (Operators.h), and the library
-/// of a plug-in optimizer is the file that `allowedPlugin` names, whatever
-/// links lead to it, and a plug-in of this version. Nothing of the plan or the
-/// library has run afterwards. The plan's path of the library is then absolute
-/// and without links. Throws InputError or plan::PlanError.
+/// Reads and verifies a plan, and makes sure that running it does nothing but
+/// compute: its operators are ones that a plan may call (Operators.h), and the
+/// library of a plug-in optimizer is the file that `allowedPlugin` names,
+/// whatever links lead to it, and a plug-in of this version. No code of the
+/// plan or the library is run. Afterwards the plan's path of the library is
+/// absolute and has no links. Throws InputError or plan::PlanError.
 plan::Plan openPlan(const std::string &path, const std::string &allowedPlugin);
 
-/// Throws InputError where the plan of the file `path` was captured for another
-/// device than "cpu", or "cuda" for `onGpu`. A plan that does not say runs on
+/// Throws InputError if the plan in the file `path` was captured for a device
+/// other than "cpu", or "cuda" for `onGpu`. A plan that names no device runs on
 /// any.
 void checkDevice(const plan::Plan &plan, const std::string &path, bool onGpu);
 
@@ -25,8 +25,8 @@ void checkDevice(const plan::Plan &plan, const std::string &path, bool onGpu);
 void checkArchitecture(const plan::Plan &plan, const std::string &path,
                        const std::string &got);
 
-/// What a run is to be warned of: a line on the plan's other version of
-/// PyTorch, or empty.
+/// A one-line warning if the plan was made with another version of PyTorch;
+/// empty otherwise.
 std::string otherTorch(const plan::Plan &plan, const std::string &path);
 
 } // namespace fsdp::runtime

@@ -15,10 +15,11 @@
 namespace fsdp::runtime {
 
 /// Measures the instructions of the training step on one rank, by wall clock:
-/// of a collective, what this rank waits in it. From one thread.
+/// for a collective, the time that this rank waits in it. To be used from one
+/// thread.
 class Profiler {
 public:
-  /// Steps that are not counted: operators allocate and choose kernels then.
+  /// Steps that are not counted: operators allocate and choose kernels in them.
   static constexpr int64_t kWarmup = 2;
 
   explicit Profiler(const plan::Plan &plan);
@@ -51,9 +52,9 @@ private:
 
 /// Writes the profile of all ranks, the mean of their medians: since ranks wait
 /// for each other in collectives, the means of all instructions add up to a
-/// step; of their `scratchBytes` (RankArena::extraBytes) the most. Collective;
-/// rank 0 writes and commits `file`, null on the others. `planPath` is hashed.
-/// Throws InputError or RunError.
+/// step. Of their `scratchBytes` (RankArena::extraBytes) it writes the maximum.
+/// Collective; rank 0 writes and commits `file`, null on the others. `planPath`
+/// is hashed. Throws InputError or RunError.
 void writeProfile(const Profiler &profiler, const plan::Plan &plan,
                   const std::string &planPath, Comm &comm, int64_t steps,
                   int64_t scratchBytes, OutputFile *file);

@@ -5,7 +5,7 @@
 // (SteeredAllocator.h). First `load`, `initialise` or writes of the caller for
 // every parameter and buffer, then `start`, then steps.
 //
-// All calls come from one thread a rank. Those marked collective are made by
+// All calls come from one thread per rank. Those marked collective are made by
 // all ranks, in the same order.
 //
 //===----------------------------------------------------------------------===//
@@ -27,8 +27,8 @@ namespace fsdp::runtime {
 
 class Session {
 public:
-  /// Borrows all but the settings. The plan is one that openPlan gave, or has
-  /// no plug-in.
+  /// Borrows all but the settings. The plan must come from openPlan, or have no
+  /// plug-in.
   Session(const plan::Plan &plan, Comm &comm, Device &device,
           Position &position, const StreamSettings &streams = {});
 
@@ -41,17 +41,18 @@ public:
   /// This rank's, in the plan's order.
   const std::vector<at::Tensor> &buffers() const { return ownBuffers; }
 
-  /// Takes this rank's rows of every parameter, and the buffers that are there.
-  /// Throws InputError for a tensor that is missing or other than the plan's.
+  /// Takes this rank's rows of every parameter, and those buffers that the
+  /// weights have. Throws InputError for a tensor that is missing or differs
+  /// from the plan's.
   void load(const WeightFiles &weights);
   /// Runs the model's own initialisation.
   void initialise(uint64_t seed);
   /// Makes the initial values available to all ranks, and the optimizer.
   void start();
 
-  /// The caller may write parameters between steps: each rank's become those of
-  /// all when the next step or evaluation begins, not when a step ends. After
-  /// start.
+  /// Lets the caller write parameters between steps: each rank's writes become
+  /// visible to all ranks when the next step or evaluation begins, not when a
+  /// step ends. After start.
   void setCallerWrites();
 
   /// Runs the next step; a collective. An exception ends the session.
@@ -61,17 +62,17 @@ public:
   /// Takes a tensor of the plan's shape, dtype and strides as a buffer; steps
   /// write it. Throws InputError for another one.
   void bindBuffer(int32_t buffer, const at::Tensor &tensor);
-  /// ShardedOptimizer::bindState; nothing of a parameter that is not updated.
-  /// After start.
+  /// ShardedOptimizer::bindState; does nothing for a parameter that is not
+  /// updated. After start.
   void bindOptimizerState(int32_t param,
                           const ShardedOptimizer::NamedTensors &state);
 
-  /// The optimizer's state of a parameter (ShardedOptimizer::state); none of
+  /// The optimizer's state of a parameter (ShardedOptimizer::state); empty for
   /// one that is not updated. After start.
   ShardedOptimizer::NamedTensors optimizerState(int32_t param);
   /// Steps so far: learning-rate schedules and plug-ins depend on it.
   int64_t steps() const { return stepsDone; }
-  /// Goes on as after `steps` steps. After start.
+  /// Continues as if `steps` steps had been done. After start.
   void setSteps(int64_t steps);
 
   /// Waits until no rank reads or writes the parameters. Collective.

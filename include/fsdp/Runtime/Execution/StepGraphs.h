@@ -2,9 +2,9 @@
 //
 // Captures the steady step of a plan and replays it, one graph for each
 // microbatch: the same kernels and collectives on the same memory in the same
-// order, so the same bits, with next to no work of the host. What a graph
-// cannot hold, because the host decides it anew in each step, is a segment of
-// its own that is submitted as ever, with the reason.
+// order, so the same bits, with next to no work for the host. What a graph
+// cannot hold, because the host decides it anew in each step, is a separate
+// segment that is submitted as usual; the segment records the reason.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_EXECUTION_STEPGRAPHS_H
@@ -24,14 +24,15 @@ namespace fsdp::runtime {
 class StepGraphs {
 public:
   /// How often a segment is submitted before it is captured: allocations are
-  /// measured in one step, placed for the next, and communicators set up by
-  /// then.
+  /// measured in one step and placed for the next, and communicators are set up
+  /// by then.
   static constexpr int64_t kWarmup = 3;
 
   /// Borrows plan and device.
   StepGraphs(const plan::Plan &plan, Device &device);
 
-  /// Instructions of a step that are captured, or not, together.
+  /// Instructions of a step that are either all captured together, or all not
+  /// captured.
   struct Segment {
     size_t begin = 0, end = 0;
     /// Why it is submitted in every step; empty where it is captured.
@@ -42,23 +43,24 @@ public:
   };
   enum class Outcome : uint8_t { Submitted, Captured, Replayed };
 
-  /// Those of a microbatch, in order.
+  /// The segments of a microbatch, in order.
   std::vector<Segment *> segmentsOf(int64_t microbatch);
 
   /// Whether a microbatch has a graph.
   bool isCaptured(int64_t microbatch) const;
 
-  /// Executes a segment, which `submit` submits and joins: by its graph, where
-  /// there is one or can be. Captured: `submit` was called and its work
-  /// replayed; Replayed: it was not. Where a capture fails, all segments go on
-  /// without, their reason says so, and `submit` is called again, after
-  /// `restore`, which brings the host's state back to before.
+  /// Executes a segment, which `submit` submits and joins, by its graph if
+  /// there is one or one can be captured. Captured: `submit` was called and its
+  /// work replayed; Replayed: `submit` was not called. If a capture fails, all
+  /// segments continue without graphs, and their reason says so; `submit` is
+  /// called again after `restore`, which resets the host's state to what it was
+  /// before.
   Outcome run(Segment &segment, int64_t microbatch,
               const std::function<void()> &submit,
               const std::function<void()> &restore);
 
-  /// For people: what is captured and what is not, and why. After kWarmup
-  /// steps and one.
+  /// A text for people: what is captured and what is not, and why. To be called
+  /// after kWarmup + 1 steps.
   std::string describe() const;
 
   /// Gives up all graphs.
@@ -67,7 +69,7 @@ public:
 private:
   const plan::Plan &plan;
   Device &device;
-  /// Of every microbatch but the last, and of the last.
+  /// The segments of every microbatch but the last, and those of the last.
   std::vector<Segment> inner, last;
 };
 

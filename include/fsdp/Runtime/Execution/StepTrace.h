@@ -16,25 +16,25 @@
 namespace fsdp::runtime {
 
 /// Measures one step of a rank: begin and end of every instruction on its
-/// stream, by the device's clock (on a GPU all by its events, also what the
-/// host does in between). Time zero is the rank's own begin of the step, so
-/// that the times of two ranks do not compare.
+/// stream, by the device's clock (on a GPU everything is timed by its events,
+/// even what the host does in between). Time zero is the rank's own start of
+/// the step, so times of different ranks cannot be compared.
 ///
 /// An instruction begins when the events that it waits for are complete. A
-/// collective begins where it is begun and ends where the wait for it ends.
+/// collective begins when it is launched and ends when the wait for it ends.
 class StepTrace {
 public:
   /// Steps before the one that is measured: operators allocate and choose
-  /// kernels then.
+  /// kernels in them.
   static constexpr int64_t kWarmup = 2;
 
-  /// Borrows both. Makes all marks, so that the step makes none.
+  /// Borrows both. Creates all marks up front, so that the step creates none.
   StepTrace(const plan::Plan &plan, Device &device);
 
-  /// Begin and end of the step, nothing being under way.
+  /// Begin and end of the step; nothing may be in flight at either.
   void beginStep();
   void endStep();
-  /// Within the work of the instruction, on its stream.
+  /// To be called within the work of the instruction, on its stream.
   void begin(int64_t microbatch, size_t instruction) {
     timer->mark(markOf(microbatch, instruction));
   }
@@ -45,9 +45,9 @@ public:
   /// After the step: its seconds.
   double seconds() const;
   /// After the step: as plan::stepSpans, with times. Where one thread executes
-  /// all streams, several collectives of a stream can be under way at once:
-  /// each begins here when the one before it has ended, as on a stream of its
-  /// own.
+  /// all streams, several collectives of a stream can be in flight at once:
+  /// here each begins when the one before it has ended, as on a separate
+  /// stream.
   std::vector<plan::Span> spans() const;
 
 private:

@@ -12,7 +12,7 @@
 
 namespace fsdp::runtime {
 
-/// A file of TensorBoard's in a folder, which is made where there is none:
+/// A TensorBoard event file in a folder, which is created if it does not exist:
 /// records as TFRecordWriter frames them (length and data, each with a masked
 /// CRC-32C), of Event messages (tensorflow/core/util/event.proto).
 class EventFile {
@@ -22,7 +22,7 @@ public:
   /// Begins a file of its own beside those of other runs. Throws InputError.
   explicit EventFile(const std::string &folder);
 
-  /// Appends the scalars, float32 by name, of a step. Throws RunError.
+  /// Appends the scalars of a step, float32 values by name. Throws RunError.
   void add(int64_t step, const Scalars &scalars);
 
 private:

@@ -21,7 +21,7 @@ class FileData final : public DataSource {
 public:
   using Sources = std::vector<std::shared_ptr<const Samples>>;
 
-  /// Borrows the plan. `weights` and `seed` as of SampleOrder.
+  /// Borrows the plan. `weights` and `seed` are as for SampleOrder.
   FileData(const plan::Plan &plan, Sources sources,
            std::vector<int64_t> weights, std::optional<uint64_t> seed);
 

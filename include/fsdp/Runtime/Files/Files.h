@@ -12,19 +12,19 @@ namespace fsdp::runtime {
 /// The bytes of a file. Throws InputError.
 std::string readFile(const std::string &path);
 
-/// Makes a folder, with those that it is in, unless it is there and empty.
-/// Throws InputError.
+/// Creates a folder, and its parents, unless it exists and is empty. Throws
+/// InputError.
 void makeEmptyFolder(const std::string &path);
 
-/// A file that is there whole or not at all. What is written goes to a new one
-/// in the same folder, which takes the place of `path` at commit(); what was
-/// there stays until then, and for good where there is no commit. A link at
-/// `path` is replaced, and not followed.
+/// A file that is written whole or not at all. What is written goes to a new
+/// file in the same folder, which replaces `path` at commit(); the old file
+/// stays until then, and for good if there is no commit. A link at `path` is
+/// replaced, and not followed.
 ///
-/// Until the commit the new file has no name where the file system can do that,
-/// so that nothing stays behind however the process ends. Else it has one that
-/// nobody can guess, which the destructor removes. Survives fork: one process
-/// commits, another may own.
+/// Until the commit the new file has no name, if the file system supports that,
+/// so that nothing is left behind however the process ends. Otherwise it has a
+/// name that nobody can guess, which the destructor removes. Survives fork: one
+/// process may own the file and another commit it.
 class OutputFile {
 public:
   /// Throws InputError that names `path` if nothing can be written there, or
@@ -47,12 +47,12 @@ private:
   int fd = -1;
 };
 
-/// A file that grows by whole lines. What a link leads to is written only if it
-/// is no regular file (/dev/stdout); else the link is replaced.
+/// A file that grows by whole lines. A link is followed only if its target is
+/// not a regular file (/dev/stdout); otherwise the link is replaced.
 class LineFile {
 public:
-  /// Begins the file anew, behind its first `kept` bytes if it is a regular
-  /// one. Throws InputError.
+  /// Truncates the file to its first `kept` bytes, if it is a regular one, and
+  /// continues after them. Throws InputError.
   explicit LineFile(std::string path, size_t kept = 0);
   LineFile(const LineFile &) = delete;
   LineFile &operator=(const LineFile &) = delete;

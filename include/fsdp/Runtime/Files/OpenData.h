@@ -13,7 +13,7 @@
 
 namespace fsdp::runtime {
 
-/// What the command line says of data.
+/// The command line's options for data.
 struct DataOptions {
   /// --data, each [WEIGHT:]PATH[:DTYPE]; empty: synthetic data.
   std::vector<std::string> sources = {};
@@ -27,17 +27,16 @@ struct DataOptions {
 struct DataSpec {
   std::string path;
   std::optional<plan::DType> dtype;
-  int64_t weight = 0; ///< in millionths; 0: none is given
+  int64_t weight = 0; ///< in millionths; 0: not given
 };
 
 /// [WEIGHT:]PATH[:DTYPE]: WEIGHT a decimal number above 0 with at most six
-/// digits behind the point, PATH without a colon, DTYPE that of the tokens of a
-/// flat file. Throws InputError that begins with `option`, also for what may
-/// mean two things.
+/// digits after the point, PATH without a colon, DTYPE that of the tokens of a
+/// flat file. Throws InputError that begins with `option`, also for ambiguous
+/// text.
 DataSpec parseDataSpec(const std::string &text, const char *option);
 
-/// The data to train on, and those that are held out; null where there are
-/// none.
+/// The data to train on, and the data that is held out; null if there is none.
 struct TrainingData {
   std::unique_ptr<FileData> training, heldOut;
 };
@@ -49,9 +48,9 @@ struct TrainingData {
 ///     Megatron-LM's pair;
 ///   - else a safetensors file.
 ///
-/// Several sources are all of tokens, or all safetensors files. `option` is
-/// for messages, --data or --eval-data; for the latter there may be no weights.
-/// Borrows the plan. Throws InputError.
+/// Several sources must be all token files, or all safetensors files. `option`
+/// is for messages, --data or --eval-data; for the latter there may be no
+/// weights. Borrows the plan. Throws InputError.
 TrainingData openData(const plan::Plan &plan, const DataOptions &options);
 /// The sources one after another, in order.
 std::unique_ptr<FileData> openEvalData(const plan::Plan &plan,

@@ -22,10 +22,11 @@ namespace fsdp::runtime {
 /// A rank's next two batches, which a thread of its own reads while the rank
 /// computes. The thread calls nothing of torch and allocates no tensor: it
 /// fills host memory of the device's (pinned, if that is a GPU), from which
-/// next() makes the tensors. It blocks all signals. Create it after the
-/// process was forked.
+/// next() makes the tensors. It blocks all signals. Create the Prefetcher after
+/// the process was forked.
 ///
-/// What was read and not taken has no effect, its errors included.
+/// Batches that were read but not taken have no effect; neither have their
+/// errors.
 class Prefetcher {
 public:
   /// Borrows data and device. Batches are W b samples apart.
@@ -36,10 +37,10 @@ public:
   /// Waits for the end of a read.
   ~Prefetcher();
 
-  /// FileData::inputs(first, rank), throws as that does. Waits for the batch if
-  /// it is not there yet. A position other than the one after the last costs
-  /// what was read ahead. On a GPU the tensors are views, until the next call.
-  /// One thread may call at a time.
+  /// FileData::inputs(first, rank); throws as that does. Waits for the batch if
+  /// it is not there yet. A position other than the one after the last discards
+  /// what was read ahead. On a GPU the tensors are views, valid until the next
+  /// call. One thread may call at a time.
   std::vector<at::Tensor> next(int64_t first);
 
 private:

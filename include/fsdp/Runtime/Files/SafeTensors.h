@@ -35,7 +35,7 @@ public:
 
   /// Throws InputError that names the file.
   explicit SafeTensors(const std::string &path);
-  /// The same of a file that is open.
+  /// The same for a file that is already open.
   explicit SafeTensors(const WatchedFile &file);
   SafeTensors(SafeTensors &&other) noexcept;
   SafeTensors &operator=(SafeTensors &&) = delete;
@@ -47,13 +47,13 @@ public:
   uint64_t offsetOf(const Entry &entry) const {
     return uint64_t(entry.data.data() - bytes.data());
   }
-  /// Gives this process's pages of the file back; reading maps them again.
+  /// Releases this process's pages of the file; reading maps them again.
   void dropPages() const;
   /// "xxh3:" and the 32 hex digits of XXH3-128 over the file.
   std::string hash() const;
-  /// Throws InputError where the file says the hash of its data (the metadata
-  /// "data_hash", which writeSafeTensors and the capture write) and they have
-  /// another: they changed since. Reads the whole file.
+  /// Throws InputError if the file states the hash of its data (the metadata
+  /// "data_hash", which writeSafeTensors and the capture write) and the data
+  /// has a different one, so it has changed since. Reads the whole file.
   void checkHash() const;
 
 private:
@@ -80,7 +80,7 @@ void writeSafeTensors(OutputFile &file,
 /// "xxh3:" and the 32 hex digits of XXH3-128, in canonical form.
 std::string hashBytes(std::string_view bytes);
 
-/// The same of bytes that come in parts.
+/// The same for bytes that come in parts.
 class HashState {
 public:
   HashState();

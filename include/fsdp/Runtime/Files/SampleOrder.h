@@ -3,8 +3,8 @@
 // The order of a run's samples is a function of the sources' sizes, their
 // weights and a seed, and of nothing else: not of the number of ranks, the
 // batch size, or what was read before. It takes no memory that grows with the
-// data. Runs are resumed by it: a change of the order changes what
-// FileData::fingerprint says.
+// data. Runs rely on it to resume: a change of the order must change
+// FileData::fingerprint.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_FILES_SAMPLEORDER_H
@@ -20,13 +20,13 @@ namespace fsdp::runtime {
 /// One round of SplitMix64, to spread neighbouring numbers.
 uint64_t mixBits(uint64_t x);
 
-/// A bijection of [0, size) that `key` chooses: a Feistel network on pairs
-/// (l, r) with l < a and r < b, where a = ceil(sqrt(size)) and b =
-/// ceil(size / a). A round adds a hash of one half to the other, modulo that
-/// one's size, and so can be undone: the network is a bijection of [0, a b).
-/// Where it leads out of [0, size), which fewer than a of the a b numbers lie
-/// out of, it is applied again (cycle walking), which is a bijection of
-/// [0, size).
+/// A bijection on [0, size), chosen by `key`: a Feistel network on pairs (l, r)
+/// with l < a and r < b, where a = ceil(sqrt(size)) and b = ceil(size / a). A
+/// round adds a hash of one half to the other, modulo the size of the latter,
+/// and so can be undone: the network is a bijection on [0, a b). Fewer than a
+/// of these a b numbers lie outside [0, size); when the result is one of them,
+/// the network is applied again (cycle walking), which gives a bijection on [0,
+/// size).
 class Permutation {
 public:
   /// `size` is from 1 to 2^63 - 1.
@@ -46,14 +46,14 @@ public:
     int64_t sample; ///< within the source
   };
 
-  /// Sources of so many samples each, at least one. Without `weights` they are
-  /// one after another, as one source; the epochs follow each other. With as
-  /// many weights as sources, positive, with a sum of at most kMaxPeriod after
-  /// division by their greatest common divisor: each sum of consecutive
-  /// positions holds as many samples of each source as its weight says, spread
-  /// evenly; a source that ends before others begins again. With a seed the
-  /// samples of an epoch (of a source, if there are weights) are permuted, in
-  /// each epoch anew.
+  /// `counts` are the numbers of samples of the sources, each at least one.
+  /// Without `weights` the sources follow one another, as one source, epoch
+  /// after epoch. With as many weights as sources, positive, with a sum of at
+  /// most kMaxPeriod after division by their greatest common divisor: each run
+  /// of consecutive positions as long as that sum holds as many samples of each
+  /// source as its weight says, spread evenly; a source that ends before others
+  /// starts again. With a seed, the samples of an epoch (of a source, if there
+  /// are weights) are permuted, differently in each epoch.
   SampleOrder(std::vector<int64_t> counts, const std::vector<int64_t> &weights,
               std::optional<uint64_t> seed);
 
@@ -65,7 +65,8 @@ public:
   int64_t epoch() const { return total; }
 
 private:
-  /// A place of the period: its source, and how many places of that are before.
+  /// A place in the period: its source, and how many places of that source
+  /// precede it.
   struct Slot {
     uint32_t source;
     uint32_t before;

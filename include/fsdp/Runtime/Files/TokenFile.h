@@ -5,8 +5,8 @@
 // 20240801, 7, the number of tokens, for uint32.
 // https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py
 //
-// Megatron-LM's pair: PREFIX.bin has token ids, PREFIX.idx says where the
-// sequences begin that they are made of:
+// Megatron-LM's pair: PREFIX.bin has token ids, which are divided into
+// sequences; PREFIX.idx says where the sequences begin:
 //
 //   char[9]  "MMIDIDX\0\0"
 //   uint64   version, 1
@@ -39,24 +39,24 @@ namespace fsdp::runtime {
 /// The dtypes that token files may have.
 bool isTokenDType(plan::DType dtype);
 
-/// Immutable; threads may read at a time.
+/// Immutable; several threads may read concurrently.
 class TokenFile {
 public:
-  /// A flat file. Without `dtype` it must have llm.c's header; with it, one
-  /// that is there must agree. Throws InputError, which names the file, unless
-  /// the header is right, and the file has the size of whole tokens, at least
-  /// one, of as many as the header says.
+  /// A flat file. Without `dtype` it must have llm.c's header; with it, a
+  /// header that is present must agree. Throws InputError, which names the
+  /// file, unless the header is valid and the file holds a whole number of
+  /// tokens, at least one, and as many as the header says.
   static std::shared_ptr<const TokenFile>
   openFlat(const std::string &path, std::optional<plan::DType> dtype);
-  /// PREFIX.bin and PREFIX.idx. Checks all of the index: the .bin consists of
-  /// the sequences in order without gaps, and the documents of the sequences.
+  /// PREFIX.bin and PREFIX.idx. Checks all of the index: the .bin must consist
+  /// of the sequences, in order and without gaps, and so must the documents.
   /// Throws InputError.
   static std::shared_ptr<const TokenFile>
   openMegatron(const std::string &prefix);
   /// Whether the file begins with the magic number of one of llm.c's headers.
   static bool hasHeader(const WatchedFile &file);
 
-  /// Of the tokens.
+  /// The file with the tokens.
   const WatchedFile &file() const { return data; }
   plan::DType dtype() const { return type; }
   int64_t tokens() const { return count; }
@@ -65,13 +65,13 @@ public:
 
   /// 0: the format knows none.
   int64_t documents() const { return documentCount; }
-  /// The token at which a document begins; of documents(): tokens(). Throws
+  /// The token at which a document begins; tokens() for documents(). Throws
   /// RunError.
   int64_t documentBegin(int64_t document) const;
   /// Calls with the first token of each document in turn, then with tokens().
   void eachDocument(const std::function<void(int64_t begin)> &visit) const;
 
-  /// Hashes that tell other files, WatchedFile::sampledHash; "uint16, 10
+  /// Hashes that distinguish files (WatchedFile::sampledHash); and "uint16, 10
   /// tokens".
   std::string fingerprint() const;
   std::string describe() const;

@@ -12,13 +12,14 @@
 namespace fsdp::runtime {
 
 /// A regular file, open for reading, with the size and the time of its last
-/// change when it was opened. It is read by pread and not by mapping: a file
-/// that was cut gives an error then, where a mapping gives SIGBUS.
+/// change when it was opened. It is read by pread and not by mapping: a
+/// truncated file then gives an error, where a mapping would give SIGBUS.
 ///
-/// A change is noticed by size and time, after the bytes were read. What
-/// remains unnoticed: a change that sets the old time again, and one so soon
-/// before that the file system's clock did not tick. Who renames another file
-/// over the path changes nothing here: the file that was opened is read on.
+/// A change is noticed by size and time, after the bytes were read. Two kinds
+/// of change remain unnoticed: one that restores the old time, and one made so
+/// soon that the file system's clock did not tick in between. Renaming another
+/// file over the path changes nothing here: the opened file is still the one
+/// that is read.
 ///
 /// Survives fork, and may be read by several threads.
 class WatchedFile {
@@ -30,7 +31,7 @@ public:
   ~WatchedFile();
 
   const std::string &path() const { return name; }
-  /// When it was opened.
+  /// Its size when it was opened.
   uint64_t size() const { return uint64_t(opened.st_size); }
   int descriptor() const { return fd; }
 
@@ -41,9 +42,9 @@ public:
 
   /// "xxh3:" and the 32 hex digits of XXH3-128 over the file.
   std::string hash() const;
-  /// The same over its size and at most 64 blocks of 4 KiB, spread evenly, of
-  /// which the first and the last are the file's: tells other files and most
-  /// changes at no cost.
+  /// The same over its size and at most 64 blocks of 4 KiB, spread evenly,
+  /// including the first and the last block of the file. It detects other files
+  /// and most changes at little cost.
   std::string sampledHash() const;
 
 private:

@@ -36,17 +36,17 @@ public:
   /// names as another file's.
   void checkIndexIsWhole() const;
   /// Throws InputError if a parameter, or a persistent buffer, of the plan is
-  /// not there in its shape. Other buffers may be absent: published
+  /// missing or has another shape. Other buffers may be absent: published
   /// checkpoints do not have them.
   void check(const plan::Plan &plan) const;
   /// Whether the buffer is there.
   bool has(const plan::Buffer &buffer) const;
   /// Copies a rank's part of the parameter, which begins at row `begin` of the
-  /// sharded dimension, to `to`; all of an ignored one.
+  /// sharded dimension, to `to`; for an ignored parameter, all of it.
   void read(const plan::Param &param, int64_t begin, at::Tensor to) const;
   /// Copies the buffer, which must be there.
   void read(const plan::Buffer &buffer, at::Tensor to) const;
-  /// Gives this process's pages of the files back.
+  /// Releases this process's pages of the files.
   void dropPages() const;
   /// As SafeTensors::hash; an index has none and gives "".
   std::string hash() const;
@@ -57,7 +57,7 @@ private:
   using Entry = SafeTensors::Entry;
 
   void openIndex();
-  /// Null if no name is there.
+  /// Null if none of the names is there.
   const Entry *find(const std::vector<std::string> &names) const;
   const Entry *findAny(const plan::Param &param) const;
   const Entry &require(const Entry *entry, const std::string &name,

@@ -11,20 +11,23 @@
 
 namespace fsdp::runtime {
 
-/// While it lives, a rank that another program started hears what that wants.
+/// While this object lives, a rank that another program started obeys the
+/// signals of that program.
 ///
-/// USR1, TERM and INT become requests, which the end of a step takes. Where no
-/// step has begun, TERM and INT end the process with status 143 and one line;
-/// but torchrun sends TERM also when a rank has failed, so that this one has a
-/// few seconds to find out by itself what did, and to say that. Later a second
-/// one ends it at once, with status 130, unless it comes within a second:
-/// torchrun passes on what a terminal has already sent to everybody.
+/// USR1, TERM and INT become requests, which are taken at the end of a step. If
+/// no step has begun, TERM and INT end the process with status 143 and one line
+/// of message. But torchrun also sends TERM when a rank has failed, so this
+/// rank has a few seconds to find out which one failed, and to report it. Once
+/// steps have begun, a second signal ends the process at once, with status 130,
+/// unless it comes within a second of the first: torchrun passes on what a
+/// terminal has already sent to every process.
 ///
-/// A rank does not outlive torchrun: when that is gone the process ends with
-/// status 1 and one line that says where it was, whatever it waits for.
+/// A rank does not outlive torchrun: when torchrun is gone, the process exits
+/// with status 1 and one line that says where it was, whatever it waits for.
 class AgentWatch {
 public:
-  /// To be made before other threads, which are not to take these signals.
+  /// Must be created before any other threads, since they must not take these
+  /// signals.
   explicit AgentWatch(int64_t rank);
   AgentWatch(const AgentWatch &) = delete;
   AgentWatch &operator=(const AgentWatch &) = delete;
@@ -33,8 +36,9 @@ public:
   /// Where the rank is in its run; null: nowhere. Borrowed until the next call.
   void follow(const plan::Plan *plan, const Position *position);
 
-  /// Ends the process, with status 1, if met() is not called by `deadline` and
-  /// a few seconds: who waits for a store that does not answer cannot do that.
+  /// Ends the process, with status 1, if met() is not called within `deadline`
+  /// and a few seconds. A rank that waits for a store that does not answer
+  /// cannot end itself.
   void awaitMeeting(std::chrono::milliseconds deadline);
   void met();
 

@@ -1,8 +1,8 @@
 //===- Agreement.h - what ranks tell each other between steps -------------===//
 //
-// Before a step the ranks must know that all of them run the same plan, on
-// every step and at little cost. So each gives a word, over memory that the
-// ranks of one host share or over Gloo, and gets those of all.
+// Before every step the ranks must make sure, at little cost, that all of them
+// run the same plan. So each rank gives a word and gets the words of all ranks,
+// over memory that the ranks of one host share or over Gloo.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_LAUNCH_AGREEMENT_H
@@ -23,7 +23,7 @@ public:
   virtual ~Agreement() = default;
 
   /// The words of all ranks, once all have called as often as this one. Throws
-  /// RunError that names the ranks that have not come after the deadline, or
+  /// RunError, which names the ranks that have not come by the deadline, or
   /// that ended before.
   virtual std::vector<uint64_t> exchange(uint64_t own) = 0;
 };

@@ -1,7 +1,7 @@
 //===- CallerCheckpoints.h - checkpoints of a caller's own tensors --------===//
 //
-// The checkpoints of fsdp-run, of a process that has the tensors and the loop
-// itself: a step in Python.
+// The same checkpoints as fsdp-run's, for a process that owns the tensors and
+// the training loop itself: a step in Python.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_LAUNCH_CALLERCHECKPOINTS_H
@@ -33,41 +33,43 @@ struct CallerTensor {
   at::Tensor data;              ///< contiguous, on the host; of the box's size
 };
 
-/// All ranks call the same methods in the same order; one at a time. Each is a
-/// collective, which throws on all ranks where it does on one: what the rank
-/// itself or rank 0 found wrong as InputError or RunError, else AbortedError
-/// with the same words.
+/// All ranks call the same methods in the same order, one at a time. Each is a
+/// collective: if it throws on one rank, it throws on all. What the rank itself
+/// or rank 0 found wrong is an InputError or RunError; otherwise it is an
+/// AbortedError with the same message.
 class CallerCheckpoints {
 public:
   /// A collective.
   explicit CallerCheckpoints(Rendezvous &rendezvous);
 
   /// Paths are absolute. Saves to `folder`/step-N of `state`, and leaves the
-  /// newest `keep` there; 0: all. `own`: as SaveRequest::own. The folder is
-  /// this process's until it ends. Throws where it has checkpoints that this
-  /// run does not go on from. Returns a warning, or nothing.
+  /// newest `keep` there; 0: all. `own`: as SaveRequest::own. The process holds
+  /// the folder until it ends. Throws if the folder has checkpoints that this
+  /// run does not continue from. Returns a warning, or an empty string.
   std::string save(const std::string &folder, const RunState &state,
                    const std::map<std::string, std::string> &aliases,
                    const std::vector<CallerTensor> &chunks,
                    const std::vector<CallerTensor> &own, int64_t keep);
 
-  /// Opens the checkpoint at `path`, which is one, or the newest valid one of
-  /// those in it; false where it has none, or is not there. `skipped`: why
-  /// newer ones are not it, a line each, on rank 0.
+  /// Opens the checkpoint at `path`: either `path` is one itself, or this takes
+  /// the newest valid one in it. Returns false if there is none, or no such
+  /// path. `skipped`, on rank 0: why newer ones were not taken, a line each.
   bool open(const std::string &path, std::vector<std::string> &skipped);
-  /// Of the one that is open.
+  /// The checkpoint that is open.
   const NativeCheckpoint &opened() const;
-  // Of this rank alone; InputError for a tensor that the checkpoint has not, or
-  // with another shape or dtype.
+  // Not collectives. They throw InputError for a tensor that the checkpoint
+  // does not have, or has with another shape or dtype.
   void check(const CallerTensor &tensor) const;
   /// Reads the box to `to.data`.
   void read(const CallerTensor &to) const;
-  /// The run goes on from it: further ones may be saved to its folder.
+  /// The run continues from the open checkpoint: further ones may be saved to
+  /// its folder.
   void goOn();
-  /// Lets go of it.
+  /// Closes the checkpoint.
   void close() { chosen.reset(); }
 
-  /// Throws InputError for tensors that no checkpoint has. Of this rank alone.
+  /// Throws InputError for tensors that no checkpoint can have. Not a
+  /// collective.
   static void checkTypes(const std::vector<CallerTensor> &tensors);
 
 private:
@@ -78,7 +80,7 @@ private:
   Progress progress;
   /// By path.
   std::map<std::string, std::unique_ptr<CheckpointFolder>> folders;
-  /// By that, the last step whose checkpoint there may be this run's.
+  /// By path, the last step whose checkpoint there may belong to this run.
   std::map<std::string, int64_t> newest;
   std::unique_ptr<NativeCheckpoint> chosen;
   std::string folderOfChosen;

@@ -23,18 +23,19 @@ namespace fsdp::runtime {
 
 /// What became of a save.
 struct SaveReport {
-  int64_t step = 0;        ///< that was saved
-  double stallSeconds = 0; ///< for which the run stood still
+  int64_t step = 0;        ///< the step that was saved
+  double stallSeconds = 0; ///< how long the run was stalled
   double seconds = 0;      ///< from its begin to its end
   uint64_t bytes = 0;      ///< of all ranks
-  std::string error;       ///< why it failed; empty: it did not
+  std::string error;       ///< why it failed; empty: it succeeded
 };
 
-/// As checkOwn of the run's folder, if it has one.
+/// checkOwn for the run's folder, if it has one.
 void checkOwn(const CheckpointFolder &folder, const RunOptions &options,
               const NativeCheckpoint *chosen);
-/// What differs from the run that saved it, so that bits of later losses may;
-/// empty: nothing. Throws InputError for what must not.
+/// What differs from the run that saved the checkpoint, so that the bits of
+/// later losses may differ; empty: nothing. Throws InputError for a difference
+/// that is not allowed.
 std::string compareRuns(const NativeCheckpoint &chosen, const RunFiles &files,
                         const RunOptions &options,
                         const std::string &dataFingerprint);
@@ -44,7 +45,7 @@ std::string compareRuns(const NativeCheckpoint &chosen, const RunFiles &files,
 class Checkpointer {
 public:
   /// Borrows all but the channel. On rank 0 takes the folder. Throws InputError
-  /// where it has checkpoints that this run does not go on from.
+  /// if it has checkpoints that this run does not continue from.
   Checkpointer(const RunFiles &files, const RunOptions &options, Device &device,
                Position &position, std::unique_ptr<Channel> channel);
   Checkpointer(const Checkpointer &) = delete;
@@ -52,8 +53,9 @@ public:
   /// Gives up a save that is under way.
   ~Checkpointer();
 
-  /// What the run goes on from, once all ranks have verified it; null: nothing.
-  /// Throws InputError where there is something, but nothing valid.
+  /// The checkpoint that the run continues from, once all ranks have verified
+  /// it; null: none. Throws InputError if there are checkpoints, but none is
+  /// valid.
   const NativeCheckpoint *choose();
 
   /// To be called when all of it has been read.
@@ -62,17 +64,18 @@ public:
     progress.end();
   }
 
-  /// Saves what the session is after so many steps and samples, if it is time
-  /// to, is `asked` for, or this is the `last`. With --checkpoint-async goes on
-  /// writing when this returns, and first waits for the save before; after the
-  /// last for this one, too. Returns what has ended since the last call; rank 0
-  /// says that on stderr. Throws RunError for a save that fails, or
-  /// AbortedError where another rank does; not for one that goes on beside
-  /// training.
+  /// Saves the state of the session after so many steps and samples, if a save
+  /// is due or `asked` for, or this step is the `last`. With
+  /// --checkpoint-async, it first waits for the previous save, and the new one
+  /// is still being written when this returns; after the last step it waits for
+  /// that one, too. Returns the save that has ended since the last call; rank 0
+  /// reports it on stderr. Throws RunError for a save that fails, or
+  /// AbortedError if another rank does; not for a save that runs in the
+  /// background.
   std::optional<SaveReport> endStep(Session &session, int64_t step,
                                     int64_t samples, bool asked, bool last);
-  /// Waits for the end of the save of an earlier step, if there is one, where
-  /// the run ends without another.
+  /// Waits for the end of the save of an earlier step, if there is one, when
+  /// the run ends without another save.
   void settle(Session &session) {
     writeStaged(session);
     collect();
@@ -112,7 +115,7 @@ private:
   bool isStaging = false;
   std::chrono::steady_clock::time_point begun;
 
-  /// What the thread that writes has until it has ended.
+  /// What the writing thread owns until it has ended.
   struct Outcome {
     SaveReport report;
     std::string warning;

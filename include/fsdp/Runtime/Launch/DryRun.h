@@ -9,11 +9,11 @@
 
 namespace fsdp::runtime {
 
-/// Checks what a run of these options reads and could write, as the run would,
-/// and prints to stdout what it would do. Starts no rank and leaves no file
-/// behind or changed. `ranks`, if given, must be the plan's world size. Throws
-/// what the run would throw, and InputError where a folder has no room for what
-/// is to be written there.
+/// Checks everything that a run with these options would read or write, just as
+/// the run would, and prints to stdout what the run would do. Starts no rank
+/// and leaves no file behind or changed. `ranks`, if given, must be the plan's
+/// world size. Throws what the run would throw, and InputError if a folder
+/// lacks room for what is to be written there.
 void dryRun(const RunOptions &options, std::optional<int64_t> ranks);
 
 } // namespace fsdp::runtime

@@ -14,11 +14,11 @@ class Store;
 
 namespace fsdp::runtime {
 
-/// Made before the fork, which gives all ranks one listening socket on a free
-/// port of loopback, and a secret that all keys begin with: no other program
-/// can take the port in between, and who connects has nothing to write that a
-/// rank reads. Rank 0 serves a TCPStore on it. The parent closes its end by
-/// destroying its copy after the last fork.
+/// Created before the fork, which hands all ranks one listening socket on a
+/// free loopback port, and a secret that all keys begin with. So no other
+/// program can take the port in between, and whoever else connects cannot write
+/// anything that a rank reads. Rank 0 serves a TCPStore on it. The parent
+/// closes its end by destroying its copy after the last fork.
 class LocalStore {
 public:
   /// Throws RunError if there is no port.
@@ -36,9 +36,9 @@ public:
   connect(int64_t rank,
           std::chrono::milliseconds timeout = std::chrono::seconds(300));
 
-  /// To be called by every rank that has connected when it needs the store no
-  /// more, be it that it has failed. Rank 0 stays, `patience` at most, until
-  /// all have called, so that they can read why it fails.
+  /// To be called by every connected rank when it no longer needs the store,
+  /// even if it has failed. Rank 0 stays, for at most `patience`, until all
+  /// have called, so that they can read why it fails.
   void leave(std::chrono::milliseconds patience = std::chrono::seconds(2));
 
 private:

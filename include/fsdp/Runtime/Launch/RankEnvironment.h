@@ -26,15 +26,15 @@ struct RankEnvironment {
 ///   Slurm's srun SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID
 ///
 /// and MASTER_ADDR and MASTER_PORT, which torchrun sets. Without them the store
-/// is on the first host of SLURM_STEP_NODELIST, or on this one where all ranks
-/// are, at a port that follows from the job's id; rank 0 serves it there.
-/// nullopt if no launcher set anything. Throws InputError where something is
-/// missing or malformed, or RANK, which torchrun did not set, or Open MPI's
-/// rank, is another than that of the launcher behind it.
+/// is on the first host of SLURM_STEP_NODELIST, or on this host if all ranks
+/// are on it, at a port derived from the job's id; rank 0 serves it there.
+/// nullopt if no launcher set anything. Throws InputError if something is
+/// missing or malformed, or if Open MPI's rank, or a RANK that torchrun did not
+/// set, differs from the rank of the launcher behind it.
 std::optional<RankEnvironment> rankEnvironment();
 
 /// The first host of a list as Slurm writes them: "gpu03" of
-/// "gpu[03-05,07],login1". Empty if it is none.
+/// "gpu[03-05,07],login1". Empty if `hosts` is not such a list.
 std::string firstHost(const std::string &hosts);
 
 } // namespace fsdp::runtime

@@ -21,23 +21,23 @@
 
 namespace fsdp::runtime {
 
-/// How long ranks wait for each other that start, unless they are told.
+/// How long starting ranks wait for each other, unless told otherwise.
 inline constexpr std::chrono::milliseconds kMeeting = std::chrono::minutes(5);
 
-/// The ranks of one job, by torchrun's store, or one that rank 0 serves.
-/// Without an environment: a rank alone, which needs no store.
+/// Where the ranks of one job meet: torchrun's store, or one that rank 0
+/// serves. Without an environment: a single rank, which needs no store.
 ///
-/// Another job may be at the same port. So ranks belong together only where
-/// their `job` is the same: rank 0 leaves a hash of it in the store, and keys
-/// begin with another one, which nobody learns from the store. Each rank's
-/// place can be taken once; a second process that comes for it is refused. If
-/// it comes before the ranks have met, or not long after, all are: nobody knows
-/// who belongs to whom.
+/// Another job may be at the same port. So ranks belong together only if their
+/// `job` is the same: rank 0 leaves a hash of it in the store, and keys begin
+/// with another hash, which nobody learns from the store. Each rank's place can
+/// be taken once; a second process that comes for it is refused. If it comes
+/// before the ranks have met, or shortly after, all ranks are refused: nobody
+/// can tell which processes belong together.
 class Rendezvous {
 public:
-  /// `job`: what the ranks of this job have in common. Throws RunError where
-  /// there is no store, or that of another job, or this rank is there already,
-  /// or others have not come after `timeout`.
+  /// `job`: what the ranks of this job have in common. Throws RunError if there
+  /// is no store, or only that of another job, if this rank is already there,
+  /// or if others have not come within `timeout`.
   explicit Rendezvous(std::optional<RankEnvironment> environment,
                       const std::string &job = "",
                       std::chrono::milliseconds timeout = kMeeting);
@@ -50,35 +50,36 @@ public:
     return rankServes ? std::optional<int64_t>(0) : std::nullopt;
   }
 
-  /// Every rank gives a text and gets all ranks'; returns when all have called.
-  /// Calls belong together by their order in the process, over all objects of
-  /// this class. Throws RunError after `timeout`, by default the object's, that
-  /// names the ranks that have not.
+  /// Every rank gives a text and gets the texts of all ranks; returns when all
+  /// have called. Calls are matched by their order in the process, over all
+  /// objects of this class. Throws RunError after `timeout`, by default the
+  /// object's, naming the ranks that have not called.
   std::vector<std::string>
   exchange(const std::string &own,
            std::optional<std::chrono::milliseconds> timeout = {});
 
-  /// The first rank that is on another host than rank 0, where processes share
-  /// no memory with it. The first call is a collective.
+  /// The first rank on a different host than rank 0, where processes cannot
+  /// share memory with it. The first call is a collective.
   std::optional<int64_t> rankElsewhere();
 
   /// For one Transport: a store of all ranks, over a connection of its own,
-  /// whose keys nobody else uses. Calls belong together as those of exchange
-  /// do. Rank 0 may serve it from its process.
+  /// whose keys nobody else uses. Calls are matched as those of exchange are.
+  /// Rank 0 may serve it from its process.
   c10::intrusive_ptr<c10d::Store> connectStore();
 
-  /// To be called once all ranks have met; exchange does. Throws RunError if
-  /// two processes have come for one place.
+  /// To be called once all ranks have met; exchange calls it. Throws RunError
+  /// if two processes have come for one place.
   void confirm();
-  /// That message, if so.
+  /// The message of confirm's error, if there is one.
   std::optional<std::string> takenTwice();
-  /// Goes on with that on a thread of its own, for half a minute: from there it
-  /// calls `onTwice` with the message, at most once.
+  /// Keeps checking for that on a thread of its own, for half a minute, and
+  /// calls `onTwice` from it with the message, at most once.
   void watchPlaces(std::function<void(const std::string &)> onTwice);
 
 private:
   void enter(const std::string &job);
-  /// Whether the key is there before `end`. Throws as confirm does meanwhile.
+  /// Waits until `end` for the key, and returns whether it is there. Meanwhile
+  /// throws as confirm does.
   bool waitFor(const std::string &key,
                std::chrono::steady_clock::time_point end);
   std::string nextKey();
@@ -92,7 +93,7 @@ private:
   std::string keys;  ///< what every key of this job begins with
   std::string place; ///< "127.0.0.1:29500", for messages
   c10::intrusive_ptr<c10d::Store> store; ///< null for a rank alone
-  /// By rank, which kernel and processes it sees; empty until asked for.
+  /// By rank: hostIdentity(); empty until asked for.
   std::vector<std::string> hosts;
 };
 

@@ -21,14 +21,14 @@ namespace fsdp::runtime {
 /// a matrix of integers, else samples.
 int64_t tokensPerStep(const plan::Plan &plan);
 
-/// Where a step's numbers are none any more.
+/// Where a step's numbers are no longer finite.
 struct NotFinite {
   int64_t rank = -1; ///< -1: all of them alike
   std::string text;  ///< "rank 1: the loss is nan"
 };
 
-/// The first of a step, the same on every rank; a step that the gradient scaler
-/// skipped is none.
+/// The first such place in a step, the same on every rank; a step that the
+/// gradient scaler skipped has none.
 std::optional<NotFinite> findNotFinite(const plan::Plan &plan,
                                        const StepResult &result,
                                        const std::vector<RankStats> &stats);
@@ -38,19 +38,19 @@ class SaveSlowdown {
 public:
   static constexpr size_t kSteps = 10;
 
-  /// The next step of the run has taken so long.
+  /// Records how long the next step of the run took.
   void step(double seconds) { times.push_back(seconds); }
-  /// One was saved, when so many steps of this process were done.
+  /// Records a save, made when so many steps of this process were done.
   void saved(size_t steps) { saves.push_back(steps); }
-  /// The mean time of the ten steps after a save by that of the ten before it,
-  /// once, when they are done; nullopt where another save is near, or the first
-  /// step of the process, which is none like the others.
+  /// The mean time of the ten steps after a save divided by that of the ten
+  /// before it; given once, when they are done. nullopt if another save is too
+  /// near, or the first step of the process, which is not like the others.
   std::optional<double> take();
 
 private:
   std::vector<double> times;
   std::vector<size_t> saves;
-  size_t told = 0; ///< of the saves
+  size_t told = 0; ///< saves reported so far
 };
 
 /// What a Reporter writes, and what it needs for that.
@@ -58,34 +58,35 @@ struct ReportSettings {
   std::string metricsPath;       ///< empty: none
   std::string tensorboardFolder; ///< empty: none
   int64_t steps = 0;             ///< of the run in all, for the time left
-  int64_t checkpointEvery = 0;   ///< steps; 0: as it is asked to
-  /// FLOP/s of a rank's device in the dtype of most of the plan's; without
-  /// them there is no MFU.
+  int64_t checkpointEvery = 0;   ///< steps; 0: when asked to
+  /// Peak FLOP/s of a rank's device, in the dtype of most of the plan's FLOPs;
+  /// without it no MFU is reported.
   std::optional<double> peakFlops;
 };
 
 /// The progress line on stderr, the metrics file, and scalars for TensorBoard.
 class Reporter {
 public:
-  /// Borrows the plan. Of a metrics file that is there the lines of the first
-  /// `stepsDone` steps stay. Throws InputError.
+  /// Borrows the plan. If there already is a metrics file, the lines of its
+  /// first `stepsDone` steps are kept. Throws InputError.
   Reporter(const plan::Plan &plan, const ReportSettings &settings,
            int64_t stepsDone = 0);
 
-  /// Of a step, counted from 0, that took `seconds`. `result` is rank 0's; of
-  /// it the loss alone differs between ranks. `stats` are those of all ranks.
+  /// Reports a step, counted from 0, that took `seconds`. `result` is rank 0's;
+  /// only its loss differs between ranks. `stats` are those of all ranks.
   void report(int64_t step, double seconds, const StepResult &result,
               const std::vector<RankStats> &stats, const RankArena &memory,
               bool evaluated, const std::optional<SaveReport> &saved);
 
-  /// The run ends after `step` as it was asked to, with a checkpoint or
-  /// without.
+  /// Reports that the run ends after `step` because it was asked to, with a
+  /// checkpoint or without.
   void stopped(int64_t step, uint32_t requests, bool saved) const;
-  /// It was asked to save after `step`, and has nowhere to.
+  /// Reports that the run was asked to save after `step`, but has nowhere to
+  /// save to.
   void cannotSave(int64_t step) const;
 
 private:
-  /// What a step comes to over all ranks.
+  /// The totals of a step over all ranks.
   struct Summary;
   Summary summarise(int64_t step, double seconds, const StepResult &result,
                     const std::vector<RankStats> &stats);
@@ -102,7 +103,8 @@ private:
   const int64_t tokens;
   /// Of a rank's step.
   const double modelFlops;
-  /// Smoothed, from one report to the next: with evaluations and saves.
+  /// Smoothed time from one report to the next, including evaluations and
+  /// saves.
   std::optional<double> secondsPerStep;
   SaveSlowdown slowdown;
   const int64_t begin; ///< steps done before this process

@@ -1,7 +1,8 @@
 //===- Requests.h - what a run is asked for while it trains ---------------===//
 //
-// A signal or a limit asks a rank; the ranks agree at the end of every step, in
-// Comm::exchangeStats, so that all of them save, or stop, after the same one.
+// A signal or a limit makes a request to a rank; the ranks agree on requests at
+// the end of every step, in Comm::exchangeStats, so that all of them save, or
+// stop, after the same step.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_LAUNCH_REQUESTS_H
@@ -16,8 +17,7 @@
 
 namespace fsdp::runtime {
 
-/// Bits of RankStats::requests. What stops a run is a bit of its own for every
-/// cause.
+/// Bits of RankStats::requests. Each cause that stops a run has its own bit.
 inline constexpr uint32_t kSaveRequest = 1; ///< USR1
 inline constexpr uint32_t kStopByTerm = 2;
 inline constexpr uint32_t kStopByInterrupt = 4;
@@ -28,11 +28,12 @@ inline constexpr uint32_t kStopRequest =
 /// What any of the ranks was asked for; the same on all of them.
 uint32_t requestsOf(const std::vector<RankStats> &stats);
 
-/// The signals that ask: INT, TERM and USR1.
+/// The signals that make requests: INT, TERM and USR1.
 sigset_t askingSignals();
-/// What one of them asks for; 0 for others.
+/// What one of these signals asks for; 0 for other signals.
 uint32_t requestOf(int signal);
-/// What those ask that wait for this process, which blocks them; takes them.
+/// Takes the pending ones of these signals, which this process blocks, and
+/// returns what they ask for.
 uint32_t takePendingSignals();
 
 /// "TERM", "INT" or "--time-limit": one cause of a stop.

@@ -24,22 +24,23 @@ namespace fsdp::runtime {
 /// What the command line says.
 struct RunOptions {
   std::string planPath;
-  /// The library of the plan's plug-in optimizer, which may run; empty: none.
+  /// The library of the plan's plug-in optimizer that is allowed to run; empty:
+  /// none.
   std::string allowedPlugin;
   /// Libraries of operators that the plan may call.
   std::vector<std::string> operatorLibraries;
   int64_t steps = 1;
   DataOptions data;
   uint64_t seed = 0;
-  /// Of the model's own initialisation; without it, `seed`.
+  /// The seed of the model's own initialisation; by default, `seed`.
   std::optional<uint64_t> initSeed;
   std::string metricsPath;       ///< empty: none
   std::string tensorboardFolder; ///< empty: no events
   /// ReportSettings::peakFlops.
   std::optional<double> peakFlops;
-  /// The run fails at the first number that is not finite.
+  /// Whether the run fails at the first number that is not finite.
   bool haltsOnNotFinite = false;
-  std::string profilePath;    ///< empty: none is measured
+  std::string profilePath;    ///< empty: no profile
   std::string tracePath;      ///< of the last step; empty: none
   std::string weightsPath;    ///< empty: the plan's
   std::string weightsHash;    ///< that `weightsPath` must have; empty: any
@@ -58,16 +59,16 @@ struct RunOptions {
   /// Of evaluations; empty: what `data` holds out, or synthetic data.
   std::vector<std::string> evalSources;
   std::optional<Fault> fault;
-  /// Patience's; without it, the default.
+  /// The deadline of Patience; nullopt: the default.
   std::optional<std::chrono::milliseconds> deadline;
-  /// Seconds after `begun` by which the run is to have stopped.
+  /// Seconds after `begun` by which the run must have stopped.
   std::optional<double> timeLimit;
   std::chrono::steady_clock::time_point begun =
       std::chrono::steady_clock::now();
   std::string checkpointPath;   ///< --checkpoint; empty: none are saved
   int64_t checkpointEvery = 0;  ///< steps; 0: after the last alone
   int64_t keep = 0;             ///< checkpoints; 0: all
-  bool checkpointAsync = false; ///< written beside the next steps
+  bool checkpointAsync = false; ///< written during the next steps
   std::string resume;           ///< "auto", a checkpoint, or empty
   std::optional<SaveFault> saveFault;
   size_t checkpointPiece = DurableFile::kPiece;
@@ -78,38 +79,39 @@ struct RunOptions {
   }
 };
 
-/// Throws InputError where --profile or --trace need more steps than a run has
-/// that begins after step `begin`.
+/// Throws InputError if --profile or --trace needs more steps than a run that
+/// begins after step `begin` has.
 void checkMeasuring(const RunOptions &options, int64_t begin);
 
-/// Without the paths of libraries, which are of one host.
+/// Leaves out the paths of libraries, which differ between hosts.
 std::string hashOfPlan(plan::Plan plan);
 
-/// Everything a run reads, and all that it writes at its end, opened and
-/// checked before any rank begins.
+/// Everything that a run reads, and everything that it writes at its end,
+/// opened and checked before any rank begins.
 struct RunFiles {
   /// Throws InputError or plan::PlanError. Loads the libraries of operators,
-  /// which ranks that are forked have then. One process of a run is its
-  /// `first`: it compares hashes, which reads whole files, and has what is
-  /// written.
+  /// which forked ranks then inherit. One process of a run is its `first`: it
+  /// compares hashes, which reads whole files, and owns the output files.
   RunFiles(const RunOptions &options, bool first);
 
   plan::Plan plan;
-  /// With checkpoints: of the plan as it was read.
+  /// Set for runs with checkpoints: the hash of the plan as it was read.
   std::string planHash;
-  /// Weights and initialisation are those of a checkpoint; none is read here.
+  /// The weights come from a checkpoint: no weights are read here, and nothing
+  /// is initialised.
   bool resumes = false;
   /// Empty where neither plan nor options name a file: the plan has an
   /// initialisation then.
   std::optional<WeightFiles> weights;
-  /// The plan's own, where `weights` are others that lack some buffer.
+  /// The plan's own weights, if `weights` are others that lack some buffer.
   std::optional<WeightFiles> capturedWeights;
   /// Whether to run the plan's initialisation, before any weights are read.
   bool initialises = false;
-  /// What is trained on, and evaluated; the latter null without evaluations.
+  /// The data that is trained on, and evaluated; the latter is null without
+  /// evaluations.
   std::unique_ptr<DataSource> data, evalData;
-  /// Null where nothing is to be written, or another process has it. Rank 0
-  /// commits them.
+  /// Null if nothing is to be written, or if another process has the file. Rank
+  /// 0 commits them.
   std::unique_ptr<OutputFile> outWeights, profile, trace;
   /// Batches that each rank evaluates at a time.
   int64_t evalBatches = 1;

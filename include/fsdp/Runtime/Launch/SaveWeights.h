@@ -8,8 +8,8 @@
 namespace fsdp::runtime {
 
 /// Gathers every parameter on every rank, as a collective must; rank 0, which
-/// has the file, writes them under all their names, and the persistent buffers.
-/// Throws RunError.
+/// has the file, writes the parameters under all their names, and the
+/// persistent buffers. Throws RunError.
 void saveWeights(const plan::Plan &plan, Session &session, OutputFile *file);
 
 } // namespace fsdp::runtime

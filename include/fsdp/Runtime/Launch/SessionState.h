@@ -23,39 +23,39 @@
 
 namespace fsdp::runtime {
 
-/// Of one rank. Borrows all.
+/// The state of one rank. Borrows all its arguments.
 class SessionState {
 public:
   SessionState(const plan::Plan &plan, Session &session, Device &device)
       : plan(plan), session(session), device(device) {}
 
   /// The tensors that this rank saves, after Session::start, between steps:
-  /// SaveRequest::chunks and own. With `copies` they are copies in memory of
-  /// the host that this object keeps until the next call; else those of the
-  /// session, where they lie on the host, which no step may write until the
-  /// save has ended.
+  /// SaveRequest::chunks and own. With `copies` they are copies in host memory,
+  /// which this object keeps until the next call. Otherwise tensors that lie on
+  /// the host are the session's own, which no step may write until the save has
+  /// ended.
   ///
-  /// Of ranks with the same shards, which replicas have, one saves each
-  /// parameter, so that all save about as many bytes.
+  /// Where several ranks have the same shards (replicas), one of them saves
+  /// each parameter, such that all ranks save about equally many bytes.
   ///
-  /// What is of `later` units, which the plan stages, is not copied yet, but by
-  /// copyUnit; isStaged says when all of it is.
+  /// The state of the `later` units, which the plan stages, is not copied yet:
+  /// copyUnit copies it, and isStaged says when all of it is copied.
   void stage(SaveRequest &request, bool copies,
              const std::set<int32_t> &later = {});
-  /// Begins to copy what the last stage() has left of a unit, and returns the
-  /// wait for that, empty where the device's current stream orders it. From one
-  /// thread at a time.
+  /// Begins to copy what the last stage() left out of a unit, and returns the
+  /// wait for the copy, which is empty if the device's current stream orders
+  /// it. To be called from one thread at a time.
   Interpreter::Wait copyUnit(int32_t unit);
   bool isStaged() const { return postponed.empty(); }
 
   /// Before Session::start: reads parameters and buffers, at any world size.
-  /// Throws InputError that names what the checkpoint does not have as the plan
-  /// does.
+  /// Throws InputError, which names what the checkpoint lacks or has
+  /// differently from the plan.
   void readModel(const NativeCheckpoint &checkpoint);
-  /// After it: the optimizer's state, and counters. This rank's generators, too
-  /// where the checkpoint is of as many ranks; else the device's is seeded with
-  /// the sum of seed and steps. Throws InputError, also for what the plan has
-  /// not.
+  /// After Session::start: reads the optimizer's state, and counters; and this
+  /// rank's generators, if the checkpoint is of equally many ranks. Otherwise
+  /// the device's generator is seeded with the sum of seed and steps. Throws
+  /// InputError, also for something that the plan does not have.
   void readTraining(const NativeCheckpoint &checkpoint);
 
 private:
@@ -91,7 +91,7 @@ private:
   Device &device;
   std::unique_ptr<DeviceMemory> staging;
   size_t staged = 0;
-  /// What is staged, and lies elsewhere.
+  /// Staged tensors that lie elsewhere.
   std::vector<at::Tensor> kept;
   /// By unit: copies to be made.
   std::map<int32_t, std::vector<Copy>> postponed;

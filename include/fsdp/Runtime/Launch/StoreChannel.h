@@ -20,9 +20,9 @@ namespace fsdp::runtime {
 /// How long rank 0 waits for the others.
 inline constexpr std::chrono::seconds kChannelPatience{600};
 
-/// `store`: of all ranks, over a connection of its own, whose keys nobody else
-/// uses; null for a rank alone. `ended`: whether the run ends for another
-/// reason; may be called from any thread.
+/// `store`: a store shared by all ranks, over its own connection, whose keys
+/// nobody else uses; null for a single rank. `ended`: whether the run ends for
+/// another reason; must be callable from any thread.
 std::unique_ptr<Channel> makeStoreChannel(c10::intrusive_ptr<c10d::Store> store,
                                           int64_t rank, int64_t worldSize,
                                           std::chrono::milliseconds patience,

@@ -8,8 +8,8 @@
 
 namespace fsdp::runtime {
 
-/// Asked after every step whether there is time for another one and for a save
-/// after it, if each takes as long as the longest so far.
+/// Decides after every step whether there is time for another step and for a
+/// save after it, assuming that each takes as long as the longest so far.
 class TimeLimit {
 public:
   using Clock = std::chrono::steady_clock;
@@ -19,7 +19,8 @@ public:
   TimeLimit(std::optional<double> limit, Clock::time_point begun)
       : limit(limit), begun(begun) {}
 
-  /// From the end of one step to that of the next, with all that came between.
+  /// The time from the end of one step to that of the next, with all that came
+  /// between.
   void stepTook(Seconds time) { step = std::max(step, time); }
   void saveTook(Seconds time) { save = std::max(save, time); }
 

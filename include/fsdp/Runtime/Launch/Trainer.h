@@ -23,22 +23,22 @@ struct RankLink {
   /// Called once, in the rank's process.
   std::function<std::unique_ptr<Comm>(Device &device)> connect = {};
   /// Tells the others why this rank fails, while it is still connected, or as
-  /// far as it is.
+  /// far as it is connected.
   std::function<void(const std::string &message)> fail = {};
-  /// The same for a wait that has passed its deadline. Does not return: others
-  /// may not either.
+  /// The same for a wait that has passed its deadline. Does not return, since
+  /// the other ranks may never return either.
   std::function<void(const PeerHungError &error)> hung = {};
   /// What this rank has been asked for since the last call (Requests.h).
   std::function<uint32_t()> requests = {};
   /// Learns how long steps take.
   std::shared_ptr<Patience> patience = {};
-  /// That for checkpoints. Called once, after connect.
+  /// Makes the channel for checkpoints. Called once, after connect.
   std::function<std::unique_ptr<Channel>()> channel = {};
 };
 
-/// How a run ends that does not fail: after its last step, or before that as
-/// it was asked to, on all ranks after the same step; or at once, as somebody
-/// insisted.
+/// How a run that does not fail ends: after its last step; or before that
+/// because it was asked to, on all ranks after the same step; or at once,
+/// because it was asked twice.
 enum class RunEnd { Finished, Stopped, StoppedAtOnce };
 
 /// Runs a rank of the plan to the end: loads or initialises its rows of the

@@ -7,8 +7,8 @@
 namespace fsdp::runtime {
 
 /// Whether no element is infinite or NaN, in one pass over the memory of a
-/// contiguous tensor of the CPU. True of integers, and of tensors elsewhere, at
-/// which it does not look: a device would have to be waited for.
+/// contiguous tensor of the CPU. True for integers, and for tensors elsewhere,
+/// which it does not inspect since that would mean waiting for the device.
 bool allFinite(const at::Tensor &tensor);
 
 } // namespace fsdp::runtime

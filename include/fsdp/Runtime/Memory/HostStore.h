@@ -1,9 +1,9 @@
 //===- HostStore.h - what a step copies to the host -----------------------===//
 //
-// Memory of the host, in which activations lie between forward and backward, at
-// offsets of the plan, and gradients of offloaded units until the optimizer has
-// used them, each at a place of its own. On CPU ranks, whose device's memory is
-// the host's, the copies are made all the same.
+// Host memory for activations between forward and backward, at offsets of the
+// plan, and for gradients of offloaded units until the optimizer has used them,
+// each at its own place. CPU ranks, whose device memory is the host's, make the
+// same copies.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_MEMORY_HOSTSTORE_H
@@ -21,7 +21,7 @@
 
 namespace fsdp::runtime {
 
-/// Streams may offload and reload different values at a time.
+/// Streams may offload and reload different values concurrently.
 class HostStore {
 public:
   /// Borrows plan and device. Throws RunError where there is not enough memory.
@@ -31,15 +31,15 @@ public:
   /// share one.
   void offload(const plan::OffloadActivation &offload,
                const std::vector<at::Tensor> &values);
-  /// Sets `outs` of `values`: as they were, of one new storage.
+  /// Sets `outs` of `values` to what was offloaded, in one new storage.
   void reload(const plan::ReloadActivation &reload,
               std::vector<at::Tensor> &values);
-  /// Sets `outs` of `values`, to copies of `ins` on the host, which their next
-  /// overwrite. Where the plan has places for them in the arena of a CPU rank,
-  /// they are there.
+  /// Sets `outs` of `values` to copies of `ins` on the host, which the next
+  /// copies of the same gradients overwrite. If the plan has places for them in
+  /// the arena of a CPU rank, they lie there.
   void copyGradients(const plan::CopyToHost &copy,
                      std::vector<at::Tensor> &values);
-  /// Whether a gradient has its place there.
+  /// Whether the address is the place of a gradient here.
   bool holds(const void *address) const;
 
 private:
@@ -53,7 +53,7 @@ private:
   struct Copy {
     std::vector<View> views;
     size_t bytes = 0;
-    /// Where the plan gives it no place, or one that is too small.
+    /// Used if the plan gives the value no place, or one that is too small.
     std::unique_ptr<DeviceMemory> own;
   };
   std::byte *placeOf(plan::ValueId value, Copy &copy);
@@ -64,7 +64,7 @@ private:
   Device &device;
   /// Null where the plan has no places on the host.
   std::unique_ptr<DeviceMemory> memory;
-  /// Null where there are none here.
+  /// Null if there are none here.
   std::unique_ptr<DeviceMemory> gradients;
   /// In `gradients`, of every value of one.
   std::unordered_map<plan::ValueId, int64_t> gradientOffsets;

@@ -10,9 +10,9 @@
 
 namespace fsdp::runtime {
 
-/// The torch dtype of a plan's.
+/// The torch dtype for a plan's dtype.
 at::ScalarType scalarType(plan::DType dtype);
-/// The other way round. Throws InputError where plans have none for it.
+/// The inverse. Throws InputError if plans have no such dtype.
 plan::DType planType(at::ScalarType type);
 
 /// Memory of its own for a tensor of this shape, dtype and strides.
@@ -23,14 +23,14 @@ at::Tensor emptyLaidOut(const plan::TensorSpec &spec,
 /// of tensors without elements, do not count.
 bool isLaidOut(const at::Tensor &tensor, const plan::Strides &strides);
 
-/// The tensor on the device with the strides: itself where it is so already,
-/// else a copy.
+/// The tensor on the device with the strides: the tensor itself if it already
+/// is that, otherwise a copy.
 at::Tensor laidOut(const at::Tensor &tensor, const plan::Strides &strides,
                    c10::Device device);
 
 /// Copies to a tensor that may have dimensions of stride 0: along these the
-/// elements of `from` must be the same. Throws InputError with `what` where
-/// they are not.
+/// elements of `from` must be equal. Throws InputError with `what` if they are
+/// not.
 void copyLaidOut(const at::Tensor &to, const at::Tensor &from,
                  const std::string &what);
 

@@ -1,9 +1,9 @@
 //===- RankArena.h - the memory in which a rank executes ------------------===//
 //
 // One mapping. It begins with the plan's arena, at whose offsets operators
-// write their results from the first step on. Behind it is room for what else
-// they allocate, which grows as it is needed, and is kept. That is measured,
-// and has a place from the next step on:
+// write their results from the first step on. Behind it is room for everything
+// else that they allocate; this room grows as needed, and is kept. These
+// allocations are measured, and have a place from the next step on:
 //
 //   scratch, which ends with its instruction: one place behind the arena that
 //     all instructions use, or where the arena has nothing alive at that
@@ -12,11 +12,10 @@
 //     the arena and the scratch, laid out by its lives.
 //
 // So a step makes the same allocations at the same addresses as the one before,
-// and none in the heap. Whatever a step does differently has the lowest room
-// behind the arena that is free: an allocation is recognised by its
-// instruction, size and order, and memory is not given out while something in
-// it is alive. Allocations of threads that do not execute an instruction come
-// from the heap.
+// and none in the heap. Whatever a step allocates differently gets the lowest
+// free room behind the arena: an allocation is recognised by its instruction,
+// size and order, and memory is not given out while something in it is alive.
+// Allocations of threads that do not execute an instruction come from the heap.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_RUNTIME_MEMORY_RANKARENA_H
@@ -35,8 +34,8 @@
 
 namespace fsdp::runtime {
 
-/// Needs installSteeredAllocator; without, it serves nothing. Threads may
-/// execute different sites at a time; tensors may be freed by any.
+/// Needs installSteeredAllocator; without it, the arena serves nothing. Threads
+/// may execute different sites concurrently; any thread may free tensors.
 class RankArena final : private AllocationSource {
 public:
   /// Borrows plan and device. `shardIndex`: of this rank in its replica. Throws
@@ -47,7 +46,7 @@ public:
   /// Leaves the memory as it is if a tensor in it is alive.
   ~RankArena();
 
-  /// What allocates: a position of plan::Memory, or the making of a program's
+  /// What allocates: a position of plan::Memory, or the creation of a program's
   /// inputs.
   using Site = size_t;
   Site stepInputs() const { return sites.size() - 2; }
@@ -65,10 +64,10 @@ public:
     UseAllocationSource use;
   };
 
-  /// Within the scope, when the site's values are there: remembers which
-  /// allocations became theirs, and moves an operator's results that have
-  /// another place, because the guess was wrong. A value whose place is
-  /// elsewhere than the storage that it shares with another, against the plan,
+  /// To be called within the scope, when the site's values exist: remembers
+  /// which allocations became theirs, and moves results of an operator that lie
+  /// at a wrong place because the guess was wrong. A value that, against the
+  /// plan, shares storage with another one at a place that is not its own
   /// becomes a copy.
   void settle(std::vector<at::Tensor> &values);
 
@@ -77,7 +76,8 @@ public:
   void endProgram();
 
   const std::shared_ptr<DeviceMemory> &deviceMemory() const { return memory; }
-  /// Of the plan's arena; of what lies behind it, most so far.
+  /// The bytes of the plan's arena; and the most bytes so far of what lies
+  /// behind it.
   int64_t bytes() const { return arenaBytes; }
   int64_t extraBytes() const { return keptBytes; }
 
@@ -86,24 +86,25 @@ public:
     size_t bytes = 0;
     /// The value whose storage it becomes, which has a place in the arena.
     plan::ValueId value = -1;
-    /// Of another one: its place, -1 before it has one.
+    /// For any other allocation: its place; -1 before it has one.
     int64_t offset = -1;
     Site site = 0;
     /// The run of its site that made the last.
     uint64_t run = 0;
     /// It is not freed yet.
     bool alive = false;
-    /// Allocations and releases of the site's run before it, and before its
-    /// release.
+    /// The allocations and releases in the site's run before this allocation,
+    /// and before its release.
     int64_t born = 0;
     int64_t died = 0;
     /// Position where it was freed, if not in its site.
     bool outlives = false;
     int64_t freedAt = -1;
-    /// Was alive after its program: comes from the heap.
+    /// It was alive after its program: it comes from the heap from then on.
     bool stays = false;
   };
-  /// Notes that a slot's memory is free. With the lock of the live ones held.
+  /// Notes that a slot's memory is free. Called with the lock of the live slots
+  /// held.
   void released(Slot &slot);
 
 private:
@@ -130,8 +131,8 @@ private:
   // With the lock of the live ones held:
   static bool isTaken(const std::byte *place, size_t bytes);
   /// Moves what a slot of a value holds from an address to the value's place,
-  /// if that is free. Of an operator's result: nobody else knows its address
-  /// yet.
+  /// if that is free. Only for an operator's result, whose address nobody else
+  /// knows yet.
   void move(const at::Tensor &tensor, std::byte *from);
   /// The lowest room behind the reserved places; null if there is none.
   std::byte *findRoom(size_t bytes);
@@ -143,7 +144,8 @@ private:
   void findTops(const plan::Plan &plan);
   void placeSurvivors();
   void placeScratch();
-  /// That of a site, behind `behind` where it has to be there; returns its end.
+  /// Places the scratch of a site, behind `behind` if it has to lie there;
+  /// returns its end.
   int64_t placeScratch(Site site, int64_t behind);
   plan::Stream streamOf(Site site) const;
   int64_t positionOf(Site site) const;
@@ -158,13 +160,14 @@ private:
   int64_t arenaBytes = 0;
   int64_t reservedBytes = 0;
   int64_t keptBytes = 0;
-  /// Of the device's memory: the end of all scratch.
+  /// The end of all scratch in the device's memory.
   int64_t scratchEnd = 0;
   /// Something was allocated that has no place yet.
   bool measured = false;
   Device &device;
-  /// The device executes what was submitted while this class's clock, the
-  /// host's, has gone on: what is freed there may still be in use.
+  /// The device executes what was submitted while the host, by whose clock this
+  /// class works, has already moved on: memory that the host has freed may
+  /// still be in use.
   const bool isAsynchronous;
   std::shared_ptr<DeviceMemory> memory;
   std::byte *base = nullptr;

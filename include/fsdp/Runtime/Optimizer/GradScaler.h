@@ -24,13 +24,13 @@ public:
   /// A float32 scalar that update() writes.
   const at::Tensor &scale() const { return currentScale; }
 
-  /// `shards`, on the host or the device, divided by the scale, which they are
-  /// multiples of; as they are with `deferred`. May write them. From then on
-  /// foundInf() says whether any element on any rank of the replica was not
-  /// finite. A collective operation.
+  /// Returns `shards`, on the host or the device, divided by the scale that
+  /// they were multiplied by; with `deferred`, returns them unchanged. May
+  /// write them. From then on foundInf() says whether any element on any rank
+  /// of the replica was not finite. A collective operation.
   std::vector<at::Tensor> unscale(Comm &comm, std::vector<at::Tensor> shards,
                                   bool deferred);
-  /// Waits for the device.
+  /// Whether any element was not finite. Waits for the device.
   bool foundInf() const;
   /// The same as a float32 scalar, 1 or 0, for kernels that skip by themselves;
   /// valid until update().

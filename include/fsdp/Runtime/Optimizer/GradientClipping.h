@@ -23,9 +23,9 @@ struct ClippedGrads {
 /// normType, one all-reduce of the vector of these, its root, the norm of the
 /// vector. With infinity the all-reduce is a maximum; an empty shard counts 0
 /// (FSDP2 fails there). `shards` are this rank's, in the order of
-/// model.parameters(), complete, on the device or, of offloaded units, the
-/// host; with `inPlace` the result is in them.
-/// `normType` is 1, 2 or infinity. A collective operation.
+/// model.parameters(), complete, on the device or, for offloaded units, on the
+/// host; with `inPlace` the result is written to them. `normType` is 1, 2 or
+/// infinity. A collective operation.
 ClippedGrads clipGradNorm(Comm &comm, std::vector<at::Tensor> shards,
                           double maxNorm, double normType,
                           bool inPlace = false);

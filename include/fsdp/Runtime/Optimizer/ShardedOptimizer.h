@@ -18,21 +18,21 @@ namespace fsdp::runtime {
 /// Adam, AdamW and SGD, bit-equal to torch.optim on the same shards: with
 /// `fused` the fused ATen kernel, otherwise the operators of
 /// torch/optim/adam.py and sgd.py, as torch.optim chooses for a parameter
-/// group: `_multi_tensor_*` where all of it lies on a GPU, else
-/// `_single_tensor_*`. On the CPU both have the same bits. Beside the state and
-/// the gradients the first has at most as many bytes in use at once as the
-/// shards of the group have, the second three times those of the largest. Or a
-/// plug-in.
+/// group: `_multi_tensor_*` if all of it lies on a GPU, otherwise
+/// `_single_tensor_*`. On the CPU both give the same bits. Besides the state
+/// and the gradients, the first uses at most as many bytes at once as the
+/// shards of the group have, the second at most three times those of the
+/// largest shard. The optimizer may also be a plug-in.
 class ShardedOptimizer {
 public:
   enum class Path : uint8_t { SingleTensor, Foreach };
-  /// torch.optim's for shards of a parameter group at these places.
+  /// torch.optim's choice for shards of a parameter group on these devices.
   static Path defaultPath(const std::vector<c10::Device> &places);
 
-  /// What a gradient scaler tells the kernels, float32 scalars. They divide the
-  /// gradients by `gradScale` and write them; where `foundInf` is 1, not 0,
-  /// they change neither parameters nor state, and the caller, who is not told,
-  /// sets steps() back.
+  /// What a gradient scaler tells the kernels, as float32 scalars. The kernels
+  /// divide the gradients by `gradScale` in place; if `foundInf` is 1 rather
+  /// than 0, they change neither parameters nor state. They do not report that,
+  /// so the caller must set steps() back.
   struct Scaling {
     std::optional<at::Tensor> gradScale, foundInf;
   };
@@ -40,7 +40,7 @@ public:
   /// `settings` has one element for each parameter group, of one optimizer;
   /// shard i belongs to settings[groupOf[i]], all to the first if groupOf is
   /// empty. `shards` are updated in place; empty ones are skipped. Throws
-  /// InputError for settings torch.optim refuses, or a plug-in does. A
+  /// InputError for settings that torch.optim or the plug-in refuses. A
   /// plug-in's library is a path relative to the working folder. `path` is
   /// torch.optim's choice if not given.
   ShardedOptimizer(const std::vector<plan::Optimizer> &settings,
@@ -53,30 +53,30 @@ public:
   /// for fused optimizers.
   void step(const std::vector<at::Tensor> &grads, double lrFactor = 1.0,
             const Scaling &scaling = {});
-  /// Whether all of it is one.
+  /// Whether all groups use the fused kernel.
   bool isFused() const;
 
   /// One element for each parameter group, as the constructor takes them.
   const std::vector<plan::Optimizer> &currentSettings() const {
     return settings;
   }
-  /// From the next step on. Throws InputError, and changes nothing, for another
-  /// number of groups and where the state would be another one: `name`,
-  /// `amsgrad`, `fused`, a plug-in's library and options, and whether there is
-  /// a momentum, stay.
+  /// Takes effect from the next step on. Throws InputError, and changes
+  /// nothing, if the number of groups differs or the state would change:
+  /// `name`, `amsgrad`, `fused`, a plug-in's library and options, and whether
+  /// there is a momentum, must stay the same.
   void setSettings(const std::vector<plan::Optimizer> &changed);
 
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
   /// What a shard's next update depends on, by torch.optim's names (`step`,
-  /// `exp_avg`, …), of a plug-in `state0`, …. The tensors are those that
-  /// updates change, and may be written between two; an empty shard's are of no
-  /// use to any, but have the names and shapes of others.
+  /// `exp_avg`, …), or `state0`, … for a plug-in. The tensors are the ones that
+  /// updates change, and may be written between two updates; an empty shard's
+  /// are not used by any update, but have the same names and shapes as others.
   NamedTensors state(size_t shard);
   /// Takes other tensors, of the names, shapes and dtypes that `state` has, as
   /// those that updates change; none for an empty shard. Throws InputError for
   /// others.
   void bindState(size_t shard, const NamedTensors &tensors);
-  /// Updates made so far, also before the state was set.
+  /// Updates made so far, including those before the state was set.
   int64_t steps() const { return stepsDone; }
   void setSteps(int64_t steps) { stepsDone = steps; }
 
