@@ -12,8 +12,7 @@ CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*
 .NOTPARALLEL:
 .PHONY: help setup build build-runtime build-asan build-tsan test test-all \
 	test-compiler test-runtime test-headers test-asan test-tsan test-python test-parity test-kernels \
-	test-zoo \
-	demo bench docs check-docs check-format format clean
+	test-zoo demo bench docs check-docs check-format format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -24,7 +23,7 @@ setup: ## install what is missing: Debian packages, Python packages in .venv
 build: setup ## compiler and runtime (preset dev, build/)
 	@scripts/build.sh dev $(JOBS)
 
-build-runtime: setup ## the runtime alone, without MLIR (preset runtime, build-runtime/)
+build-runtime: setup ## fsdp-run and Lion with the system's compiler, without MLIR (build-runtime/)
 	@scripts/build.sh runtime $(JOBS) fsdp-run lion
 
 build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
@@ -100,4 +99,4 @@ format: setup ## apply ruff's and clang-format's formatting
 	@clang-format-22 -i $(CXX_SOURCES)
 
 clean: ## remove what was built and written (not .venv)
-	rm -rf build build-runtime build-gpu build-asan build-tsan out
+	rm -rf build build-runtime build-headers build-gpu build-asan build-tsan out

@@ -168,10 +168,10 @@ def test_bad_config(llama: Captured, tmp_path: Path, config: str, expected: list
 
 def test_plan_of_another_version(llama: Captured, plan: Path, tmp_path: Path) -> None:
     content = json.loads(plan.read_text())
-    assert content["version"] == 2
+    assert content["version"] == 3
     bad = plan.with_name("version.json")
     bad.write_text(json.dumps({**content, "version": 99}))
-    fails([*run_command(llama, bad, CASE), "--nproc", 2], "version", "99", "2")
+    fails([*run_command(llama, bad, CASE), "--nproc", 2], "version", "99", "3")
 
 
 def test_world_size_mismatch(llama: Captured, plan: Path) -> None:

@@ -281,7 +281,7 @@ def test_variables_that_contradict_each_other(command: list[str]) -> None:
     torch_like = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     done = execute(command, env={**os.environ, **slurm(1), **torch_like}, check=False)
     assert done.returncode == 2
-    assert "RANK=0 and SLURM_PROCID=1: expected the same" in done.stderr
+    assert "RANK=0 and SLURM_PROCID=1: expected equal ranks" in done.stderr
 
 
 def test_a_rank_that_never_starts(command: list[str]) -> None:

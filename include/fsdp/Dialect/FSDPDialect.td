@@ -9,8 +9,9 @@ def FSDP_Dialect : Dialect {
   let cppNamespace = "::mlir::fsdp";
   let summary = "Fully sharded training: parameters, placements, collectives";
   let description = [{
-    One training step of a model as a straight-line program, with its
-    parameters, the mesh they are sharded over, and every collective explicit.
+    One training step of a model as a program without branches, whose
+    microbatches are a region, with its parameters, the mesh they are sharded
+    over, and every collective explicit.
 
     The same dialect serves every level of the compiler:
 

@@ -1,7 +1,7 @@
 //===- FSDPPlannedOps.td - what only the planned level has -*- tablegen -*-===//
 //
 // Streams, events and offsets are attributes of any op that becomes an
-// instruction (docs/spec.md, "Planned level"). Included by FSDPOps.td.
+// instruction (docs/spec.md, "Planned"). Included by FSDPOps.td.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_DIALECT_FSDPPLANNEDOPS_TD
@@ -10,7 +10,7 @@
 def FSDP_FreeOp : FSDP_Op<"free", [
     FSDP_InProgram, FSDP_ConditionalOpInterface, AttrSizedOperandSegments,
     MemoryEffects<[MemFree]>]> {
-  let summary = "Ends the life of values (planned level)";
+  let summary = "Ends the life of values (level lowered)";
   let description = [{
     The life of what a microbatch leaves to the next one ends `when %last`.
 

@@ -1,8 +1,8 @@
 //===- Verifier.h - one pass over a plan that checks its invariants -------===//
 //
-// Tables, values and the instructions that compute, gather or write are in
-// VerifyPlan.cpp; those that take gradients are in VerifyGradients.cpp, and
-// where values lie is in VerifyArena.cpp.
+// Tables are in VerifyTables.cpp, values and the instructions that compute,
+// gather or write in VerifyPlan.cpp, those that take gradients in
+// VerifyGradients.cpp, and where values lie in VerifyArena.cpp.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_LIB_PLAN_VERIFY_VERIFIER_H
