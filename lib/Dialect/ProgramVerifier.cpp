@@ -148,15 +148,14 @@ private:
         return first.emitOpError("Program-9: expected conditions of the first "
                                  "gather and of the last reshard of unit @")
                << unit.getValue() << " to go together, got one";
-      if (failed(verifyKept(loop, first, lastGather)))
+      if (failed(verifyKept(first, lastGather)))
         return failure();
     }
     return success();
   }
 
   /// Checks that `first` takes in later microbatches what `last` has gathered.
-  static LogicalResult verifyKept(MicrobatchesOp loop, AllGatherOp first,
-                                  AllGatherOp last) {
+  LogicalResult verifyKept(AllGatherOp first, AllGatherOp last) {
     if (!first.getCondition())
       return success();
     ResultRange gathered = getResultsOp(last)->getResults();
@@ -179,9 +178,8 @@ private:
     for (Operation &op : block) {
       if (failed(visit(&op)))
         return failure();
-      if (auto loop = dyn_cast<MicrobatchesOp>(op))
-        if (failed(visitBlock(*loop.getBlock())))
-          return failure();
+      if (&op == loop && failed(visitBlock(*loop.getBlock())))
+        return failure();
     }
     return success();
   }

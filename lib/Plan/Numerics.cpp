@@ -20,6 +20,7 @@ constexpr NumericSetting kSettings[] = {
     {"deterministic_algorithms", kModes},
     {"mkldnn.enabled", kOn},
     {"mkldnn.deterministic", kOff},
+    {"nnpack.enabled", kOn},
     {"cudnn.enabled", kOn},
     {"cudnn.benchmark", kOff},
     {"cudnn.deterministic", kOff},

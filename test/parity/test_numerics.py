@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from fsdp_mlir import CaptureError
-from fsdp_mlir.support.numerics import numerics
-from harness import RESNET18, SGD, Captured, Case, Run, compile_plan, train_plan
+from fsdp_mlir.support.numerics import SETTINGS, numerics
+from harness import BIN, RESNET18, SGD, Captured, Case, Run, compile_plan, execute, train_plan
 from test_parity import assert_equal_bits
 
 # oneDNN's convolutions have other bits than ATen's own.
@@ -34,6 +36,24 @@ def test_equal_bits(
     assert json.loads(plan.read_text())["captured_for"]["numerics"] == {"mkldnn.enabled": "off"}
     ours, theirs = train_plan(files, plan, CASE), reference(CASE)
     assert_equal_bits(ours, theirs)
+
+
+def test_capture_and_compiler_know_the_same_settings(tmp_path: Path) -> None:
+    def refused(name: str, value: str) -> list[str]:
+        path = tmp_path / "module.mlir"
+        path.write_text(
+            f'module attributes {{fsdp.captured_for = {{device = "cpu", torch = "2.15.0", '
+            f'numerics = {{{name} = "{value}"}}}}}} {{}}\n'
+        )
+        done = execute([BIN / "fsdp-opt", path], check=False)
+        assert done.returncode != 0
+        expected = re.search(r"Captured-2: expected (.*?)(, got| for )", done.stderr)
+        assert expected is not None, done.stderr
+        return re.findall(r'"(.*?)"', expected[1])
+
+    assert refused("rounding", "up") == list(SETTINGS)
+    for name, (_, default) in SETTINGS.items():
+        assert refused(f'"{name}"', "maybe")[0] == default
 
 
 def test_settings_have_their_names(settings: None) -> None:

@@ -35,6 +35,7 @@ plan::Numerics current() {
           {"deterministic_algorithms", mode},
           {"mkldnn.enabled", onOff(context.userEnabledMkldnn())},
           {"mkldnn.deterministic", onOff(context.deterministicMkldnn())},
+          {"nnpack.enabled", onOff(context.userEnabledNNPACK())},
           {"cudnn.enabled", onOff(context.userEnabledCuDNN())},
           {"cudnn.benchmark", onOff(context.benchmarkCuDNN())},
           {"cudnn.deterministic", onOff(context.deterministicCuDNN())},

@@ -29,6 +29,7 @@ const std::map<std::string_view, Setter> kSetters = {
      }},
     {"mkldnn.enabled", set<&at::Context::setUserEnabledMkldnn>},
     {"mkldnn.deterministic", set<&at::Context::setDeterministicMkldnn>},
+    {"nnpack.enabled", set<&at::Context::setUserEnabledNNPACK>},
     {"cudnn.enabled", set<&at::Context::setUserEnabledCuDNN>},
     {"cudnn.benchmark", set<&at::Context::setBenchmarkCuDNN>},
     {"cudnn.deterministic", set<&at::Context::setDeterministicCuDNN>},

@@ -127,7 +127,6 @@ def _settings() -> Iterator[str]:
             backends.cuda.mem_efficient_sdp_enabled(),
             backends.cuda.math_sdp_enabled(),
         ],
-        "nnpack": torch._C._get_nnpack_enabled(),
         "fast path": backends.mha.get_fastpath_enabled(),
         "modes": torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack(),
     }

@@ -17,12 +17,13 @@ def _switch(value: Any) -> str:
     return "on" if (value[0] if isinstance(value, tuple) else value) else "off"
 
 
-# Each with PyTorch's default (lib/Plan/Numerics.cpp has the same names).
-_SETTINGS: dict[str, tuple[Callable[[], str], str]] = {
+# Each with PyTorch's default, in the order of lib/Plan/Numerics.cpp.
+SETTINGS: dict[str, tuple[Callable[[], str], str]] = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
     "deterministic_algorithms": (lambda: _MODES[torch.get_deterministic_debug_mode()], "off"),
     "mkldnn.enabled": (lambda: _switch(torch._C._get_mkldnn_enabled()), "on"),
     "mkldnn.deterministic": (lambda: _switch(torch._C._get_mkldnn_deterministic()), "off"),
+    "nnpack.enabled": (lambda: _switch(torch._C._get_nnpack_enabled()), "on"),
     "cudnn.enabled": (lambda: _switch(torch._C._get_cudnn_enabled()), "on"),
     "cudnn.benchmark": (lambda: _switch(torch._C._get_cudnn_benchmark()), "off"),
     "cudnn.deterministic": (lambda: _switch(torch._C._get_cudnn_deterministic()), "off"),
@@ -49,7 +50,7 @@ def numerics() -> dict[str, str]:
     were both used.
     """
     values = {}
-    for name, (read, default) in _SETTINGS.items():
+    for name, (read, default) in SETTINGS.items():
         try:
             value = read()
         except RuntimeError as error:
