@@ -34,10 +34,10 @@ void pauseCpu() {
 ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
                  bool concurrent, const ShmComm *other)
     : plan(plan), segment(segment), ownRank(rank), concurrent(concurrent),
-      sights(segment, rank), pidfds(size_t(plan.worldSize), -1),
-      shardGroup(plan.shardGroup(rank)),
+      sights(segment, rank), shardGroup(plan.shardGroup(rank)),
       replicateGroup(plan.replicateGroup(rank)),
-      everybody(size_t(plan.worldSize)), keptParts(plan.units.size()) {
+      everybody(size_t(plan.worldSize)), pidfds(size_t(plan.worldSize), -1),
+      keptParts(plan.units.size()) {
   std::iota(everybody.begin(), everybody.end(), 0);
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
