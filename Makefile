@@ -10,9 +10,9 @@ CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup build build-runtime build-asan build-tsan test test-all \
-	test-compiler test-runtime test-headers test-asan test-tsan test-python test-parity test-kernels \
-	test-zoo demo bench docs check-docs check-format format clean
+.PHONY: help setup build build-runtime build-system build-asan build-tsan test test-all \
+	test-compiler test-unit test-runtime test-headers test-asan test-tsan test-python test-parity \
+	test-kernels test-zoo demo bench docs check-docs check-format format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -23,8 +23,11 @@ setup: ## install what is missing: Debian packages, Python packages in .venv
 build: setup ## compiler and runtime (preset dev, build/)
 	@scripts/build.sh dev $(JOBS)
 
-build-runtime: setup ## fsdp-run and Lion with the system's compiler, without MLIR (build-runtime/)
-	@scripts/build.sh runtime $(JOBS) fsdp-run lion
+build-runtime: setup ## the runtime with the system's compiler, without MLIR (build-runtime/)
+	@scripts/build.sh runtime $(JOBS)
+
+build-system: setup ## what the tests use of it, with less optimisation (build-system/)
+	@scripts/build.sh system $(JOBS) fsdp-run lion
 
 build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 	@scripts/build.sh asan $(JOBS)
@@ -32,21 +35,24 @@ build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 build-tsan: setup ## the runtime under ThreadSanitizer (build-tsan/)
 	@scripts/build.sh tsan $(JOBS)
 
-test: check-format check-docs test-compiler build-runtime test-asan test-tsan ## everything that CI runs
+test: check-format check-docs test-compiler build-system test-asan test-tsan ## everything that CI runs
 	@echo "== test/python, test/parity, test/faults, test/zoo"
 	@$(PYTEST) test/python test/parity test/faults test/zoo
 
 test-all: PYTEST_FLAGS := --exhaustive
-test-all: test test-runtime test-headers test-kernels test-zoo ## the same, and what is exhaustive
+test-all: test test-unit test-runtime test-headers test-kernels test-zoo ## the same, and what is exhaustive
 
-test-compiler: build ## lit and GoogleTest on the full build
+test-compiler: build ## lit, and GoogleTest of what the sanitizers do not run
 	@echo "== lit"
 	@ninja -C build check-fsdp-lit
 	@echo "== GoogleTest"
-	@$(CTEST) build
+	@$(CTEST) build -LE runtime
 
-test-runtime: setup ## GoogleTest on the runtime built without MLIR, and its module of Python
-	@scripts/build.sh runtime $(JOBS)
+test-unit: build ## GoogleTest, all of it, on the full build
+	@echo "== GoogleTest, all"
+	@ninja -C build check-fsdp-unit
+
+test-runtime: build-runtime ## GoogleTest on the runtime built without MLIR, and its module of Python
 	@echo "== GoogleTest, runtime alone"
 	@$(CTEST) build-runtime
 
@@ -99,4 +105,4 @@ format: setup ## apply ruff's and clang-format's formatting
 	@clang-format-22 -i $(CXX_SOURCES)
 
 clean: ## remove what was built and written (not .venv)
-	rm -rf build build-runtime build-headers build-gpu build-asan build-tsan out
+	rm -rf build build-runtime build-system build-headers build-gpu build-asan build-tsan out

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import BIN
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
-from gpu_cases import PARITY  # noqa: E402
+from gpu_cases import PARITY, Case  # noqa: E402
 
 
 def execute(*command: object) -> subprocess.CompletedProcess[str]:
@@ -32,14 +33,28 @@ def test_committed_plans_are_the_compilers(tmp_path: Path) -> None:
         )
 
 
-def test_parity_on_cpu_ranks(tmp_path: Path) -> None:
+def halves() -> list[Any]:
+    """The cases of CPU ranks: each number of ranks and each precision once, and the others."""
+    on_cpu = [case for case in PARITY if case.arch is None]
+    once = {(1, "fp32"), (2, "bf16")}
+    parts = [
+        [case for case in on_cpu if ((case.world, case.precision) in once) == each]
+        for each in (True, False)
+    ]
+    return [
+        pytest.param(parts[0], id="each_once"),
+        pytest.param(parts[1], id="others", marks=pytest.mark.exhaustive),
+    ]
+
+
+@pytest.mark.parametrize("on_cpu", halves())
+def test_parity_on_cpu_ranks(on_cpu: list[Case], tmp_path: Path) -> None:
     """The script itself, with Gloo in the place of NCCL."""
     options = ["--only", "parity", "trace", "--parity-steps", 2, "--out", tmp_path]
-    options += ["--deadline", 300]
+    options += ["--deadline", 300, "--cases", *(case.name for case in on_cpu)]
     done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", BIN.parent, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    on_cpu = [case for case in PARITY if case.arch is None]
     traced = [case for case in on_cpu if case.world == 1]
     names = [f"parity {case.name} {side}" for case in on_cpu for side in ("fsdp2", "fsdp-run")]
     names += [f"trace {case.name}" for case in traced]
@@ -79,6 +94,7 @@ def test_a_failing_runtime_fails_the_report(tmp_path: Path, section: str) -> Non
     binary.chmod(0o755)
     options = ["--only", section, "--parity-steps", 1, "--out", tmp_path / "out"]
     options += ["--cases", PARITY[0].name, "--rounds", 1, "--steps", 2, "--warmup", 1]
+    options += ["--sides", "fsdp-run"]
     done = execute(BENCH / "gpu.py", "--device", "cpu", "--build", tmp_path / "build", *options)
     assert done.returncode == 1, done.stdout + done.stderr
     items = json.loads((tmp_path / "out" / "report.json").read_text())["items"]

@@ -9,9 +9,9 @@ import pytest
 from harness import ADAMW_FUSED, GPT2, LLAMA, SGD, Captured, Case, Model, compile_plan, train_plan
 from test_parity import assert_equal_bits
 
-BUILT = harness.ROOT / "build-runtime" / "bin"
+BUILT = harness.ROOT / "build-system" / "bin"
 pytestmark = pytest.mark.skipif(
-    not (BUILT / "fsdp-run").exists(), reason="needs build-runtime: make build-runtime"
+    not (BUILT / "fsdp-run").exists(), reason="needs build-system: make build-system"
 )
 
 BF16 = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
