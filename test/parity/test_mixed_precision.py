@@ -245,6 +245,7 @@ def test_units_of_lists_and_classes(captured: Capture, reference: Reference) -> 
     assert_equal_bits(*both(captured, reference, case, "grouped"))
 
 
+@pytest.mark.exhaustive
 def test_29_million_parameters(captured: Capture, reference: Reference) -> None:
     # Short sequences: without AVX-512 a product in bfloat16 takes fifty times as long.
     model = replace(LLAMA_29M, seq=32, batch=1)

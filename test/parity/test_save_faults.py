@@ -136,7 +136,13 @@ def go_on(world: World, folder: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def test_killed(worlds: Callable[[int], World], fault: Fault, tmp_path: Path) -> None:
+def test_killed(
+    worlds: Callable[[int], World],
+    fault: Fault,
+    tmp_path: Path,
+    record_property: Callable[[str, Any], None],
+) -> None:
+    """What it records is for bench/faults.py."""
     world = worlds(fault.world)
     folder = tmp_path / "saved"
     loads = fault.point in LOAD
@@ -151,7 +157,11 @@ def test_killed(worlds: Callable[[int], World], fault: Fault, tmp_path: Path) ->
     if fault.mode == "async":
         words.append("--checkpoint-async")
     command = [str(word) for word in [*world.runs.command, *words]]
+    for name, value in fault._asdict().items():
+        record_property(name, value)
+    began = time.monotonic()
     done = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True, check=False)
+    record_property("seconds", time.monotonic() - began)
     errors = [line for line in done.stderr.splitlines() if "error: " in line]
     if fault.signal == "TERM":
         # A request, which is of no account in the last step.
@@ -166,6 +176,7 @@ def test_killed(worlds: Callable[[int], World], fault: Fault, tmp_path: Path) ->
         assert f"rank {fault.rank} was killed by signal {number}" in errors[0]
         assert f"in the checkpoint of step {step} ({fault.point})" in errors[0]
     after = go_on(world, folder)
+    record_property("resumed", {NEW: "new", OLD: "old"}.get(after, "none"))
     assert after in (NEW, 0 if fault.first else OLD)
     acknowledged = fault.point == "acknowledge" and fault.rank == 0 and fault.times == 2
     if fault.point in AFTER or acknowledged or fault.signal == "TERM":

@@ -36,7 +36,6 @@ using namespace fsdp::fuzz;
 namespace {
 
 constexpr int kSeconds = 20;
-constexpr rlim_t kMemory = rlim_t(6) << 30;
 constexpr size_t kMaxInput = size_t(1) << 20;
 
 /// What the handlers need; they may only do what a signal handler may.
@@ -75,7 +74,8 @@ void catchFaults() {
   __sanitizer_set_death_callback(leaveInput);
   constexpr int signals[] = {SIGABRT, SIGVTALRM};
 #else
-  rlimit memory{kMemory, kMemory};
+  constexpr rlim_t limit = rlim_t(6) << 30;
+  rlimit memory{limit, limit};
   setrlimit(RLIMIT_AS, &memory);
   constexpr int signals[] = {SIGSEGV, SIGBUS,  SIGFPE,
                              SIGILL,  SIGABRT, SIGVTALRM};

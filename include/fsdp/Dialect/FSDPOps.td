@@ -169,10 +169,12 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
     `fused` selects torch.optim's fused kernel; on a CPU, `foreach` gives the
     same bits as neither of the two. `plugin` is the user's own optimizer in the
     shared library `library` (fsdp/Runtime/Optimizer/OptimizerPlugin.h), with
-    `lr` and any other numbers as hyperparameters.
+    `lr` and any other numbers as hyperparameters. `external` is an optimizer
+    that the caller of the step runs; it has no hyperparameters.
 
-    **Optimizer-1**: the name is `adam`, `adamw`, `sgd` or `plugin`, and each
-    hyperparameter is one that this optimizer has, of its type and in its range.
+    **Optimizer-1**: the name is `adam`, `adamw`, `sgd`, `plugin` or `external`,
+    and each hyperparameter is one that this optimizer has, of its type and in
+    its range.
     **Optimizer-2**: `fused` and `foreach` are not both set; Nesterov momentum
     has a momentum and no dampening.
   }];
