@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
-from harness import ROOT
+from harness import BIN, ROOT, execute
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_frontdoor import torchrun_reference
 from test_loops import assert_same, assert_same_files, read_dcp, run_both, values
 
 ADAPTERS = ROOT / "examples" / "adapters"
@@ -85,6 +89,13 @@ def test_lightning_trainer(tmp_path: Path) -> None:
     assert_same_files(read_dcp, [folder / "saved" for folder in saved])
 
 
+def in_order(value: Any) -> Any:
+    """With the keys of dictionaries in their order, as `fsdp-checkpoint` writes them."""
+    if not isinstance(value, dict):
+        return value
+    return {key: in_order(value[key]) for key in sorted(value)}
+
+
 def test_torchtitan(tmp_path: Path) -> None:
     lines, saved = run_both("titan_trainer.py", tmp_path, ADAPTERS)
     losses = values(lines, r"rank \d: step (\d) loss (\S+) lr (\S+)")
@@ -92,4 +103,27 @@ def test_torchtitan(tmp_path: Path) -> None:
     first, last = ([loss for step, loss, _ in losses if step == number] for number in (1, 8))
     assert max(last) < min(first) - 0.5
     for step in ("step-4", "step-8"):
-        assert_same_files(read_dcp, [folder / "checkpoint" / step for folder in saved])
+        theirs, ours = (folder / "checkpoint" / step for folder in saved)
+        assert_same_files(read_dcp, [theirs, ours])
+        # With its optimizer, schedule and data, in the form of `fsdp-checkpoint`.
+        written = tmp_path / step
+        execute([BIN / "fsdp-checkpoint", "convert", theirs, written, "--to", "dcp"])
+        assert_same_files(lambda path: in_order(read_dcp(path)), [theirs, written])
+
+
+@pytest.mark.exhaustive
+def test_torchtitan_resumes_what_is_rewritten(tmp_path: Path) -> None:
+    """Its Trainer goes on from its own checkpoint and from what `fsdp-checkpoint` makes of it."""
+    script, step = ADAPTERS / "titan_trainer.py", Path("checkpoint") / "step-4"
+    theirs, ours = (tmp_path / name for name in ("theirs", "ours"))
+    torchrun_reference(script, 2, theirs)
+    ours.joinpath("checkpoint").mkdir(parents=True)
+    execute([BIN / "fsdp-checkpoint", "convert", theirs / step, ours / step, "--to", "dcp"])
+    shutil.rmtree(theirs / "checkpoint" / "step-8")
+    printed = [torchrun_reference(script, 2, folder).stdout for folder in (theirs, ours)]
+    # Two ranks may share a line.
+    pattern = r"rank \d: step \d (?:loss|norms) (?:(?!rank \d: ).)*"
+    want, got = (sorted(x.strip() for x in re.findall(pattern, text)) for text in printed)
+    assert got == want and len(want) == 24
+    assert {line.split()[3] for line in want} == {"5", "6", "7", "8"}
+    assert_same_files(read_dcp, [folder / "checkpoint" / "step-8" for folder in (theirs, ours)])
