@@ -115,23 +115,24 @@ def run_side(
         return run_ranks(command, case.world, env, deadline, setup.log(item))
 
     try:
-        stderr = run()
+        run()
     except RunFailed as error:
         # Gloo aborts now and then while it starts or ends its threads.
         if setup.device == "cuda" or item.side != "fsdp2" or not error.by_signal:
             raise
-        stderr = run()
-    if item.side == "graphs" and (reason := not_captured(stderr)):
+        run()
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    if item.side == "graphs" and (reason := not_captured(steps)):
         raise RunFailed(reason)
-    return [json.loads(line) for line in metrics.read_text().splitlines()]
+    return steps
 
 
-def not_captured(stderr: str) -> str | None:
-    """What of a step ran eagerly in spite of --cuda-graphs, by what rank 0 of fsdp-run says."""
-    said = [line for line in stderr.splitlines() if line.startswith("cuda graphs: ")]
+def not_captured(steps: list[dict[str, Any]]) -> str | None:
+    """What of the last step ran eagerly in spite of --cuda-graphs, by the metrics."""
+    said = steps[-1].get("cuda_graphs") if steps else None
     if not said:
-        return f"expected fsdp-run to say what {GRAPHS} captured, got nothing"
-    return said[-1] if "not captured" in said[-1] else None
+        return f"expected the metrics of fsdp-run to say what {GRAPHS} captured, got nothing"
+    return f"cuda graphs: {said}" if "not captured" in said else None
 
 
 class Runner:

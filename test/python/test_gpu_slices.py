@@ -44,13 +44,14 @@ if fault == "nothing":
 if fault == "fail":
     print("one line of many\\n" * 5000 + "error: no such thing", file=sys.stderr)
     sys.exit(1)
+line = {{"step_ms": 5.0}}
 if side == "graphs":
     captured = "not captured: no pool" if fault == "eager" else "captured"
-    print("cuda graphs: whole step", captured, file=sys.stderr)
+    line["cuda_graphs"] = "whole step " + captured
 with open(value("--metrics"), "w") as file:
     for step in range(int(value("--steps"))):
         loss = 2.0 if fault == "loss" and step else 1.0
-        print(json.dumps({{"step_ms": 5.0, "rank_losses": [loss]}}), file=file)
+        print(json.dumps(line | {{"rank_losses": [loss]}}), file=file)
 if value("--save-weights"):
     header = json.dumps({{"w": {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}}}).encode()
     with open(value("--save-weights"), "wb") as file:
@@ -254,11 +255,13 @@ def test_graphs_that_ran_eagerly_fail(host: Host) -> None:
         f"parity {CASE} graphs": "failed: cuda graphs: whole step not captured: no pool",
     }
     assert host.run(*options, "--sides", "graphs") == 0
-    assert gpu.not_captured("step 1\n") == (
-        "expected fsdp-run to say what --cuda-graphs captured, got nothing"
-    )
-    said = "cuda graphs: forward and backward captured; optimizer not captured: no fused kernel"
-    assert gpu.not_captured(f"step 4\n{said}\nstep 5\n") == said
+    nothing = "expected the metrics of fsdp-run to say what --cuda-graphs captured, got nothing"
+    assert gpu.not_captured([]) == gpu.not_captured([{"step": 1}]) == nothing
+    said = "forward and backward captured; optimizer not captured: no fused kernel"
+    assert gpu.not_captured([{"cuda_graphs": said}]) == f"cuda graphs: {said}"
+    early = {"cuda_graphs": "whole step not captured yet"}
+    assert gpu.not_captured([early, {"cuda_graphs": "whole step captured"}]) is None
+    assert gpu.not_captured([early]) == "cuda graphs: whole step not captured yet"
 
 
 def test_a_side_that_fails_in_a_round_leaves_the_others(host: Host) -> None:

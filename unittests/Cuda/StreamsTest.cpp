@@ -162,6 +162,31 @@ TEST_F(CudaStreamsTest, AreCapturedInAGraphFromTheCurrentStream) {
   EXPECT_EQ(value[0].item<float>(), 0);
 }
 
+TEST_F(CudaStreamsTest, GoOnAfterACaptureThatFails) {
+  auto allocate = [&] { at::Tensor made = at::full({1 << 20}, 7.0, onGpu()); };
+  // The work itself fails; a call that no capture permits makes it invalid.
+  EXPECT_THROW(gpu().capture([&] {
+    allocate();
+    throw RunError("no more");
+  }),
+               RunError);
+  EXPECT_ANY_THROW(gpu().capture([&] {
+    allocate();
+    (void)cudaStreamSynchronize(current().stream());
+  }));
+  // Memory and captures are as before.
+  at::Tensor after = at::full({1 << 20}, 3.0, onGpu());
+  allocate();
+  gpu().synchronize();
+  EXPECT_EQ(after[0].item<float>(), 3);
+  std::unique_ptr<DeviceGraph> graph =
+      gpu().capture([&] { copied.copy_(value); });
+  value.fill_(9);
+  graph->replay();
+  gpu().synchronize();
+  EXPECT_EQ(copied[0].item<float>(), 9);
+}
+
 TEST_F(CudaStreamsTest, KeepFreedMemoryUntilAllAreDoneWithIt) {
   at::Tensor gathered;
   streams->submit(Stream::AllGather, {}, 0, [&] {

@@ -1,9 +1,14 @@
 //===- ReporterTest.cpp - what a run tells of itself ----------------------===//
 #include "fsdp/Runtime/Launch/Reporter.h"
+#include "Support/Fixtures.h"
+#include "Support/SamplePlan.h"
+#include "fsdp/Runtime/Devices/Device.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 
 namespace fsdp::runtime {
@@ -43,6 +48,30 @@ TEST(SaveSlowdown, SaysNothingWhereStepsAreNotComparable) {
   EXPECT_EQ(slowdowns({95}), Told{});
   EXPECT_EQ(slowdowns({20, 39}), (Told{{30, 1.5}}));
   EXPECT_EQ(slowdowns({20, 25}), Told{});
+}
+
+TEST(Reporter, WritesWhatIsCaptured) {
+  test::ScratchDir dir;
+  plan::Plan plan = test::samplePlan(1);
+  std::unique_ptr<Device> device = makeCpuDevice();
+  RankArena arena(plan, 0, *device);
+  ReportSettings settings;
+  settings.metricsPath = dir / "metrics.jsonl";
+  settings.steps = 2;
+  {
+    Reporter reporter(plan, settings);
+    StepResult result;
+    reporter.report(0, 1, result, {RankStats{}}, arena, false, {});
+    result.graphs = "optimizer not captured: \"adamw\"";
+    reporter.report(1, 1, result, {RankStats{}}, arena, false, {});
+  }
+  std::ifstream file(settings.metricsPath);
+  std::string line;
+  std::getline(file, line);
+  EXPECT_FALSE(nlohmann::json::parse(line).contains("cuda_graphs"));
+  std::getline(file, line);
+  EXPECT_EQ(nlohmann::json::parse(line)["cuda_graphs"],
+            "optimizer not captured: \"adamw\"");
 }
 
 } // namespace

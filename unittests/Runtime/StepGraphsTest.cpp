@@ -9,6 +9,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
 
 namespace fsdp::test {
 namespace {
@@ -72,6 +75,8 @@ plan::Plan fused(const std::string &name) {
 }
 
 TEST_F(StepGraphsTest, CapturesAWholeStepOnce) {
+  run(fused("llama-2"), StepGraphs::kWarmup);
+  EXPECT_EQ(description, "whole step not captured yet");
   run(fused("llama-2"), StepGraphs::kWarmup + 4);
   EXPECT_EQ(description, "whole step captured");
   EXPECT_EQ(device.captures, 1);
@@ -170,9 +175,21 @@ TEST(StepGraphs, AreReplayedWhereGradientsGoToTheHost) {
   RunSettings settings;
   settings.steps = StepGraphs::kWarmup + 3;
   settings.makeDevice = [] { return std::make_unique<ReplayingDevice>(); };
+  std::mutex lock;
+  std::map<std::string, int> said;
+  settings.takeResult = [&](const StepResult &result) {
+    std::lock_guard guard(lock);
+    ++said[result.graphs];
+  };
   allReplays = 0;
   runOverGloo(plan, settings);
   EXPECT_EQ(allReplays, 2 * 3);
+  std::string optimizer =
+      "; optimizer not captured: offloaded units are updated on the host";
+  EXPECT_EQ(said, (std::map<std::string, int>{
+                      {"forward and backward not captured yet" + optimizer,
+                       2 * StepGraphs::kWarmup},
+                      {"forward and backward captured" + optimizer, 2 * 3}}));
 }
 
 class ReplayedPlans : public testing::TestWithParam<const char *> {};

@@ -2,9 +2,12 @@
 #include "CudaGraph.h"
 #include "CudaError.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/version.h>
 
 namespace fsdp::runtime {
 
@@ -20,14 +23,14 @@ public:
     checkCuda(cudaDeviceSynchronize(), "wait for the work of the GPU");
     c10::cuda::CUDAStreamGuard guard(stream);
     // The watchdog's thread asks for events meanwhile.
-    graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     try {
       work();
+      graph.capture_end();
     } catch (...) {
       abandon();
       throw;
     }
-    graph.capture_end();
   }
 
   void replay() override { graph.replay(); }
@@ -39,11 +42,31 @@ private:
       graph.capture_end();
     } catch (const std::exception &) {
       // The cause is being thrown.
+      endPool();
     }
     graph.reset();
     (void)cudaGetLastError();
   }
 
+  /// Before 2.15 a capture_end that throws leaves the allocators with the pool,
+  /// and with a filter of streams that refers to the graph.
+  void endPool() {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+    namespace allocator = c10::cuda::CUDACachingAllocator;
+    c10::DeviceIndex device = c10::cuda::current_device();
+    at::HostAllocator *pinned = at::getHostAllocator(at::kCUDA);
+    try {
+      allocator::endAllocateToPool(device, pool);
+    } catch (const std::exception &) {
+      return; // It was ended, and reset() releases it.
+    }
+    pinned->end_allocate_to_pool(pool);
+    allocator::releasePool(device, pool);
+    pinned->release_pool(pool);
+#endif
+  }
+
+  const at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
   at::cuda::CUDAGraph graph;
 };
 

@@ -131,9 +131,11 @@ void StepGraphs::abandon(const std::string &reason) {
 std::string StepGraphs::describe() const {
   std::string text;
   auto add = [&](const char *what, const Segment &segment) {
-    text += (text.empty() ? "" : "; ") + std::string(what) +
-            (segment.reason.empty() ? " captured"
-                                    : " not captured: " + segment.reason);
+    text += (text.empty() ? "" : "; ") + std::string(what);
+    if (!segment.reason.empty())
+      text += " not captured: " + segment.reason;
+    else
+      text += segment.graphs.back() ? " captured" : " not captured yet";
   };
   if (last.size() == 1) {
     add("whole step", last[0]);

@@ -207,6 +207,8 @@ void Reporter::writeMetrics(int64_t step, const Summary &summary,
   std::string host;
   if (result.hostSeconds)
     host = "\"host_ms\": " + digits9(*result.hostSeconds * 1e3) + ", ";
+  if (!result.graphs.empty())
+    host += "\"cuda_graphs\": " + nlohmann::json(result.graphs).dump() + ", ";
   std::string scaling;
   if (result.lossScale)
     scaling = "\"loss_scale\": " + digits9(*result.lossScale) +

@@ -249,8 +249,7 @@ bool Training::endStep(const Step &step) {
   if (!reporter)
     return stops;
   if (options.graphs && step.number == begin + StepGraphs::kWarmup)
-    std::fprintf(stderr, "cuda graphs: %s\n",
-                 session.executor().stepGraphs()->describe().c_str());
+    std::fprintf(stderr, "cuda graphs: %s\n", step.result.graphs.c_str());
   if ((requests & kSaveRequest) && options.checkpointPath.empty())
     reporter->cannotSave(step.number);
   if (stops)

@@ -59,8 +59,8 @@ public:
               const std::function<void()> &submit,
               const std::function<void()> &restore);
 
-  /// A text for people: what is captured and what is not, and why. To be called
-  /// after kWarmup + 1 steps.
+  /// A text for people: what is captured, what is not and why, and what is not
+  /// captured yet.
   std::string describe() const;
 
   /// Gives up all graphs.
