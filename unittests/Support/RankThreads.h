@@ -4,8 +4,8 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Devices/Device.h"
-#include "fsdp/Runtime/Execution/Interpreter.h"
 #include "fsdp/Runtime/Execution/Executor.h"
+#include "fsdp/Runtime/Execution/Interpreter.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
 
 #include <cstdint>
