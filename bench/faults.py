@@ -80,7 +80,8 @@ def main() -> None:
     print("\n".join(render_table("point", killed, [(f"`{x}`", equal("point", x)) for x in POINTS])))
     print()
     groups = [(signal, equal("signal", signal)) for signal in SIGNALS]
-    groups += [(f"{world} ranks", equal("world", world)) for world in ("1", "2", "4")]
+    worlds = {"1": "1 rank", "2": "2 ranks", "4": "4 ranks"}
+    groups += [(name, equal("world", world)) for world, name in worlds.items()]
     groups += [
         ("training waits", equal("mode", "sync")),
         ("beside training", equal("mode", "async")),
