@@ -45,10 +45,7 @@ def left_out(capability: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "capability",
-    ["default", pytest.param("avx2", marks=pytest.mark.exhaustive), "avx512"],
-)
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_equals_fsdp2(capability: str) -> None:
     if reason := left_out(capability):
         pytest.skip(reason)
