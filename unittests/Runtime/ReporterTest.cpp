@@ -53,6 +53,7 @@ TEST(SaveSlowdown, SaysNothingWhereStepsAreNotComparable) {
 TEST(Reporter, WritesWhatIsCaptured) {
   test::ScratchDir dir;
   plan::Plan plan = test::samplePlan(1);
+  plan.optimizer.fused = true;
   std::unique_ptr<Device> device = makeCpuDevice();
   RankArena arena(plan, 0, *device);
   ReportSettings settings;
@@ -61,9 +62,10 @@ TEST(Reporter, WritesWhatIsCaptured) {
   {
     Reporter reporter(plan, settings);
     StepResult result;
-    reporter.report(0, 1, result, {RankStats{}}, arena, false, {});
-    result.graphs = "optimizer not captured: \"adamw\"";
-    reporter.report(1, 1, result, {RankStats{}}, arena, false, {});
+    std::optional<StepGraphs> graphs;
+    reporter.report(0, 1, result, {RankStats{}}, arena, graphs, false, {});
+    graphs.emplace(plan, *device).abandon("no \"pool\"");
+    reporter.report(1, 1, result, {RankStats{}}, arena, graphs, false, {});
   }
   std::ifstream file(settings.metricsPath);
   std::string line;
@@ -71,7 +73,7 @@ TEST(Reporter, WritesWhatIsCaptured) {
   EXPECT_FALSE(nlohmann::json::parse(line).contains("cuda_graphs"));
   std::getline(file, line);
   EXPECT_EQ(nlohmann::json::parse(line)["cuda_graphs"],
-            "optimizer not captured: \"adamw\"");
+            "whole step not captured: no \"pool\"");
 }
 
 } // namespace

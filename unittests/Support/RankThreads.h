@@ -4,7 +4,6 @@
 
 #include "fsdp/Plan/Plan.h"
 #include "fsdp/Runtime/Devices/Device.h"
-#include "fsdp/Runtime/Execution/Executor.h"
 #include "fsdp/Runtime/Execution/Interpreter.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
 
@@ -34,8 +33,6 @@ struct RunSettings {
   std::function<std::unique_ptr<runtime::Device>()> makeDevice = {};
   /// Of a rank: Executor::setStage.
   std::function<runtime::Interpreter::Stage(runtime::Comm &)> makeStage = {};
-  /// Takes each step's result, each rank on its thread.
-  std::function<void(const runtime::StepResult &)> takeResult = {};
   /// Takes the last step's times, each rank on its thread.
   std::function<void(const runtime::StepTrace &)> takeTrace = {};
 };

@@ -200,8 +200,6 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   arena.endProgram();
   if (trace)
     trace->endStep();
-  if (graphs)
-    result.graphs = graphs->describe();
   return result;
 }
 

@@ -115,7 +115,8 @@ Reporter::Reporter(const plan::Plan &plan, const ReportSettings &settings,
 
 void Reporter::report(int64_t step, double seconds, const StepResult &result,
                       const std::vector<RankStats> &stats,
-                      const RankArena &memory, bool evaluated,
+                      const RankArena &memory,
+                      const std::optional<StepGraphs> &graphs, bool evaluated,
                       const std::optional<SaveReport> &saved) {
   Summary summary = summarise(step, seconds, result, stats);
   summary.evaluated = evaluated;
@@ -135,7 +136,7 @@ void Reporter::report(int64_t step, double seconds, const StepResult &result,
     warned = true;
   }
   if (file)
-    writeMetrics(step, summary, result, memory, saved);
+    writeMetrics(step, summary, result, memory, graphs, saved);
   if (events)
     writeScalars(step, summary, result);
 }
@@ -200,6 +201,7 @@ void Reporter::printLine(int64_t step, const Summary &summary,
 
 void Reporter::writeMetrics(int64_t step, const Summary &summary,
                             const StepResult &result, const RankArena &memory,
+                            const std::optional<StepGraphs> &graphs,
                             const std::optional<SaveReport> &saved) {
   std::string norm;
   if (result.gradNorm)
@@ -207,8 +209,9 @@ void Reporter::writeMetrics(int64_t step, const Summary &summary,
   std::string host;
   if (result.hostSeconds)
     host = "\"host_ms\": " + digits9(*result.hostSeconds * 1e3) + ", ";
-  if (!result.graphs.empty())
-    host += "\"cuda_graphs\": " + nlohmann::json(result.graphs).dump() + ", ";
+  if (graphs)
+    host +=
+        "\"cuda_graphs\": " + nlohmann::json(graphs->describe()).dump() + ", ";
   std::string scaling;
   if (result.lossScale)
     scaling = "\"loss_scale\": " + digits9(*result.lossScale) +

@@ -232,7 +232,8 @@ bool Training::endStep(const Step &step) {
   // the line.
   if (reporter)
     reporter->report(step.number, elapsed.count(), step.result, stats,
-                     session.executor().memory(), step.evalLoss.has_value(),
+                     session.executor().memory(),
+                     session.executor().stepGraphs(), step.evalLoss.has_value(),
                      saved);
   if (options.haltsOnNotFinite)
     haltIfNotFinite(step, stats);
@@ -249,7 +250,8 @@ bool Training::endStep(const Step &step) {
   if (!reporter)
     return stops;
   if (options.graphs && step.number == begin + StepGraphs::kWarmup)
-    std::fprintf(stderr, "cuda graphs: %s\n", step.result.graphs.c_str());
+    std::fprintf(stderr, "cuda graphs: %s\n",
+                 session.executor().stepGraphs()->describe().c_str());
   if ((requests & kSaveRequest) && options.checkpointPath.empty())
     reporter->cannotSave(step.number);
   if (stops)

@@ -43,8 +43,6 @@ struct StepResult : UpdateResult {
   /// How long the host took to submit the step, on a device that executes it
   /// asynchronously.
   std::optional<double> hostSeconds;
-  /// StepGraphs::describe() after the step; empty without graphs.
-  std::string graphs;
 };
 
 class Executor {
@@ -102,6 +100,7 @@ public:
   /// Captures the step in graphs of the device from step StepGraphs::kWarmup
   /// on. Not with a profiler or a trace. Call it before the first step.
   void useGraphs() { graphs.emplace(plan, device); }
+  const std::optional<StepGraphs> &stepGraphs() const { return graphs; }
 
   void setFault(const Fault &value) { fault = value; }
   /// Measures the instructions of steps from now on; null: none. Borrowed.

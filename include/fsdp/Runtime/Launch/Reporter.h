@@ -73,10 +73,12 @@ public:
            int64_t stepsDone = 0);
 
   /// Reports a step, counted from 0, that took `seconds`. `result` is rank 0's;
-  /// only its loss differs between ranks. `stats` are those of all ranks.
+  /// only its loss differs between ranks. `stats` are those of all ranks;
+  /// `graphs` are rank 0's, if it captures its steps.
   void report(int64_t step, double seconds, const StepResult &result,
               const std::vector<RankStats> &stats, const RankArena &memory,
-              bool evaluated, const std::optional<SaveReport> &saved);
+              const std::optional<StepGraphs> &graphs, bool evaluated,
+              const std::optional<SaveReport> &saved);
 
   /// Reports that the run ends after `step` because it was asked to, with a
   /// checkpoint or without.
@@ -94,6 +96,7 @@ private:
                  const StepResult &result) const;
   void writeMetrics(int64_t step, const Summary &summary,
                     const StepResult &result, const RankArena &memory,
+                    const std::optional<StepGraphs> &graphs,
                     const std::optional<SaveReport> &saved);
   void writeScalars(int64_t step, const Summary &summary,
                     const StepResult &result);
