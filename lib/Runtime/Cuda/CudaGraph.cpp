@@ -36,34 +36,37 @@ public:
   void replay() override { graph.replay(); }
 
 private:
-  /// Ends a capture that has failed, so that work can be submitted again.
+  /// Ends a capture that has failed, so that work can be submitted again. What
+  /// fails here too is of no interest: the cause is being thrown.
   void abandon() {
-    try {
-      graph.capture_end();
-    } catch (const std::exception &) {
-      // The cause is being thrown.
-      endPool();
-    }
-    graph.reset();
-    (void)cudaGetLastError();
-  }
-
-  /// Before 2.15 a capture_end that throws leaves the allocators with the pool,
-  /// and with a filter of streams that refers to the graph.
-  void endPool() {
+    bool ended = attempt([&] { graph.capture_end(); });
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+    // Where capture_end throws, it leaves the allocators with the pool, and
+    // with a filter of streams that refers to the graph. If the pool was ended
+    // nevertheless, reset() releases it.
     namespace allocator = c10::cuda::CUDACachingAllocator;
     c10::DeviceIndex device = c10::cuda::current_device();
     at::HostAllocator *pinned = at::getHostAllocator(at::kCUDA);
-    try {
-      allocator::endAllocateToPool(device, pool);
-    } catch (const std::exception &) {
-      return; // It was ended, and reset() releases it.
+    if (!ended &&
+        attempt([&] { allocator::endAllocateToPool(device, pool); })) {
+      attempt([&] { allocator::releasePool(device, pool); });
+      if (attempt([&] { pinned->end_allocate_to_pool(pool); }))
+        attempt([&] { pinned->release_pool(pool); });
     }
-    pinned->end_allocate_to_pool(pool);
-    allocator::releasePool(device, pool);
-    pinned->release_pool(pool);
+#else
+    (void)ended;
 #endif
+    attempt([&] { graph.reset(); });
+    (void)cudaGetLastError();
+  }
+
+  static bool attempt(const std::function<void()> &call) {
+    try {
+      call();
+      return true;
+    } catch (const std::exception &) {
+      return false;
+    }
   }
 
   const at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
