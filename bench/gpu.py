@@ -108,11 +108,11 @@ def run_side(
         command += [GRAPHS] if item.side == "graphs" else []
         command += ["--any-device"] if case.arch is None and setup.device == "cuda" else []
 
-    def run() -> str:
+    def run() -> None:
         def env(rank: int) -> dict[str, str]:
             return DETERMINISTIC | item.environment(rank)
 
-        return run_ranks(command, case.world, env, deadline, setup.log(item))
+        run_ranks(command, case.world, env, deadline, setup.log(item))
 
     try:
         run()

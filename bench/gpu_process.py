@@ -122,10 +122,10 @@ def run_ranks(
     env: Callable[[int], dict[str, str]],
     deadline: Deadline,
     log: Path,
-) -> str:
+) -> None:
     """Runs a command as each of `world` ranks, each as if alone on a host with this GPU. Adds what
-    all wrote on stderr to `log`, and returns rank 0's. Throws RunFailed by the first that fails or
-    by the deadline; the others are killed then."""
+    all wrote on stderr to `log`. Throws RunFailed by the first that fails or by the deadline; the
+    others are killed then."""
     port = free_port()
     with contextlib.ExitStack() as stack:
         ranks: list[subprocess.Popen[bytes]] = []
@@ -153,7 +153,6 @@ def run_ranks(
                 left = [str(rank) for rank in range(world) if rank not in done]
                 raise deadline.error(f"; still ran: rank {', '.join(left)}")
             time.sleep(INTERVAL)
-        return text_of(logs[0])
 
 
 def text_of(file: IO[bytes]) -> str:
