@@ -52,9 +52,10 @@ test-unit: build ## GoogleTest, all of it, on the full build
 	@echo "== GoogleTest, all"
 	@ninja -C build check-fsdp-unit
 
-test-runtime: build-runtime ## GoogleTest on the runtime built without MLIR, and its module of Python
+test-runtime: build build-runtime ## GoogleTest and bits of the runtime built without MLIR
 	@echo "== GoogleTest, runtime alone"
 	@$(CTEST) build-runtime
+	@$(PYTEST) --exhaustive test/parity/test_system_compiler.py
 
 test-headers: setup ## the runtime without precompiled headers: each source includes what it needs
 	@scripts/build.sh headers $(JOBS) fsdp-run fsdp-checkpoint FSDPPython

@@ -9,10 +9,8 @@ import pytest
 from harness import ADAMW_FUSED, GPT2, LLAMA, SGD, Captured, Case, Model, compile_plan, train_plan
 from test_parity import assert_equal_bits
 
-BUILT = harness.ROOT / "build-system" / "bin"
-pytestmark = pytest.mark.skipif(
-    not (BUILT / "fsdp-run").exists(), reason="needs build-system: make build-system"
-)
+# With little optimisation, and as it is released (make test-runtime).
+BUILDS = ["build-system", pytest.param("build-runtime", marks=pytest.mark.exhaustive)]
 
 BF16 = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
 CASES = {
@@ -24,14 +22,22 @@ CASES = {
 
 @pytest.mark.parametrize("streams", ["serial", "threads"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("build", BUILDS)
 def test_equal_bits(
-    captured: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch, case: str, streams: str
+    captured: Callable[..., Captured],
+    monkeypatch: pytest.MonkeyPatch,
+    build: str,
+    case: str,
+    streams: str,
 ) -> None:
+    built = harness.ROOT / build / "bin"
+    if not (built / "fsdp-run").exists():
+        pytest.skip(f"needs {build}: make {build}")
     model: Model
     model, optimizer, precision, training = CASES[case]
     run = Case(model, optimizer, steps=4, precision=precision, training=training)
     files = captured(model, precision)
     plan = compile_plan(files, run, f"system_compiler_{case}")
     expected = train_plan(files, plan, run, streams=streams)
-    monkeypatch.setattr(harness, "BIN", BUILT)
+    monkeypatch.setattr(harness, "BIN", built)
     assert_equal_bits(train_plan(files, plan, run, streams=streams), expected)
