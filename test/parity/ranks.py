@@ -13,21 +13,31 @@ import multiprocessing
 import os
 import runpy
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from multiprocessing import connection, forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
-# Modules imported before the fork; add to it before the first job.
-PRELOAD = ["train_fsdp2"]
+# Modules imported before the fork; add to it before the first job. FSDP2 imports torch._dynamo at
+# its first parameter, which takes longer than the job of a test.
+PRELOAD = ["torch._dynamo", "train_fsdp2"]
 
 _HERE = str(Path(__file__).resolve().parent)
 _context = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
+
+
+class Ended(NamedTuple):
+    """A rank that ended with `status`, or was killed (None), and what it wrote."""
+
+    status: int | None
+    stdout: str
+    stderr: str
 
 
 def run_ranks(
@@ -38,11 +48,24 @@ def run_ranks(
     """
     words = [str(word) for word in args]
     for left in reversed(range(attempts)):
-        status, output = _run_once(module, words, world, timeout)
-        if left == 0 or all(code >= 0 for code in status):
+        ranks = _run(module, words, world, timeout, together=True)
+        if left == 0 or all(rank.status is None or rank.status >= 0 for rank in ranks):
             break
-    if any(status):
-        raise RuntimeError(f"ranks ended with {status}: {module} {' '.join(words)}\n{output}")
+    _check(ranks, module, words)
+
+
+def run_program(
+    script: Path, world: int, *args: Any, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script with `args` as torchrun would; the first rank that fails ends the others.
+    Returns what all of them wrote."""
+    words = [str(word) for word in args]
+    ranks = _run(str(script), words, world, timeout, together=True)
+    _check(ranks, str(script), words)
+    stdout, stderr = (
+        "".join(texts) for texts in ([r.stdout for r in ranks], [r.stderr for r in ranks])
+    )
+    return subprocess.CompletedProcess([str(script), *words], 0, stdout, stderr)
 
 
 def run_script(
@@ -52,27 +75,8 @@ def run_script(
 
     Returns their exit statuses (None after the timeout) and what each wrote to stderr.
     """
-    with _starting:
-        _start_server()
-    deadline = time.monotonic() + timeout
-    environments = _environments(world)
-    with tempfile.TemporaryDirectory() as directory:
-        outputs = [Path(directory) / str(rank) for rank in range(world)]
-        ranks = [
-            _context.Process(target=_enter_script, args=(str(script), environment, str(output)))
-            for environment, output in zip(environments, outputs, strict=True)
-        ]
-        for rank in ranks:
-            rank.start()
-        try:
-            for rank in ranks:
-                rank.join(max(deadline - time.monotonic(), 0))
-            status = [rank.exitcode for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.join()
-        return status, [output.read_text() if output.exists() else "" for output in outputs]
+    ranks = _run(str(script), [], world, timeout, together=False)
+    return [rank.status for rank in ranks], [rank.stderr for rank in ranks]
 
 
 def free_port() -> int:
@@ -82,44 +86,63 @@ def free_port() -> int:
 
 
 def _environments(world: int) -> list[dict[str, str]]:
-    """What torchrun would set, by rank."""
-    common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    """What torchrun would set, by rank; only its store is rank 0's."""
+    common = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default"}
+    common |= {f"{name}WORLD_SIZE": str(world) for name in ("", "LOCAL_", "ROLE_")}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [common | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
+    common |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+    common |= {"TORCHELASTIC_MAX_RESTARTS": "0"}
+    return [
+        common | {f"{name}RANK": str(rank) for name in ("", "LOCAL_", "ROLE_")}
+        for rank in range(world)
+    ]
 
 
-def _run_once(module: str, words: list[str], world: int, timeout: float) -> tuple[list[int], str]:
-    """Exit status of the ranks that ended by themselves, and the output of all."""
+def _run(
+    program: str, words: list[str], world: int, timeout: float, *, together: bool
+) -> list[Ended]:
+    """Runs a module's main(), or a script; `together`: the first that fails ends the others."""
     with _starting:  # the benchmark runs two jobs at once
         _start_server()
     deadline = time.monotonic() + timeout
-    with tempfile.NamedTemporaryFile("w+") as output:
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = [Path(directory) / str(rank) for rank in range(world)]
         ranks = [
-            _context.Process(
-                target=_enter,
-                args=(module, words, environment, output.name),
-            )
-            for environment in _environments(world)
+            _context.Process(target=_enter, args=(program, words, environment, output))
+            for environment, output in zip(_environments(world), outputs, strict=True)
         ]
+        for output in outputs:
+            output.mkdir()
         for rank in ranks:
             rank.start()
-        status: list[int] = []
         try:
-            running = ranks
-            while running and not any(status):
-                left = deadline - time.monotonic()
-                if not connection.wait([rank.sentinel for rank in running], max(left, 0)):
-                    raise RuntimeError(f"expected an end in {timeout} s of: {module} {words}")
-                for rank in running:
-                    rank.join(0)
-                running = [rank for rank in ranks if rank.exitcode is None]
-                status = [rank.exitcode for rank in ranks if rank.exitcode is not None]
+            status = _wait(ranks, deadline, together)
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.join()
-        output.seek(0)
-        return status, output.read()
+        return [
+            Ended(code, *((output / name).read_text() for name in ("1", "2")))
+            for code, output in zip(status, outputs, strict=True)
+        ]
+
+
+def _wait(ranks: list[Any], deadline: float, together: bool) -> list[int | None]:
+    """The exit statuses when all have ended, or one failed, or the deadline came."""
+    while True:
+        status = [rank.exitcode for rank in ranks]
+        running = [rank.sentinel for rank in ranks if rank.exitcode is None]
+        if not running or (together and any(status)):
+            return status
+        if not connection.wait(running, max(deadline - time.monotonic(), 0)):
+            return status
+
+
+def _check(ranks: list[Ended], program: str, words: list[str]) -> None:
+    status = [rank.status for rank in ranks]
+    if any(code != 0 for code in status):
+        output = "".join(f"{rank.stdout}{rank.stderr}" for rank in ranks)
+        raise RuntimeError(f"ranks ended with {status}: {program} {' '.join(words)}\n{output}")
 
 
 @functools.cache
@@ -128,21 +151,17 @@ def _start_server() -> None:
     # Python 3.11 does not pass sys.path to the modules to preload, and passes over what it misses.
     path = os.pathsep.join([_HERE, *sys.path])
     with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"):
-        _context.set_forkserver_preload(PRELOAD)
+        _context.set_forkserver_preload([*PRELOAD, "ranks_frozen"])
         forkserver.ensure_running()
 
 
-def _enter(module: str, words: list[str], environment: dict[str, str], output: str) -> None:
+def _enter(program: str, words: list[str], environment: dict[str, str], output: Path) -> None:
     os.environ.update(environment)
-    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.argv = [module, *words]
-    importlib.import_module(module).main()
-
-
-def _enter_script(script: str, environment: dict[str, str], output: str) -> None:
-    os.environ.update(environment)
-    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    sys.argv = [script]
-    runpy.run_path(script, run_name="__main__")
+    for descriptor in (1, 2):
+        os.dup2(os.open(output / str(descriptor), os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = [program, *words]
+    if program.endswith(".py"):
+        sys.path.insert(0, str(Path(program).parent))
+        runpy.run_path(program, run_name="__main__")
+    else:
+        importlib.import_module(program).main()

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import parity_models
 import pytest
 import torch
 from harness import ROOT, execute
-from ranks import free_port, run_ranks, run_script
+from ranks import free_port, run_program, run_ranks, run_script
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -155,20 +154,6 @@ def torchrun(script: Path, world: int, *args: Any) -> subprocess.CompletedProces
     return execute([*command, "--nproc-per-node", world, script, *args], env=environment)
 
 
-def torchrun_reference(
-    script: Path, world: int, *args: Any, attempts: int = 3
-) -> subprocess.CompletedProcess[str]:
-    """The same for a script without fsdp_mlir; again where a thread of Gloo outlived Python."""
-    for _ in range(attempts - 1):
-        try:
-            return torchrun(script, world, *args)
-        except RuntimeError as error:
-            if "terminate called without an active exception" not in str(error):
-                raise
-            shutil.rmtree(args[0], ignore_errors=True)
-    return torchrun(script, world, *args)
-
-
 def assert_same(case: dict[str, Any], world: int, directory: Path) -> None:
     path = directory / "case.json"
     path.write_text(json.dumps(case))
@@ -242,7 +227,7 @@ def test_the_examples(world: int, tmp_path: Path) -> None:
     """Both scripts print the same losses and write the same checkpoints."""
     printed, states = [], []
     for script in ("train_fsdp2.py", "train_fsdp_mlir.py"):
-        run = torchrun_reference if script == "train_fsdp2.py" else torchrun
+        run = run_program if script == "train_fsdp2.py" else torchrun
         done = run(EXAMPLES / script, world, tmp_path / script)
         # Two ranks may share a line.
         printed.append(sorted(re.findall(r"rank (\d): loss ([\d.]+)", done.stdout)))
@@ -282,7 +267,7 @@ def test_two_hosts(tmp_path: Path) -> None:
             host.kill()
     assert [host.returncode for host in hosts] == [0, 0], outputs
     assert not any("runs as FSDP2 does" in errors for _, errors in outputs)
-    done = torchrun_reference(EXAMPLES / "train_fsdp2.py", 4, tmp_path / "theirs")
+    done = run_program(EXAMPLES / "train_fsdp2.py", 4, tmp_path / "theirs")
     pattern = r"rank (\d): loss ([\d.]+)"
     ours = re.findall(pattern, outputs[0][0] + outputs[1][0])
     assert sorted(ours) == sorted(re.findall(pattern, done.stdout)) and len(ours) == 80

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from harness import ROOT
+from ranks import run_program
 from safetensors.torch import load_file
-from test_frontdoor import torchrun_reference
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -37,13 +37,9 @@ def run_both(name: str, directory: Path, scripts: Path = LOOPS) -> tuple[list[st
     script, strict = scripts / name, directory / "strict.py"
     strict.write_text(STRICT)
     saved = [directory / "fsdp2", directory / "compiled"]
-    # Both use Gloo's threads.
-    runs = [
-        torchrun_reference(script, 2, saved[0]),
-        torchrun_reference(strict, 2, saved[1], script),
-    ]
+    runs = [run_program(script, 2, saved[0]), run_program(strict, 2, saved[1], script)]
     assert "without a plan" not in runs[1].stderr
-    # Two ranks may share a line; others are the libraries'.
+    # Other lines are the libraries'.
     line = re.compile(r"rank \d: (?:(?!rank \d: ).)*")
     lines = [sorted(found.strip() for found in line.findall(run.stdout)) for run in runs]
     assert lines[0] == lines[1]
