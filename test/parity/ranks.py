@@ -131,7 +131,7 @@ def _wait(ranks: list[Any], deadline: float, together: bool) -> list[int | None]
     """The exit statuses when all have ended, or one failed, or the deadline came."""
     while True:
         status = [rank.exitcode for rank in ranks]
-        running = [rank.sentinel for rank in ranks if rank.exitcode is None]
+        running = [rank.sentinel for rank, code in zip(ranks, status, strict=True) if code is None]
         if not running or (together and any(status)):
             return status
         if not connection.wait(running, max(deadline - time.monotonic(), 0)):
