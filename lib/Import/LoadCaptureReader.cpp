@@ -19,9 +19,15 @@ static Reader loadReader() {
   return reinterpret_cast<Reader>(reader);
 }
 
-Capture fsdp::loadCapture(const std::string &path) {
+static Reader reader() {
   static const Reader read = loadReader();
+  return read;
+}
+
+void fsdp::loadCaptureReader() { reader(); }
+
+Capture fsdp::loadCapture(const std::string &path) {
   Capture capture;
-  read(path, capture);
+  reader()(path, capture);
   return capture;
 }

@@ -76,6 +76,13 @@ cl::opt<int64_t> worldSize("world-size",
                            cl::desc("Number of ranks to compile for"),
                            cl::init(1), cl::cat(category));
 
+constexpr char kExpectCapture[] = "expect-capture";
+cl::opt<bool> expectsCapture(
+    kExpectCapture,
+    cl::desc("Load LibTorch, which reads captures, before the response files "
+             "(@FILE), which may be pipes"),
+    cl::cat(category));
+
 cl::opt<bool> showsInstructions(
     "show-instructions",
     cl::desc("Print the instructions that a plan consists of, in Markdown"),
@@ -417,6 +424,12 @@ void mlir::fsdp::hideLibraryOptions() {
         option.getOptionHiddenFlag() == cl::NotHidden)
       option.setHiddenFlag(cl::Hidden);
   }
+}
+
+void mlir::fsdp::loadWhatIsExpected(ArrayRef<const char *> given) {
+  for (StringRef argument : given)
+    if (argument.ltrim('-') == kExpectCapture && argument.starts_with("-"))
+      ::fsdp::loadCaptureReader();
 }
 
 bool mlir::fsdp::showInstructions(llvm::raw_ostream &os) {

@@ -4,6 +4,7 @@
 
 #include "mlir/IR/DialectRegistry.h"
 #include "mlir/Support/LogicalResult.h"
+#include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/StringRef.h"
 #include "llvm/Support/raw_ostream.h"
 
@@ -12,6 +13,10 @@ namespace mlir::fsdp {
 /// Shows the options of the linked libraries in --help-hidden only. To be
 /// called before the options of mlir-opt and of the passes are registered.
 void hideLibraryOptions();
+
+/// Loads LibTorch if --expect-capture is among the arguments as given. To be
+/// called before response files are read. Throws CaptureError.
+void loadWhatIsExpected(llvm::ArrayRef<const char *> given);
 
 /// Prints the instructions that a plan consists of, if the options ask for it.
 bool showInstructions(llvm::raw_ostream &os);

@@ -63,6 +63,7 @@ static LogicalResult verifyPlugins(ArrayRef<const char *> arguments) {
 }
 
 static int run(int count, char **given) {
+  mlir::fsdp::loadWhatIsExpected({given, size_t(count)});
   // Once, as a response file may be a pipe.
   llvm::BumpPtrAllocator allocator;
   llvm::StringSaver saver(allocator);
@@ -86,11 +87,15 @@ static int run(int count, char **given) {
       argc, argv, "fsdp-opt: compiler of fully sharded training\n", registry);
   if (mlir::fsdp::showInstructions(llvm::outs()))
     return 0;
+  return asMainReturnCode(
+      mlir::fsdp::isDriverInvocation(input)
+          ? mlir::fsdp::runDriver(input, output, registry)
+          : runPassByPass(argc, argv, input, output, registry));
+}
+
+static int runReporting(int argc, char **argv) {
   try {
-    return asMainReturnCode(
-        mlir::fsdp::isDriverInvocation(input)
-            ? mlir::fsdp::runDriver(input, output, registry)
-            : runPassByPass(argc, argv, input, output, registry));
+    return run(argc, argv);
   } catch (const std::bad_alloc &) {
     return asMainReturnCode(mlir::fsdp::reportError("out of memory"));
   } catch (const std::exception &error) {
@@ -99,7 +104,7 @@ static int run(int count, char **given) {
 }
 
 int main(int argc, char **argv) {
-  int status = run(argc, argv);
+  int status = runReporting(argc, argv);
   llvm::outs().flush();
   llvm::errs().flush();
   std::fflush(nullptr);

@@ -106,7 +106,11 @@ struct CaptureError : std::runtime_error {
 /// FSDPCaptureReader, which needs LibTorch.
 Capture readCapture(const std::string &path);
 
-/// The same; the first call loads FSDPCaptureReader, and LibTorch with it.
+/// Loads FSDPCaptureReader, and LibTorch with it, which takes a third of a
+/// second. Throws CaptureError.
+void loadCaptureReader();
+
+/// The same as readCapture(); calls loadCaptureReader() first.
 Capture loadCapture(const std::string &path);
 
 } // namespace fsdp

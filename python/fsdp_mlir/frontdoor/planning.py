@@ -105,8 +105,8 @@ class Compiler:
     library, and does that during a capture. Must be closed."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [build.built("bin/fsdp-opt"), "@/dev/stdin"],
+        self.process = subprocess.Popen(
+            [build.built("bin/fsdp-opt"), "--expect-capture", "@/dev/stdin"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -122,8 +122,8 @@ class Compiler:
             for name in ("model.pt", "policy.yaml", "plan.json")
         )
         arguments = f"{archive} --config {policy} --world-size {world_size} --emit plan -o {plan}"
-        _, errors = self._process.communicate(arguments)
-        status = self._process.returncode
+        _, errors = self.process.communicate(arguments)
+        status = self.process.returncode
         if status != 0:
             found = [line for line in errors.splitlines() if "error: " in line]
             raise CompileError((found or [f"fsdp-opt ended with status {status}"])[0])
@@ -134,8 +134,8 @@ class Compiler:
         return warned
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.process.kill()
+        self.process.communicate()
 
 
 def check_same(own: Fingerprint, exchange: Callable[[str], list[str]]) -> None:
