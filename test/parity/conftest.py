@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import pytest
 import ranks
 from harness import Captured, Case, Model, Run, capture, largest_group, run_reference
 
-harness.FORKS = True
 # What the models and scripts of the tests import.
 ranks.PRELOAD += [
     "front_door_ranks",

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import fork_server
 import fsdp_mlir
 import torch
 import yaml
@@ -26,9 +25,6 @@ from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / "build" / "bin"
-
-# Whether execute() forks our programs from one that was started before.
-FORKS = False
 
 ADAMW = {"name": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
 ADAMW_FUSED = {**ADAMW, "fused": True}
@@ -124,8 +120,7 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; with `check`, a failure raises with the command's output."""
     words = [str(word) for word in command]
-    done = fork_server.run(words, timeout) if FORKS and env is None else None
-    done = done or subprocess.run(
+    done = subprocess.run(
         words, env=env, timeout=timeout, check=False, capture_output=True, text=True
     )
     if check and done.returncode != 0:
