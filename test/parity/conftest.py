@@ -16,6 +16,7 @@ ranks.PRELOAD += [
     "resume_ranks",
     "parity_models",
     "transformers.models.gpt2.modeling_gpt2",
+    "ranks_frozen",  # not in benchmarks, where FSDP2 collects as in a user's process
 ]
 
 

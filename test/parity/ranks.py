@@ -142,7 +142,10 @@ def _check(ranks: list[Ended], program: str, words: list[str]) -> None:
     status = [rank.status for rank in ranks]
     if any(code != 0 for code in status):
         output = "".join(f"{rank.stdout}{rank.stderr}" for rank in ranks)
-        raise RuntimeError(f"ranks ended with {status}: {program} {' '.join(words)}\n{output}")
+        raise RuntimeError(
+            f"ranks ended with {status} (None: still ran at the deadline, or when another failed): "
+            f"{program} {' '.join(words)}\n{output}"
+        )
 
 
 @functools.cache
@@ -151,7 +154,7 @@ def _start_server() -> None:
     # Python 3.11 does not pass sys.path to the modules to preload, and passes over what it misses.
     path = os.pathsep.join([_HERE, *sys.path])
     with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"):
-        _context.set_forkserver_preload([*PRELOAD, "ranks_frozen"])
+        _context.set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
 
 

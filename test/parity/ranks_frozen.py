@@ -1,5 +1,5 @@
-"""What ranks.py imports last before it forks: garbage collection in the ranks passes over all that
-was imported, which it would else visit, and thereby copy, in each of them."""
+"""What the ranks of tests import last before the fork: garbage collection in them passes over all
+that was imported, which it would else visit, and thereby copy, in each."""
 
 import atexit
 import gc

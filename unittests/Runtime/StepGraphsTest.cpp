@@ -9,6 +9,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
 
 namespace fsdp::test {
 namespace {
@@ -172,9 +175,21 @@ TEST(StepGraphs, AreReplayedWhereGradientsGoToTheHost) {
   RunSettings settings;
   settings.steps = StepGraphs::kWarmup + 3;
   settings.makeDevice = [] { return std::make_unique<ReplayingDevice>(); };
+  std::mutex lock;
+  std::map<std::string, int> said;
+  settings.takeGraphs = [&](const std::string &description) {
+    std::lock_guard guard(lock);
+    ++said[description];
+  };
   allReplays = 0;
   runOverGloo(plan, settings);
   EXPECT_EQ(allReplays, 2 * 3);
+  std::string optimizer =
+      "; optimizer not captured: offloaded units are updated on the host";
+  EXPECT_EQ(said, (std::map<std::string, int>{
+                      {"forward and backward not captured yet" + optimizer,
+                       2 * StepGraphs::kWarmup},
+                      {"forward and backward captured" + optimizer, 2 * 3}}));
 }
 
 class ReplayedPlans : public testing::TestWithParam<const char *> {};

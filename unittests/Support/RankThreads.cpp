@@ -60,6 +60,8 @@ Outcome runRank(const plan::Plan &plan, const Connect &connect, int64_t rank,
       return data->inputs(number * samplesPerMicrobatch(plan), rank);
     };
     outcome.losses.push_back(session.step(inputs).loss);
+    if (settings.takeGraphs)
+      settings.takeGraphs(session.executor().stepGraphs()->describe());
   }
   if (trace)
     settings.takeTrace(*trace);

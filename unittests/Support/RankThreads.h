@@ -33,6 +33,8 @@ struct RunSettings {
   std::function<std::unique_ptr<runtime::Device>()> makeDevice = {};
   /// Of a rank: Executor::setStage.
   std::function<runtime::Interpreter::Stage(runtime::Comm &)> makeStage = {};
+  /// Takes StepGraphs::describe() after each step, each rank on its thread.
+  std::function<void(const std::string &)> takeGraphs = {};
   /// Takes the last step's times, each rank on its thread.
   std::function<void(const runtime::StepTrace &)> takeTrace = {};
 };
