@@ -147,6 +147,24 @@ class Shared(nn.Module):
         return next_token_loss(self.output(x), targets)
 
 
+class ClassToken(nn.Module):
+    """For one sample, the gradient of the token is a part of a larger tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token = nn.Parameter(torch.randn(1, 1, DIM))
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.output = nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(tokens), -1, -1), self.embed(tokens)], 1)
+        for block in self.blocks:
+            x = block(x)
+        return next_token_loss(self.output(x[:, 1:] * x[:, :1]), targets)
+
+
 class EmbeddingHeavy(nn.Module):
     """Nearly all parameters are tables of the root unit."""
 

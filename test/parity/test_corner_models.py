@@ -44,6 +44,14 @@ def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model, res
     assert_equal_bits(ours, reference(case))
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_gradient_that_is_a_part(captured: Capture, reference: Reference, world: int) -> None:
+    """One rank keeps the memory of a gradient that it has nothing to reduce with, if it is all."""
+    model = replace(text_model("ClassToken", "blocks.*"), batch=1)
+    case = Case(model, ADAMW_FUSED, world=world, steps=6)
+    assert_equal_bits(run_plan(captured(model), case, f"part_{world}"), reference(case))
+
+
 def test_shared_modules_have_one_set_of_parameters(captured: Capture) -> None:
     model = MODELS["shared"]
     case = Case(model, SGD)

@@ -172,9 +172,15 @@ template <> LogicalResult PlanEmitter::emitOp(ReduceScatterOp reduce) {
 bool PlanEmitter::keepsGradient(ReduceScatterOp reduce,
                                 const plan::ReduceScatter &kind,
                                 size_t index) const {
-  plan::DType in = result.values[kind.ins[index]].dtype;
+  const plan::Value &gradient = result.values[kind.ins[index]];
+  const plan::Value &shard = result.values[kind.outs[index]];
+  const plan::Value &storage = gradient.storage == -1
+                                   ? gradient
+                                   : result.values[gradient.storage];
+  plan::DType in = gradient.dtype;
   auto one = plan::ReduceScatter::Divisors();
-  return result.shards() == 1 && in == result.values[kind.outs[index]].dtype &&
+  return result.shards() == 1 && in == shard.dtype &&
+         storage.numBytes() == shard.numBytes() && // not a part of more
          kind.reduceDtype.value_or(in) == in &&
          kind.divisors.value_or(one) == one &&
          llvm::none_of(getResultsOp(reduce)->getResult(index).getUsers(),
