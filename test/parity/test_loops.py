@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from harness import ROOT
 from ranks import run_program
@@ -115,3 +116,30 @@ def test_huggingface(tmp_path: Path) -> None:
     generated = {line for line in lines if "rank 0: generated" in line}
     assert len(generated) == 2
     assert_same_files(load_file, [folder / "model.safetensors" for folder in saved])
+
+
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [
+        ("loop", "torchtitan/models/moe/moe.py"),
+        ("grouped", "torchtitan/models/moe/kernels.py"),
+        ("tensors", None),
+    ],
+)
+def test_titans_experts(tmp_path: Path, variant: str, reason: str | None) -> None:
+    """What the data decides runs as FSDP2 runs it, and says where it is; grouped products whose
+    sizes are tensors have a plan."""
+    script, saved = Path(__file__).with_name("titan_experts.py"), tmp_path / "state.pt"
+    runs = [
+        (run_program(script, 2, saved, variant, *words), torch.load(saved))
+        for words in ([], ["--compiled"])
+    ]
+    (eager, state), (compiled, got) = runs
+    lines = [sorted(re.findall(r"rank \d: [^\n]*", run.stdout)) for run, _ in runs]
+    assert lines[0] == lines[1] and len(lines[0]) == 2 * (3 + 2)
+    assert_same(got, state)
+    assert state["layers.1.moe.experts.w2"].shape == (4, 64, 32)
+    reasons = re.findall(r"without a plan: ([^:\s]+):\d+: .* depends on the data", compiled.stderr)
+    assert reasons == ([reason] if reason else [])
+    assert ("without a plan" in compiled.stderr) == bool(reason)
+    assert "without a plan" not in eager.stderr
