@@ -16,6 +16,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
 void mlir::fsdp::buildAfterChoicePipeline(OpPassManager &pm) {
   pm.addPass(createBucketUnits());          // units -> buckets
   pm.addPass(createRecomputeActivations()); // checkpoints -> calls in backward
+  pm.addPass(createSimplifyCalls());        // what autograd alone needed
   pm.addPass(createOffloadActivations());   // activations <-> the host's
   pm.addPass(createPlaceParams());          // parameters -> shards
   pm.addPass(createInsertAllGathers());     // whole reads -> gather a unit

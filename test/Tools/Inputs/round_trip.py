@@ -16,7 +16,7 @@ from torch import Tensor, nn
 #: The passes that make each level of the one before it.
 LEVELS = {
     "grouped": "detect-units assign-units choose-memory bucket-units recompute-activations "
-    "offload-activations",
+    "simplify-calls offload-activations",
     "placed": "place-params",
     "gathered": "insert-all-gathers insert-reshards",
     "reduced": "insert-reduce-scatters insert-all-reduces insert-offload-copies "
