@@ -185,3 +185,23 @@ class EmbeddingHeavy(nn.Module):
 
 def llama_float64() -> nn.Module:
     return llama.llama_debug().double()
+
+
+class ScaledInPlace(nn.Module):
+    """In bfloat16, by numbers that bfloat16 does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.output = nn.Linear(DIM, VOCAB)
+        self.bfloat16()
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+            x *= 0.9
+            x.mul_(1.1).div_(1.3).add_(0.7).sub_(0.3)
+        return next_token_loss(self.output(x).float(), targets)

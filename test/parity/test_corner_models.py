@@ -52,6 +52,24 @@ def test_gradient_that_is_a_part(captured: Capture, reference: Reference, world:
     assert_equal_bits(run_plan(captured(model), case, f"part_{world}"), reference(case))
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+        {"name": "adam", "lr": 0.01, "betas": [0.9, 0.95], "amsgrad": True},
+        {"name": "adamw", "lr": 0.01, "betas": [0.8, 0.9], "weight_decay": 0.3},
+    ],
+    ids=lambda optimizer: optimizer["name"],
+)
+def test_parameters_in_bfloat16(
+    captured: Capture, reference: Reference, optimizer: dict[str, Any]
+) -> None:
+    """Numbers are multiplied as they are, not as the dtype of the tensor has them."""
+    case = Case(text_model("ScaledInPlace", "blocks.*"), optimizer, steps=12)
+    ours = run_plan(captured(case.model), case, f"bfloat16_{optimizer['name']}")
+    assert_equal_bits(ours, reference(case))
+
+
 def test_shared_modules_have_one_set_of_parameters(captured: Capture) -> None:
     model = MODELS["shared"]
     case = Case(model, SGD)

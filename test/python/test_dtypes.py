@@ -12,6 +12,7 @@ import pytest
 import torch
 from fsdp_mlir.archive.torchscript import _DTYPES
 from fsdp_mlir.support.errors import CaptureError
+from graphs import Captured
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -91,3 +92,29 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("kind", CALLS)
 def test_arguments(kind: str, tmp_path: Path) -> None:
     loss_of_run(Calling(CALLS[kind]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "calls"),
+    [
+        (torch.bfloat16, 0.9, ["aten::mul", "aten::copy_"]),
+        (torch.float16, 3001, ["aten::mul", "aten::copy_"]),
+        (torch.bfloat16, 0.375, ["aten::mul_"]),
+        (torch.float32, 0.9, ["aten::mul_"]),
+    ],
+)
+def test_numbers_that_a_dtype_does_not_have(
+    tmp_path: Path, dtype: torch.dtype, number: float, calls: list[str]
+) -> None:
+    """`mul_` with a Scalar rounds it to the dtype, unlike eager's `x *= 0.9`."""
+
+    def call(y: Tensor) -> Tensor:
+        z = y.to(dtype)
+        z *= number
+        return z.float()
+
+    fsdp_mlir.capture(Calling(call), kwargs={"x": torch.ones(2, 4)}, path=tmp_path / "model.pt")
+    ops = Captured.load(tmp_path / "model.pt").ops()
+    first = ops.index("aten::_to_copy") + 1
+    assert ops[first : first + len(calls)] == calls
+    loss_of_run(Calling(call), tmp_path)

@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Optimizer/ShardedOptimizer.h"
 #include "fsdp/Runtime/Error.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcdiv.h>
@@ -28,6 +29,12 @@
 #include <tuple>
 
 namespace fsdp::runtime {
+
+/// A number as Python's operators pass it: mul_ of a Scalar would round it to
+/// the tensor's dtype first.
+static at::Tensor number(double value) {
+  return at::native::wrapped_scalar_tensor(value);
+}
 
 ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
                                    const std::vector<int32_t> &groupOf,
@@ -257,7 +264,7 @@ void ShardedOptimizer::stepAdam(Group &group,
     at::Tensor &param = group.params[i];
     at::Tensor grad = o.maximize ? -grads[i] : grads[i];
     if (o.weightDecay != 0 && decoupled)
-      param.mul_(1 - lr * o.weightDecay);
+      param.mul_(number(1 - lr * o.weightDecay));
     else if (o.weightDecay != 0)
       grad = grad.add(param, o.weightDecay);
     // torch.optim's Adam treats a complex number as two real ones.
@@ -268,7 +275,7 @@ void ShardedOptimizer::stepAdam(Group &group,
     at::Tensor average = asReal(group.expAvgs[i]);
     at::Tensor square = asReal(group.expAvgSqs[i]);
     average.lerp_(grad, 1 - o.beta1);
-    square.mul_(o.beta2).addcmul_(grad, grad, 1 - o.beta2);
+    square.mul_(number(o.beta2)).addcmul_(grad, grad, 1 - o.beta2);
     auto step = double(group.steps[i].item<float>());
     double correction1 = 1 - std::pow(o.beta1, step);
     double correction2 = 1 - std::pow(o.beta2, step);
@@ -279,7 +286,8 @@ void ShardedOptimizer::stepAdam(Group &group,
       at::maximum_out(largest, largest, square);
       square = largest;
     }
-    at::Tensor denominator = square.sqrt().div(correction2Root).add_(o.eps);
+    at::Tensor denominator =
+        square.sqrt().div(number(correction2Root)).add_(number(o.eps));
     asReal(param).addcdiv_(average, denominator, -(lr / correction1));
   }
 }
@@ -340,7 +348,7 @@ void ShardedOptimizer::stepSGD(Group &group,
       if (firstStep)
         momentum.copy_(grad);
       else
-        momentum.mul_(o.momentum).add_(grad, 1 - o.dampening);
+        momentum.mul_(number(o.momentum)).add_(grad, 1 - o.dampening);
       grad = o.nesterov ? grad.add(momentum, o.momentum) : momentum;
     }
     param.add_(grad, -lr);

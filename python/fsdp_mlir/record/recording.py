@@ -14,6 +14,7 @@ from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record.draws import Draws
 from fsdp_mlir.record.generators import refused_seeding, untouched_generators
 from fsdp_mlir.record.graph import Trace
+from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
 from fsdp_mlir.view.fake_model import FakeModel
@@ -106,7 +107,8 @@ def record_once(fake: FakeModel) -> Recording:
             return found
 
         recorder.draws = Draws()
-        with fake.mode, recorder.draws.following(), view.step.holding(fake.slots):
+        following = recorder.draws.following()
+        with fake.mode, composites(), following, view.step.holding(fake.slots):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
         loss = recorder.name_of(value)
@@ -127,7 +129,7 @@ def record_once(fake: FakeModel) -> Recording:
 
         evaluator = _recorder(fake, modules, sources)
         evaluator.share_constants(recorder)
-        with fake.mode, view.step.evaluating(), view.step.holding(fake.slots):
+        with fake.mode, composites(), view.step.evaluating(), view.step.holding(fake.slots):
             evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
         evaluator.states.check_places()
         if evaluation_loss is None:

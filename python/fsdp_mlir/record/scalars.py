@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.support.errors import Location, located
 
@@ -58,6 +59,19 @@ def with_scalars(
             args[position] = int(value)
             _keep_bool(func, args, result, location)
     return func, args
+
+
+def rounds_number(func: OpOverload, args: list[Any]) -> bool:
+    """Whether the overload for Scalar gives other bits: that of `mul_` alone rounds the number to
+    the dtype of the tensor before it multiplies."""
+    if func is not aten.mul_.Tensor or args[0].dtype not in (torch.bfloat16, torch.float16):
+        return False
+    number = args[1]
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return False
+    with _disable_current_modes():
+        rounded = torch.tensor(number, dtype=args[0].dtype).float()
+        return bool(rounded != torch.tensor(number, dtype=torch.float32))
 
 
 def _keep_bool(func: OpOverload, args: list[Any], result: Any, location: Location | None) -> None:

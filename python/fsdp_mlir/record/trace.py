@@ -35,7 +35,8 @@ from fsdp_mlir.record.draws import Draw, Draws, is_draw, outcome
 from fsdp_mlir.record.graph import Node, Origin, Ref, TensorType, Trace, split_arguments
 from fsdp_mlir.record.known import KnownValues, flat_tensors
 from fsdp_mlir.record.masks import BY_COUNT, shaped_by_values
-from fsdp_mlir.record.scalars import with_scalars
+from fsdp_mlir.record.plain import decided_by_data
+from fsdp_mlir.record.scalars import rounds_number, with_scalars
 from fsdp_mlir.record.strides import of_kernels
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
 from fsdp_mlir.view.device import Device
@@ -143,6 +144,9 @@ class Recorder(TorchDispatchMode):
             return args[0].fake_device  # three calls of four
         kwargs = kwargs or {}
         origin = self._origin()
+        if (operator := decided_by_data(func)) is not None:
+            why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
+            raise located(origin.location, f"{operator} {why}")
         if isinstance(func, HigherOrderOperator) or not isinstance(func, OpOverload):
             raise located(
                 origin.location, f"operator '{func}' cannot be captured: expected an ATen call"
@@ -191,7 +195,12 @@ class Recorder(TorchDispatchMode):
         recorded = func
         if torch.Tag.inplace_view in func.tags:
             recorded = self._out_of_place(func, origin)
-        self._record(recorded, fakes, result, origin)
+        if rounds_number(func, fakes):
+            product = aten.mul.Tensor(*fakes)
+            self._record(aten.mul.Tensor, fakes, product, origin)
+            self._record(aten.copy_.default, [fakes[0], product, False], result, origin)
+        else:
+            self._record(recorded, fakes, result, origin)
         if draws:
             drawn = [(tensor, self._names[id(tensor)]) for tensor in outcome(func, fakes, result)]
             draws.add(func, values, self.trace.nodes[-1], drawn)

@@ -1,0 +1,76 @@
+"""What ATen computes otherwise for plain tensors than for those that a dispatch mode sees.
+
+Composite operators and derivatives of ATen ask `isTensorSubclassLike`, which is true of all tensors
+under a dispatch mode, and then keep clear of sizes and branches that data decide. The sums of both
+ways differ in their order, or in more. The step is what plain tensors compute, so such an operator
+is recorded as they run it, or refused. test_plain.py compares both ways on all operators for which
+PyTorch has samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+_MEAN = 1  # of ATen's Reduction
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+#: Derivatives that eager PyTorch computes in one of several ways, by the data: autograd's node, and
+#: a call that it makes under a mode.
+_BY_DATA = {
+    ("ProdBackward0", aten.cumprod.default): "the derivative of 'aten.prod'",
+    ("ProdBackward1", aten.cumprod.default): "the derivative of 'aten.prod'",
+    ("MaskedFillBackward1", aten.where.self): "the derivative of 'aten.masked_fill' by its value",
+}
+
+
+def decided_by_data(func: OpOverload) -> str | None:
+    """The derivative that a call in backward belongs to, if eager PyTorch does not make the call
+    with every data."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else _BY_DATA.get((node.name(), func))
+
+
+@contextmanager
+def composites() -> Iterator[None]:
+    """While it is entered, composite operators run as on plain tensors."""
+    library = torch.library.Library("aten", "IMPL")
+    for device in ("CPU", "CUDA"):  # before the composite kernel, unlike those of Autograd
+        library.impl("cross_entropy_loss", _cross_entropy_loss, f"Autograd{device}")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _cross_entropy_loss(
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """A mean that weights of classes divide adds up the weights of those targets that count: with
+    a mode ATen adds zeros for the others (`cross_entropy_loss_label_smoothing`)."""
+    indices = target.shape != self.shape
+    if weight is None or not label_smoothing > 0 or reduction != _MEAN or not indices:
+        arguments = (self, target, weight, reduction, ignore_index, label_smoothing)
+        return aten.cross_entropy_loss.default._op_dk(_COMPOSITE, *arguments)
+    classes = 0 if self.dim() == 1 else 1
+    logarithms = torch.log_softmax(self, classes, self.dtype)
+    loss = aten.nll_loss_nd(logarithms, target, weight, reduction, ignore_index)
+    shape = [1] * self.dim()
+    shape[classes] = weight.shape[0]
+    smooth = -(logarithms * weight.view(shape)).sum(classes)
+    ignored = target == ignore_index
+    smooth.masked_fill_(ignored, 0.0)
+    counted = weight.gather(0, target.masked_select(~ignored).flatten())
+    mean = smooth.sum() / counted.sum() * (label_smoothing / self.shape[classes])
+    return (1 - label_smoothing) * loss + mean
