@@ -187,6 +187,24 @@ def llama_float64() -> nn.Module:
     return llama.llama_debug().double()
 
 
+class WeightRead(nn.Module):
+    """The weight of a unit is read again outside of the unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.output = nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        decay = sum(p.float().square().mean() for p in self.blocks.parameters())
+        return next_token_loss(self.output(x).float(), targets) + decay
+
+
 class ScaledInPlace(nn.Module):
     """In bfloat16, by numbers that bfloat16 does not have."""
 

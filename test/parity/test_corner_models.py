@@ -70,6 +70,16 @@ def test_parameters_in_bfloat16(
     assert_equal_bits(ours, reference(case))
 
 
+def test_weights_read_outside_of_their_unit(captured: Capture, reference: Reference) -> None:
+    """Autograd casts such a gradient to the dtype of the reduction, since it comes before the
+    unit's backward, and leaves the others as they are."""
+    precision = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
+    model = text_model("WeightRead", "blocks.*")
+    case = Case(model, ADAMW_FUSED, steps=6, reshard="false", precision=precision)
+    archive = captured(model, precision=precision)
+    assert_equal_bits(run_plan(archive, case, "weight_read"), reference(case))
+
+
 def test_shared_modules_have_one_set_of_parameters(captured: Capture) -> None:
     model = MODELS["shared"]
     case = Case(model, SGD)

@@ -186,7 +186,8 @@ def gradients(
     }
     for leaf in leaves.values():
         if leaf.requires_grad:
-            leaf.grad_dtype = precision.grad_dtype(torch.float32)
+            keeps = precision.keeps_gradients(torch.float32)
+            leaf.grad_dtype = None if keeps else precision.grad_dtype(torch.float32)
     loss = torch.func.functional_call(model, leaves, kwargs=batch)
     loss.backward()
     reduced = precision.reduce_dtype or torch.float32

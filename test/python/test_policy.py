@@ -121,11 +121,20 @@ def test_a_tied_parameter_of_different_precision(tmp_path: Path) -> None:
 
 def test_gradients_are_cast_where_the_reduction_is_not_wider() -> None:
     half, single = torch.bfloat16, torch.float32
-    assert MixedPrecision(half).grad_dtype(single) is None
-    assert MixedPrecision(half, single).grad_dtype(single) is None
+    for precision in (MixedPrecision(half), MixedPrecision(half, single)):
+        assert precision.grad_dtype(single) is single
+        assert precision.keeps_gradients(single)
+        assert precision.grad_dtype(single, (2, 11)) is half
+        assert not precision.keeps_gradients(single, (2, 11))
     assert MixedPrecision(half, half).grad_dtype(single) is half
     assert MixedPrecision(None, half).grad_dtype(single) is half
     assert MixedPrecision(single).grad_dtype(single) is single
+    for precision in (
+        MixedPrecision(half, half),
+        MixedPrecision(None, half),
+        MixedPrecision(single),
+    ):
+        assert not precision.keeps_gradients(single)
 
 
 class Inner(nn.Module):

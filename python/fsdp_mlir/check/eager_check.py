@@ -154,7 +154,7 @@ class _Eager:
         _seed()
         with (
             _unchanged(view, [*buffers.values(), *self._constants]),
-            view.units.hooked(view.params),
+            view.units.hooked(view.params, view.asked.device.version),
         ):
             for batch in batches:
                 for param in params.values():

@@ -8,7 +8,7 @@ match one module the first wins. A parameter that is ignored belongs to no unit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.modules.weights import State
-from fsdp_mlir.policy.unit_entry import Entries
+from fsdp_mlir.policy.unit_entry import Entries, Keeping
 from fsdp_mlir.support import policy_schema
 from fsdp_mlir.support.errors import CaptureError
 
@@ -43,20 +43,24 @@ class MixedPrecision:
         """The dtype in which a parameter of `dtype` is gathered."""
         return self.param_dtype if self.param_dtype and dtype.is_floating_point else dtype
 
-    def grad_dtype(
-        self, dtype: torch.dtype, version: Version = KEEPS_GRADIENTS
-    ) -> torch.dtype | None:
-        """The dtype to which autograd casts the gradient of a parameter of `dtype`; None for no
-        cast.
+    def grad_dtype(self, dtype: torch.dtype, version: Version = KEEPS_GRADIENTS) -> torch.dtype:
+        """The dtype to which autograd casts a gradient of a parameter of `dtype`, unless
+        `keeps_gradients`.
 
-        FSDP2 of PyTorch `version` leaves the cast to the reduction if the reduction has a wider
-        dtype than the parameter (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
-        _set_unsharded_grad_dtypes); before 2.15 a gradient has the dtype of what was gathered.
+        Before PyTorch 2.15 a gradient has the dtype of what was gathered.
         """
         if version < KEEPS_GRADIENTS:
             return self.computed(dtype)
-        reduced = self.reduce_dtype or dtype
-        return None if reduced.itemsize > self.computed(dtype).itemsize else reduced
+        return self.reduce_dtype or dtype
+
+    def keeps_gradients(self, dtype: torch.dtype, version: Version = KEEPS_GRADIENTS) -> bool:
+        """Whether there is no such cast from where backward has reached the outputs of the unit.
+
+        FSDP2 leaves the cast to the reduction if the reduction has a wider dtype than the parameter
+        (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _set_unsharded_grad_dtypes). What
+        comes before, from a use of the parameter outside the unit's forward, is cast.
+        """
+        return self.grad_dtype(dtype, version).itemsize > self.computed(dtype).itemsize
 
     def cast_inputs(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """FSDP2's forward pre-hook."""
@@ -162,14 +166,27 @@ class Units:
         entry = self._entry(module) if module else None
         return entry if entry and len(entry.patterns) > 1 else module
 
+    def _keeping(self, params: Iterable[State], version: Version) -> Keeping:
+        """By a unit's first module ("" for the root): its parameters that keep gradients."""
+        first = {name: unit[0] for unit in self.formed(params) for name in unit}
+        keeping: Keeping = {}
+        for param in params:
+            precision, dtype = self.precision_of(param), param.tensor.dtype
+            if precision and precision.keeps_gradients(dtype, version):
+                unit = first.get(next(iter(self._units_of(param))), "")
+                cast = precision.grad_dtype(dtype, version)
+                keeping.setdefault(unit, []).append((param.name, cast))
+        return keeping
+
     @contextmanager
-    def hooked(self, params: Iterable[State]) -> Iterator[Entries]:
-        """Makes casts at unit boundaries and entry functions as FSDP2 has them.
+    def hooked(self, params: Sequence[State], version: Version) -> Iterator[Entries]:
+        """Makes casts at unit boundaries and entry functions as FSDP2 of PyTorch `version` has
+        them, and leaves gradients in their dtype where it does.
 
         Every module that a pattern matches is cast here, even one without parameters of its own. In
         a unit of several modules FSDP2 casts at each of them (_register_group_forward_hooks).
         """
-        entries = Entries(self._model, self.formed(params))
+        entries = Entries(self._model, self.formed(params), self._keeping(params, version))
         handles: list[Any] = list(entries.attach())
         hooked: set[int] = set()
         for name, module in self._model.named_modules(remove_duplicate=False):

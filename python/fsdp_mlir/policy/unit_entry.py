@@ -11,8 +11,10 @@ once later outside it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # A differentiable value: the node that made it, and which of its results it is.
 Edge = tuple[Node, int]
+
+# By the first module of a unit ("" for the root): its parameters whose gradients are cast to a
+# dtype until backward reaches the outputs of the unit, and not from there on.
+Keeping = dict[str, list[tuple[str, torch.dtype]]]
 
 
 class UnitEntry(torch.autograd.Function):
@@ -62,8 +68,10 @@ class _Renamed(TorchDispatchMode):
 class _Unit:
     """The modules of one `fully_shard` call, and how far the unit's forward has got."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], left: Callable[[Any], None]) -> None:
+        """`left` is called with the output of the module that runs last."""
         self.modules = set(modules)
+        self._left = left
         self._to_run: set[nn.Module] = set()
         self._running = False
 
@@ -83,11 +91,13 @@ class _Unit:
             entered = UnitEntry.apply(*inputs)
         return replace_grad_tensors((args, kwargs), iter(entered))
 
-    def leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+    def leave(self, module: nn.Module, _args: Any, output: Any) -> None:
         """A forward hook."""
         if not _in_backward() and module in self._to_run:
             self._to_run.remove(module)
             self._running = bool(self._to_run)
+            if not self._running:
+                self._left(output)
 
     def complete(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         """A forward hook of the root: no longer waits for modules that have not run."""
@@ -117,20 +127,23 @@ class Entries:
     `units` are the names of the modules of each unit but the root.
     """
 
-    def __init__(self, model: nn.Module, units: Sequence[Sequence[str]]) -> None:
+    def __init__(self, model: nn.Module, units: Sequence[Sequence[str]], keeping: Keeping) -> None:
         self._model = model
         self.units = [list(names) for names in units]
+        self._keeping = keeping
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
 
     def attach(self) -> Iterator[Any]:
         """Registers the hooks, before all others that run before a forward; yields handles."""
         for names in self.units:
-            unit = _Unit([self._model.get_submodule(name) for name in names])
+            modules = [self._model.get_submodule(name) for name in names]
+            unit = _Unit(modules, partial(self._keep_gradients, names[0]))
             for module in unit.modules:
                 yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(unit.leave, always_call=True)
             yield self._model.register_forward_hook(unit.complete)
+        yield self._model.register_forward_hook(self._leave_root)
         for name, module in self._model.named_modules():
             if module is not self._model and any(True for _ in module.parameters()):
 
@@ -139,6 +152,27 @@ class Entries:
 
                 yield module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(self._after, always_call=True)
+
+    def _leave_root(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        if not _in_backward():
+            self._keep_gradients("", output)
+
+    def _keep_gradients(self, unit: str, output: Any) -> None:
+        """Does with the unit's parameters what FSDP2 does before the unit's backward."""
+        outputs = collect_grad_tensors(output)
+        leaves = []
+        for name, dtype in self._keeping.get(unit, []) if outputs else ():
+            leaf = attrgetter(name)(self._model)
+            leaf.grad_dtype = dtype
+            leaves.append(leaf)
+        if not leaves:
+            return
+
+        def keep(_grad: Tensor) -> None:
+            for leaf in leaves:
+                leaf.grad_dtype = None
+
+        torch.autograd.graph.register_multi_grad_hook(outputs, keep, mode="any")
 
     def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         call = _Call(name, [], torch.autograd._get_sequence_nr())

@@ -86,7 +86,7 @@ def record_once(fake: FakeModel) -> Recording:
     """
     view = fake.view
     sources = SourceMap()
-    hooked = view.units.hooked(view.params)
+    hooked = view.units.hooked(view.params, view.asked.device.version)
     present = view.asked.device.present()
     with present, ModuleStack(view.model) as modules, hooked as entries, refused_seeding():
         recorder = _recorder(fake, modules, sources)
