@@ -253,7 +253,8 @@ private:
         ended.push_back(call.getOperand(operand));
     for (auto &[begun, read] : underWay)
       for (Value value : ended)
-        if (read.contains(isa<FreeOp>(op) ? value : getStorageOwner(value)))
+        if (isa<FreeOp>(op) ? read.values.contains(value)
+                            : read.owners.contains(getStorageOwner(value)))
           return (op->emitOpError("Program-11: ")
                   << (isa<FreeOp>(op) ? "frees" : "writes")
                   << " what a collective in flight reads")
@@ -261,10 +262,10 @@ private:
                  << "begun here";
     if (auto collective = dyn_cast<CollectiveOpInterface>(op);
         collective && collective.hasFuture()) {
-      llvm::DenseSet<Value> &read = underWay[op];
+      Read &read = underWay[op];
       for (Value operand : op->getOperands()) {
-        read.insert(operand);
-        read.insert(getStorageOwner(operand));
+        read.values.insert(operand); // which keeps the storage
+        read.owners.insert(getStorageOwner(operand));
       }
     }
     return success();
@@ -528,7 +529,11 @@ private:
   /// By the value that owns the storage.
   llvm::DenseMap<Value, Operation *> offloaded;
   /// Collectives begun and not awaited, with what they read.
-  llvm::MapVector<Operation *, llvm::DenseSet<Value>> underWay;
+  /// What a collective reads, and whose storages these are.
+  struct Read {
+    llvm::DenseSet<Value> values, owners;
+  };
+  llvm::MapVector<Operation *, Read> underWay;
 };
 } // namespace
 

@@ -187,6 +187,25 @@ def llama_float64() -> nn.Module:
     return llama.llama_debug().double()
 
 
+class EmptyWeight(nn.Module):
+    """As MobileBERT has it where the embedding is as wide as the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.empty = nn.Parameter(torch.randn(0, 16))
+        self.output = nn.Parameter(torch.randn(VOCAB, DIM))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        weight = torch.cat([self.output.view(-1, 16), self.empty]).view(VOCAB, DIM)
+        return next_token_loss(F.linear(x, weight), targets)
+
+
 class WeightRead(nn.Module):
     """The weight of a unit is read again outside of the unit."""
 

@@ -44,12 +44,33 @@ def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model, res
     assert_equal_bits(ours, reference(case))
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_gradient_that_is_a_part(captured: Capture, reference: Reference, world: int) -> None:
-    """One rank keeps the memory of a gradient that it has nothing to reduce with, if it is all."""
+@pytest.mark.parametrize(
+    ("world", "bucket"), [(1, "unit"), (2, "unit"), (1, "parameter"), (2, "parameter")]
+)
+def test_gradient_that_is_a_part(
+    captured: Capture, reference: Reference, world: int, bucket: str
+) -> None:
+    """One rank keeps the memory of a gradient that it has nothing to reduce with, if it is all; a
+    reduction keeps the memory of the part that it reads."""
     model = replace(text_model("ClassToken", "blocks.*"), batch=1)
     case = Case(model, ADAMW_FUSED, world=world, steps=6)
-    assert_equal_bits(run_plan(captured(model), case, f"part_{world}"), reference(case))
+    ours = replace(case, training={"schedule": {"bucket": bucket}})
+    run = run_plan(captured(model), ours, f"part_{world}_{bucket}")
+    assert_equal_bits(run, reference(case))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_parameters_without_elements(captured: Capture, world: int) -> None:
+    """FSDP2 fails on them. They have no memory and change nothing, offloaded or not."""
+    model = text_model("EmptyWeight", "blocks.*")
+    case = Case(model, ADAMW_FUSED, world=world, steps=4)
+    offloaded = replace(case, training={"cpu_offload": True})
+    runs = [
+        run_plan(captured(model), each, f"empty_{world}_{number}")
+        for number, each in enumerate((case, offloaded))
+    ]
+    assert_equal_bits(*runs)
+    assert runs[0].weights["empty"].shape == (0, 16)
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,9 @@ Collective DeviceComm::reduceAlone(const plan::ReduceScatter &reduce,
       sum = sum.to(dtype).div(divisors.predivide).div_(divisors.postdivide);
     if (sum.scalar_type() != scalarType(out) || grads[i].scalar_type() != dtype)
       sum = empty(grads[i].sizes().vec(), out).copy_(sum.to(dtype));
+    else if (plan.values[reduce.outs[i]].storage == -1 &&
+             sum.is_alias_of(grads[i]))
+      sum = sum.clone();
     begun.results.push_back(sum);
   }
   return begun;

@@ -218,8 +218,11 @@ Collective ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
     std::vector<at::Tensor> outs;
     for (size_t i = 0; i < grads.size(); ++i) {
       GradReduction how = makeGradReduction(plan, reduce, i);
-      at::Tensor grad = grads[i].contiguous();
+      bool shares = plan.values[reduce.outs[i]].storage != -1;
       bool inPlace = segment.layout().reducedInPlace[reduce.params[i]];
+      at::Tensor grad = shares || !how.isIdentity() || inPlace
+                            ? grads[i].contiguous()
+                            : grads[i].clone(at::MemoryFormat::Contiguous);
       if (inPlace)
         awaitShardsRead();
       if (!how.isIdentity() || inPlace) {

@@ -20,7 +20,8 @@ HostStore::HostStore(const plan::Plan &plan, Device &device)
       continue;
     for (plan::ValueId out : copy->outs) {
       const plan::Value &value = plan.values[out];
-      if (device.where().is_cpu() && value.offset != -1)
+      bool placed = device.where().is_cpu() && value.offset != -1;
+      if (placed || value.numBytes() == 0)
         continue;
       gradientOffsets[out] = gradientBytes;
       // No rank's shard is larger than the first one's, which the plan has.
