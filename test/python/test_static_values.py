@@ -47,6 +47,11 @@ def literal_floats(_: Model, y: Tensor) -> Tensor:
     return y[:, torch.linspace(0, 1, 6) > 0.3].exp()
 
 
+def quotients_of_numbers(_: Model, y: Tensor) -> Tensor:
+    rows = torch.div(y.shape[0], 2, rounding_mode="trunc")
+    return y[:rows] * torch.div(y.shape[1], 4) + torch.pow(torch.mul(2, 3), 2)
+
+
 def two_dimensions(_: Model, y: Tensor) -> Tensor:
     return y[torch.ones(4, 6).triu() > 0]
 
@@ -81,6 +86,7 @@ def item_of_floats(_: Model, y: Tensor) -> Tensor:
 BODIES = [
     literal_rows,
     literal_floats,
+    quotients_of_numbers,
     two_dimensions,
     beside_integers,
     written,

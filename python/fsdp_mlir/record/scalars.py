@@ -61,6 +61,13 @@ def with_scalars(
     return func, args
 
 
+def takes_numbers_alone(func: OpOverload, args: list[Any]) -> bool:
+    """Whether numbers stand for all tensors that the schema has, as in `torch.div(7, 2)`."""
+    kinds = [kinds_of(formal.type) for formal in func._schema.arguments]
+    tensors = [arg for kind, arg in zip(kinds, args, strict=True) if "TensorType" in kind]
+    return bool(tensors) and all(isinstance(arg, (bool, int, float, complex)) for arg in tensors)
+
+
 def rounds_number(func: OpOverload, args: list[Any]) -> bool:
     """Whether the overload for Scalar gives other bits: that of `mul_` alone rounds the number to
     the dtype of the tensor before it multiplies."""

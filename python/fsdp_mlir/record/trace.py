@@ -36,7 +36,7 @@ from fsdp_mlir.record.graph import Node, Origin, Ref, TensorType, Trace, split_a
 from fsdp_mlir.record.known import KnownValues, flat_tensors
 from fsdp_mlir.record.masks import BY_COUNT, shaped_by_values
 from fsdp_mlir.record.plain import decided_by_data
-from fsdp_mlir.record.scalars import rounds_number, with_scalars
+from fsdp_mlir.record.scalars import rounds_number, takes_numbers_alone, with_scalars
 from fsdp_mlir.record.strides import of_kernels
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
 from fsdp_mlir.view.device import Device
@@ -162,6 +162,10 @@ class Recorder(TorchDispatchMode):
             # Of a Python number, in the backward of a product with it: no overload takes that.
             func = aten.scalar_tensor.default
             values = [values[0].conjugate(), torch.complex128, None, None, None]
+        if takes_numbers_alone(func, values):
+            with _disable_current_modes():
+                constant = func(*args, **kwargs)
+            return self._literal(aten.lift_fresh.default, constant, origin)
         fakes = [self._faked(value, origin) for value in values]
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
