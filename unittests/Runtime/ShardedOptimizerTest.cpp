@@ -138,10 +138,11 @@ TEST(ShardedOptimizer, ShardsUpdateLikeTheWhole) {
   }
 }
 
-/// The path of GPUs does the same operations in the same order.
+/// The path of GPUs does the same operations in the same order; in half
+/// precision foreach's kernels round numbers first.
 TEST(ShardedOptimizer, PathsHaveTheSameBitsOnTheCpu) {
   using Path = ShardedOptimizer::Path;
-  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+  for (at::ScalarType dtype : {at::kFloat, at::kDouble})
     for (const plan::Optimizer &o : allSettings()) {
       SCOPED_TRACE(describeSettings(o));
       at::Generator generator = at::detail::createCPUGenerator(6);

@@ -166,8 +166,9 @@ def FSDP_OptimizerOp : FSDP_Op<"optimizer"> {
     fsdp.optimizer "adamw" {lr = 1.0e-3, weight_decay = 0.1, fused = true}
     ```
 
-    `fused` selects torch.optim's fused kernel; on a CPU, `foreach` gives the
-    same bits as neither of the two. `plugin` is the user's own optimizer in the
+    `fused` selects torch.optim's fused kernel, `foreach` its update of all
+    parameters at once, which rounds numbers to half precision if the parameters
+    have it. `plugin` is the user's own optimizer in the
     shared library `library` (fsdp/Runtime/Optimizer/OptimizerPlugin.h), with
     `lr` and any other numbers as hyperparameters. `external` is an optimizer
     that the caller of the step runs; it has no hyperparameters.

@@ -164,7 +164,8 @@ struct Unit {
 };
 
 /// torch.optim's names and defaults; `fused` selects the fused ATen kernel,
-/// otherwise the per-tensor formula torch.optim uses on CPU.
+/// `foreach` the update of all parameters at once; otherwise torch.optim's
+/// default, which on a CPU is tensor by tensor.
 struct Optimizer {
   /// "adam", "adamw", "sgd", "plugin"; "external": the program that hosts the
   /// runtime takes the gradients and updates the parameters after the step.
@@ -180,6 +181,7 @@ struct Optimizer {
   bool amsgrad = false;
   bool maximize = false;
   bool fused = false;
+  bool foreach = false;
   /// A plug-in's shared library, relative to the plan file, and its further
   /// hyperparameters.
   std::string library;
@@ -199,6 +201,7 @@ struct Optimizer {
         field("amsgrad", &Optimizer::amsgrad),
         field("maximize", &Optimizer::maximize),
         field("fused", &Optimizer::fused),
+        optionalField("foreach", &Optimizer::foreach),
         field("library", &Optimizer::library),
         field("options", &Optimizer::options));
   }

@@ -93,6 +93,8 @@ std::map<std::string, json> optionsOf(const plan::Optimizer &o, double factor) {
                                          {"fused", nullptr}};
   if (o.fused)
     options["fused"] = true;
+  if (o.foreach)
+    options["foreach"] = true;
   if (o.name == "sgd") {
     options["momentum"] = o.momentum;
     options["dampening"] = o.dampening;

@@ -67,7 +67,8 @@ ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
     if (group == groups.end()) {
       group = groups.emplace(groups.end());
       group->settings = index;
-      group->path = path.value_or(defaultPath(places[index]));
+      group->path = path.value_or(
+          settings[index].foreach ? Path::Foreach : defaultPath(places[index]));
       group->plugin = createPlugin(index);
     }
     group->members.push_back(i);
@@ -144,7 +145,8 @@ void ShardedOptimizer::setSettings(
         "expected the settings of " + std::to_string(settings.size()) +
         " parameter groups, got " + std::to_string(changed.size()));
   auto layout = [](const plan::Optimizer &o) {
-    return std::tie(o.name, o.amsgrad, o.fused, o.library, o.options);
+    return std::tie(o.name, o.amsgrad, o.fused, o.foreach, o.library,
+                    o.options);
   };
   for (size_t i = 0; i < changed.size(); ++i)
     if (layout(changed[i]) != layout(settings[i]) ||

@@ -36,6 +36,7 @@ static plan::Optimizer getOptimizer(StringRef name, DictionaryAttr given) {
   optimizer.amsgrad = flag("amsgrad");
   optimizer.maximize = flag("maximize");
   optimizer.fused = flag("fused");
+  optimizer.foreach = flag("foreach");
   return optimizer;
 }
 

@@ -21,9 +21,9 @@ OptimizerSpec = Optimizer | type[Optimizer] | functools.partial | tuple | dict
 
 _KEYS = {name: hyperparameters(name) for name in ("sgd", "adam", "adamw")}
 # What the plan takes from a group of torch.optim's.
-COMPILED = {key for keys in _KEYS.values() for key in keys} | {"fused"}
+COMPILED = {key for keys in _KEYS.values() for key in keys} | {"fused", "foreach"}
 # What is read at each step: everything that does not affect the form of the state.
-FOLLOWED = COMPILED - {"amsgrad", "fused"}
+FOLLOWED = COMPILED - {"amsgrad", "fused", "foreach"}
 
 
 def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
@@ -74,7 +74,7 @@ def why_outside(optimizer: Optimizer, params: Sequence[Tensor]) -> str:
                 return f"'{key}'"
         if isinstance(group["lr"], Tensor) and "betas" in group and not group.get("fused"):
             return "a tensor as 'lr', whose products torch.optim rounds to its dtype"
-    for key in ("fused", "decoupled_weight_decay"):
+    for key in ("fused", "foreach", "decoupled_weight_decay"):
         if len({bool(group.get(key)) for group in groups}) > 1:
             return f"'{key}' of some groups only"
     members = {id(param) for group in groups for param in group["params"]}
@@ -96,6 +96,7 @@ def structure(optimizer: Optimizer, positions: Mapping[int, int]) -> tuple[Any, 
             tuple(positions.get(id(param), -1) for param in group["params"]),
             bool(group.get("amsgrad")),
             bool(group.get("fused")),
+            bool(group.get("foreach")),
             group.get("momentum", 0) != 0,
         )
         for group in optimizer.param_groups
@@ -120,8 +121,9 @@ def config_of(optimizer: Optimizer, params: Sequence[State]) -> dict[str, Any]:
         for group in groups_of(optimizer)
     ]
     config: dict[str, Any] = {"name": name, **groups[0][1]}
-    if groups_of(optimizer)[0].get("fused"):
-        config["fused"] = True
+    for key in ("fused", "foreach"):
+        if groups_of(optimizer)[0].get(key):
+            config[key] = True
     if len(groups) > 1:
         config["groups"] = [
             {"match": [escaped(member) for member in members], **settings}
