@@ -174,9 +174,8 @@ bool PlanEmitter::keepsGradient(ReduceScatterOp reduce,
                                 size_t index) const {
   const plan::Value &gradient = result.values[kind.ins[index]];
   const plan::Value &shard = result.values[kind.outs[index]];
-  const plan::Value &storage = gradient.storage == -1
-                                   ? gradient
-                                   : result.values[gradient.storage];
+  const plan::Value &storage =
+      gradient.storage == -1 ? gradient : result.values[gradient.storage];
   plan::DType in = gradient.dtype;
   auto one = plan::ReduceScatter::Divisors();
   return result.shards() == 1 && in == shard.dtype &&
