@@ -8,7 +8,7 @@ import torch
 from fsdp_mlir.models import llama
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import resnet
+from torchvision.models import resnet, vision_transformer
 
 
 def frozen_llama(pattern: str) -> nn.Module:
@@ -169,6 +169,11 @@ def resnet50() -> nn.Module:
     """Bottlenecks, the first of each row with a downsampling branch."""
     torch.manual_seed(0)
     return Classifier(resnet.resnet50(num_classes=10))
+
+
+def vit_b_16() -> nn.Module:
+    torch.manual_seed(0)
+    return Classifier(vision_transformer.vit_b_16(num_classes=10))
 
 
 class PartlyUsed(nn.Module):
