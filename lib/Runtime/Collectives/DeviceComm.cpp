@@ -411,7 +411,7 @@ Collective DeviceComm::reduceAlone(const plan::ReduceScatter &reduce,
       sum = empty(grads[i].sizes().vec(), out).copy_(sum.to(dtype));
     else if (plan.values[reduce.outs[i]].storage == -1 &&
              sum.is_alias_of(grads[i]))
-      sum = sum.clone();
+      sum = sum.clone(); // the gradient is a part of more
     begun.results.push_back(sum);
   }
   return begun;

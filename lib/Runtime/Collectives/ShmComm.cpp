@@ -218,6 +218,7 @@ Collective ShmComm::reduceScatter(const plan::ReduceScatter &reduce,
     std::vector<at::Tensor> outs;
     for (size_t i = 0; i < grads.size(); ++i) {
       GradReduction how = makeGradReduction(plan, reduce, i);
+      // Where the plan says so; otherwise the gradient is a part of more.
       bool shares = plan.values[reduce.outs[i]].storage != -1;
       bool inPlace = segment.layout().reducedInPlace[reduce.params[i]];
       at::Tensor grad = shares || !how.isIdentity() || inPlace

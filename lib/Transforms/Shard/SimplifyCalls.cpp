@@ -1,7 +1,7 @@
 //===- SimplifyCalls.cpp - calls that autograd makes and no step needs ----===//
 //
-// A value is replaced by another that has the same elements in the same places
-// of memory that nothing writes, so that no result changes a bit. Nothing is
+// A value is replaced by another that has the same elements, in the same memory
+// or in memory that nothing writes, so that no result changes a bit. Nothing is
 // kept longer than before: where a storage takes the place of another, it is
 // still held when the other would have been made.
 //

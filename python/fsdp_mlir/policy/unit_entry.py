@@ -163,8 +163,9 @@ class Entries:
         leaves = []
         for name, dtype in self._keeping.get(unit, []) if outputs else ():
             leaf = attrgetter(name)(self._model)
-            leaf.grad_dtype = dtype
-            leaves.append(leaf)
+            if leaf.requires_grad:
+                leaf.grad_dtype = dtype
+                leaves.append(leaf)
         if not leaves:
             return
 
