@@ -107,8 +107,8 @@ class Reused(nn.Module):
         return next_token_loss(self.output(x), targets)
 
 
-class Preference(nn.Module):
-    """Two forwards of one model before the backward, as preference losses have them."""
+class TwoBlocks(nn.Module):
+    """An embedding, two blocks and an output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,10 +117,17 @@ class Preference(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.output = nn.Linear(DIM, VOCAB)
 
-    def score(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
+        return x
+
+
+class Preference(TwoBlocks):
+    """Two forwards of one model before the backward, as preference losses have them."""
+
+    def score(self, tokens: Tensor) -> Tensor:
+        x = self.run_blocks(self.embed(tokens))
         chosen = self.output(x).log_softmax(-1).gather(-1, tokens.unsqueeze(-1))
         return chosen.mean((1, 2))
 
@@ -147,21 +154,16 @@ class Shared(nn.Module):
         return next_token_loss(self.output(x), targets)
 
 
-class ClassToken(nn.Module):
+class ClassToken(TwoBlocks):
     """For one sample, the gradient of the token is a part of a larger tensor."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
         self.token = nn.Parameter(torch.randn(1, 1, DIM))
-        self.embed = nn.Embedding(VOCAB, DIM)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.output = nn.Linear(DIM, VOCAB)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = torch.cat([self.token.expand(len(tokens), -1, -1), self.embed(tokens)], 1)
-        for block in self.blocks:
-            x = block(x)
+        token = self.token.expand(len(tokens), -1, -1)
+        x = self.run_blocks(torch.cat([token, self.embed(tokens)], 1))
         return next_token_loss(self.output(x[:, 1:] * x[:, :1]), targets)
 
 
@@ -187,58 +189,37 @@ def llama_float64() -> nn.Module:
     return llama.llama_debug().double()
 
 
-class EmptyWeight(nn.Module):
+class EmptyWeight(TwoBlocks):
     """As MobileBERT has it where the embedding is as wide as the layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(VOCAB, DIM)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.empty = nn.Parameter(torch.randn(0, 16))
-        self.output = nn.Parameter(torch.randn(VOCAB, DIM))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        weight = torch.cat([self.output.view(-1, 16), self.empty]).view(VOCAB, DIM)
-        return next_token_loss(F.linear(x, weight), targets)
+        x = self.run_blocks(self.embed(tokens))
+        weight = torch.cat([self.output.weight.view(-1, 16), self.empty]).view(VOCAB, DIM)
+        return next_token_loss(F.linear(x, weight, self.output.bias), targets)
 
 
-class WeightRead(nn.Module):
+class WeightRead(TwoBlocks):
     """The weight of a unit is read again outside of the unit."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(VOCAB, DIM)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.output = nn.Linear(DIM, VOCAB)
-
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
+        x = self.run_blocks(self.embed(tokens))
         decay = sum(p.float().square().mean() for p in self.blocks.parameters())
         return next_token_loss(self.output(x).float(), targets) + decay
 
 
-class ScaledInPlace(nn.Module):
+class ScaledInPlace(TwoBlocks):
     """In bfloat16, by numbers that bfloat16 does not have."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(VOCAB, DIM)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.output = nn.Linear(DIM, VOCAB)
         self.bfloat16()
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-            x *= 0.9
-            x.mul_(1.1).div_(1.3).add_(0.7).sub_(0.3)
+        x = self.run_blocks(self.embed(tokens))
+        x *= 0.9
+        x.mul_(1.1).div_(1.3).add_(0.7).sub_(0.3)
         return next_token_loss(self.output(x).float(), targets)

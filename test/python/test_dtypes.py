@@ -11,6 +11,8 @@ import fsdp_mlir
 import pytest
 import torch
 from fsdp_mlir.archive.torchscript import _DTYPES
+from fsdp_mlir.record.operators import is_composite
+from fsdp_mlir.record.scalars import rounds_number, with_scalars
 from fsdp_mlir.support.errors import CaptureError
 from graphs import Captured
 from safetensors.torch import save_file
@@ -118,3 +120,33 @@ def test_numbers_that_a_dtype_does_not_have(
     first = 1 if dtype == torch.float32 else 2  # behind the model's own product, and the cast
     assert ops[first : first + len(calls)] == calls
     loss_of_run(Calling(call), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scalar_overloads_have_the_bits_of_wrapped_numbers(dtype: torch.dtype) -> None:
+    """All but those of which `rounds_number` says it, of the operators that are recorded."""
+    x = (torch.arange(1, 4001) / 613).to(dtype)
+    compared = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, operator = name.partition("::")
+        packet, _, overload = operator.partition(".")
+        func = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if namespace != "aten" or func is None:
+            continue
+        schema = func._schema
+        types = [str(formal.type) for formal in schema.arguments]
+        defaults = all(formal.has_default_value() for formal in schema.arguments[2:])
+        if types[:2] != ["Tensor"] * 2 or not defaults:
+            continue
+        if is_composite(func):
+            continue
+        values = [x, 0.9, *(formal.default_value for formal in schema.arguments[2:])]
+        try:
+            scalar, _ = with_scalars(func, list(values), x, None)
+            want = func(x.clone(), 0.9)
+        except (CaptureError, RuntimeError):
+            continue  # it has none, or takes no such tensors
+        assert torch.equal(want, scalar(x.clone(), 0.9)) != rounds_number(func, values), func
+        compared.append(str(func))
+    in_place = {f"aten.{name}_.Tensor" for name in ("add", "sub", "mul", "div")}
+    assert in_place <= set(compared)

@@ -164,29 +164,18 @@ def SimplifyCalls
     : LevelPass<"fsdp-simplify-calls", "Grouped", "Grouped"> {
   let summary = "Drop calls that only autograd's formulas needed";
   let description = [{
-    In the step and in the evaluation, a value is replaced by another one that
-    has the same elements, bit for bit:
+    Replaces, in the step and in the evaluation, a value by one that has the same
+    elements, bit for bit:
+    - a view by what it views, directly or through views, if sizes and strides are
+      equal (`t` of `t`), or by an equal view made earlier;
+    - a copy (`clone`, `_to_copy`, `pow` with the exponent 1) by what it copies, if
+      sizes, strides and dtype are equal, or by an equal copy that is still needed
+      (autocast's, one a projection), if only calls use both and none writes them.
 
-    - a view by the value that it views, directly or through other views, if
-      both have the same sizes and strides (`t` of `t`), and by an earlier view
-      that a call with the same arguments gave;
-    - a copy (`clone`, `_to_copy`, and `pow` with the exponent 1, the derivative
-      of a square) by what it copies, if sizes, strides and dtype are equal;
-    - a copy by an earlier copy of the same value, if that is still needed
-      afterwards (a cast that autocast makes for each of three projections).
-
-    A multiplication or division by a number of what `expand` gave (the
-    derivative of a mean) is made before the `expand`, if all that use it compute
-    a row-major tensor element by element from it and a row-major tensor of its
-    type.
-
-    Copies are only replaced if calls alone use both values and nothing writes
-    them, so parameters, gradients, inputs, the loss and buffers keep their
-    memory. The peak does not grow: what is used longer takes the place of as
-    many bytes that are not made. Calls without a user afterwards are erased.
-
-    A remark (`fsdp-simplify`) says how many calls fewer a program makes, and how
-    many bytes fewer these write.
+    A multiple of what `expand` gave (the derivative of a mean) is made before it,
+    if all users compute element by element beside a row-major tensor of its type.
+    The peak does not grow: what is used longer takes the place of as many bytes. A
+    remark (`fsdp-simplify`) says how many calls and bytes written are saved.
   }];
 }
 

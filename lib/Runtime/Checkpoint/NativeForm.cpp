@@ -322,7 +322,7 @@ void compareOptions(const SavedState &state, const plan::Plan &plan,
   for (const auto &[name, ours] : torchOptions(plan, step)) {
     auto value = state.values.find(name);
     std::string option = name.substr(name.rfind('.') + 1);
-    // These change how the update is computed, not its result.
+    // These change how the update is computed, at most its rounding.
     if (value == state.values.end() || value->second == ours ||
         option == "foreach" || option == "fused" || option == "capturable" ||
         !said.insert(option).second)
