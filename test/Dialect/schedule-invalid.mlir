@@ -81,6 +81,25 @@ fsdp.program @freed_while_reduced(%x: tensor<4xf32>, %l: tensor<f32>) -> tensor<
 
 // -----
 
+// What a view is a part of may be freed: the view, until it is freed itself,
+// keeps the storage.
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @part_freed_while_reduced(%x: tensor<8xf32>, %l: tensor<f32>) -> tensor<f32> {
+  %a = aten.call "aten::neg"(%x) : (tensor<8xf32>) -> tensor<8xf32>
+  %g = aten.call "aten::slice.Tensor"(%a, 0, 0, 4, 1) {views = array<i64: 0>} : (tensor<8xf32>) -> tensor<4xf32>
+  // expected-note @below {{begun here}}
+  %f = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  fsdp.free %a : tensor<8xf32>
+  // expected-error @below {{Program-11: frees what a collective in flight reads}}
+  fsdp.free %g : tensor<4xf32>
+  %r = fsdp.wait %f : !fsdp.future<!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>>
+  fsdp.return %l : tensor<f32>
+}
+
+// -----
+
 // A view in place is the storage that the reduction reads.
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
