@@ -231,6 +231,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init(
                [] { return std::make_unique<Rendezvous>(rankEnvironment()); }),
            Release())
+      .def(
+          "among",
+          [](const Rendezvous &self, const std::vector<int64_t> &members) {
+            return std::make_unique<Rendezvous>(self, members);
+          },
+          py::arg("members"))
       .def_property_readonly("rank", &Rendezvous::rank)
       .def_property_readonly("world_size", &Rendezvous::worldSize)
       .def(

@@ -69,6 +69,22 @@ Rendezvous::Rendezvous(std::optional<RankEnvironment> environment,
   }
 }
 
+Rendezvous::Rendezvous(const Rendezvous &all,
+                       const std::vector<int64_t> &members)
+    : ranks(int64_t(members.size())), timeout(all.timeout), place(all.place),
+      store(all.store) {
+  auto own = std::find(members.begin(), members.end(), all.ownRank);
+  if (own == members.end())
+    throw InputError("rank " + std::to_string(all.ownRank) +
+                     " is not in its own group of ranks");
+  ownRank = own - members.begin();
+  rankServes = all.rankServes && members.front() == 0;
+  keys = all.keys;
+  for (int64_t member : members)
+    keys += std::to_string(member) + ",";
+  keys += "/";
+}
+
 void Rendezvous::enter(const std::string &job) {
   std::string attempt =
       "fsdp-run/" + variableOr("TORCHELASTIC_RESTART_COUNT", "0") + "/";

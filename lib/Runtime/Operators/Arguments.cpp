@@ -137,6 +137,7 @@ c10::IValue constantValue(const Arg &arg, const c10::TypePtr &type,
   case c10::TypeKind::NumberType:
     return asScalar(arg, type);
   case c10::TypeKind::StringType:
+  case c10::TypeKind::AnyType: // the name of a collective's group
     if (const auto *text = std::get_if<std::string>(&arg.value))
       return *text;
     mismatch(type, kindName(arg));

@@ -23,6 +23,8 @@ struct CallTable::ResolvedCall {
   bool shapedByValues;
   /// Of an operator that is not ATen's.
   std::optional<KernelCheck> check;
+  /// It is a collective of a mesh axis that the plan's own do not serve.
+  bool communicates;
 };
 
 std::string firstLine(const std::string &text) {
@@ -136,7 +138,8 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
     throw InputError("expected " + std::to_string(schema.arguments().size()) +
                      " arguments, got " + std::to_string(call.args.size()));
   auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{
-      handle, {}, handle.hasTag(at::Tag::dynamic_output_shape), std::nullopt});
+      handle, {}, handle.hasTag(at::Tag::dynamic_output_shape), std::nullopt,
+      call.op.starts_with("_c10d_functional::")});
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {
@@ -211,6 +214,21 @@ void CallTable::checkShapes(const plan::Call &call,
                      ": the values of an operand, such as a mask, differ");
 }
 
+/// Until the collectives that make these results are complete: the plan reuses
+/// the memory of operands right after a call.
+static void waitFor(const std::vector<c10::IValue> &results) {
+  static const auto wait =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("_c10d_functional::wait_tensor", "")
+          .typed<at::Tensor(const at::Tensor &)>();
+  for (const c10::IValue &result : results)
+    if (result.isTensor())
+      wait.call(result.toTensor());
+    else if (result.isTensorList())
+      for (const at::Tensor &tensor : result.toTensorVector())
+        wait.call(tensor);
+}
+
 void CallTable::invoke(size_t index) {
   // As in eager execution: some forward kernels keep something for backward
   // only if a gradient is wanted. Autograd kernels of other libraries call
@@ -222,6 +240,8 @@ void CallTable::invoke(size_t index) {
     attention->run(index, stack);
   else
     calls[index]->handle.callBoxed(stack);
+  if (calls[index]->communicates)
+    waitFor(stack);
 }
 
 } // namespace fsdp::runtime

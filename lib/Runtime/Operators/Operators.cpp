@@ -64,6 +64,7 @@ bool isPlain(const c10::Argument &argument) {
   case c10::TypeKind::LayoutType:
   case c10::TypeKind::MemoryFormatType:
   case c10::TypeKind::StringType:
+  case c10::TypeKind::AnyType: // a plan gives the name of a collective's group
   case c10::TypeKind::DeviceObjType:
   // A plan has no notation for one; it is absent.
   case c10::TypeKind::GeneratorType:

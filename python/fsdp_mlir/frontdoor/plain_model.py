@@ -8,28 +8,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from fsdp_mlir.check.proof import CHECKED_BYTES
-from fsdp_mlir.modules import sharding
+from fsdp_mlir.modules import placed, sharding
 
 
 def whole_values(model: nn.Module) -> dict[int, Tensor]:
     """For each sharded parameter, by its id: its whole value if all of them together are small
     enough to be run beside eager PyTorch, else a tensor on 'meta'. A collective."""
-    params = [entry.sharded_param for entry in sharding.managed(model).values()]
+    entries = list(sharding.managed(model).values())
+    params = [entry.sharded_param for entry in entries]
     total = sum(param.numel() * param.element_size() for param in params)
-    if total > CHECKED_BYTES or any(param.is_meta for param in params):
+    has_parts = any(entry.is_dtensor for entry in entries)
+    if has_parts or total > CHECKED_BYTES or any(param.is_meta for param in params):
         return forms(model)
     with torch.no_grad():
         return {id(param): param.detach().full_tensor() for param in params}
 
 
 def forms(model: nn.Module) -> dict[int, Tensor]:
-    """The same without data: all on 'meta'."""
-    params = [entry.sharded_param for entry in sharding.managed(model).values()]
-    return {
-        id(param): torch.empty(param.shape, dtype=param.dtype, device="meta") for param in params
-    }
+    """The same without data: all on 'meta'. Those that were DTensors are so again."""
+    return {id(entry.sharded_param): _form(entry) for entry in sharding.managed(model).values()}
+
+
+def _form(entry: FSDPParam) -> Tensor:
+    whole = torch.empty(entry._orig_size, dtype=entry.sharded_param.dtype, device="meta")
+    spec = entry._unsharded_dtensor_spec
+    return whole if spec is None else placed.placed(whole, spec)
 
 
 @contextmanager

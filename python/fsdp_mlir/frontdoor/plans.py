@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 import zlib
@@ -120,6 +121,10 @@ class Plans:
         self._path = path
         self._cache = None if cache is None else PlanCache(cache, model, loss)
         self._rendezvous = rendezvous
+        # The ranks that shard the model with this one, and where they meet; other ranks have a plan
+        # of their own.
+        self._group = list(range(rendezvous.world_size))
+        self._meeting = rendezvous
         self._first: Any = None
         self._made: list[Compiled] = []
         self.trained: Trained | None = None
@@ -127,7 +132,7 @@ class Plans:
     def compile(self, request: Request, allowed_library: str = "") -> Compiled:
         """The plan for the model as it is now; an earlier plan if that is the same. Raises NoPlan
         on all ranks, and CompileError for options that no plan has."""
-        config = _merged(request.config, self._model, self._rendezvous)
+        config = self._merged(request.config)
         text = _dumped(config)
         policy = text
         if self._optimizer is not None:
@@ -160,9 +165,41 @@ class Plans:
         self._made.append(made)
         return made
 
+    def _merged(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The policy of fully_shard and `config`, which must be the same on all ranks that shard
+        the model together."""
+
+        def merge() -> dict[str, Any]:
+            own = sharding.config_of(self._model)
+            for key in _OVER_ALL_PARTS if sharding.has_parts(self._model) else ():
+                if config.get(key):
+                    raise NotImplementedError(f"'{key}' with DTensors as parameters")
+            clashes = sorted(set(config) & {*own, *_OF_FULLY_SHARD} - {"reshard_after_backward"})
+            if clashes:
+                raise OptionError(f"option '{clashes[0]}' follows from the other arguments")
+            if "gradient_accumulation_steps" not in config:
+                # One microbatch has no next one to keep parameters for.
+                own.pop("reshard_after_backward", None)
+            return {**own, **config}
+
+        everybody = self._rendezvous.world_size
+        group, texts = self.together(lambda: sharding.ranks_of(self._model, everybody), str)
+        groups = [json.loads(text) for text in dict.fromkeys(texts)]
+        if sorted(rank for ranks in groups for rank in ranks) != list(range(everybody)):
+            raise NoPlan(f"the ranks shard the model in groups that overlap: {groups[:4]}")
+        if group != self._group:
+            self._group = group
+            self._meeting = self._rendezvous.among(group)
+        merged, texts = self.together(merge, _dumped)
+        for first, *others in groups:
+            for rank in others:
+                if texts[rank] != texts[first]:
+                    raise CompileError(f"the policy of rank {rank} is not that of rank {first}")
+        return merged
+
     def _sent(self, files: _Files, stack: ExitStack) -> Path:
         """The folder where this rank finds rank 0's plan, until the end of `stack`."""
-        first, one_host = self._rendezvous.rank == 0, self._rendezvous.on_one_host()
+        first, one_host = self._meeting.rank == 0, self._rendezvous.on_one_host()
 
         def make() -> str:
             files.make_plan()
@@ -174,11 +211,12 @@ class Plans:
             return str(files.folder.resolve()) if one_host else str(len(plan))
 
         plan, texts = self.together(make, said, _COMPILE_SECONDS)
+        text = texts[self._group[0]]
         if one_host:
-            return Path(texts[0])
+            return Path(text)
         pieces = [
-            self._rendezvous.exchange(plan[begin : begin + _PIECE], _EXCHANGE_SECONDS)[0]
-            for begin in range(0, int(texts[0]), _PIECE)
+            self._meeting.exchange(plan[begin : begin + _PIECE], _EXCHANGE_SECONDS)[0]
+            for begin in range(0, int(text), _PIECE)
         ]
         if first:
             return files.folder
@@ -222,7 +260,9 @@ class Plans:
 
     def _key(self, request: Request, policy: str) -> str:
         """The same on all ranks; empty where nothing is kept."""
-        if self._cache is None or request.each is not None:  # a tensor of this process
+        # What the ranks of a group have and those of another have not is not in a key.
+        alone = self._meeting is not self._rendezvous
+        if self._cache is None or request.each is not None or alone:  # a tensor of this process
             return ""
         cache = self._cache
         args = {f"arg {index}": value for index, value in enumerate(request.args)}
@@ -240,9 +280,9 @@ class Plans:
 
     def _captured(self, request: Request, text: str, key: str, stack: ExitStack) -> _Files:
         """Captures the model; the files are there until the end of `stack`."""
-        first = self._rendezvous.rank == 0
+        first = self._meeting.rank == 0
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
-        if first and self._path is not None and not self._made:
+        if self._rendezvous.rank == 0 and self._path is not None and not self._made:
             folder = self._path
         compiler = stack.enter_context(closing(Compiler())) if first else None
         loaded = set(sys.modules)
@@ -262,13 +302,16 @@ class Plans:
         (captured, fingerprint), _ = self.together(
             lambda: recipe.capture(folder, values), lambda _: "", _COMPILE_SECONDS
         )
-        planning.check_same(
-            fingerprint, lambda own: self._rendezvous.exchange(own, _EXCHANGE_SECONDS)
+        self.together(
+            lambda: planning.check_same(
+                fingerprint, lambda own: self._meeting.exchange(own, _EXCHANGE_SECONDS)
+            ),
+            lambda _: "",
         )
 
         def make_plan() -> None:
             if compiler is not None:
-                warned = compiler.make_plan(folder, self._rendezvous.world_size)
+                warned = compiler.make_plan(folder, self._meeting.world_size)
                 captured.warnings.extend(warned)
                 if key and self._cache is not None:
                     self._cache.add(key, folder, captured, loaded)
@@ -288,7 +331,7 @@ class Plans:
 
         def connect() -> None:
             with _as_no_plan():
-                session.connect(self._rendezvous, self.comm, self._deadline, self._first)
+                session.connect(self._meeting, self.comm, self._deadline, self._first)
 
         self.together(connect, lambda _: "")
         _, seeds = self.together(torch.initial_seed, str)
@@ -368,26 +411,6 @@ def has_no_plan(error: Exception) -> bool:
     return isinstance(error, (NoPlan, CaptureError, NotImplementedError))
 
 
-def _merged(config: Mapping[str, Any], model: nn.Module, rendezvous: Any) -> dict[str, Any]:
-    """The policy of fully_shard and `config`, which must be the same on all ranks."""
-
-    def merge() -> dict[str, Any]:
-        own = sharding.config_of(model, rendezvous.world_size)
-        clashes = sorted(set(config) & {*own, *_OF_FULLY_SHARD} - {"reshard_after_backward"})
-        if clashes:
-            raise OptionError(f"option '{clashes[0]}' follows from the other arguments")
-        if "gradient_accumulation_steps" not in config:
-            # One microbatch has no next one to keep parameters for.
-            own.pop("reshard_after_backward", None)
-        return {**own, **config}
-
-    merged, texts = together(rendezvous, merge, _dumped)
-    for rank, other in enumerate(texts):
-        if other != texts[0]:
-            raise CompileError(f"the policy of rank {rank} is not that of rank 0")
-    return merged
-
-
 def _dumped(config: Mapping[str, Any]) -> str:
     return str(yaml.dump(dict(config), Dumper=_PlainDumper, sort_keys=False))
 
@@ -404,6 +427,10 @@ def _fixed(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 # Keys of the config that only fully_shard determines.
 _OF_FULLY_SHARD = policy_schema.keys_where("compile", "fully_shard")
+
+
+# Keys of what is computed from all gradients: a plan knows those of its own ranks' parts.
+_OVER_ALL_PARTS = ("clip_grad_norm", "grad_scaler")
 
 
 class _PlainDumper(yaml.SafeDumper):

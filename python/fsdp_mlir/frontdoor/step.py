@@ -89,6 +89,7 @@ class Step:
         self._gives_outputs = outputs or loss is not None
         self._fallback = fallback
         self._groups = sharding.groups(model)
+        self._has_parts = sharding.has_parts(model)
         self._inputs = Inputs(model, loss)
         self._requests = Requests(
             model,
@@ -502,6 +503,8 @@ class Step:
         """Why the optimizer's step is not in a plan; empty if it is."""
         if self._optimizer is None:
             return ""
+        if self._clipping is not None and self._has_parts:
+            return "the norm is that of the parts of other ranks too"
         return optimizers.why_outside(self._optimizer, params)
 
     # --- FSDP2's way

@@ -65,6 +65,11 @@ def managed(model: nn.Module) -> dict[int, FSDPParam]:
     return {id(p.sharded_param): p for group in groups(model) for p in group.fsdp_params}
 
 
+def has_parts(model: nn.Module) -> bool:
+    """Whether parameters were DTensors before fully_shard."""
+    return any(entry.is_dtensor for entry in managed(model).values())
+
+
 def reshard(model_groups: list[FSDPParamGroup]) -> None:
     """Registers the sharded parameters where eager code left unsharded ones."""
     for group in model_groups:
@@ -92,13 +97,13 @@ def escaped(name: str) -> str:
 # ---------------------------------------------------------------------------
 
 
-def config_of(model: nn.Module, world_size: int) -> dict[str, Any]:
+def config_of(model: nn.Module) -> dict[str, Any]:
     """The policy as keys of fsdp-opt's config, with modules by exact names."""
     found = {escaped(name): state for name, state in states(model).items()}
     config: dict[str, Any] = {}
     mesh = mesh_of(model)
     if mesh is not None:
-        config |= _mesh_config(mesh, world_size)
+        config |= _mesh_config(mesh)
 
     root = found.pop("")
     own = _unit_config(root)
@@ -164,13 +169,18 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
     return meshes[0] if meshes else None
 
 
-def _mesh_config(mesh: DeviceMesh, world_size: int) -> dict[str, Any]:
+def ranks_of(model: nn.Module, world_size: int) -> list[int]:
+    """The ranks that this rank shards the model with."""
+    mesh = mesh_of(model)
+    ranks = list(range(world_size)) if mesh is None else mesh.mesh.flatten().tolist()
+    if ranks != sorted(ranks):
+        raise NotImplementedError(f"a mesh of ranks in another order is not compiled, got {mesh}")
+    return ranks
+
+
+def _mesh_config(mesh: DeviceMesh) -> dict[str, Any]:
     if mesh.device_type != "cpu":
         raise NotImplementedError(f"a mesh on '{mesh.device_type}' is not compiled, only on 'cpu'")
-    if mesh.mesh.flatten().tolist() != list(range(world_size)):
-        raise NotImplementedError(
-            f"a mesh other than one of all {world_size} ranks in order is not compiled, got {mesh}"
-        )
     return {"mesh": {"replicate": mesh.size(0), "shard": mesh.size(1)}} if mesh.ndim == 2 else {}
 
 
@@ -202,8 +212,8 @@ def _not_compiled(group: FSDPParamGroup, precision: MixedPrecisionPolicy) -> Ite
     if group.mesh_info.is_spmd_mesh:
         yield "'dp_mesh_dims'"
     for param in group.fsdp_params:
-        if param.is_dtensor:
-            yield "a DTensor as parameter"
+        if param.is_dtensor and (precision.param_dtype or precision.reduce_dtype):
+            yield "'mp_policy' for a DTensor as parameter"
         if any(
             getattr(param.mp_policy, name) != getattr(precision, name)
             for name in DTYPE_KEYS

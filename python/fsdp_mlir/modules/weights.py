@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.nn.parameter import UninitializedTensorMixin
 
 from fsdp_mlir.modules import hooks
@@ -22,6 +23,7 @@ class State:
     tensor: Tensor
     aliases: tuple[str, ...]
     persistent: bool = True
+    spec: DTensorSpec | None = None  # of the DTensor whose local part `tensor` is
 
 
 def slots(model: nn.Module, states: Iterable[State]) -> dict[str, str]:

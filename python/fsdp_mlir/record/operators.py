@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from fsdp_mlir.record import collectives
 from fsdp_mlir.record.graph import split_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.scalars import kinds_of
@@ -34,7 +35,7 @@ from fsdp_mlir.support.errors import Location, located
 # Namespaces of PyTorch's own operators besides ATen: collectives, streams, quantized and compiled
 # code, whose objects and order a step does not have.
 _PYTORCH = {
-    *("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native"),
+    *("_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native"),
     *("_native_aot", "_quantized", "_test", "c10d", "c10d_functional", "coor", "cuda"),
     *("debug_mode_ops", "debugprims", "export", "flex_gemm", "flex_lib", "fsdp", "higher_order"),
     *("inductor", "inductor_prims", "mempool", "mkl", "mkldnn", "mkldnn_prepacked", "onednn"),
@@ -110,7 +111,8 @@ def check(func: OpOverload, values: list[Any], where: Location | None) -> None:
                 f"argument '{formal.name}' is a '{stray}', expected tensors, numbers, strings, "
                 "dtypes, devices and lists of them"
             )
-        if value is not None and not _is_supported(kinds_of(formal.type)):
+        named = func.namespace == collectives.NAMESPACE and isinstance(value, str)
+        if value is not None and not named and not _is_supported(kinds_of(formal.type)):
             refuse(f"argument '{formal.name}' is of type '{formal.type}', which a graph has not")
     for result in schema.returns:
         if not kinds_of(result.type).endswith("TensorType"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fsdp_mlir.modules.module_stack import ModuleStack
+from fsdp_mlir.modules.placed import local, local_gradient, unrecorded_shapes
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record.draws import Draws
 from fsdp_mlir.record.generators import refused_seeding, untouched_generators
@@ -101,14 +102,25 @@ def record_once(fake: FakeModel) -> Recording:
             _check_no_gradients(fake, "forward")
             if _has_reentrant_checkpoint(loss):
                 loss.backward()
-                return tuple(leaf.grad for leaf in leaves)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-            _check_no_gradients(fake, "backward")
-            return found
+                found = tuple(leaf.grad for leaf in leaves)
+            else:
+                found = torch.autograd.grad(loss, leaves, allow_unused=True)
+                _check_no_gradients(fake, "backward")
+            specs = [view.params[index].spec for index in trainable]
+            return tuple(
+                None if gradient is None else local_gradient(gradient, spec)
+                for gradient, spec in zip(found, specs, strict=True)
+            )
 
         recorder.draws = Draws()
         following = recorder.draws.following()
-        with fake.mode, composites(), following, view.step.holding(fake.slots):
+        with (
+            fake.mode,
+            unrecorded_shapes(),
+            composites(),
+            following,
+            view.step.holding(fake.slots),
+        ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
         loss = recorder.name_of(value)
@@ -129,7 +141,13 @@ def record_once(fake: FakeModel) -> Recording:
 
         evaluator = _recorder(fake, modules, sources)
         evaluator.share_constants(recorder)
-        with fake.mode, composites(), view.step.evaluating(), view.step.holding(fake.slots):
+        with (
+            fake.mode,
+            unrecorded_shapes(),
+            composites(),
+            view.step.evaluating(),
+            view.step.holding(fake.slots),
+        ):
             evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
         evaluator.states.check_places()
         if evaluation_loss is None:
@@ -170,7 +188,7 @@ def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Reco
     view = fake.view
     recorder = Recorder(fake.mode, modules, sources, len(view.buffers), view.asked.device)
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
-        recorder.bind_state(param, leaf, f"p{index}", parameter=True)
+        recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)
     for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):
         recorder.bind_state(buffer, tensor, f"b{index}", parameter=False)
     for index, (example, tensor) in enumerate(zip(view.inputs.values(), fake.inputs, strict=True)):

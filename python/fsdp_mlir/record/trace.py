@@ -26,8 +26,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fsdp_mlir.modules.module_stack import ModuleStack
+from fsdp_mlir.modules.placed import has_wrapper
 from fsdp_mlir.modules.weights import State
-from fsdp_mlir.record import operators, places
+from fsdp_mlir.record import collectives, operators, places
 from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
@@ -48,7 +49,12 @@ aten = torch.ops.aten
 _ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
 
 # Calls that only change autograd's view of a tensor: the result is the argument.
-IDENTITIES = {aten.detach.default, aten.detach_.default, aten.lift_fresh.default}
+IDENTITIES = {
+    aten.detach.default,
+    aten.detach_.default,
+    aten.lift_fresh.default,
+    torch.ops._c10d_functional.wait_tensor.default,  # a plan's call waits for itself
+}
 
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -142,6 +148,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # three calls of four
+        if has_wrapper(types):
+            return NotImplemented
         kwargs = kwargs or {}
         origin = self._origin()
         if (operator := decided_by_data(func)) is not None:
@@ -153,7 +161,7 @@ class Recorder(TorchDispatchMode):
             )
         if func is aten.lift_fresh.default:
             return self._literal(func, args[0], origin)
-        values = _all_arguments(func, args, kwargs)
+        values = collectives.named(func, _all_arguments(func, args, kwargs))
         is_foreign = operators.is_foreign(func) and operators.takes_part(func)
         if is_foreign and operators.is_composite(func):
             with self:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules import hooks, weights
+from fsdp_mlir.modules.placed import local, placed
 from fsdp_mlir.policy.policy import Units, read_policy
 from fsdp_mlir.step.training_step import TrainingStep, example_inputs, split_constants
 from fsdp_mlir.support.errors import located, source_of
@@ -44,13 +46,16 @@ class ModelView:
         step = TrainingStep(
             model, list(inputs), len(asked.args), asked.loss, constants, asked.outputs, scalars
         )
-        params = weights.parameters(model)
+        params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):
             raise located(
                 source_of(model), "no parameter requires grad: expected at least one to train"
             )
         _check_modules(model)
-        for param in params:
+        for buffer in weights.buffers(model):
+            if isinstance(buffer.tensor, DTensor):
+                raise located(source_of(model), f"buffer '{buffer.name}' is a DTensor")
+        for param in weights.parameters(model):
             hooks.check_parameter(param.name, param.tensor)
         view = ModelView(asked, step, units, params, weights.buffers(model), inputs)
         if asked.save_weights:
@@ -73,7 +78,8 @@ class ModelView:
 
     def parameter(self, param: weights.State, data: Tensor) -> nn.Parameter:
         """A leaf that holds `data` as the step sees this parameter."""
-        leaf = nn.Parameter(data, requires_grad=param.tensor.requires_grad)
+        value = data if param.spec is None else placed(data, param.spec)
+        leaf = nn.Parameter(value, requires_grad=param.tensor.requires_grad)
         precision = self.units.precision_of(param)
         if precision and param.tensor.requires_grad:
             leaf.grad_dtype = precision.grad_dtype(param.tensor.dtype, self.asked.device.version)
@@ -84,6 +90,14 @@ class ModelView:
         it."""
         slots = weights.slots(self.model, self.states)
         return {slot: tensors[name] for slot, name in slots.items()}
+
+
+def _part(param: weights.State) -> weights.State:
+    """With this rank's part in place of a DTensor."""
+    if not isinstance(param.tensor, DTensor):
+        return param
+    part = nn.Parameter(local(param.tensor.detach()), requires_grad=param.tensor.requires_grad)
+    return replace(param, tensor=part, spec=param.tensor._spec)
 
 
 def _check_modules(model: nn.Module) -> None:

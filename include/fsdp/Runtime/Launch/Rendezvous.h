@@ -41,11 +41,16 @@ public:
   explicit Rendezvous(std::optional<RankEnvironment> environment,
                       const std::string &job = "",
                       std::chrono::milliseconds timeout = kMeeting);
+  /// Of some of the ranks of `all`, in the order of `members`, which has this
+  /// rank. These are numbered from 0 in that order. `all` must have met, and the
+  /// ranks must agree on who is in which group; each of them makes its object
+  /// before the next call of another.
+  Rendezvous(const Rendezvous &all, const std::vector<int64_t> &members);
   ~Rendezvous();
 
   int64_t rank() const { return ownRank; }
   int64_t worldSize() const { return ranks; }
-  /// The rank that serves the store; nullopt: torchrun does.
+  /// The rank that serves the store; nullopt: none of these does.
   std::optional<int64_t> storeServer() const {
     return rankServes ? std::optional<int64_t>(0) : std::nullopt;
   }

@@ -1,0 +1,54 @@
+"""Collectives that a step itself calls, such as those of tensor parallelism.
+
+A group of ranks has another name on each rank, and a plan serves several ranks. So a call names its
+group by the axis of the mesh that it is, and each process registers its own group under that name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._ops import OpOverload
+from torch.distributed.distributed_c10d import (
+    ProcessGroup,
+    ReduceOp,
+    _register_process_group,
+    _resolve_process_group,
+)
+
+NAMESPACE = "_c10d_functional"
+
+# The names of the groups of this process, by their own names.
+_axes: dict[str, str] = {}
+
+
+def named(func: OpOverload, values: list[Any]) -> list[Any]:
+    """The arguments of a collective, with texts in place of groups and reductions."""
+    if func.namespace != NAMESPACE:
+        return values
+    formals = [formal.name for formal in func._schema.arguments]
+    return [_text(name, value) for name, value in zip(formals, values, strict=True)]
+
+
+def _text(formal: str, value: Any) -> Any:
+    if formal == "group_name":
+        return _axis(value if isinstance(value, ProcessGroup) else _resolve_process_group(value))
+    if formal == "reduce_op" and isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
+        return str(value).rpartition(".")[2].lower()
+    return value
+
+
+def _axis(group: ProcessGroup) -> str:
+    """The same on all ranks, as they meet their groups in the same order."""
+    own = group.group_name
+    if own in _axes.values():
+        return own
+    if own not in _axes:
+        described = group.group_desc
+        axis = described.removeprefix("mesh_") if described not in ("", "undefined") else "group"
+        taken = sum(name.partition("#")[0] == axis for name in _axes.values())
+        _axes[own] = f"{axis}#{taken + 1}" if taken else axis
+        _register_process_group(_axes[own], group)
+    return _axes[own]
