@@ -212,8 +212,6 @@ def _not_compiled(group: FSDPParamGroup, precision: MixedPrecisionPolicy) -> Ite
     if group.mesh_info.is_spmd_mesh:
         yield "'dp_mesh_dims'"
     for param in group.fsdp_params:
-        if param.is_dtensor and (precision.param_dtype or precision.reduce_dtype):
-            yield "'mp_policy' for a DTensor as parameter"
         if any(
             getattr(param.mp_policy, name) != getattr(precision, name)
             for name in DTYPE_KEYS

@@ -172,7 +172,10 @@ class Units:
         keeping: Keeping = {}
         for param in params:
             precision, dtype = self.precision_of(param), param.tensor.dtype
-            if precision and precision.keeps_gradients(dtype, version):
+            # One that may be summed over other ranks first is cast before (FSDPParam,
+            # may_reduce_grad_outside_dp).
+            summed = param.spec is not None and any(p.is_replicate() for p in param.spec.placements)
+            if precision and not summed and precision.keeps_gradients(dtype, version):
                 unit = first.get(next(iter(self._units_of(param))), "")
                 cast = precision.grad_dtype(dtype, version)
                 keeping.setdefault(unit, []).append((param.name, cast))
