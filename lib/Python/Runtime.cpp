@@ -15,6 +15,7 @@
 #include "fsdp/Runtime/Launch/Agreement.h"
 #include "fsdp/Runtime/Launch/Connection.h"
 #include "fsdp/Runtime/Launch/Rendezvous.h"
+#include "fsdp/Runtime/Operators/Operators.h"
 #include "fsdp/Runtime/Launch/RunFiles.h"
 #include "fsdp/Runtime/Operators/Operators.h"
 
@@ -59,7 +60,7 @@ public:
   /// the same model, whose parameters this one trains.
   void connect(Rendezvous &rendezvous, const std::string &comm, double deadline,
                const std::shared_ptr<OpenPlan> &other) {
-    rank = rendezvous.rank();
+    ranks = &rendezvous;
     if (rendezvous.worldSize() != plan.worldSize)
       throw InputError("the plan is for world size " +
                        std::to_string(plan.worldSize) + ", got " +
@@ -85,10 +86,11 @@ public:
       std::string failure = connection->failure();
       if (failure.empty())
         throw;
-      throw RunError(failure);
+      throw RunError(ranks->numberedInJob(failure));
     } catch (const std::exception &error) {
       connection->fail(error.what());
-      throw RunError("rank " + std::to_string(rank) + ": " + error.what());
+      throw RunError(ranks->numberedInJob(
+          "rank " + std::to_string(ranks->rank()) + ": " + error.what()));
     }
   }
 
@@ -111,7 +113,7 @@ public:
 
   plan::Plan plan;
   const std::string planHash; ///< as it was read
-  int64_t rank = 0;
+  const Rendezvous *ranks = nullptr; ///< kept by the Python object
   std::unique_ptr<Device> device;
   std::unique_ptr<Connection> connection;
   std::optional<Session> session;
@@ -123,6 +125,31 @@ py::dict describeSpec(const std::string &name, const plan::TensorSpec &spec) {
   entry["shape"] = spec.shape;
   entry["dtype"] = std::string(plan::dtypeName(spec.dtype));
   return entry;
+}
+
+/// The collectives of a step in their order: what each is, and the group of
+/// ranks; "" for those of the plan's own ranks.
+std::vector<std::pair<std::string, std::string>>
+collectives(const plan::Plan &plan) {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const plan::Instruction &instruction : plan.instructions)
+    std::visit(
+        [&]<typename KindT>(const KindT &kind) {
+          if constexpr (std::is_same_v<KindT, plan::Call>) {
+            if (isCollective(kind.op))
+              found.emplace_back(kind.op,
+                                 std::get<std::string>(kind.args.back().value));
+          } else if constexpr (requires { KindT::ownStream; }) {
+            if constexpr (KindT::ownStream == plan::Stream::AllGather ||
+                          KindT::ownStream == plan::Stream::ReduceScatter ||
+                          KindT::ownStream == plan::Stream::AllReduce)
+              found.emplace_back(std::string(kind.verb) + " " +
+                                     plan.units[size_t(kind.unit)].name,
+                                 "");
+          }
+        },
+        instruction.kind);
+  return found;
 }
 
 py::list params(const OpenPlan &self) {
@@ -270,7 +297,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<const std::string &, const std::string &,
                     const std::vector<std::string> &>(),
            Release())
-      .def("connect", &OpenPlan::connect, Release())
+      .def("connect", &OpenPlan::connect, py::keep_alive<1, 2>(), Release())
+      .def_property_readonly(
+          "collectives",
+          [](const OpenPlan &self) { return collectives(self.plan); })
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)
       .def_property_readonly("inputs", &inputs)

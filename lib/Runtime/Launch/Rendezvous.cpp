@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <regex>
 
 #include <unistd.h>
 
@@ -71,8 +72,8 @@ Rendezvous::Rendezvous(std::optional<RankEnvironment> environment,
 
 Rendezvous::Rendezvous(const Rendezvous &all,
                        const std::vector<int64_t> &members)
-    : ranks(int64_t(members.size())), timeout(all.timeout), place(all.place),
-      store(all.store) {
+    : ranks(int64_t(members.size())), members(members), timeout(all.timeout),
+      place(all.place), store(all.store) {
   auto own = std::find(members.begin(), members.end(), all.ownRank);
   if (own == members.end())
     throw InputError("rank " + std::to_string(all.ownRank) +
@@ -83,6 +84,31 @@ Rendezvous::Rendezvous(const Rendezvous &all,
   for (int64_t member : members)
     keys += std::to_string(member) + ",";
   keys += "/";
+}
+
+std::string Rendezvous::numberedInJob(const std::string &message) const {
+  if (members.empty())
+    return message;
+  static const std::regex named("\\branks? [0-9]+(, [0-9]+| and [0-9]+)*"),
+      number("[0-9]+");
+  auto replaced = [](const std::string &text, const std::regex &pattern,
+                     auto replacement) {
+    std::string result;
+    auto rest = text.begin();
+    for (std::sregex_iterator it(text.begin(), text.end(), pattern), end;
+         it != end; ++it) {
+      result.append(rest, (*it)[0].first);
+      result += replacement(it->str());
+      rest = (*it)[0].second;
+    }
+    return result.append(rest, text.end());
+  };
+  return replaced(message, named, [&](const std::string &ranks) {
+    return replaced(ranks, number, [&](const std::string &digits) {
+      size_t rank = std::stoul(digits);
+      return rank < members.size() ? std::to_string(members[rank]) : digits;
+    });
+  });
 }
 
 void Rendezvous::enter(const std::string &job) {

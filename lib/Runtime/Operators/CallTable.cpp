@@ -139,7 +139,7 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
                      " arguments, got " + std::to_string(call.args.size()));
   auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{
       handle, {}, handle.hasTag(at::Tag::dynamic_output_shape), std::nullopt,
-      call.op.starts_with("_c10d_functional::")});
+      isCollective(call.op)});
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {

@@ -77,6 +77,9 @@ bool isPlain(const c10::Argument &argument) {
 } // namespace
 
 std::string reasonToRefuse(const c10::FunctionSchema &schema) {
+  if (isCollective(schema.name()) && !isAllowed(schema))
+    return "it communicates with ranks that the plan does not have; only the "
+           "Python process that captured it can run it";
   if (schema.getNamespace() != kNamespace && !isAllowed(schema))
     return std::string("expected an operator of namespace \"") + kNamespace +
            "\", or of a library that is given with --load";
@@ -102,6 +105,10 @@ std::string reasonToRefuse(const c10::FunctionSchema &schema) {
   if (std::none_of(schema.returns().begin(), schema.returns().end(), isTensor))
     return "expected an operator that reads or returns a tensor";
   return "";
+}
+
+bool isCollective(const std::string &op) {
+  return op.starts_with("_c10d_functional::");
 }
 
 void allowOperators(const std::vector<std::string> &names) {

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import xxhash
 import yaml
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from fsdp_mlir.frontdoor.planning import Captured, Compiler, Recipe
 from fsdp_mlir.frontdoor.requests import Request
 from fsdp_mlir.frontdoor.unchanged import Unchanged
 from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.record import collectives
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.state.trained import Bound, Trained
 from fsdp_mlir.step.batches import tensors
@@ -327,9 +329,23 @@ class Plans:
             with _as_no_plan():
                 return build.runtime().Session(plan, allowed, captured.operators)
 
-        session, _ = self.together(opened, lambda _: "")
+        session, orders = self.together(opened, lambda session: _hashed(session.collectives))
+
+        axes = {axis for _, axis in session.collectives if axis}
+
+        def check_order() -> None:
+            for rank in {rank for axis in axes for rank in collectives.ranks_of(axis)}:
+                if orders[rank] != orders[self._rendezvous.rank]:
+                    raise NoPlan(
+                        f"the plans of ranks {self._rendezvous.rank} and {rank}, which communicate "
+                        "in the step, do not have the same collectives in the same order"
+                    )
+
+        self.together(check_order, lambda _: "")
 
         def connect() -> None:
+            for axis in axes:
+                collectives.limit(axis, self._deadline)
             with _as_no_plan():
                 session.connect(self._meeting, self.comm, self._deadline, self._first)
 
@@ -393,6 +409,10 @@ def together(
             kind = CompileError if other.startswith("?") else OptionError
             raise kind(f"rank {rank}: {other[1:]}")
     return made, [other[1:] for other in texts]
+
+
+def _hashed(value: object) -> str:
+    return xxhash.xxh3_64_hexdigest(repr(value).encode())
 
 
 @contextmanager

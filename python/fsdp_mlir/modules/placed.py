@@ -40,11 +40,9 @@ def placed(part: Tensor, spec: DTensorSpec) -> DTensor:
     return DTensor(part, spec, requires_grad=False)
 
 
-def local_gradient(gradient: Tensor, spec: DTensorSpec | None) -> Tensor:
+def local_gradient(gradient: Tensor, spec: DTensorSpec) -> Tensor:
     """The part that FSDP2 reduces (FSDPParam._get_grad_inner_tensor): of a parameter's gradient,
     placed as the parameter is."""
-    if spec is None:
-        return gradient
     if isinstance(gradient, AsyncCollectiveTensor):
         gradient = gradient.wait()
     assert isinstance(gradient, DTensor)

@@ -95,11 +95,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Policy:
-    """The units and their mixed precision, that of the root unit, and parameters in no unit."""
+    """The units and their mixed precision, that of the root unit, and parameters in no unit.
+    `sums_first`: gradients of several microbatches are added before they are reduced."""
 
     units: tuple[Entry, ...] = ()
     root: MixedPrecision | None = None
     ignore: tuple[re.Pattern[str], ...] = ()
+    sums_first: bool = False
 
 
 class Units:
@@ -109,6 +111,10 @@ class Units:
         self._policy = policy
         self._model = model
         self._classes = {name: class_name(module) for name, module in model.named_modules()}
+
+    @property
+    def sums_first(self) -> bool:
+        return self._policy.sums_first
 
     def _entry(self, module: str) -> Entry | None:
         class_name = self._classes.get(module, "")
@@ -237,7 +243,8 @@ def read_policy(path: Path | None) -> Policy:
         )
         for entry in entries
     ]
-    return Policy(tuple(units), root, _patterns(config.get("ignore", [])))
+    sums_first = not config.get("reduce_each_microbatch", True)
+    return Policy(tuple(units), root, _patterns(config.get("ignore", [])), sums_first)
 
 
 def _patterns(given: str | list[str]) -> tuple[re.Pattern[str], ...]:

@@ -6,6 +6,7 @@ group by the axis of the mesh that it is, and each process registers its own gro
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,6 +31,19 @@ def named(func: OpOverload, values: list[Any]) -> list[Any]:
         return values
     formals = [formal.name for formal in func._schema.arguments]
     return [_text(name, value) for name, value in zip(formals, values, strict=True)]
+
+
+def ranks_of(axis: str) -> list[int]:
+    """The ranks of a group that a call names."""
+    return list(dist.get_process_group_ranks(_resolve_process_group(axis)))
+
+
+def limit(axis: str, seconds: float) -> None:
+    """Lowers the time that collectives of a group may take, as `seconds` is what a step may."""
+    group = _resolve_process_group(axis)
+    backend = group._get_backend(torch.device("cpu"))
+    if (timeout := timedelta(seconds=seconds)) < backend.options._timeout:
+        backend._set_default_timeout(timeout)
 
 
 def _text(formal: str, value: Any) -> Any:

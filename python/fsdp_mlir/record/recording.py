@@ -8,10 +8,12 @@ from types import FunctionType
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.modules.placed import local, local_gradient, unrecorded_shapes
 from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record.draws import Draws
 from fsdp_mlir.record.generators import refused_seeding, untouched_generators
 from fsdp_mlir.record.graph import Trace
@@ -106,11 +108,8 @@ def record_once(fake: FakeModel) -> Recording:
             else:
                 found = torch.autograd.grad(loss, leaves, allow_unused=True)
                 _check_no_gradients(fake, "backward")
-            specs = [view.params[index].spec for index in trainable]
-            return tuple(
-                None if gradient is None else local_gradient(gradient, spec)
-                for gradient, spec in zip(found, specs, strict=True)
-            )
+            pairs = zip(found, trainable, strict=True)
+            return tuple(_reduced(view, gradient, view.params[i]) for gradient, i in pairs)
 
         recorder.draws = Draws()
         following = recorder.draws.following()
@@ -123,7 +122,7 @@ def record_once(fake: FakeModel) -> Recording:
         ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
-        loss = recorder.name_of(value)
+        loss = recorder.name_of(_own_loss(view, value))
         gradients = {
             index: recorder.name_of(gradient)
             for index, gradient in zip(trainable, found, strict=True)
@@ -148,12 +147,39 @@ def record_once(fake: FakeModel) -> Recording:
             view.step.evaluating(),
             view.step.holding(fake.slots),
         ):
-            evaluation_loss = evaluator.name_of(evaluated(forward, evaluator))
+            value = _own_loss(view, evaluated(forward, evaluator))
+            evaluation_loss = evaluator.name_of(value)
         evaluator.states.check_places()
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
         written = recorder.states.written | evaluator.states.written
         return made(written, entries.units, needed, evaluator.trace, evaluation_loss)
+
+
+def _reduced(view: ModelView, gradient: Tensor | None, param: State) -> Tensor | None:
+    """What FSDP2 reduces of a gradient."""
+    if gradient is None or param.spec is None:
+        return gradient
+    reduced = local_gradient(gradient, param.spec)
+    if view.units.sums_first and reduced is not local(gradient):
+        raise located(
+            source_of(view.model),
+            f"the gradient of '{param.name}' is exchanged with other ranks after those of all "
+            "microbatches are added, which a captured step does not do",
+        )
+    return reduced
+
+
+def _own_loss(view: ModelView, loss: Tensor) -> Tensor:
+    """The tensor of a DTensor that is the same on all ranks, as that of a loss over parallel
+    logits; CaptureError for any other DTensor."""
+    if isinstance(loss, DTensor) and not all(place.is_replicate() for place in loss.placements):
+        raise located(
+            source_of(view.model),
+            f"the loss is a DTensor placed as {loss.placements}, expected the same on all ranks; "
+            "use .full_tensor()",
+        )
+    return local(loss)
 
 
 def _check_no_gradients(fake: FakeModel, during: str) -> None:

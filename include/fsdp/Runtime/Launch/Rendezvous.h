@@ -55,6 +55,10 @@ public:
     return rankServes ? std::optional<int64_t>(0) : std::nullopt;
   }
 
+  /// A message of these ranks, with "rank 1" and "ranks 0, 1" as the numbers
+  /// that they have among all ranks of the job.
+  std::string numberedInJob(const std::string &message) const;
+
   /// Every rank gives a text and gets the texts of all ranks; returns when all
   /// have called. Calls are matched by their order in the process, over all
   /// objects of this class. Throws RunError after `timeout`, by default the
@@ -91,6 +95,7 @@ private:
 
   int64_t ownRank = 0;
   int64_t ranks = 1;
+  std::vector<int64_t> members; ///< of a group; empty for all ranks
   bool rankServes = false;
   std::chrono::milliseconds timeout = kMeeting;
   std::atomic<bool> stop = false;

@@ -6,7 +6,8 @@
 // schema:
 //
 //   - its namespace is aten: others have collectives, streams and callbacks. Of
-//   those it may be an operator that whoever runs the plan has allowed;
+//   those it may be an operator that whoever runs the plan has allowed, which
+//   Python does for the collectives of a step that it has captured itself;
 //   - every argument and result is a tensor, a number, a boolean, a device
 //   (that
 //     of the rank), a string, or a list or optional of them: an object of
@@ -31,6 +32,11 @@ namespace fsdp::runtime {
 
 /// Why a plan may not call an operator of this schema; empty if it may.
 std::string reasonToRefuse(const c10::FunctionSchema &schema);
+
+/// Whether an operator is a collective of PyTorch's, over ranks that need not be
+/// the plan's own, such as those of tensor parallelism. Its last argument names
+/// the group. What it returns may be incomplete.
+bool isCollective(const std::string &op);
 
 /// Lets plans call these operators too, "mine::f" or "mine::f.overload", from
 /// now on in this process. Their kernels are code that it trusts.
