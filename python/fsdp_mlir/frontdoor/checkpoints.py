@@ -7,6 +7,7 @@ text is saved as the tensor of bytes `rank.N.python`. docs/checkpoints.md says t
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from fsdp_mlir.frontdoor.plans import together
 from fsdp_mlir.modules import weights
@@ -390,13 +391,27 @@ def _check_alike(said: list[str]) -> None:
 
 def _geometry(name: str, tensor: DTensor) -> tuple[list[int], list[int]]:
     """Shape and offsets of this rank's part."""
-    for placement in tensor.placements:
-        if type(placement) not in (Shard, Replicate):
+    mesh = tensor.device_mesh
+    shards: list[tuple[int, int]] = []  # axes of the mesh, each with the dimension that it splits
+    for axis in reversed(range(mesh.ndim)):
+        placement = tensor.placements[axis]
+        if type(placement) is Shard:
+            shards.insert(0, (axis, placement.dim))
+        elif isinstance(placement, _StridedShard):
+            # It splits what the axes behind it have left.
+            behind = math.prod(mesh.size(other) for other, dim in shards if dim == placement.dim)
+            if placement.split_factor != behind:
+                raise ValueError(f"'{name}': expected parts that are boxes, got {tensor.placements}")
+            shards.append((axis, placement.dim))
+        elif not isinstance(placement, Replicate):
             raise ValueError(f"'{name}': expected shards or replicas, got {placement}")
-    shape, offsets = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    return list(shape), list(offsets)
+    shape, offsets = list(tensor.shape), [0] * tensor.dim()
+    for axis, dim in shards:
+        part = -(-shape[dim] // mesh.size(axis))
+        begin = min(part * mesh.get_local_rank(axis), shape[dim])
+        offsets[dim] += begin
+        shape[dim] = min(part, shape[dim] - begin)
+    return shape, offsets
 
 
 def _box(name: str, tensor: Tensor) -> Box:
@@ -422,6 +437,8 @@ def _writes(tensor: DTensor, written: dict[int, int]) -> bool:
     """Whether this rank's replica saves the tensor: it is the one that has saved the fewest bytes
     so far, which all ranks count alike."""
     mesh = tensor.device_mesh
+    if not (mesh.mesh == 0).any():
+        return False  # rank 0's mesh has the same
     own, replicas = 0, 1
     for axis, placement in enumerate(tensor.placements):
         if isinstance(placement, Replicate):

@@ -63,6 +63,7 @@ class Compiled:
     captured: Captured
     policy: str
     unchanged: Unchanged
+    plan_hash: str  # of the plans of all ranks
     loss_dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,12 +158,11 @@ class Plans:
                 raise NoPlan(f"there are {LIMIT} plans of the model already")
 
             folder = self._sent(files, stack)
-            session = self._open(folder, captured, allowed_library)
+            session, plan_hash = self._open(folder, captured, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
-        made = Compiled(
-            session, bound, captured, policy, Unchanged(self._model, self._loss, captured.kernels)
-        )
+        unchanged = Unchanged(self._model, self._loss, captured.kernels)
+        made = Compiled(session, bound, captured, policy, unchanged, plan_hash)
         self._bind(made)
         self._made.append(made)
         return made
@@ -320,7 +320,8 @@ class Plans:
 
         return _Files(folder, captured, make_plan)
 
-    def _open(self, folder: Path, captured: Captured, allowed_library: str) -> Any:
+    def _open(self, folder: Path, captured: Captured, allowed_library: str) -> tuple[Any, str]:
+        """The session, and a hash of the plans of all ranks."""
         # Whoever writes a library into the script wants it to run.
         allowed = str(folder / allowed_library) if allowed_library else ""
         plan = str(folder / "plan.json")
@@ -330,6 +331,7 @@ class Plans:
                 return build.runtime().Session(plan, allowed, captured.operators)
 
         session, orders = self.together(opened, lambda session: _hashed(session.collectives))
+        _, hashes = self.together(lambda: session.plan_hash, str)
 
         axes = {axis for _, axis in session.collectives if axis}
 
@@ -361,7 +363,7 @@ class Plans:
         trained, _ = self.together(fill, lambda _: "")
         if trained is not None:
             self.trained, self._first = trained, session
-        return session
+        return session, hashes[0] if len(set(hashes)) == 1 else _hashed(hashes)
 
     def _fill(self, session: Any, seed: int) -> Trained:
         """Fills every rank's rows of the parameters; those on 'meta' are initialised."""

@@ -363,7 +363,7 @@ class Step:
     def _plan_hash(self) -> str:
         """Those of the first plan; empty while there is none."""
         made = [made for made in self._cache.values() if made is not None]
-        return str(made[0].session.plan_hash) if made else ""
+        return made[0].plan_hash if made else ""
 
     @property
     def _state(self) -> ModelState:
