@@ -73,14 +73,16 @@ class Layer(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head = dim // heads
         self.norm1, self.norm2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.gate, self.up = (nn.Linear(dim, 3 * dim, bias=False) for _ in range(2))
         self.down = nn.Linear(3 * dim, dim, bias=False)
 
     def forward(self, x: Tensor, frequencies: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        y = self.norm1(x)
+        # As many heads as there are columns: all, or a rank's part of them.
+        q, k, v = (each(y).unflatten(-1, (-1, self.head)) for each in (self.q, self.k, self.v))
         x = x + self.out(attention(rotated(q, frequencies), rotated(k, frequencies), v))
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))

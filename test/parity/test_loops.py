@@ -34,13 +34,18 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-def run_both(name: str, directory: Path, scripts: Path = LOOPS) -> tuple[list[str], list[Path]]:
+def run_both(
+    name: str, directory: Path, scripts: Path = LOOPS, world: int = 2
+) -> tuple[list[str], list[Path]]:
     """The sorted lines that both runs of a script print, and where each one saved."""
     script, strict = scripts / name, directory / "strict.py"
     strict.write_text(STRICT)
     saved = [directory / "fsdp2", directory / "compiled"]
     # Ours as users start and end it.
-    runs = [run_program(script, 2, saved[0]), torchrun_over_gloo(strict, 2, saved[1], script)]
+    runs = [
+        run_program(script, world, saved[0]),
+        torchrun_over_gloo(strict, world, saved[1], script),
+    ]
     assert "without a plan" not in runs[1].stderr
     # Two ranks may share a line; others are the libraries'.
     line = re.compile(r"rank \d: (?:(?!rank \d: ).)*")
@@ -105,6 +110,14 @@ def test_titan(tmp_path: Path) -> None:
     assert len(losses) == 10 and losses[4] < losses[0] - 0.5 and losses[-1] < losses[4] - 0.5
     for part in ("middle", "last"):
         assert_same_files(read_dcp, [folder / part for folder in saved])
+
+
+def test_parallel(tmp_path: Path) -> None:
+    lines, saved = run_both("parallel.py", tmp_path, world=4)
+    steps = values(lines, r"rank \d: step (\d+) loss (\S+) grad_norm (\S+)")
+    losses = [loss for _, loss, _ in sorted(steps)]
+    assert len(losses) == 4 * 8 and losses[-1] < losses[0] - 0.5
+    assert_same_files(read_dcp, saved)
 
 
 def test_huggingface(tmp_path: Path) -> None:

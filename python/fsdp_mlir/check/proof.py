@@ -19,6 +19,7 @@ from torch import Tensor
 from fsdp_mlir.check import eager_check
 from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
 from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
@@ -65,7 +66,8 @@ def check(recorded: Recorded) -> Checked:
         )
     if wanted and not checked:
         raise CaptureError("check: expected a model and inputs with data, got tensors on 'meta'")
-    checked = checked and device.type == "cpu"
+    # Other ranks would have to run it too.
+    checked = checked and device.type == "cpu" and not _communicates(recording.trace)
     if checked:
         checked = eager_check.run(recording)
     if cached and not checked:
@@ -82,6 +84,11 @@ def check(recorded: Recorded) -> Checked:
             stacklevel=3,
         )
     return Checked(recording, checked)
+
+
+def _communicates(trace: Trace) -> bool:
+    """Whether a step has collectives of its own."""
+    return any(node.func.namespace == collectives.NAMESPACE for node in trace.nodes)
 
 
 def _check_again(recorded: Recorded) -> None:

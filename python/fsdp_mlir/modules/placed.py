@@ -5,13 +5,15 @@ A rank's program works on their local parts. FSDP2 shards these parts like any o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -51,16 +53,30 @@ def local_gradient(gradient: Tensor, spec: DTensorSpec) -> Tensor:
     return gradient._local_tensor
 
 
+# What computes by calls on tensors that are not the step's: shapes of whole results, on fake
+# tensors, and the places of ranks in a mesh.
+_APART: tuple[tuple[type, str], ...] = (
+    (ShardingPropagator, "_propagate_tensor_meta_non_cached"),
+    *(
+        (DeviceMesh, name)
+        for name in ("__getitem__", "get_group", "get_local_rank", "get_coordinate", "_flatten")
+    ),
+)
+
+
 @contextmanager
-def unrecorded_shapes() -> Iterator[None]:
-    """Within the body, DTensor computes the shapes of whole results, which it does by calls on fake
-    tensors, outside of all dispatch modes."""
-    compute = ShardingPropagator._propagate_tensor_meta_non_cached
-
-    def apart(self: ShardingPropagator, schema: Any) -> Any:
-        with _disable_current_modes():
-            return compute(self, schema)
-
-    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", apart):
+def unrecorded() -> Iterator[None]:
+    """Within the body, DTensor and meshes compute for themselves outside of all dispatch modes."""
+    with ExitStack() as stack:
+        for owner, name in _APART:
+            stack.enter_context(mock.patch.object(owner, name, _apart(getattr(owner, name))))
         yield
 
+
+def _apart(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return method(*args, **kwargs)
+
+    return called

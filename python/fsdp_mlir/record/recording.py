@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules.module_stack import ModuleStack
-from fsdp_mlir.modules.placed import local, local_gradient, unrecorded_shapes
+from fsdp_mlir.modules.placed import local, local_gradient, unrecorded
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record.draws import Draws
@@ -115,7 +115,7 @@ def record_once(fake: FakeModel) -> Recording:
         following = recorder.draws.following()
         with (
             fake.mode,
-            unrecorded_shapes(),
+            unrecorded(),
             composites(),
             following,
             view.step.holding(fake.slots),
@@ -142,7 +142,7 @@ def record_once(fake: FakeModel) -> Recording:
         evaluator.share_constants(recorder)
         with (
             fake.mode,
-            unrecorded_shapes(),
+            unrecorded(),
             composites(),
             view.step.evaluating(),
             view.step.holding(fake.slots),
