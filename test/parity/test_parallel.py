@@ -1,0 +1,98 @@
+"""Steps that communicate inside, such as those of tensor parallelism, beside FSDP2 bit for bit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from parallel_ranks import CASES
+from ranks import run_ranks, run_script
+
+FAILING = """
+import os, signal, threading, warnings
+import fsdp_mlir, torch
+import torch.distributed as dist
+from functools import partial
+from parallel_ranks import ADAMW, batches, loss_fn, parallel
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+model, seed = parallel()
+step = fsdp_mlir.compile(
+    model, loss=loss_fn, optimizer=ADAMW(model.parameters()), fallback="error", deadline=3
+)
+(batch,) = batches(seed, 1)
+step(*batch)
+if rank == 3:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGNAL)).start()
+try:
+    while True:
+        step(*batch)
+except RuntimeError as error:
+    os.write(2, f"{error}".encode())
+    os._exit(3)
+"""
+
+OVERLAPPING = """
+import os
+import fsdp_mlir, torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = nn.Linear(4, 4)
+meshes = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [1, 2])]
+fsdp_mlir.fully_shard(model, mesh=meshes[rank > 0])
+try:
+    sgd = (torch.optim.SGD, {"lr": 0.1})
+    fsdp_mlir.compile(model, loss=torch.sum, optimizer=sgd, example=torch.ones(2, 4), fallback="error")
+except Exception as error:
+    os.write(2, f"{error}".encode())
+os._exit(0)
+"""
+
+
+def run(name: str, folder: Path) -> list[str]:
+    """Returns the warnings of each rank."""
+    run_ranks("parallel_ranks", [name, folder], 4)
+    assert [(folder / str(rank)).read_text() for rank in range(4)] == [""] * 4
+    return [(folder / f"{rank}.notes").read_text() for rank in range(4)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_like_fsdp2(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path)
+
+
+def test_all_kinds_of_calls(tmp_path: Path) -> None:
+    notes = run("mix", tmp_path)
+    reason = "is exchanged with other ranks after those of all microbatches are added"
+    assert [reason in text for text in notes] == [True, False, False, False]
+
+
+def test_checkpoints_on_other_meshes(tmp_path: Path) -> None:
+    run("saved", tmp_path)
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGKILL", -9), ("SIGSTOP", None)])
+def test_a_rank_fails(name: str, status: int | None, tmp_path: Path) -> None:
+    """The others end within the deadline, and what they say has the ranks' own numbers."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING.replace("SIGNAL", name))
+    statuses, errors = run_script(script, 4, timeout=15)
+    assert statuses == [3, 3, 3, status]
+    # Rank 1 shards the model with rank 3, and ranks 0 and 2 with each other; in the step rank 2
+    # waits for rank 3.
+    assert "rank 3" in errors[1] and "rank 0" not in errors[1], errors
+    for error in (errors[0], errors[2]):
+        assert re.search("rank [23]", error) and "rank 1" not in error, errors
+
+
+def test_groups_that_overlap(tmp_path: Path) -> None:
+    script = tmp_path / "overlapping.py"
+    script.write_text(OVERLAPPING)
+    _, errors = run_script(script, 3)
+    assert all("groups that overlap: [[0, 1], [1, 2]]" in error for error in errors)
