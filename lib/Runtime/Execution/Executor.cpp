@@ -17,6 +17,9 @@
 
 namespace fsdp::runtime {
 
+/// Of no losses: with 0.0 the mean of -0.0 would be 0.0.
+static constexpr double kEmptySum = -0.0;
+
 Executor::Executor(const plan::Plan &plan, Comm &comm, Device &device,
                    Position &position, std::vector<at::Tensor> buffers,
                    std::unique_ptr<Streams> streams)
@@ -177,7 +180,7 @@ StepResult Executor::runStep(int64_t newStep, const Inputs &inputs) {
   comm.beginStep(step);
   position.step.store(step, std::memory_order_relaxed);
   interpreter.beginStep(step);
-  compute([this] { lossSum.zero_(); });
+  compute([this] { lossSum.fill_(kEmptySum); });
   for (int64_t number = 0; number < plan.accumulationSteps; ++number) {
     interpreter.beginMicrobatch(number);
     bindInputs(arena.stepInputs(), inputs, number);
@@ -303,7 +306,7 @@ void Executor::bindInputs(RankArena::Site site, const Inputs &inputs,
 double Executor::evaluate(const Inputs &inputs) {
   c10::InferenceMode guard;
   bindInputs(arena.evaluationInputs(), inputs, 0);
-  compute([this] { lossSum.zero_(); });
+  compute([this] { lossSum.fill_(kEmptySum); });
   submit(evaluation, 0, plan.evaluation.size());
   double loss = 0;
   compute([&] {

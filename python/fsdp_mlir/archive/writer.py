@@ -22,7 +22,7 @@ from fsdp_mlir.support.errors import Location, short_path
 from fsdp_mlir.support.files import save_tensors
 from fsdp_mlir.support.numerics import numerics
 from fsdp_mlir.support.version import __version__
-from fsdp_mlir.view.layouts import placeholder
+from fsdp_mlir.support.layouts import placeholder
 from fsdp_mlir.view.model_view import constant_name
 
 FORMAT = 1

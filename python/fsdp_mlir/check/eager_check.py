@@ -28,7 +28,7 @@ from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import IDENTITIES
 from fsdp_mlir.support.errors import CaptureError, Location, located, source_of
-from fsdp_mlir.view.layouts import laid_out_copy
+from fsdp_mlir.support.layouts import laid_out_copy
 from fsdp_mlir.view.model_view import ModelView
 
 aten = torch.ops.aten

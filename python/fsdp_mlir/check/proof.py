@@ -69,7 +69,10 @@ def check(recorded: Recorded) -> Checked:
     # Other ranks would have to run it too.
     checked = checked and device.type == "cpu" and not _communicates(recording.trace)
     if checked:
-        checked = eager_check.run(recording)
+        try:
+            checked = eager_check.run(recording)
+        finally:
+            before.restore()  # the recorded calls draw from the model's generators
     if cached and not checked:
         raise located(
             source_of(view.model),

@@ -503,6 +503,8 @@ class Step:
         """Why the optimizer's step is not in a plan; empty if it is."""
         if self._optimizer is None:
             return ""
+        if self._clipping is not None and not self._clipping.has_plan:
+            return "the norm of clipping"
         if self._clipping is not None and self._has_parts:
             return "the norm is that of the parts of other ranks too"
         return optimizers.why_outside(self._optimizer, params)

@@ -7,8 +7,9 @@ in their memory.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -16,11 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import hooks
-from fsdp_mlir.modules.outside import ABSENT, GLOBAL_HOOKS, HOOKS, attributes_read, places
+from fsdp_mlir.modules.outside import (
+    ABSENT,
+    GLOBAL_HOOKS,
+    HOOKS,
+    SCALARS,
+    Place,
+    attributes_read,
+    places,
+)
+from fsdp_mlir.modules.python_state import Leaf, PythonState
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
 _MOST_ITEMS = 64  # of a list or the like that is compared by its items
+_MOST_LEAVES = 2000  # of a value that is compared by all that it holds
 
 # Attributes of nn.Module that do not affect a step, and those that hold its hooks.
 STATE_DICT_HOOKS = {
@@ -30,6 +41,8 @@ STATE_DICT_HOOKS = {
     "_load_state_dict_post_hooks",
 }
 _MEMBERS = ("_parameters", "_buffers", "_modules")
+# Attributes of every module, of hooks for instance.
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,27 @@ class _Change:
     hook: bool = False  # a new one
     mode: bool = False  # train or eval mode
     attribute: bool = False  # of an object that is still the same
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An attribute, or a place outside of the model, whose value holds others."""
+
+    owner: Mapping[str, Any] | Place
+    key: str
+    change: _Change  # its text is the path
+
+    def inside(self) -> dict[str, Leaf] | None:
+        """All that it holds; None if that is too much to compare."""
+        owner = self.owner
+        value = owner.value() if isinstance(owner, Place) else owner.get(self.key, ABSENT)
+        return PythonState.inside({self.change.text: value}, _MOST_LEAVES)
+
+    def changed(self, before: Mapping[str, Leaf]) -> str:
+        """The first path that differs."""
+        now = self.inside() or {}
+        paths = [*before, *now]
+        return next((path for path in paths if before.get(path) != now.get(path)), "")
 
 
 class Unchanged:
@@ -77,6 +111,18 @@ class Unchanged:
             (place, _shallow(place.value()))
             for place in places(self._model, self._loss, self._kernels)
         ]
+        self._deep = [(held, inside) for held in self._holding() if (inside := held.inside())]
+
+    def _holding(self) -> Iterator[_Held]:
+        """What holds more than plain values and tensors."""
+        for name, module, _, attributes in self._modules:
+            for key, value in attributes.items():
+                if key not in _MEMBERS and key not in _OF_MODULES and _is_deep(value):
+                    change = _Change((id(module), key), _dotted(name, key), attribute=True)
+                    yield _Held(vars(module), key, change)
+        for place, value in self._outside:
+            if _is_deep(value):
+                yield _Held(place, "", _Change(place.key, place.label))
 
     def _named_modules(self) -> dict[str, nn.Module]:
         named = dict(self._model.named_modules())
@@ -95,6 +141,8 @@ class Unchanged:
         if any(kind.forward is not forward for kind, forward in self._forwards):
             return False
         if any(not _same(place.value(), before) for place, before in self._outside):
+            return False
+        if any(held.inside() != inside for held, inside in self._deep):
             return False
         return _equal(_global_hooks(), self._globals)
 
@@ -145,6 +193,10 @@ class Unchanged:
             if not _same(now, before):
                 text = f"'{place.label}' is {_shown(now)}, the step was compiled with"
                 yield _Change(place.key, f"{text} {_shown(before)}")
+        for held, inside in self._deep:
+            if path := held.changed(inside):
+                text = f"'{path}' is not what the step was compiled with"
+                yield replace(held.change, text=text)
         for name, before in self._globals.items():
             method = f"register_module{name.removeprefix('_global').removesuffix('s')}"
             yield from _changed_hooks(method, "every module", 0, _global_hooks()[name], before)
@@ -212,7 +264,7 @@ def _shallow(value: Any) -> Any:
     """A copy of a list or the like, so that its items are compared."""
     if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
         return dict(dict.items(value))  # as stored: a subclass may compute what it returns
-    if type(value) in (list, set) and len(value) <= _MOST_ITEMS:
+    if type(value) in (list, set, deque) and len(value) <= _MOST_ITEMS:
         return type(value)(value)
     return value
 
@@ -226,6 +278,17 @@ def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
         return now == before
     except Exception:  # such as the truth value of a different tensor
         return False
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a change inside a value may leave the value itself equal."""
+    if isinstance(value, Mapping):
+        value = list(dict.values(value)) if isinstance(value, dict) else [value]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return len(value) > _MOST_ITEMS or any(
+            not isinstance(item, (*SCALARS, Tensor)) for item in value
+        )
+    return not isinstance(value, (*SCALARS, Tensor, type, nn.Module)) and not callable(value)
 
 
 def _is_settings(value: Any, depth: int = 2) -> bool:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import dis
 import enum
 import logging
+import os
 import random
 import sys
 import sysconfig
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import _lru_cache_wrapper, lru_cache, partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -33,7 +35,7 @@ SCALARS = (
 )
 CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray)
+_DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 Code = FunctionType | ModuleType | type
 _DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
@@ -101,6 +103,11 @@ def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) ->
     """The places that the modules of `model`, a loss function and kernels of operators read, always
     in the same order."""
     return _places(model, loss, kernels).all()
+
+
+def memos(model: nn.Module, loss: Any) -> list[Any]:
+    """The functions of functools.lru_cache that their code calls."""
+    return [each for each in _places(model, loss).seen() if isinstance(each, _lru_cache_wrapper)]
 
 
 def _places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> _Places:
@@ -285,8 +292,17 @@ class _Places:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._add(cell, name, f"{function.__qualname__}.{name}", names)
-        for name in vars(function):
+        # A function may set attributes of its own.
+        own = _used(function.__code__, {"STORE_ATTR"}) if function.__name__ in names else ()
+        for name in sorted({*vars(function), *own}):
             self._add(vars(function), name, f"{function.__qualname__}.{name}")
+        defaults = dict(function.__kwdefaults__ or {})
+        defaults |= {str(i): value for i, value in enumerate(function.__defaults__ or ())}
+        for name, value in defaults.items():
+            if type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple):
+                self._add(defaults, name, f"{function.__qualname__}, default {name}")
+        if names & {"environ", "getenv"}:
+            self._add(vars(os.environ), "_data", "os.environ")
 
     def _add(
         self,

@@ -5,19 +5,34 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from types import MemberDescriptorType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsdp_mlir.modules.outside import ABSENT, CONTAINERS, GENERATORS, SCALARS, Place, places
+from fsdp_mlir.modules.outside import (
+    ABSENT,
+    CONTAINERS,
+    GENERATORS,
+    SCALARS,
+    Place,
+    memos,
+    places,
+)
 
 _MAX_DEPTH = 6
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
+
+class _TooManyLeavesError(Exception):
+    pass
+
 
 # How a leaf compares: by value, as a tensor by identity, as any other object by identity.
 Leaf = tuple[str, Any]
@@ -32,6 +47,10 @@ class PythonState:
     _contents: list[tuple[Any, Any]] = field(default_factory=list)  # container, shallow copy
     _seen: dict[int, Any] = field(default_factory=dict)
     _outside: list[tuple[Place, Any]] = field(default_factory=list)  # with its value
+    _slots: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)  # object, attributes
+    _generators: list[tuple[Any, Any]] = field(default_factory=list)  # with its state
+    _memos: list[tuple[Any, Any]] = field(default_factory=list)  # functools.lru_cache, cache_info
+    _most: int | None = None  # leaves
 
     @staticmethod
     def of(model: nn.Module, loss: Callable[..., Any] | None = None) -> PythonState:
@@ -46,16 +65,30 @@ class PythonState:
                 state._add_module(f"loss.{path}." if path else "loss.", module)
         for place in places(model, loss):
             state._add_place(place)
+        state._memos = [(memo, memo.cache_info()) for memo in memos(model, loss)]
         return state
 
+    @staticmethod
+    def inside(values: Mapping[str, Any], most: int) -> dict[str, Leaf] | None:
+        """The leaves of some values by path; None if there are more than `most`. Generators, and
+        arrays of more than a megabyte, are compared by identity."""
+        state = PythonState(_most=most)
+        try:
+            for path, value in values.items():
+                state._add(path, value, 0)
+        except _TooManyLeavesError:
+            return None
+        return state.leaves
+
     def restore(self) -> None:
-        """Puts every attribute and container back as it was; tensors keep their data."""
+        """Puts every attribute, container and generator back as it was, and empties memos of calls
+        that have others than before; tensors keep their data."""
         for container, content in self._contents:
             if isinstance(container, dict):
-                if _same_items(container.items(), content.items()):
+                if _same_items(dict.items(container), content.items()):
                     continue
-                container.clear()
-                container.update(content)
+                dict.clear(container)
+                dict.update(container, content)
             elif isinstance(container, set):
                 if container != content:
                     container.clear()
@@ -63,9 +96,21 @@ class PythonState:
             elif not _same_items(enumerate(container), enumerate(content)):
                 container.clear()
                 container.extend(content)
+        for owner, attributes in self._slots:
+            for name, value in _slots(owner).items():
+                if name not in attributes:
+                    delattr(owner, name)
+            for name, value in attributes.items():
+                if getattr(owner, name, ABSENT) is not value:
+                    object.__setattr__(owner, name, value)
         for place, value in self._outside:
             if place.value() is not value:
                 place.put(value)
+        for generator, before in self._generators:
+            _set_state(generator, before)
+        for memo, info in self._memos:
+            if memo.cache_info() != info:
+                memo.cache_clear()
 
     def changes(self, after: PythonState) -> list[str]:
         """The paths that differ, in order."""
@@ -111,7 +156,11 @@ class PythonState:
                 self._add(f"{prefix}{name}", value, 0)
 
     def _add(self, path: str, value: Any, depth: int) -> None:
-        if isinstance(value, SCALARS):
+        if self._most is not None and len(self.leaves) >= self._most:
+            raise _TooManyLeavesError
+        if self._most is not None and _is_costly(value):
+            self._identify(path, "object", value)
+        elif isinstance(value, SCALARS):
             self.leaves[path] = ("value", repr(value))
         elif isinstance(value, Tensor):
             self._identify(path, "tensor", value)
@@ -119,16 +168,27 @@ class PythonState:
             digest = _digest(value.tobytes())
             self.leaves[path] = ("value", f"{value.dtype}{list(value.shape)} {digest}")
         elif isinstance(value, GENERATORS):
-            self.leaves[path] = ("value", f"state {_digest(_generator_state(value))}")
+            before = _state_of(value)
+            self.leaves[path] = ("value", f"state {_digest(_bytes(before))}")
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._generators.append((value, before))
+        elif isinstance(value, ContextVar):
+            self.leaves[path] = ("type", type(value))
+            self._add(f"{path}.get()", value.get(ABSENT), depth)
         elif id(value) in self._seen or depth == _MAX_DEPTH:
             self._identify(path, "object", value)
-        elif type(value) in CONTAINERS:  # subclasses may do more than hold items
+        elif type(value) in (*CONTAINERS, Counter):  # subclasses may do more than hold items
             self._add_container(path, value, depth)
         elif _has_own_attributes(value):
             self._seen[id(value)] = value
-            self._contents.append((vars(value), dict(vars(value))))
+            attributes = dict(getattr(value, "__dict__", {}))
+            if attributes:
+                self._contents.append((vars(value), dict(attributes)))
+            if slots := _slots(value):
+                self._slots.append((value, slots))
             self.leaves[path] = ("type", type(value))
-            for name, member in list(vars(value).items()):
+            for name, member in (attributes | slots).items():
                 self._add(f"{path}.{name}", member, depth + 1)
         else:
             self._identify(path, "object", value)
@@ -169,18 +229,56 @@ def _has_own_attributes(value: Any) -> bool:
     if isinstance(value, (type, nn.Module, partial)) or callable(value):
         return False
     package = (type(value).__module__ or "").partition(".")[0]
-    return hasattr(value, "__dict__") and package not in ("torch", "builtins")
+    return package not in ("torch", "builtins") and (
+        hasattr(value, "__dict__") or bool(_slot_names(type(value)))
+    )
+
+
+@lru_cache(maxsize=1024)
+def _slot_names(owner: type) -> tuple[str, ...]:
+    """Of attributes that are not in `__dict__`."""
+    found = [
+        name
+        for base in owner.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, MemberDescriptorType)
+    ]
+    return tuple(found)
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    names = _slot_names(type(value))
+    found = {name: getattr(value, name, ABSENT) for name in names}
+    return {name: member for name, member in found.items() if member is not ABSENT}
+
+
+def _is_costly(value: Any) -> bool:
+    """To be compared by its data in each step."""
+    return isinstance(value, GENERATORS) or (
+        isinstance(value, np.ndarray) and value.nbytes > 1 << 20
+    )
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:8]
 
 
-def _generator_state(generator: Any) -> bytes:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
+def _state_of(generator: Any) -> Any:
     if isinstance(generator, random.Random):
-        return repr(generator.getstate()).encode()
+        return generator.getstate()
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state).encode()
-    return repr(generator.get_state()).encode()
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _bytes(state: Any) -> bytes:
+    return state.numpy().tobytes() if isinstance(state, Tensor) else repr(state).encode()

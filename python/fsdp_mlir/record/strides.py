@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from fsdp_mlir.view.layouts import Strides, is_dense
+from fsdp_mlir.support.layouts import Strides, is_dense
 
 aten = torch.ops.aten
 

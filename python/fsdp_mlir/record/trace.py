@@ -41,7 +41,7 @@ from fsdp_mlir.record.scalars import rounds_number, takes_numbers_alone, with_sc
 from fsdp_mlir.record.strides import of_kernels
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
 from fsdp_mlir.view.device import Device
-from fsdp_mlir.view.layouts import placeholder
+from fsdp_mlir.support.layouts import placeholder
 
 aten = torch.ops.aten
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdp_mlir.step.training_step import ComputeLoss, Loss, required_inputs
+from fsdp_mlir.step.training_step import ComputeLoss, Loss, required_inputs, signature_of
+from fsdp_mlir.support.layouts import Strides, laid_out
 
 Batch = dict[str, Any]
 
@@ -50,7 +51,7 @@ class Inputs:
             return False
         for function in self._functions:
             try:
-                parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+                parameters = signature_of(function).parameters.values()
             except (TypeError, ValueError):  # no loss function, a builtin without a signature
                 continue
             for parameter in parameters:
@@ -83,7 +84,7 @@ def split(batch: Batch, count: int) -> list[Batch]:
 def tensors(batch: Batch) -> list[Tensor]:
     """As a plan takes them."""
     return [
-        (value if value.dim() else value.reshape(1)).detach().cpu().contiguous()
+        (value if value.dim() else value.reshape(1)).detach().cpu().resolve_conj().resolve_neg()
         for value in batch.values()
         if isinstance(value, Tensor)
     ]
@@ -92,11 +93,18 @@ def tensors(batch: Batch) -> list[Tensor]:
 def form(batch: Batch) -> tuple[Any, ...]:
     """The form by which plans are told apart. Equal on ranks that have batches of the same form."""
     return tuple(
-        (name, str(value.dtype), tuple(value.shape))
+        (name, str(value.dtype), tuple(value.shape), _strides(value))
         if isinstance(value, Tensor)
         else (name, repr(value))
         for name, value in batch.items()
     )
+
+
+def _strides(value: Tensor) -> Strides | None:
+    """In which a plan has the data; None where it is contiguous."""
+    strides = None if value.is_contiguous() else laid_out(value, expanded=False)
+    made = torch.empty_strided(value.shape, strides, device="meta") if strides else value
+    return None if made.is_contiguous() else strides
 
 
 def autocast() -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -21,6 +23,11 @@ class Clipping:
 
     max_norm: float
     norm_type: float
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan may clip so."""
+        return 0 < self.max_norm < math.inf and self.norm_type in (1, 2, math.inf)
 
     def apply(self, model: nn.Module) -> float:
         """The total norm before."""
@@ -55,6 +62,11 @@ def backward(
             model.set_requires_all_reduce(last)
         value = step.value(batch)
         loss = scalar_of(value)
+        if isinstance(loss, FakeTensor):
+            raise RuntimeError(
+                "the model keeps a tensor without data, from when its step was captured, where it "
+                "was not found; call the model once before compile"
+            )
         (loss / count if mean and count > 1 else loss).backward()
         values.append(detached(value))
     return values

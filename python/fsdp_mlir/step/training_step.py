@@ -253,10 +253,15 @@ def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
     if loss is None or isinstance(loss, ComputeLoss):
         return []
     try:
-        named = list(inspect.signature(loss).parameters)[1:]
+        named = list(signature_of(loss).parameters)[1:]
     except ValueError:  # a builtin without a signature
         return []
     return [name for name in named if name in names]
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """That of the forward of a module."""
+    return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
 
 
 def required_inputs(loss: Loss | None) -> list[str]:
@@ -264,7 +269,7 @@ def required_inputs(loss: Loss | None) -> list[str]:
     if loss is None or isinstance(loss, ComputeLoss):
         return []
     try:
-        named = list(inspect.signature(loss).parameters.values())[1:]
+        named = list(signature_of(loss).parameters.values())[1:]
     except ValueError:  # a builtin without a signature
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fsdp_mlir.view.layouts import placeholder
+from fsdp_mlir.support.layouts import placeholder
 from fsdp_mlir.view.model_view import ModelView
 
 
