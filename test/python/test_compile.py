@@ -437,7 +437,7 @@ def test_microbatches_share_the_samples() -> None:
         ({"loss": None, "example": BATCH["x"]}, CaptureError, "is no loss"),
         ({"optimizer": None}, CompileError, "expected an optimizer"),
         ({"optimizer": {"name": "adagrad"}}, CompileError, 'policy.yaml:.*got: "adagrad"'),
-        ({"max_norm": -1.0}, CompileError, "expected a number above 0 .*max_norm"),
+        ({"max_norm": -1.0}, ValueError, "max_norm: expected a number of at least 0, got -1.0"),
         ({"mesh": {}}, CompileError, "'mesh' follows from the other arguments"),
         ({"clip_grad_norm": 1.0}, CompileError, "'clip_grad_norm' follows from the other argum"),
         ({"no_such_option": 1}, CompileError, 'unknown key "no_such_option"'),

@@ -95,6 +95,8 @@ def compile(
         raise ValueError(f"fallback: expected 'eager' or 'error', got {fallback!r}")
     if comm not in (None, "shm", "gloo"):
         raise ValueError(f"comm: expected 'shm' or 'gloo', got {comm!r}")
+    if max_norm is not None and not max_norm >= 0:
+        raise ValueError(f"max_norm: expected a number of at least 0, got {max_norm!r}")
     if compute_loss is not None:
         if loss is not None:
             raise ValueError("compute_loss: expected it or loss, got both")

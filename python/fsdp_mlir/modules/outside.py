@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, cast
 
 import numpy as np
@@ -66,9 +73,10 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Place:
-    """A name in a namespace or a class, or the variable of a cell; `label` is for messages."""
+    """A name in a namespace or a class, the variable of a cell, or a slot of an object; `label` is
+    for messages."""
 
-    owner: dict[str, Any] | type | CellType
+    owner: Any
     name: str
     label: str
 
@@ -83,6 +91,8 @@ class Place:
                 return self.owner.cell_contents
             except ValueError:
                 return ABSENT
+        if not isinstance(self.owner, (dict, type)):
+            return getattr(self.owner, self.name, ABSENT)
         names = self.owner if isinstance(self.owner, dict) else vars(self.owner)
         return names.get(self.name, ABSENT)
 
@@ -256,9 +266,12 @@ class _Places:
             self._add(attributes, name, f"{label}.{name}")
 
     def _add_attributes(self, label: str, value: Any) -> None:
-        attributes = getattr(value, "__dict__", None)
+        attributes = getattr(value, "__dict__", {})
+        slots = slot_names(type(value))
         if not isinstance(attributes, dict) or not self._is_new(value):
             return
+        for name in () if is_library(type(value)) else slots:
+            self._add(value, name, f"{label}.{name}")
         if is_library(type(value)):  # such as a namespace or a configuration: only its data
             names = {name for name, item in attributes.items() if isinstance(item, _DATA)}
             for item in attributes.values():  # what functools.cache or a cached_property wraps
@@ -268,7 +281,7 @@ class _Places:
             self.add_class(type(value))
             named = {n for function in _methods(type(value)) for n in _names(function.__code__)}
             names = {*attributes, *named}  # an attribute may be set later
-        for name in sorted(names):
+        for name in sorted(names.difference(slots)):
             self._add(attributes, name, f"{label}.{name}")
 
     def _add_function(
@@ -306,7 +319,7 @@ class _Places:
 
     def _add(
         self,
-        owner: dict[str, Any] | type | CellType,
+        owner: Any,
         name: str,
         label: str,
         names: Iterable[str] = (),
@@ -335,6 +348,18 @@ class _Places:
         new = id(value) not in self._seen
         self._seen[id(value)] = value
         return new
+
+
+@lru_cache(maxsize=1024)
+def slot_names(owner: type) -> tuple[str, ...]:
+    """Of attributes that objects of a class have outside of `__dict__`."""
+    found = [
+        name
+        for base in owner.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, MemberDescriptorType)
+    ]
+    return tuple(found)
 
 
 def _methods(owner: type) -> Iterator[FunctionType]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from types import MemberDescriptorType
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from fsdp_mlir.modules.outside import (
     Place,
     memos,
     places,
+    slot_names,
 )
 
 _MAX_DEPTH = 6
@@ -137,7 +138,10 @@ class PythonState:
 
     def _add_place(self, place: Place) -> None:
         value = place.value()
-        self._outside.append((place, value))
+        if place.owner is vars(os.environ):
+            value = dict(value)  # which is not put back: the process has a copy of its own
+        else:
+            self._outside.append((place, value))
         path = place.label
         while path in self.leaves:  # a variable of another closure of one function
             path += "'"
@@ -230,24 +234,12 @@ def _has_own_attributes(value: Any) -> bool:
         return False
     package = (type(value).__module__ or "").partition(".")[0]
     return package not in ("torch", "builtins") and (
-        hasattr(value, "__dict__") or bool(_slot_names(type(value)))
+        hasattr(value, "__dict__") or bool(slot_names(type(value)))
     )
 
 
-@lru_cache(maxsize=1024)
-def _slot_names(owner: type) -> tuple[str, ...]:
-    """Of attributes that are not in `__dict__`."""
-    found = [
-        name
-        for base in owner.__mro__
-        for name, member in vars(base).items()
-        if isinstance(member, MemberDescriptorType)
-    ]
-    return tuple(found)
-
-
 def _slots(value: Any) -> dict[str, Any]:
-    names = _slot_names(type(value))
+    names = slot_names(type(value))
     found = {name: getattr(value, name, ABSENT) for name in names}
     return {name: member for name, member in found.items() if member is not ABSENT}
 
