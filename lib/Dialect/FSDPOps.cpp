@@ -236,7 +236,9 @@ LogicalResult ParamOp::verify() {
     if (type.hasStaticShape())
       return success();
   }
-  if (type.getRank() == 0 || !type.hasStaticShape())
+  // Before units are assigned, nothing says that a parameter is ignored.
+  bool inUnit = getUnitAttr() || getShardingAttr();
+  if ((type.getRank() == 0 && inUnit) || !type.hasStaticShape())
     return emitOpError("Param-3: expected a static shape with at least one "
                        "dimension, got: ")
            << type;

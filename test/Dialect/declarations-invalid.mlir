@@ -17,7 +17,7 @@ fsdp.param @w : tensor<4xf32> sharding <@world, [{"shard"}]>
 // -----
 
 // expected-error @below {{Param-3: expected a static shape with at least one dimension, got: 'tensor<f32>'}}
-fsdp.param @scale : tensor<f32>
+fsdp.param @scale : tensor<f32> unit @unit
 
 // -----
 

@@ -102,7 +102,7 @@ def test_not_compiled(reason: str) -> None:
     model = Model()
     NOT_COMPILED[reason](model)
     with pytest.raises(NotImplementedError, match=f"^{reason}.* not compiled"):
-        sharding.config_of(model, 4)
+        sharding.config_of(model)
 
 
 def test_modules_by_exact_names() -> None:
@@ -112,7 +112,7 @@ def test_modules_by_exact_names() -> None:
     assert fsdp_mlir.fully_shard(pair, reshard_after_forward=2) is pair
     assert fsdp_mlir.fully_shard(model) is model
     assert isinstance(model, Model) and type(model).__name__ == "FSDPModel"
-    assert sharding.config_of(model, 4) == {
+    assert sharding.config_of(model) == {
         "units": [
             {"match": "layers.0", "reshard_after_forward": True},
             {"match": ["layers.1", "head"], "reshard_after_forward": 2},
@@ -125,14 +125,14 @@ def test_offload_of_each_call() -> None:
     fsdp_mlir.fully_shard(model.head, offload_policy=CPUOffloadPolicy(pin_memory=False))
     fsdp_mlir.fully_shard(model.layers[0])
     fsdp_mlir.fully_shard(model)
-    assert sharding.config_of(model, 4)["units"] == [
+    assert sharding.config_of(model)["units"] == [
         {"match": "layers.0"},
         {"match": "head", "cpu_offload": True},
     ]
     model = Model()
     fsdp_mlir.fully_shard(model.head)
     fsdp_mlir.fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
-    assert sharding.config_of(model, 4) == {
+    assert sharding.config_of(model) == {
         "cpu_offload": True,
         "units": [{"match": "head", "cpu_offload": False}],
     }
@@ -148,7 +148,7 @@ def test_precision_of_each_call() -> None:
     fsdp_mlir.fully_shard(model.head, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float16))
     fsdp_mlir.fully_shard(model, mp_policy=low)
     none = {"mixed_precision": False}
-    assert sharding.config_of(model, 4) == {
+    assert sharding.config_of(model) == {
         "mixed_precision": {
             "param_dtype": "bfloat16",
             "reduce_dtype": "float32",
@@ -169,19 +169,23 @@ def test_reshard_to_one_is_false(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     fsdp_mlir.fully_shard(model.head, reshard_after_forward=1)
     fsdp_mlir.fully_shard(model)
-    assert sharding.config_of(model, 4)["units"] == [
-        {"match": "head", "reshard_after_forward": False}
-    ]
+    assert sharding.config_of(model)["units"] == [{"match": "head", "reshard_after_forward": False}]
     assert "reshard_after_forward=1 (int) means" in caplog.text
 
 
 def test_mesh() -> None:
     model, two = Model(), mesh(2, 2)
     fsdp_mlir.fully_shard(model, mesh=two)
-    assert sharding.config_of(model, 4) == {"mesh": {"replicate": 2, "shard": 2}}
+    assert sharding.config_of(model) == {"mesh": {"replicate": 2, "shard": 2}}
     assert sharding.mesh_of(model) is two
-    with pytest.raises(NotImplementedError, match="a mesh other than one of all 8 ranks"):
-        sharding.config_of(model, 8)
+    assert sharding.ranks_of(model, 4) == [0, 1, 2, 3]
+
+
+def test_a_mesh_of_some_ranks() -> None:
+    model = Model()
+    fsdp_mlir.fully_shard(model, mesh=mesh(2, 2)["replicate"])
+    assert sharding.ranks_of(model, 4) == [0, 2]
+    assert "mesh" not in sharding.config_of(model)
 
 
 def test_ignored_parameters() -> None:
@@ -190,17 +194,15 @@ def test_ignored_parameters() -> None:
     for module in (*model.layers, model.head):
         fsdp_mlir.fully_shard(module, ignored_params=ignored)
     fsdp_mlir.fully_shard(model, ignored_params=ignored)
-    assert sharding.config_of(model, 4) == {
+    assert sharding.config_of(model) == {
         "units": [{"match": "layers.0"}, {"match": "head"}],
         "ignore": ["layers.1.weight", "layers.1.bias", "head.bias"],
     }
 
 
-def test_root_is_needed() -> None:
-    model = Model()
-    fsdp_mlir.fully_shard(model.head)
-    with pytest.raises(CompileError, match="fully_shard on the model itself"):
-        sharding.config_of(model, 4)
+def test_a_call_is_needed() -> None:
+    with pytest.raises(CompileError, match="that fully_shard was called on, found no call"):
+        sharding.config_of(Model())
 
 
 def test_division_of_each_module() -> None:
@@ -209,7 +211,7 @@ def test_division_of_each_module() -> None:
     fsdp_mlir.fully_shard(model)
     model.set_gradient_divide_factor(8.0)
     model.layers[0].set_force_sum_reduction_for_comms(True)
-    assert sharding.config_of(model, 4) == {
+    assert sharding.config_of(model) == {
         "gradient_divide_factor": 8.0,
         "units": [
             {
@@ -228,7 +230,7 @@ def test_reshard_after_forward(recurse: bool) -> None:
         fsdp_mlir.fully_shard(module)
     model.set_reshard_after_forward(True, recurse=recurse)
     model.layers[1].set_reshard_after_forward(False)
-    config = sharding.config_of(model, 4)
+    config = sharding.config_of(model)
     assert config["reshard_after_forward"] is True
     own = {"reshard_after_forward": True} if recurse else {}
     assert config["units"] == [
@@ -242,9 +244,9 @@ def test_reshard_after_backward() -> None:
     fsdp_mlir.fully_shard(model.head)
     fsdp_mlir.fully_shard(model)
     model.set_reshard_after_backward(False)
-    assert sharding.config_of(model, 4)["reshard_after_backward"] is False
+    assert sharding.config_of(model)["reshard_after_backward"] is False
     model.set_reshard_after_backward(True)
-    assert "reshard_after_backward" not in sharding.config_of(model, 4)
+    assert "reshard_after_backward" not in sharding.config_of(model)
 
 
 def test_reductions() -> None:
@@ -262,7 +264,7 @@ def test_ignored_by_the_inner_call_only() -> None:
     model = Model()
     fsdp_mlir.fully_shard(model.head, ignored_params={model.head.bias})
     fsdp_mlir.fully_shard(model)
-    assert sharding.config_of(model, 4)["ignore"] == ["head.bias"]
+    assert sharding.config_of(model)["ignore"] == ["head.bias"]
 
 
 # ---------------------------------------------------------------------------
@@ -376,7 +378,7 @@ def test_fully_shard_alone_in_a_process() -> None:
         model = Model()
         fsdp_mlir.fully_shard(model)
         assert dist.get_world_size() == 1
-        assert sharding.config_of(model, 1) == {}
+        assert sharding.config_of(model) == {}
         dist.destroy_process_group()
     finally:
         dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)

@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Launch/Rendezvous.h"
 #include "Support/Fixtures.h"
 #include "fsdp/Runtime/Collectives/GlooTransport.h"
+#include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/LocalStore.h"
 
 #include <ATen/ops/ones.h>
@@ -43,6 +44,40 @@ TEST(Rendezvous, GivesAStoreToEachTransport) {
     second.exchange("before rank 0 ends, which serves the store");
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(Rendezvous, MakesGroupsOfRanks) {
+  uint16_t port = LocalStore(4).port();
+  auto errors = forkRanks(4, [&](int64_t rank) {
+    Rendezvous all({{rank, 4, "127.0.0.1", port}});
+    std::string own = std::to_string(rank);
+    Rendezvous group(all, {rank % 2, rank % 2 + 2});
+    auto expect = [](const auto &got, const auto &want) {
+      if (got != want)
+        throw std::runtime_error("expected " + testing::PrintToString(want) +
+                                 ", got " + testing::PrintToString(got));
+    };
+    expect(group.rank(), rank / 2);
+    expect(group.worldSize(), 2);
+    bool even = rank % 2 == 0;
+    expect(group.exchange(own), even ? std::vector<std::string>{"0", "2"}
+                                     : std::vector<std::string>{"1", "3"});
+    auto transport = makeGlooTransport(group.connectStore(), group.rank(), 2,
+                                       std::chrono::seconds(20));
+    expectAll(*transport);
+    std::string text = "rank 1 died at step 1; ranks 0, 1 wait, rank 7 not";
+    expect(group.numberedInJob(text),
+           even ? "rank 2 died at step 1; ranks 0, 2 wait, rank 7 not"
+                : "rank 3 died at step 1; ranks 1, 3 wait, rank 7 not");
+    expect(all.numberedInJob(text), text);
+    all.exchange("before rank 0 ends, which serves the store");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(Rendezvous, RefusesAGroupWithoutTheRank) {
+  Rendezvous alone(std::nullopt);
+  EXPECT_THROW(Rendezvous(alone, {1, 2}), InputError);
 }
 
 // One of the two is refused; the other one ends, too, and comes no more.

@@ -90,8 +90,9 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     ```
 
     **Param-1**: `unit` names an `fsdp.unit`. **Param-2**: `sharding` names an
-    `fsdp.mesh` and axes of it. **Param-3**: a parameter has at least one
-    dimension and a static shape (FSDP2 rejects scalars). **Param-4**: an
+    `fsdp.mesh` and axes of it. **Param-3**: a parameter of a
+    unit has at least one dimension (FSDP2 rejects scalars), and each has a
+    static shape. **Param-4**: an
     ignored parameter has no unit and no sharding, and may be a scalar.
     **Param-5**: `compute_dtype`, the dtype in which the program reads the
     parameter, is that of the unit's `mixed_precision`; if absent, it is the

@@ -20,9 +20,9 @@ from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.support.errors import Location, short_path
 from fsdp_mlir.support.files import save_tensors
+from fsdp_mlir.support.layouts import placeholder
 from fsdp_mlir.support.numerics import numerics
 from fsdp_mlir.support.version import __version__
-from fsdp_mlir.support.layouts import placeholder
 from fsdp_mlir.view.model_view import constant_name
 
 FORMAT = 1

@@ -401,7 +401,9 @@ def _geometry(name: str, tensor: DTensor) -> tuple[list[int], list[int]]:
             # It splits what the axes behind it have left.
             behind = math.prod(mesh.size(other) for other, dim in shards if dim == placement.dim)
             if placement.split_factor != behind:
-                raise ValueError(f"'{name}': expected parts that are boxes, got {tensor.placements}")
+                raise ValueError(
+                    f"'{name}': expected parts that are boxes, got {tensor.placements}"
+                )
             shards.append((axis, placement.dim))
         elif not isinstance(placement, Replicate):
             raise ValueError(f"'{name}': expected shards or replicas, got {placement}")

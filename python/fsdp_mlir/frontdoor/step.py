@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
 from fsdp_mlir.frontdoor.plans import (
@@ -112,12 +113,14 @@ class Step:
         self._result = _Result()
         self._agreement: Any = None  # without it there are no plans
         try:
+            if not isinstance(model, FSDPModule):
+                raise NoPlan("fully_shard was called on parts of the model alone")
             self._agreement, _ = together(
                 rendezvous,
                 lambda: build.runtime().Agreement(plans.comm, rendezvous, deadline),
                 lambda _: "",
             )
-        except RuntimeError as error:
+        except (NoPlan, RuntimeError) as error:
             self._without_plan(NoPlan(str(error)))
 
     # --- training

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fsdp_mlir.modules.outside import (
@@ -30,6 +29,7 @@ from fsdp_mlir.modules.outside import (
 
 _MAX_DEPTH = 6
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
+
 
 class _TooManyLeavesError(Exception):
     pass

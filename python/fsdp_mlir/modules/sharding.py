@@ -43,14 +43,14 @@ def fully_shard(module: Any, **options: Any) -> Any:
 
 def states(model: nn.Module) -> dict[str, FSDPState]:
     """The state of each module that fully_shard was called on, by its name, in the order of the
-    model; the root's name is ''."""
+    model; the name of the whole model is ''. CompileError if there are none."""
     found = {
         name: state
         for name, module in model.named_modules()
         if (state := _get_module_fsdp_state(module)) is not None and module in state._modules
     }
-    if "" not in found:
-        raise CompileError("expected a call of fully_shard on the model itself, found none")
+    if not found:
+        raise CompileError("expected a model that fully_shard was called on, found no call")
     return found
 
 
@@ -259,13 +259,17 @@ def _precision_config(policy: MixedPrecisionPolicy) -> dict[str, Any]:
 
 def initialise(model: nn.Module) -> None:
     """What FSDP2 does before its first forward, with its errors."""
-    states(model)[""]._lazy_init()
+    root = states(model).get("")
+    if root is not None:  # else each part does it by itself
+        root._lazy_init()
 
 
 def reduces_now(model: nn.Module, model_groups: list[FSDPParamGroup]) -> bool:
     """Whether the next backward reduces all its gradients and none of an earlier one, according to
     the methods that a training loop calls."""
     root = _get_module_fsdp_state(model)
+    if root is None:
+        return False
     context = root._state_ctx
     if not context.is_last_backward or context.manual_backward_finalization:
         return False

@@ -82,8 +82,6 @@ def parameters(model: nn.Module) -> list[State]:
             fault = "is not initialised; run the model once before capture"
         elif tensor.layout != torch.strided:
             fault = f"has layout '{tensor.layout}', expected 'torch.strided'"
-        elif tensor.dim() == 0:
-            fault = "is a scalar, expected at least one dimension; reshape it to [1]"
         elif not tensor.is_contiguous():
             fault = "is not contiguous; make it so with .contiguous()"
         if fault:

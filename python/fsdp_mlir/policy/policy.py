@@ -135,6 +135,9 @@ class Units:
             return {}
         return dict(self._unit_of(name) for name in names)
 
+    def ignores(self, param: State) -> bool:
+        return not self._units_of(param)
+
     def precision_of(self, param: State) -> MixedPrecision | None:
         """CaptureError for a tied parameter whose units differ in mixed precision."""
         units = self._units_of(param)

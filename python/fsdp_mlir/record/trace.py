@@ -40,8 +40,8 @@ from fsdp_mlir.record.plain import decided_by_data
 from fsdp_mlir.record.scalars import rounds_number, takes_numbers_alone, with_scalars
 from fsdp_mlir.record.strides import of_kernels
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
-from fsdp_mlir.view.device import Device
 from fsdp_mlir.support.layouts import placeholder
+from fsdp_mlir.view.device import Device
 
 aten = torch.ops.aten
 

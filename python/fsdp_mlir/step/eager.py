@@ -51,15 +51,16 @@ def backward(
     """Leaves gradients of the mean loss of all microbatches, or of the sum, in the parameters;
     returns what `step` returned for each. Gradients are reduced, and all-reduced, for each
     microbatch or with the last."""
-    model, count = step.model, len(microbatches)
-    assert isinstance(model, FSDPModule)
+    count = len(microbatches)
+    sharded = [module for module in step.model.modules() if isinstance(module, FSDPModule)]
     values = []
     for number, batch in enumerate(microbatches):
         last = number == count - 1
-        if not reduce_each:
-            model.set_requires_gradient_sync(last)
-        elif not all_reduce_each:
-            model.set_requires_all_reduce(last)
+        for module in sharded:
+            if not reduce_each:
+                module.set_requires_gradient_sync(last, recurse=False)
+            elif not all_reduce_each:
+                module.set_requires_all_reduce(last, recurse=False)
         value = step.value(batch)
         loss = scalar_of(value)
         if isinstance(loss, FakeTensor):

@@ -57,6 +57,12 @@ class ModelView:
                 raise located(source_of(model), f"buffer '{buffer.name}' is a DTensor")
         for param in weights.parameters(model):
             hooks.check_parameter(param.name, param.tensor)
+            if param.tensor.dim() == 0 and not units.ignores(param):
+                raise located(
+                    source_of(model),
+                    f"parameter '{param.name}' is a scalar, expected at least one dimension; "
+                    "reshape it to [1]",
+                )
         view = ModelView(asked, step, units, params, weights.buffers(model), inputs)
         if asked.save_weights:
             weights.warn_of_other_names(model)

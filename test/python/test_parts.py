@@ -1,0 +1,75 @@
+"""Models of which fully_shard took some parameters alone: FSDP2 trains them, so compile does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import fsdp_mlir
+import pytest
+import torch
+from fsdp_mlir import fully_shard
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+
+class Scaled(nn.Module):
+    """With a parameter that no unit may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).square().mean() * self.scale
+
+
+def parts_alone(model: Scaled) -> None:
+    fully_shard(model.first)
+    fully_shard(model.second)
+
+
+def without_scale(model: Scaled) -> None:
+    fully_shard(model, ignored_params={model.scale})
+
+
+@pytest.mark.parametrize(
+    ("shard", "reason"),
+    [(parts_alone, "fully_shard was called on parts of the model alone"), (without_scale, "")],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_like_fsdp2(shard: Callable[[Scaled], None], reason: str, count: int) -> None:
+    """Ignored parameters may be scalars, and the whole model need not be sharded."""
+    batches = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+    results: list[list[Any]] = []
+    for compiled in (False, True):
+        model = Scaled()
+        shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses: list[float] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step = fsdp_mlir.compile(model, optimizer=optimizer) if compiled else None
+            for begin in range(0, 6, count):
+                if step is not None:
+                    losses += [x.item() for x in step.accumulate(batches[begin : begin + count])]
+                    step.update()
+                    continue
+                for number in range(count):
+                    for module in (model, model.first, model.second):
+                        if isinstance(module, FSDPModule):
+                            last = number == count - 1
+                            module.set_requires_gradient_sync(last, recurse=False)
+                    loss = model(batches[begin + number])
+                    loss.backward()
+                    losses.append(loss.item())
+                optimizer.step()
+                optimizer.zero_grad()
+        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+        results.append([*losses, *(p.tolist() for p in whole)])
+    assert results[0] == results[1]
+    assert [reason in str(each.message) for each in caught] == ([True] if reason else [])
