@@ -15,7 +15,6 @@
 #include "fsdp/Runtime/Launch/Agreement.h"
 #include "fsdp/Runtime/Launch/Connection.h"
 #include "fsdp/Runtime/Launch/Rendezvous.h"
-#include "fsdp/Runtime/Operators/Operators.h"
 #include "fsdp/Runtime/Launch/RunFiles.h"
 #include "fsdp/Runtime/Operators/Operators.h"
 
@@ -112,7 +111,7 @@ public:
   }
 
   plan::Plan plan;
-  const std::string planHash; ///< as it was read
+  const std::string planHash;        ///< as it was read
   const Rendezvous *ranks = nullptr; ///< kept by the Python object
   std::unique_ptr<Device> device;
   std::unique_ptr<Connection> connection;

@@ -48,7 +48,8 @@ meshes = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [1, 2])]
 fsdp_mlir.fully_shard(model, mesh=meshes[rank > 0])
 try:
     sgd = (torch.optim.SGD, {"lr": 0.1})
-    fsdp_mlir.compile(model, loss=torch.sum, optimizer=sgd, example=torch.ones(2, 4), fallback="error")
+    batch = torch.ones(2, 4)
+    fsdp_mlir.compile(model, loss=torch.sum, optimizer=sgd, example=batch, fallback="error")
 except Exception as error:
     os.write(2, f"{error}".encode())
 os._exit(0)

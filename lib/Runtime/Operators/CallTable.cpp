@@ -137,9 +137,12 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
   if (schema.arguments().size() != call.args.size())
     throw InputError("expected " + std::to_string(schema.arguments().size()) +
                      " arguments, got " + std::to_string(call.args.size()));
-  auto resolved = std::make_unique<ResolvedCall>(ResolvedCall{
-      handle, {}, handle.hasTag(at::Tag::dynamic_output_shape), std::nullopt,
-      isCollective(call.op)});
+  auto resolved = std::make_unique<ResolvedCall>(
+      ResolvedCall{handle,
+                   {},
+                   handle.hasTag(at::Tag::dynamic_output_shape),
+                   std::nullopt,
+                   isCollective(call.op)});
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {

@@ -98,7 +98,7 @@ class PythonState:
                 container.clear()
                 container.extend(content)
         for owner, attributes in self._slots:
-            for name, value in _slots(owner).items():
+            for name in _slots(owner):
                 if name not in attributes:
                     delattr(owner, name)
             for name, value in attributes.items():

@@ -33,9 +33,9 @@ namespace fsdp::runtime {
 /// Why a plan may not call an operator of this schema; empty if it may.
 std::string reasonToRefuse(const c10::FunctionSchema &schema);
 
-/// Whether an operator is a collective of PyTorch's, over ranks that need not be
-/// the plan's own, such as those of tensor parallelism. Its last argument names
-/// the group. What it returns may be incomplete.
+/// Whether an operator is a collective of PyTorch's, over ranks that need not
+/// be the plan's own, such as those of tensor parallelism. Its last argument
+/// names the group. What it returns may be incomplete.
 bool isCollective(const std::string &op);
 
 /// Lets plans call these operators too, "mine::f" or "mine::f.overload", from
