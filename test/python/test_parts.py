@@ -73,3 +73,47 @@ def test_like_fsdp2(shard: Callable[[Scaled], None], reason: str, count: int) ->
         results.append([*losses, *(p.tolist() for p in whole)])
     assert results[0] == results[1]
     assert [reason in str(each.message) for each in caught] == ([True] if reason else [])
+
+
+class Swapping(nn.Module):
+    """Runs a part with another tensor in place of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = {"weight": torch.ones(8, 8), "bias": self.parts[0].bias * 0.5}
+        x = torch.func.functional_call(self.parts[0], ones, x)
+        return self.parts[1](x).square().mean()
+
+
+@pytest.mark.parametrize("is_unit", [True, False])
+def test_functional_call(is_unit: bool) -> None:
+    """FSDP2 puts the parameters of a unit back; of another module it does not."""
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    results = []
+    for compiled in (False, True):
+        model = Swapping()
+        if is_unit:
+            fully_shard(model.parts[0])
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step = fsdp_mlir.compile(model, optimizer=optimizer) if compiled else None
+            losses = []
+            for _ in range(3):
+                if step is not None:
+                    losses.append(step(x).item())
+                    continue
+                loss = model(x)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        results.append(losses)
+    assert results[0] == results[1]
+    reason = "a unit ('Linear') runs with another tensor in place of its parameter 'weight'"
+    assert [reason in str(each.message) for each in caught] == ([True] if is_unit else [])

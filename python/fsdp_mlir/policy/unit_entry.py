@@ -23,6 +23,9 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_grad_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsdp_mlir.modules.sharding import class_name
+from fsdp_mlir.support.errors import CaptureError
+
 # A differentiable value: the node that made it, and which of its results it is.
 Edge = tuple[Node, int]
 
@@ -75,10 +78,11 @@ class _Unit:
         self._to_run: set[nn.Module] = set()
         self._running = False
 
-    def enter(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """A forward pre-hook. The function takes the inputs of the module that runs first."""
         if _in_backward():
             return args, kwargs
+        _check_own_parameters(module)
         first, self._running = not self._running, True
         if not self._to_run:
             self._to_run |= self.modules
@@ -104,6 +108,19 @@ class _Unit:
         if not _in_backward():
             self._to_run.clear()
             self._running = False
+
+
+def _check_own_parameters(unit: nn.Module) -> None:
+    """CaptureError for tensors in place of parameters, as torch.func.functional_call puts them:
+    FSDP2 puts the gathered parameters back when the unit's forward begins, if they are sharded."""
+    for name, module in unit.named_modules():
+        for key, param in module._parameters.items():
+            if param is not None and not isinstance(param, nn.Parameter):
+                path = f"{name}.{key}" if name else key
+                raise CaptureError(
+                    f"a unit ('{class_name(unit)}') runs with another tensor in place of its "
+                    f"parameter '{path}', which FSDP2 may replace"
+                )
 
 
 def _in_backward() -> bool:
