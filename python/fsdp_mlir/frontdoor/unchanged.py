@@ -111,18 +111,20 @@ class Unchanged:
             (place, _shallow(place.value()))
             for place in places(self._model, self._loss, self._kernels)
         ]
-        self._deep = [(held, inside) for held in self._holding() if (inside := held.inside())]
+        # Modules may share a value, such as their model's configuration.
+        once = {id(value): held for value, held in reversed(list(self._holding()))}
+        self._deep = [(held, inside) for held in once.values() if (inside := held.inside())]
 
-    def _holding(self) -> Iterator[_Held]:
-        """What holds more than plain values and tensors."""
+    def _holding(self) -> Iterator[tuple[Any, _Held]]:
+        """The values that hold more than plain values and tensors, and where they are."""
         for name, module, _, attributes in self._modules:
             for key, value in attributes.items():
                 if key not in _MEMBERS and key not in _OF_MODULES and _is_deep(value):
                     change = _Change((id(module), key), _dotted(name, key), attribute=True)
-                    yield _Held(vars(module), key, change)
+                    yield vars(module)[key], _Held(vars(module), key, change)
         for place, value in self._outside:
             if _is_deep(value):
-                yield _Held(place, "", _Change(place.key, place.label))
+                yield place.value(), _Held(place, "", _Change(place.key, place.label))
 
     def _named_modules(self) -> dict[str, nn.Module]:
         named = dict(self._model.named_modules())

@@ -307,7 +307,7 @@ class _Places:
             self._add(cell, name, f"{function.__qualname__}.{name}", names)
         # A function may set attributes of its own.
         own = _used(function.__code__, {"STORE_ATTR"}) if function.__name__ in names else ()
-        for name in sorted({*vars(function), *own}):
+        for name in sorted({*vars(function), *own} - {"__annotations__"}):
             self._add(vars(function), name, f"{function.__qualname__}.{name}")
         defaults = dict(function.__kwdefaults__ or {})
         defaults |= {str(i): value for i, value in enumerate(function.__defaults__ or ())}
