@@ -274,6 +274,7 @@ class _Places:
             self._add(value, name, f"{label}.{name}")
         if is_library(type(value)):  # such as a namespace or a configuration: only its data
             names = {name for name, item in attributes.items() if isinstance(item, _DATA)}
+            names -= {"__annotations__"}
             for item in attributes.values():  # what functools.cache or a cached_property wraps
                 if isinstance(item, FunctionType):
                     self._add_function(item)
