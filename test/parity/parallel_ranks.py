@@ -138,6 +138,13 @@ class Meeting(nn.Module):
         x = torch.tanh(self.first(self.words(tokens)))
         if self.how == "reduce":
             x = x - funcol.all_reduce(x.mean((0, 1)), "sum", self.group) / self.ranks
+        elif self.how == "several":
+            pair = [x.detach().mean(1), x.detach().square()]
+            mean, square = funcol.all_reduce_coalesced(pair, "sum", self.group)
+            x = x - mean[:, None] / self.ranks + square / self.ranks
+        elif self.how == "evaluated":
+            if not self.training:
+                x = x - funcol.all_reduce(x, "sum", self.group)
         elif self.how == "gather":
             x = x + funcol.all_gather_tensor(x.detach().mean(1), 0, self.group).mean(0)
         else:
@@ -182,6 +189,14 @@ def eager_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> float:
     return loss.item()
 
 
+def evaluated_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> float:
+    model.eval()
+    with torch.no_grad():
+        loss = loss_fn(model(batch[0]), batch[1])
+    model.train()
+    return loss.item()
+
+
 def train(
     make: Callable[[], tuple[nn.Module, int]],
     optimizer: Optimizer,
@@ -194,12 +209,12 @@ def train(
     step = None
     if compiled:
         step = fsdp_mlir.compile(
-            model, loss=loss_fn, optimizer=own, max_norm=clip, fallback="error"
+            model, loss=loss_fn, optimizer=own, max_norm=clip, fallback="error", evaluation=True
         )
     losses, norms = [], []
     for batch in batches(seed, 3):
         if step is not None:
-            losses.append(step(*batch).item())
+            losses += [step(*batch).item(), step.evaluate(*batch).item()]
             norms.append(step.grad_norm)
             continue
         losses.append(eager_loss(model, batch))
@@ -208,6 +223,7 @@ def train(
             norms.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).item())
         own.step()
         own.zero_grad()
+        losses.append(evaluated_loss(model, batch))
     return {"losses": losses, "norms": norms if clip is not None else [], **whole(model)}
 
 
@@ -226,13 +242,6 @@ def mix(make: Callable[[], tuple[nn.Module, int]], compiled: bool) -> Results:
         own.step()
         own.zero_grad()
 
-    def evaluate() -> float:
-        model.eval()
-        with torch.no_grad():
-            loss = loss_fn(model(second[0]), second[1])
-        model.train()
-        return loss.item()
-
     def accumulate() -> list[float]:
         model.set_requires_gradient_sync(False)
         losses = [eager_loss(model, rest[0])]
@@ -244,7 +253,7 @@ def mix(make: Callable[[], tuple[nn.Module, int]], compiled: bool) -> Results:
         losses.append(step(*batch).item() if step else eager_loss(model, batch))
         if step is None:
             update()
-        losses.append(step.evaluate(*second).item() if step else evaluate())
+        losses.append(step.evaluate(*second).item() if step else evaluated_loss(model, second))
     for batch in (second, third):
         losses.append(step.backward(*batch).item() if step else eager_loss(model, batch))
     step.update() if step else update()
@@ -333,6 +342,8 @@ CASES: dict[str, Case] = {
     "reduce": (partial(meeting, "reduce"), SGD, 0.5),
     "reduce over all": (partial(meeting, "reduce", everybody=True), SGD, None),
     "gather": (partial(meeting, "gather"), ADAMW, None),
+    "several": (partial(meeting, "several"), SGD, None),
+    "evaluated": (partial(meeting, "evaluated"), SGD, None),
     "scatter": (partial(meeting, "scatter"), ADAMW, None),
 }
 

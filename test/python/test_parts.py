@@ -9,8 +9,10 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
+import torch.distributed as dist
 from fsdp_mlir import fully_shard
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as funcol
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -73,6 +75,30 @@ def test_like_fsdp2(shard: Callable[[Scaled], None], reason: str, count: int) ->
         results.append([*losses, *(p.tolist() for p in whole)])
     assert results[0] == results[1]
     assert [reason in str(each.message) for each in caught] == ([True] if reason else [])
+
+
+class Meeting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return (y - funcol.all_reduce(y.detach(), "sum", dist.group.WORLD) / 2).square().mean()
+
+
+def test_groups_of_the_same_name() -> None:
+    """After destroy_process_group a plan's collectives find the new group."""
+    losses = []
+    for _ in range(2):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        model = fully_shard(Meeting())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = fsdp_mlir.compile(model, optimizer=optimizer, fallback="error")
+        losses.append([step(torch.ones(4, 8)).item() for _ in range(2)])
+    assert losses[0] == losses[1]
 
 
 class Swapping(nn.Module):

@@ -67,7 +67,7 @@ def check(recorded: Recorded) -> Checked:
     if wanted and not checked:
         raise CaptureError("check: expected a model and inputs with data, got tensors on 'meta'")
     # Other ranks would have to run it too.
-    checked = checked and device.type == "cpu" and not _communicates(recording.trace)
+    checked = checked and device.type == "cpu" and not _communicates(recording)
     if checked:
         try:
             checked = eager_check.run(recording)
@@ -89,9 +89,10 @@ def check(recorded: Recorded) -> Checked:
     return Checked(recording, checked)
 
 
-def _communicates(trace: Trace) -> bool:
+def _communicates(recording: Recording) -> bool:
     """Whether a step has collectives of its own."""
-    return any(node.func.namespace == collectives.NAMESPACE for node in trace.nodes)
+    nodes = [*recording.trace.nodes, *(recording.evaluation.nodes if recording.evaluation else ())]
+    return any(node.func.namespace == collectives.NAMESPACE for node in nodes)
 
 
 def _check_again(recorded: Recorded) -> None:

@@ -6,6 +6,7 @@ group by the axis of the mesh that it is, and each process registers its own gro
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 NAMESPACE = "_c10d_functional"
+WAIT_FOR_ALL = f"{NAMESPACE}::wait_tensors"  # newer than wait_tensor; returns what it takes
 
 # The names of the groups of this process, by their own names.
 _axes: dict[str, str] = {}
@@ -57,12 +59,19 @@ def _text(formal: str, value: Any) -> Any:
 def _axis(group: ProcessGroup) -> str:
     """The same on all ranks, as they meet their groups in the same order."""
     own = group.group_name
-    if own in _axes.values():
-        return own
-    if own not in _axes:
-        described = group.group_desc
-        axis = described.removeprefix("mesh_") if described not in ("", "undefined") else "group"
-        taken = sum(name.partition("#")[0] == axis for name in _axes.values())
-        _axes[own] = f"{axis}#{taken + 1}" if taken else axis
-        _register_process_group(_axes[own], group)
+    if own in _axes and _is_registered(_axes[own]):  # until destroy_process_group
+        return _axes[own]
+    described = group.group_desc
+    axis = described.removeprefix("mesh_") if described not in ("", "undefined") else "group"
+    names = itertools.chain([axis], (f"{axis}#{number}" for number in itertools.count(2)))
+    _axes[own] = next(name for name in names if not _is_registered(name))
+    _register_process_group(_axes[own], group)
     return _axes[own]
+
+
+def _is_registered(name: str) -> bool:
+    try:
+        _resolve_process_group(name)
+    except RuntimeError:
+        return False
+    return True

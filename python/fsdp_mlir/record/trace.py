@@ -192,6 +192,10 @@ class Recorder(TorchDispatchMode):
         if func in IDENTITIES:
             self.bind(result, self._ref(fakes[0], origin).name)
             return result
+        if func._schema.name == collectives.WAIT_FOR_ALL:
+            for tensor, waited in zip(result, fakes[0], strict=True):
+                self.bind(tensor, self._ref(waited, origin).name)
+            return result
         schema = func._schema
         stays = func in _ASSERTIONS or is_foreign
         if not schema.returns and not schema.is_mutable and not stays:
@@ -202,7 +206,7 @@ class Recorder(TorchDispatchMode):
             raise located(
                 origin.location,
                 f"operator '{func}' cannot be captured: expected namespace 'aten', got "
-                f"'{func.namespace}'; replace it by ATen operators",
+                f"'{func.namespace}'; replace it by {self._instead(func)}",
             )
         recorded = func
         if torch.Tag.inplace_view in func.tags:
@@ -217,6 +221,12 @@ class Recorder(TorchDispatchMode):
             drawn = [(tensor, self._names[id(tensor)]) for tensor in outcome(func, fakes, result)]
             draws.add(func, values, self.trace.nodes[-1], drawn)
         return result if known else self._written(func, values, fakes, result)
+
+    @staticmethod
+    def _instead(func: OpOverload) -> str:
+        if func.namespace == "c10d":
+            return "a function of torch.distributed._functional_collectives"
+        return "ATen operators"
 
     def _is_inlined(self, func: OpOverload, values: list[Any], origin: Origin) -> bool:
         """Whether a call is recorded as the calls that its Python kernel makes."""

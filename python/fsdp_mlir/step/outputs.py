@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import (
     TreeSpec,
@@ -60,6 +61,11 @@ class Outputs:
         for leaf in leaves:
             if leaf is loss:
                 plain.append(_LOSS)
+            elif isinstance(leaf, DTensor):
+                raise error(
+                    "an output is a DTensor, expected a tensor, as .to_local() or .full_tensor() "
+                    "gives"
+                )
             elif isinstance(leaf, Tensor):
                 plain.append(_Slot(len(tensors)))
                 tensors.append(leaf.detach())
