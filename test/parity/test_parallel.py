@@ -34,6 +34,30 @@ except RuntimeError as error:
     os._exit(3)
 """
 
+UNLIKE = """
+import os, warnings
+import fsdp_mlir, torch
+import torch.distributed as dist
+from parallel_ranks import SGD, batches, loss_fn, meeting
+
+dist.init_process_group("gloo")
+warnings.simplefilter("always")
+for unlike in (True, False):
+    model, seed = meeting("gather")
+    scale = 2.0 if unlike and dist.get_rank() == 3 else 1.0
+    forward = model.forward
+    model.forward = lambda tokens: forward(tokens) * scale
+    try:
+        step = fsdp_mlir.compile(
+            model, loss=loss_fn, optimizer=SGD(model.parameters()), fallback="error"
+        )
+        (batch,) = batches(seed, 1)
+        os.write(2, f"loss {step(*batch).item()}".encode())
+    except Exception as error:
+        os.write(2, f"{error};".encode())
+os._exit(0)
+"""
+
 OVERLAPPING = """
 import os
 import fsdp_mlir, torch
@@ -88,6 +112,18 @@ def test_a_rank_fails(name: str, status: int | None, tmp_path: Path) -> None:
     # Whoever sees the first failure names rank 3; a rank that has ended for it may be named, too.
     assert any("rank 3" in error for error in errors), errors
     assert all(re.search("rank [0-3]", error) for error in errors[:3]), errors
+
+
+def test_a_rank_with_another_step(tmp_path: Path) -> None:
+    """Is an error on all ranks, those that do not shard the model with it too. Then they are
+    together again."""
+    script = tmp_path / "unlike.py"
+    script.write_text(UNLIKE)
+    statuses, errors = run_script(script, 4)
+    assert statuses == [0] * 4, errors
+    for error in errors:
+        _, found, after = error.partition("the step of rank 3 is not that of rank 2")
+        assert found and "loss " in after, errors
 
 
 def test_groups_that_overlap(tmp_path: Path) -> None:

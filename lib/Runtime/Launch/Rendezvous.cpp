@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <regex>
 
 #include <unistd.h>
@@ -170,9 +171,10 @@ void Rendezvous::watchPlaces(std::function<void(const std::string &)> onTwice) {
 }
 
 std::string Rendezvous::nextKey() {
-  // Over all objects of a process, which has them in the same order as others.
-  static int64_t exchanges = 0;
-  return keys + std::to_string(exchanges++) + "/";
+  // Over all objects of the same ranks in a process, which has them in the same
+  // order as others.
+  static std::map<std::string, int64_t> exchanges;
+  return keys + std::to_string(exchanges[keys]++) + "/";
 }
 
 Rendezvous::~Rendezvous() {

@@ -138,16 +138,18 @@ class Compiler:
         self.process.communicate()
 
 
-def check_same(own: Fingerprint, exchange: Callable[[str], list[str]]) -> None:
-    """CompileError on every rank if the ranks captured different steps. `exchange` returns the
-    texts of all ranks."""
+def check_same(
+    own: Fingerprint, exchange: Callable[[str], list[str]], ranks: Sequence[int]
+) -> None:
+    """CompileError on every rank of `ranks` if they captured different steps. `exchange` returns
+    the texts of all of them."""
     if len(set(exchange(own.digest))) == 1:
         return
     digests = exchange(own.digests)
-    rank = next(rank for rank, other in enumerate(digests) if other != digests[0])
-    lines = exchange(str(own.line(first_difference(digests[0], digests[rank]))))
+    at = next(index for index, other in enumerate(digests) if other != digests[0])
+    lines = exchange(str(own.line(first_difference(digests[0], digests[at]))))
     raise CompileError(
-        f"the step of rank {rank} is not that of rank 0: {lines[rank]} there, {lines[0]} on rank "
-        "0; expected the same model and code on every rank, and what differs as an input or a "
-        "buffer"
+        f"the step of rank {ranks[at]} is not that of rank {ranks[0]}: {lines[at]} there, "
+        f"{lines[0]} on rank {ranks[0]}; expected the same model and code on every rank, and what "
+        "differs as an input or a buffer"
     )

@@ -306,7 +306,9 @@ class Plans:
         )
         self.together(
             lambda: planning.check_same(
-                fingerprint, lambda own: self._meeting.exchange(own, _EXCHANGE_SECONDS)
+                fingerprint,
+                lambda own: self._meeting.exchange(own, _EXCHANGE_SECONDS),
+                self._group,
             ),
             lambda _: "",
         )

@@ -61,7 +61,7 @@ public:
 
   /// Every rank gives a text and gets the texts of all ranks; returns when all
   /// have called. Calls are matched by their order in the process, over all
-  /// objects of this class. Throws RunError after `timeout`, by default the
+  /// objects of the same ranks. Throws RunError after `timeout`, by default the
   /// object's, naming the ranks that have not called.
   std::vector<std::string>
   exchange(const std::string &own,
