@@ -50,7 +50,7 @@ class PythonState:
     _outside: list[tuple[Place, Any]] = field(default_factory=list)  # with its value
     _slots: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)  # object, attributes
     _generators: list[tuple[Any, Any]] = field(default_factory=list)  # with its state
-    _memos: list[tuple[Any, Any]] = field(default_factory=list)  # functools.lru_cache, cache_info
+    _memos: list[tuple[Any, int]] = field(default_factory=list)  # of functools, with its misses
     _most: int | None = None  # leaves
 
     @staticmethod
@@ -66,7 +66,7 @@ class PythonState:
                 state._add_module(f"loss.{path}." if path else "loss.", module)
         for place in places(model, loss):
             state._add_place(place)
-        state._memos = [(memo, memo.cache_info()) for memo in memos(model, loss)]
+        state._memos = [(memo, memo.cache_info().misses) for memo in memos(model, loss)]
         return state
 
     @staticmethod
@@ -109,8 +109,8 @@ class PythonState:
                 place.put(value)
         for generator, before in self._generators:
             _set_state(generator, before)
-        for memo, info in self._memos:
-            if memo.cache_info() != info:
+        for memo, misses in self._memos:
+            if memo.cache_info().misses != misses:
                 memo.cache_clear()
 
     def changes(self, after: PythonState) -> list[str]:

@@ -43,8 +43,7 @@ public:
                       std::chrono::milliseconds timeout = kMeeting);
   /// Of some of the ranks of `all`, in the order of `members`, which has this
   /// rank. These are numbered from 0 in that order. `all` must have met, and
-  /// the ranks must agree on who is in which group; each of them makes its
-  /// object before the next call of another.
+  /// the ranks must agree on who is in which group.
   Rendezvous(const Rendezvous &all, const std::vector<int64_t> &members);
   ~Rendezvous();
 
