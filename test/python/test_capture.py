@@ -175,6 +175,25 @@ def test_hard_arguments(tmp_path: Path) -> None:
     assert_same_step(model, captured, inputs)  # a step leaves its constants as they were
 
 
+class PseudoInverse(nn.Module):
+    """Calls an overload that only the type of an absent argument tells from another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.pinv(self.layer(x)).sum()
+
+
+def test_overloads_of_absent_arguments(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = PseudoInverse(), {"x": torch.randn(4, 6)}
+    captured = capture(model, tmp_path, kwargs=inputs)
+    assert "aten::linalg_pinv" in captured.ops()
+    assert_same_step(model, captured, inputs)
+
+
 class Masked(nn.Module):
     """Branches on, and is shaped by, values that follow from literals alone."""
 

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from fsdp_mlir.record.graph import Node, Ref
 from fsdp_mlir.record.scalars import kinds_of
@@ -91,6 +92,17 @@ _ELEMENTS = {
     "StringType": "str",
     "NumberType": "Scalar",
 }
+
+
+def _tells_overloads_apart(func: OpOverload, at: int) -> bool:
+    """Whether an optional tensor is an optional number in another overload, so that None alone does
+    not say which one is called."""
+    if kinds_of(func._schema.arguments[at].type) != "OptionalType TensorType":
+        return False
+    packet = func._overloadpacket
+    others = [getattr(packet, name)._schema.arguments for name in packet.overloads()]
+    kinds = {kinds_of(formals[at].type) for formals in others if len(formals) > at}
+    return any(kind.startswith("OptionalType") for kind in kinds - {"OptionalType TensorType"})
 
 
 class _Writer:
@@ -195,9 +207,12 @@ class _Writer:
                 message = f"'{node.func}' returns '{type_.dtype}', which is not supported"
                 raise located(node.origin.location, message)
         args = []
-        for value, formal in zip(node.args, schema.arguments, strict=True):
+        for at, (value, formal) in enumerate(zip(node.args, schema.arguments, strict=True)):
             try:
-                args.append(self.value(value, kinds_of(formal.type), formal.N))
+                if value is None and _tells_overloads_apart(node.func, at):
+                    args.append(self.constant("Tensor?", ""))
+                else:
+                    args.append(self.value(value, kinds_of(formal.type), formal.N))
             except CaptureError as error:
                 message = f"argument '{formal.name}' of '{node.func}': {error}"
                 raise located(node.origin.location, message) from error
