@@ -1,6 +1,6 @@
 """torchtitan's Trainer on the CPU: its Llama 3, built on meta, bfloat16, two microbatches per step.
 
-torchrun --nproc-per-node 2 titan_trainer.py OUTPUT [--compiled]
+torchrun --nproc-per-node 2 titan_trainer.py OUTPUT [--compiled] [--tensor-parallel N]
 """
 
 import argparse
@@ -41,6 +41,7 @@ VOCABULARY, LENGTH, BATCH, STEPS = 64, 16, 2, 8
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("output", help="a folder")
 parser.add_argument("--compiled", action="store_true", help="with fsdp_mlir")
+parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks of this axis")
 arguments = parser.parse_args()
 
 
@@ -91,6 +92,7 @@ def config() -> JobConfig:
     made.model.name, made.model.flavor = "tiny", "tiny"
     made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-2, 2
     made.debug.seed = 0
+    made.parallelism.tensor_parallel_degree = arguments.tensor_parallel
     made.training.steps, made.training.seq_len = STEPS, LENGTH
     made.training.local_batch_size, made.training.global_batch_size = BATCH, 8
     made.checkpoint.enable, made.checkpoint.interval = True, 4

@@ -112,6 +112,16 @@ def test_torchtitan(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_torchtitan_over_tensor_parallelism(tmp_path: Path) -> None:
+    """With sequence and loss parallelism, as its Trainer makes them."""
+    more = ["--tensor-parallel", "2"]
+    lines, saved = run_both("titan_trainer.py", tmp_path, ADAPTERS, 4, more)
+    losses = values(lines, r"rank \d: step (\d) loss (\S+) lr (\S+)")
+    assert len(losses) == 64 and len(values(lines, r"rank \d: step (\d) norms")) == 32
+    assert_same_files(read_dcp, [folder / "checkpoint" / "step-8" for folder in saved])
+
+
+@pytest.mark.exhaustive
 def test_torchtitan_resumes_what_is_rewritten(tmp_path: Path) -> None:
     """Its Trainer goes on from its own checkpoint and from what `fsdp-checkpoint` makes of it."""
     script, step = ADAPTERS / "titan_trainer.py", Path("checkpoint") / "step-4"

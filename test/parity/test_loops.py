@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,15 @@ def backward(*args, **kwargs):
     raise AssertionError("a step runs as FSDP2 does")
 
 eager.backward = backward
-_, checkpoint, script = sys.argv
-sys.argv = [script, checkpoint, "--compiled"]
+_, checkpoint, script, *more = sys.argv
+sys.argv = [script, checkpoint, "--compiled", *more]
 sys.path[0] = str(pathlib.Path(script).parent)
 runpy.run_path(script, run_name="__main__")
 """
 
 
 def run_both(
-    name: str, directory: Path, scripts: Path = LOOPS, world: int = 2
+    name: str, directory: Path, scripts: Path = LOOPS, world: int = 2, more: Sequence[str] = ()
 ) -> tuple[list[str], list[Path]]:
     """The sorted lines that both runs of a script print, and where each one saved."""
     script, strict = scripts / name, directory / "strict.py"
@@ -43,8 +43,8 @@ def run_both(
     saved = [directory / "fsdp2", directory / "compiled"]
     # Ours as users start and end it.
     runs = [
-        run_program(script, world, saved[0]),
-        torchrun_over_gloo(strict, world, saved[1], script),
+        run_program(script, world, saved[0], *more),
+        torchrun_over_gloo(strict, world, saved[1], script, *more),
     ]
     assert "without a plan" not in runs[1].stderr
     # Two ranks may share a line; others are the libraries'.

@@ -44,14 +44,15 @@ class CompiledTraining:
             )
         # An input, so that one plan serves any number of tokens.
         tokens = torch.as_tensor(global_valid_tokens, dtype=torch.float32)
-        loss: Tensor = self._compiled.backward(
-            _inputs=inputs, _labels=labels, _tokens=tokens, **extra_inputs, **extra
-        )
+        with self.train_context():
+            loss: Tensor = self._compiled.backward(
+                _inputs=inputs, _labels=labels, _tokens=tokens, **extra_inputs, **extra
+            )
         return loss
 
     def _loss_of(
         self: Any, model: nn.Module, _inputs: Tensor, _labels: Tensor, _tokens: Tensor, **more: Any
     ) -> Tensor:
-        with self.train_context(), self.maybe_enable_amp:
+        with self.maybe_enable_amp:
             loss: Tensor = self.loss_fn(model(_inputs, **more), _labels) / _tokens
         return loss
