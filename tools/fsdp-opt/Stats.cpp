@@ -92,10 +92,24 @@ private:
       } else if (auto call = dyn_cast<aten::CallOp>(op)) {
         ++calls;
         inPlaceGrads += call.getReduceInputOf().has_value();
+        countOtherAxis(call, times);
       } else if (isa<ReshardOp>(op)) {
         reshards += times;
       }
     });
+  }
+
+  /// A collective that the model itself makes, over ranks of another axis.
+  void countOtherAxis(aten::CallOp call, int64_t times) {
+    auto axis = call.getArgs().empty()
+                    ? StringAttr()
+                    : dyn_cast<StringAttr>(*std::prev(call.getArgs().end()));
+    if (!axis || !call.getCallee().starts_with("_c10d_functional::"))
+      return;
+    int64_t given = 0;
+    for (Value operand : call.getOperands())
+      given += getNumBytes(cast<RankedTensorType>(operand.getType()));
+    otherAxes[axis.getValue()].add(given, times);
   }
 
   /// Of something of which each of `size` ranks has a part: what the others
@@ -154,6 +168,8 @@ private:
     row("reduce-scatters a step", reduces);
     if (replicas > 1)
       row("all-reduces a step", allReduces);
+    for (auto &[axis, given] : otherAxes)
+      row(("collectives on " + axis).str(), given);
     row("reshards a step", Twine(reshards));
     if (ProgramOp evaluation = getEvaluationProgram(module)) {
       auto gathers = llvm::range_size(evaluation.getOps<AllGatherOp>());
@@ -185,6 +201,7 @@ private:
   int64_t elements = 0, bytes = 0, params = 0, frozen = 0, ignored = 0;
   int64_t shardBytes = 0, trainableShard = 0, largestUnit = 0;
   Traffic gathers, reduces, allReduces;
+  llvm::MapVector<StringRef, Traffic> otherAxes; ///< by name: bytes given
   int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
 };
 } // namespace

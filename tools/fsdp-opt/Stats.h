@@ -12,7 +12,8 @@ namespace mlir::fsdp {
 /// Prints parameters, units, bytes a rank holds, and the collectives of a step
 /// with their bytes. Bytes of a collective are those that one rank receives
 /// (all-gather) or sends (reduce-scatter) in a ring: (W-1)/W of the padded
-/// unit.
+/// unit. Of a collective that the model itself makes, over ranks of another
+/// axis of the mesh, they are those of its operands.
 void printStats(ModuleOp module, llvm::raw_ostream &os);
 
 /// Prints what a rank keeps all the time, what the plan's arena takes and what
