@@ -153,14 +153,16 @@ class Meeting(nn.Module):
         return self.second(x)
 
 
-def meeting(how: str, *, everybody: bool = False) -> tuple[nn.Module, int]:
-    """Over all ranks, or over those that shard the model: each half of the ranks has its own."""
+def meeting(how: str, *, everybody: bool = False, alike: bool = True) -> tuple[nn.Module, int]:
+    """Over all ranks, or over those that shard the model: each half of the ranks has its own, of
+    other units if not `alike`."""
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("copies", "data"))["data"]
     torch.manual_seed(0)
     group, ranks = (dist.group.WORLD, world) if everybody else (mesh.get_group(), 2)
     model = Meeting(group, ranks, how)
-    fully_shard(model.first, mesh=mesh)
+    if alike or dist.get_rank() < 2:
+        fully_shard(model.first, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, dist.get_rank()
 
@@ -356,14 +358,17 @@ def main() -> None:
         warnings.simplefilter("always")
         if name == "saved":
             found = save_and_load(Path(folder))
+        elif name == "unlike":
+            unlike = partial(meeting, "reduce", everybody=True, alike=False)
+            found = differences(mix(unlike, False), mix(unlike, True), "")
         elif name == "mix":
             found = differences(mix(parallel, False), mix(parallel, True), "")
-            if dist.get_rank() > 0:  # whose whole state is empty
-                found = [text for text in found if " no " not in text]
         else:
             case = CASES[name]
             found = differences(train(*case, False), train(*case, True), "")
     rank = dist.get_rank()
+    if name in ("unlike", "mix") and rank > 0:  # whose whole state is empty
+        found = [text for text in found if " no " not in text]
     (Path(folder) / f"{rank}.notes").write_text("\n".join(str(each.message) for each in caught))
     (Path(folder) / str(rank)).write_text("\n".join(found))
     with contextlib.suppress(RuntimeError):

@@ -98,6 +98,16 @@ def test_all_kinds_of_calls(tmp_path: Path) -> None:
     assert [reason in text for text in notes] == [True, False, False, False]
 
 
+def test_halves_of_other_units(tmp_path: Path) -> None:
+    """Ranks that communicate in the step must do the same between, or they could wait for each
+    other in a circle."""
+    notes = run("unlike", tmp_path)
+    assert re.search(
+        r"the plans of ranks 0 and \d, which communicate in the step, do not have the same",
+        notes[0],
+    )
+
+
 def test_checkpoints_on_other_meshes(tmp_path: Path) -> None:
     run("saved", tmp_path)
 
