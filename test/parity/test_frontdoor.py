@@ -48,6 +48,7 @@ import os, sys
 import fsdp_mlir, parity_models, torch
 
 rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo")
 model = parity_models.own_parameters()
 batch = {name: torch.ones(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
 sgd = (torch.optim.SGD, {"lr": 0.1})

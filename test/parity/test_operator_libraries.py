@@ -126,6 +126,6 @@ def test_operator_of_pytorch_that_is_no_computation(plan: Path, tmp_path: Path) 
         plan, other, {schema: f"{name}(Tensor tensor) -> Tensor", '"example::jitter"': f'"{name}"'}
     )
     assert (
-        f'a plan may not call "{name}": expected an operator of namespace "aten", or of a library '
-        "that is given with --load"
+        f'a plan may not call "{name}": it communicates with ranks that the plan does not have; '
+        "only the Python process that captured it can run it"
     ) in refusal(other, "--load", LIBRARY)

@@ -16,6 +16,7 @@ import fsdp_mlir
 import numpy as np
 import pytest
 import torch
+from fsdp_mlir.modules.python_state import PythonState
 from torch import Tensor, nn
 from twins import Twins
 
@@ -29,6 +30,37 @@ class Slots:
 
     def __init__(self) -> None:
         self.value = 1.0
+
+
+class Hooked(nn.Module):
+    """Its forward replaces an OrderedDict of its own by what it changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.order = collections.OrderedDict.fromkeys("abc", 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.order.move_to_end("a")
+        self.order["d"] = 2.0
+        for key in list(self.order):
+            x = x * self.order[key]
+        del self.order["d"]
+        self.order.move_to_end("a", last=False)
+        return self.linear(x).square().mean()
+
+
+def test_an_ordered_dict_keeps_its_order() -> None:
+    """It has an order beside that of dict."""
+    pair = Twins(Hooked, X, SGD, fallback="error")
+    pair.assert_equal_steps()
+    assert list(pair.ours.order) == ["a", "b", "c"]
+    state = PythonState.of(pair.ours)
+    pair.ours.order.move_to_end("a")
+    pair.ours.order["e"] = 3.0
+    state.restore()
+    assert list(pair.ours.order.items()) == [("a", 1.0), ("b", 1.0), ("c", 1.0)]
 
 
 class Base(nn.Module):

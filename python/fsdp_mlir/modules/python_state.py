@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -86,10 +86,13 @@ class PythonState:
         that have others than before; tensors keep their data."""
         for container, content in self._contents:
             if isinstance(container, dict):
-                if _same_items(dict.items(container), content.items()):
+                # Not Counter's update, which adds, nor dict's of an OrderedDict, which has an order
+                # of its own.
+                kind = OrderedDict if isinstance(container, OrderedDict) else dict
+                if _same_items(kind.items(container), content.items()):
                     continue
-                dict.clear(container)
-                dict.update(container, content)
+                kind.clear(container)
+                kind.update(container, content)
             elif isinstance(container, set):
                 if container != content:
                     container.clear()
