@@ -126,18 +126,25 @@ py::dict describeSpec(const std::string &name, const plan::TensorSpec &spec) {
   return entry;
 }
 
-/// The collectives of a step in their order: what each is, and the group of
-/// ranks; "" for those of the plan's own ranks.
+/// The last text among the arguments of a collective; "" without any.
+std::string groupOf(const plan::Call &call) {
+  for (auto arg = call.args.rbegin(); arg != call.args.rend(); ++arg)
+    if (const auto *text = std::get_if<std::string>(&arg->value))
+      return *text;
+  return "";
+}
+
+/// The collectives of a step and of an evaluation in their order: what each is,
+/// and the group of ranks; "" for those of the plan's own ranks.
 std::vector<std::pair<std::string, std::string>>
 collectives(const plan::Plan &plan) {
   std::vector<std::pair<std::string, std::string>> found;
-  for (const plan::Instruction &instruction : plan.instructions)
+  auto add = [&](const plan::Instruction &instruction) {
     std::visit(
         [&]<typename KindT>(const KindT &kind) {
           if constexpr (std::is_same_v<KindT, plan::Call>) {
             if (isCollective(kind.op))
-              found.emplace_back(kind.op,
-                                 std::get<std::string>(kind.args.back().value));
+              found.emplace_back(kind.op, groupOf(kind));
           } else if constexpr (requires { KindT::ownStream; }) {
             if constexpr (KindT::ownStream == plan::Stream::AllGather ||
                           KindT::ownStream == plan::Stream::ReduceScatter ||
@@ -148,6 +155,9 @@ collectives(const plan::Plan &plan) {
           }
         },
         instruction.kind);
+  };
+  for (const auto *program : {&plan.instructions, &plan.evaluation})
+    std::for_each(program->begin(), program->end(), add);
   return found;
 }
 

@@ -112,6 +112,10 @@ def test_checkpoints_on_other_meshes(tmp_path: Path) -> None:
     run("saved", tmp_path)
 
 
+def test_copies_of_their_own(tmp_path: Path) -> None:
+    run("copies", tmp_path)
+
+
 @pytest.mark.parametrize(("name", "status"), [("SIGKILL", -9), ("SIGSTOP", None)])
 def test_a_rank_fails(name: str, status: int | None, tmp_path: Path) -> None:
     """The others end within the deadline, and what they say has the ranks' own numbers."""

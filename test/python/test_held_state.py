@@ -110,6 +110,13 @@ HELD: dict[str, Held] = {
         lambda h, v: setattr(h.a.b, "c", v),
     ),
     "slots": (Slots, lambda h: h.value, lambda h, v: setattr(h, "value", v)),
+    # The new object may have the address of the old one.
+    "a function in a dict": (
+        lambda: {"a": [functools.partial(float, 1.0)]},
+        lambda h: h["a"][0](),
+        lambda h, v: (set_item(h["a"], None), set_item(h["a"], functools.partial(float, v))),
+    ),
+    "a very long list": (lambda: [1.0] * 5000, lambda h: h[0], set_item),
     "a context variable": (lambda: FACTOR, lambda h: h.get(), lambda h, v: h.set(v)),
 }
 

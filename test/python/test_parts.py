@@ -13,8 +13,9 @@ import torch.distributed as dist
 from fsdp_mlir import fully_shard
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as funcol
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 
 class Scaled(nn.Module):
@@ -98,6 +99,40 @@ def test_groups_of_the_same_name() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         step = fsdp_mlir.compile(model, optimizer=optimizer, fallback="error")
         losses.append([step(torch.ones(4, 8)).item() for _ in range(2)])
+    assert losses[0] == losses[1]
+
+
+class Alike(nn.Module):
+    """Its loss is a DTensor that all ranks have, as one over parallel logits; `asks`: without a
+    plan."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.asks = nn.Linear(8, 8), asks
+        self.mesh = init_device_mesh("cpu", (1,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.linear(x).square().mean()
+        if self.asks and loss.item() > 1e9:
+            loss = -loss
+        return DTensor.from_local(loss, self.mesh, [Replicate()])
+
+
+@pytest.mark.filterwarnings("ignore:.*without a plan")
+def test_a_loss_that_all_ranks_have() -> None:
+    """Is a plain tensor with and without a plan."""
+    losses = []
+    for asks in (False, True):
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        model = fully_shard(Alike(asks))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fallback = "eager" if asks else "error"
+        step = fsdp_mlir.compile(model, optimizer=optimizer, fallback=fallback)
+        x = torch.ones(4, 8)
+        losses.append([step(x), step.evaluate(x), step.backward(x)])
+    assert all(type(loss) is Tensor for found in losses for loss in found)
     assert losses[0] == losses[1]
 
 

@@ -101,9 +101,10 @@ private:
 
   /// A collective that the model itself makes, over ranks of another axis.
   void countOtherAxis(aten::CallOp call, int64_t times) {
-    auto axis = call.getArgs().empty()
-                    ? StringAttr()
-                    : dyn_cast<StringAttr>(*std::prev(call.getArgs().end()));
+    StringAttr axis;
+    for (Attribute arg : call.getArgs())
+      if (auto text = dyn_cast<StringAttr>(arg))
+        axis = text;
     if (!axis || !call.getCallee().starts_with("_c10d_functional::"))
       return;
     int64_t given = 0;

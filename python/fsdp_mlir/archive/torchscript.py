@@ -36,6 +36,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ _ELEMENTS = {
 }
 
 
+@cache
 def _tells_overloads_apart(func: OpOverload, at: int) -> bool:
     """Whether an optional tensor is an optional number in another overload, so that None alone does
     not say which one is called."""

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_mlir.check.kernel_check import checked_call
+from fsdp_mlir.modules.placed import local
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record.generators import untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace, split_arguments
@@ -108,7 +109,7 @@ def _result(
     loss: Tensor, gradients: dict[str, Tensor], buffers: dict[str, Tensor], outputs: list[Tensor]
 ) -> _Bits:
     """One step's loss, gradients by parameter name, and buffers and outputs after it."""
-    bits = {"the loss": _bits(loss)}
+    bits = {"the loss": _bits(local(loss))}
     bits |= {f"the gradient of '{name}'": _bits(x) for name, x in gradients.items()}
     bits |= {f"output {index}": _bits(x) for index, x in enumerate(outputs)}
     return bits | {f"buffer '{name}'": _bits(x) for name, x in buffers.items()}
@@ -181,7 +182,7 @@ class _Eager:
                     _eager_failures(),
                 ):
                     loss = view.step.forward(inputs)
-                results[-1]["the loss in eval mode after it"] = _bits(loss)
+                results[-1]["the loss in eval mode after it"] = _bits(local(loss))
         return results
 
 
@@ -240,7 +241,7 @@ class _Graph:
             (loss,) = replay(
                 recording.evaluation, self._values | inputs, [recording.evaluation_loss]
             )
-            results[-1]["the loss in eval mode after it"] = _bits(loss)
+            results[-1]["the loss in eval mode after it"] = _bits(local(loss))
         return results
 
     def _outputs(self) -> list[Tensor]:

@@ -10,15 +10,18 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import xxhash
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from fsdp_mlir.frontdoor.plans import together
@@ -88,12 +91,12 @@ class Checkpoints:
         self._finish()
         path, step = _absolute(folder), counters.step
 
-        def prepare() -> tuple[dict[str, Any], list[Box], list[Box]]:
+        def prepare() -> tuple[dict[str, Any], list[Box], list[Box], list[Any]]:
             if samples < 0:
                 raise ValueError(f"samples: expected 0 or more, got {samples}")
             if keep < 0 or keep == 1:
                 raise ValueError(f"keep: expected 0 (all) or at least 2, got {keep}")
-            chunks, own, counted = self._parts(optimizer, extra)
+            chunks, own, copy, counted = self._parts(optimizer, extra)
             updates = counters.updates if counted is None else counted
             if not wait:
                 chunks, own = _copies(chunks), _copies(own)
@@ -105,11 +108,15 @@ class Checkpoints:
                 "plan": plan,
                 "scaler": counters.scaler,
             }
-            return state, chunks, own
+            return state, chunks, own, copy
 
         said = f"save({path!r}, samples={samples}, keep={keep})"
-        (state, chunks, own), others = together(self._rendezvous, prepare, lambda _: said)
-        _check_alike(others)
+        (state, chunks, own, _), others = together(
+            self._rendezvous, prepare, lambda made: json.dumps([said, made[-1]])
+        )
+        calls, copies = zip(*map(json.loads, others), strict=True)
+        _check_alike(calls)
+        _check_copies(copies)
         aliases = {
             alias: param.name
             for param in weights.parameters(self._model)
@@ -156,9 +163,9 @@ class Checkpoints:
 
     def _parts(
         self, optimizer: OptimizerState, extra: Any
-    ) -> tuple[list[Box], list[Box], int | None]:
-        """What this rank saves of the tensors that all ranks share, what it has for itself, and how
-        often the optimizer has updated, if that is known."""
+    ) -> tuple[list[Box], list[Box], list[Any], int | None]:
+        """What this rank saves of the tensors that all ranks share, what it has for itself, what
+        `_copy` says of it, and how often the optimizer has updated, if that is known."""
         given = optimizer.state_dict()
         if optimizer.is_new:
             # Not the zeros that a plan would begin with: the first step after those would differ.
@@ -199,7 +206,8 @@ class Checkpoints:
             chunks.append(_whole(f"rank.{rank}.{name}", generator.get_state()))
         blob = bytearray(json.dumps(text, allow_nan=False).encode())
         chunks.append(_whole(f"rank.{rank}.python", torch.frombuffer(blob, dtype=torch.uint8)))
-        return chunks, own, updates
+        parts = [(name, each.detach()) for name, each in named if isinstance(each, DTensor)]
+        return chunks, own, _copy(parts, self._rendezvous.world_size), updates
 
     # --- loading
 
@@ -383,7 +391,36 @@ def _absolute(path: str | Path) -> str:
     return os.path.abspath(Path(path).expanduser())
 
 
-def _check_alike(said: list[str]) -> None:
+def _copy(parts: Sequence[tuple[str, DTensor]], world_size: int) -> list[Any]:
+    """Of tensors that only some ranks shard with each other, of which rank 0's group saves its own:
+    the ranks of this group, this one's place among them, and a hash of its parts by name. Empty
+    without any."""
+    found = xxhash.xxh3_128()
+    group: list[int] = []
+    for name, part in parts:
+        ranks = part.device_mesh.mesh.flatten().tolist()
+        if len(ranks) < world_size:
+            group = ranks
+            found.update(f"{name} {part.dtype} {list(part.shape)}\n".encode())
+            found.update(_plain(part.to_local()).reshape(-1).view(torch.uint8).numpy())
+    return [group, group.index(dist.get_rank()), found.hexdigest()] if group else []
+
+
+def _check_copies(copies: Sequence[list[Any]]) -> None:
+    """ValueError if another group of ranks than rank 0's has other values."""
+    for rank, copy in enumerate(copies):
+        if not copy or 0 in copy[0]:
+            continue
+        first = next((x for x in copies if x and 0 in x[0] and x[1] == copy[1]), None)
+        if first is None or first[2] != copy[2]:
+            raise ValueError(
+                f"rank {rank} shards other values with ranks {copy[0]} than rank 0 does with its "
+                "group: a checkpoint has one value for each name; save the model of each group by "
+                "torch.distributed.checkpoint"
+            )
+
+
+def _check_alike(said: Sequence[str]) -> None:
     for rank, other in enumerate(said):
         if other != said[0]:
             raise ValueError(f"rank {rank} calls {other}, rank 0 {said[0]}")
@@ -391,29 +428,21 @@ def _check_alike(said: list[str]) -> None:
 
 def _geometry(name: str, tensor: DTensor) -> tuple[list[int], list[int]]:
     """Shape and offsets of this rank's part."""
-    mesh = tensor.device_mesh
-    shards: list[tuple[int, int]] = []  # axes of the mesh, each with the dimension that it splits
-    for axis in reversed(range(mesh.ndim)):
-        placement = tensor.placements[axis]
-        if type(placement) is Shard:
-            shards.insert(0, (axis, placement.dim))
-        elif isinstance(placement, _StridedShard):
-            # It splits what the axes behind it have left.
-            behind = math.prod(mesh.size(other) for other, dim in shards if dim == placement.dim)
-            if placement.split_factor != behind:
-                raise ValueError(
-                    f"'{name}': expected parts that are boxes, got {tensor.placements}"
-                )
-            shards.append((axis, placement.dim))
-        elif not isinstance(placement, Replicate):
+    mesh, placements = tensor.device_mesh, tensor.placements
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, _StridedShard):
+            # One box, if it splits what the axes behind it have left.
+            behind = (
+                mesh.size(other)
+                for other in range(axis + 1, mesh.ndim)
+                if placements[other].is_shard(placement.dim)
+            )
+            if placement.split_factor != math.prod(behind):
+                raise ValueError(f"'{name}': expected parts that are boxes, got {placements}")
+        elif type(placement) not in (Shard, Replicate):
             raise ValueError(f"'{name}': expected shards or replicas, got {placement}")
-    shape, offsets = list(tensor.shape), [0] * tensor.dim()
-    for axis, dim in shards:
-        part = -(-shape[dim] // mesh.size(axis))
-        begin = min(part * mesh.get_local_rank(axis), shape[dim])
-        offsets[dim] += begin
-        shape[dim] = min(part, shape[dim] - begin)
-    return shape, offsets
+    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    return list(shape), list(offsets)
 
 
 def _box(name: str, tensor: Tensor) -> Box:

@@ -26,11 +26,11 @@ from fsdp_mlir.modules.outside import (
     attributes_read,
     places,
 )
-from fsdp_mlir.modules.python_state import Leaf, PythonState
+from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
-_MOST_ITEMS = 64  # of a list or the like that is compared by its items
+_MOST_ITEMS = 1 << 16  # of a list or the like that is compared by its items
 _MOST_LEAVES = 2000  # of a value that is compared by all that it holds
 
 # Attributes of nn.Module that do not affect a step, and those that hold its hooks.
@@ -65,17 +65,15 @@ class _Held:
     key: str
     change: _Change  # its text is the path
 
-    def inside(self) -> dict[str, Leaf] | None:
+    def inside(self) -> PythonState | None:
         """All that it holds; None if that is too much to compare."""
         owner = self.owner
         value = owner.value() if isinstance(owner, Place) else owner.get(self.key, ABSENT)
-        return PythonState.inside({self.change.text: value}, _MOST_LEAVES)
+        return PythonState.inside(self.change.text, value, _MOST_LEAVES)
 
-    def changed(self, before: Mapping[str, Leaf]) -> str:
+    def changed(self, before: PythonState) -> str:
         """The first path that differs."""
-        now = self.inside() or {}
-        paths = [*before, *now]
-        return next((path for path in paths if before.get(path) != now.get(path)), "")
+        return next(iter(before.changes(self.inside() or PythonState())), "")
 
 
 class Unchanged:
@@ -144,8 +142,10 @@ class Unchanged:
             return False
         if any(not _same(place.value(), before) for place, before in self._outside):
             return False
-        if any(held.inside() != inside for held, inside in self._deep):
-            return False
+        for held, before in self._deep:
+            now = held.inside()
+            if now is None or now.leaves != before.leaves:
+                return False
         return _equal(_global_hooks(), self._globals)
 
     def holds_what_matters(self, *, training: bool) -> bool:
@@ -287,9 +287,7 @@ def _is_deep(value: Any) -> bool:
     if isinstance(value, Mapping):
         value = list(dict.values(value)) if isinstance(value, dict) else [value]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return len(value) > _MOST_ITEMS or any(
-            not isinstance(item, (*SCALARS, Tensor)) for item in value
-        )
+        return any(not isinstance(item, (*SCALARS, Tensor)) for item in value)
     return not isinstance(value, (*SCALARS, Tensor, type, nn.Module)) and not callable(value)
 
 

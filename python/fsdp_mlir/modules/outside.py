@@ -115,9 +115,10 @@ def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) ->
     return _places(model, loss, kernels).all()
 
 
-def memos(model: nn.Module, loss: Any) -> list[Any]:
-    """The functions of functools.lru_cache that their code calls."""
-    return [each for each in _places(model, loss).seen() if isinstance(each, _lru_cache_wrapper)]
+def places_and_memos(model: nn.Module, loss: Any) -> tuple[list[Place], list[Any]]:
+    """The same, and the functions of functools.lru_cache that their code calls."""
+    found = _places(model, loss)
+    return found.all(), [each for each in found.seen() if isinstance(each, _lru_cache_wrapper)]
 
 
 def _places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> _Places:

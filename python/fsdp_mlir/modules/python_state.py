@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+import xxhash
 from torch import Tensor, nn
 
 from fsdp_mlir.modules.outside import (
@@ -22,8 +22,7 @@ from fsdp_mlir.modules.outside import (
     GENERATORS,
     SCALARS,
     Place,
-    memos,
-    places,
+    places_and_memos,
     slot_names,
 )
 
@@ -64,22 +63,22 @@ class PythonState:
         if isinstance(loss, nn.Module):
             for path, module in loss.named_modules():
                 state._add_module(f"loss.{path}." if path else "loss.", module)
-        for place in places(model, loss):
+        read, memos = places_and_memos(model, loss)
+        for place in read:
             state._add_place(place)
-        state._memos = [(memo, memo.cache_info().misses) for memo in memos(model, loss)]
+        state._memos = [(memo, memo.cache_info().misses) for memo in memos]
         return state
 
     @staticmethod
-    def inside(values: Mapping[str, Any], most: int) -> dict[str, Leaf] | None:
-        """The leaves of some values by path; None if there are more than `most`. Generators, and
+    def inside(path: str, value: Any, most: int) -> PythonState | None:
+        """What a value at `path` holds; None if that is more than `most` leaves. Generators, and
         arrays of more than a megabyte, are compared by identity."""
         state = PythonState(_most=most)
         try:
-            for path, value in values.items():
-                state._add(path, value, 0)
+            state._add(path, value, 0)
         except _TooManyLeavesError:
             return None
-        return state.leaves
+        return state
 
     def restore(self) -> None:
         """Puts every attribute, container and generator back as it was, and empties memos of calls
@@ -101,7 +100,7 @@ class PythonState:
                 container.clear()
                 container.extend(content)
         for owner, attributes in self._slots:
-            for name in _slots(owner):
+            for name in _in_slots(owner):
                 if name not in attributes:
                     delattr(owner, name)
             for name, value in attributes.items():
@@ -192,7 +191,7 @@ class PythonState:
             attributes = dict(getattr(value, "__dict__", {}))
             if attributes:
                 self._contents.append((vars(value), dict(attributes)))
-            if slots := _slots(value):
+            if slots := _in_slots(value):
                 self._slots.append((value, slots))
             self.leaves[path] = ("type", type(value))
             for name, member in (attributes | slots).items():
@@ -241,7 +240,7 @@ def _has_own_attributes(value: Any) -> bool:
     )
 
 
-def _slots(value: Any) -> dict[str, Any]:
+def _in_slots(value: Any) -> dict[str, Any]:
     names = slot_names(type(value))
     found = {name: getattr(value, name, ABSENT) for name in names}
     return {name: member for name, member in found.items() if member is not ABSENT}
@@ -255,7 +254,7 @@ def _is_costly(value: Any) -> bool:
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:8]
+    return xxhash.xxh3_64_hexdigest(data)[:8]
 
 
 def _state_of(generator: Any) -> Any:

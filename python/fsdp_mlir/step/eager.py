@@ -36,8 +36,14 @@ class Clipping:
 
 
 def detached(value: Any) -> Any:
-    """The same without autograd's graph."""
-    return torch.utils._pytree.tree_map_only(Tensor, torch.Tensor.detach, value)
+    """The same without autograd's graph. A DTensor that is a scalar and the same on all ranks, as a
+    loss over parallel logits is, becomes a plain tensor, as a plan returns it."""
+
+    def apart(tensor: Tensor) -> Tensor:
+        alike = isinstance(tensor, DTensor) and all(p.is_replicate() for p in tensor.placements)
+        return (tensor.to_local() if alike and tensor.dim() == 0 else tensor).detach()
+
+    return torch.utils._pytree.tree_map_only(Tensor, apart, value)
 
 
 def backward(
@@ -76,4 +82,4 @@ def backward(
 def evaluate(step: TrainingStep, batch: Sequence[Any]) -> Any:
     """What `step` returns in eval mode, without gradients."""
     with torch.no_grad(), eval_mode(step.model):
-        return step.value(batch)
+        return detached(step.value(batch))

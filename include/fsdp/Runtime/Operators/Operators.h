@@ -34,8 +34,8 @@ namespace fsdp::runtime {
 std::string reasonToRefuse(const c10::FunctionSchema &schema);
 
 /// Whether an operator is a collective of PyTorch's, over ranks that need not
-/// be the plan's own, such as those of tensor parallelism. Its last argument
-/// names the group. What it returns may be incomplete.
+/// be the plan's own, such as those of tensor parallelism. The last text
+/// among its arguments names the group. What it returns may be incomplete.
 bool isCollective(const std::string &op);
 
 /// Lets plans call these operators too, "mine::f" or "mine::f.overload", from
