@@ -73,6 +73,8 @@ def classify(what: str) -> str:
     namespace, _, operator = name.rpartition("::")
     if name == "optimizer_step":
         return "optimizer"
+    if name == "fused":
+        return "element-wise"
     if not namespace:
         return "collectives"
     operator = operator.partition(".")[0]

@@ -1,7 +1,7 @@
 # `cmake --install build`: programs, the compiler's libraries with their headers,
 # and a package that find_package(fsdp-mlir) finds (examples/pass-plugin).
 include(CMakePackageConfigHelpers)
-set(libraries FSDPSupport FSDPPlan FSDPSimulate FSDPDialect FSDPTransforms)
+set(libraries FSDPSupport FSDPPlan FSDPSimulate FSDPDialect FSDPCodegen FSDPTransforms)
 set(package_dir lib/cmake/fsdp-mlir)
 foreach(library ${libraries})
   target_include_directories(${library} INTERFACE $<INSTALL_INTERFACE:include>)

@@ -37,7 +37,7 @@ void mlir::fsdp::copyOrigin(Operation *origin, Operation *op) {
       op->setDiscardableAttr(name, text);
   };
   copy(moduleAttrName);
-  if (isa<aten::CallOp>(op))
+  if (isa<aten::CallOp, FusedOp>(op))
     copy(lineAttrName);
 }
 

@@ -202,7 +202,7 @@ private:
       return failure();
     if (auto phase = dyn_cast<PhaseOp>(op))
       return visitPhase(phase);
-    if (isa<aten::CallOp>(op))
+    if (isa<aten::CallOp, FusedOp>(op))
       return verifyPlace(op);
     if (failed(verifyPlace(op)) || failed(verifyPhase(op)) ||
         failed(verifyNames(op)))
@@ -417,11 +417,12 @@ private:
       return success();
     bool isUpdating = currentPhase == Phase::Optimizer;
     if (isa<NoGradientOp, GradientsOp, FreeOp, ReturnOp>(op) ||
-        (isUpdating && !isa<aten::CallOp>(op)))
+        (isUpdating && !isa<aten::CallOp, FusedOp>(op)))
       return success();
     return op->emitOpError("Program-20: expected it in the loop over "
                            "microbatches")
-           << (isa<aten::CallOp>(op) ? "" : " or in the optimizer phase");
+           << (isa<aten::CallOp, FusedOp>(op) ? ""
+                                              : " or in the optimizer phase");
   }
 
   /// Program-17: what is only in the optimizer phase, and what is before it.

@@ -52,6 +52,7 @@ static std::string getName(Operation *op) {
              .Case<ReloadActivationOp>([](auto) { return "reloaded"; })
              .Case<AccumulateOp>([](auto) { return "sums"; })
              .Case<AllocateOp>([](auto) { return "buffer"; })
+             .Case<FusedOp>([](auto fused) { return fused.getKernel().str(); })
              .Case<LossScaleOp>([](auto) { return "loss_scale"; })
              .Case<UnscaleOp>([](auto) { return "unscaled"; })
              .Case<ClipGradNormOp>([](auto) { return "clipped"; })
@@ -103,6 +104,9 @@ void AccumulateOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
   nameResults(*this, setNameFn);
 }
 void AllocateOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
+  nameResults(*this, setNameFn);
+}
+void FusedOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {
   nameResults(*this, setNameFn);
 }
 void LossScaleOp::getAsmResultNames(OpAsmSetValueNameFn setNameFn) {

@@ -53,7 +53,8 @@ LogicalResult ScheduleOp::verify() {
                     {"latest_safe", "fsdp2", "none"})) ||
       failed(expect("bucket", getBucket(),
                     {"unit", "parameter", "saturation", "optimal"})) ||
-      failed(expect("memory", getMemory(), {"policy", "auto"})))
+      failed(expect("memory", getMemory(), {"policy", "auto"})) ||
+      failed(expect("fuse", getFuse(), {"none", "exact"})))
     return failure();
   if (int64_t inFlight = getNumReducesInFlight(); inFlight < 1)
     return emitOpError("Schedule-1: expected at least one reduce-scatter in "

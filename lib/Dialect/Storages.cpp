@@ -1,6 +1,7 @@
 //===- Storages.cpp - values that share memory ----------------------------===//
 #include "fsdp/Dialect/Storages.h"
 
+#include "mlir/Dialect/Utils/IndexingUtils.h"
 #include "llvm/ADT/SetVector.h"
 #include "llvm/Support/MathExtras.h"
 
@@ -45,6 +46,26 @@ SmallVector<Value> mlir::fsdp::getWithViews(ValueRange owners) {
 
 ArrayRef<int64_t> mlir::fsdp::getWrittenOperands(aten::CallOp call) {
   return call.getMutates().value_or(ArrayRef<int64_t>());
+}
+
+std::optional<SmallVector<int64_t>> mlir::fsdp::getStrides(Value value) {
+  auto type = cast<RankedTensorType>(value.getType());
+  if (auto call = value.getDefiningOp<aten::CallOp>()) {
+    if (std::optional<ArrayAttr> strides = call.getStrides()) {
+      auto list = cast<DenseI64ArrayAttr>(
+          (*strides)[cast<OpResult>(value).getResultNumber()]);
+      if (!list.empty())
+        return llvm::to_vector(list.asArrayRef());
+    }
+  } else if (auto fused = value.getDefiningOp<FusedOp>()) {
+    auto kernel = SymbolTable::lookupNearestSymbolFrom<KernelOp>(
+        fused, fused.getKernelAttr());
+    if (DenseI64ArrayAttr strides = kernel.getStridesAttr())
+      return llvm::to_vector(strides.asArrayRef());
+  } else if (!value.getDefiningOp<ReadOp>()) {
+    return std::nullopt;
+  }
+  return computeStrides(type.getShape());
 }
 
 int64_t mlir::fsdp::getNumBytes(RankedTensorType type) {

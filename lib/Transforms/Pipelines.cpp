@@ -37,12 +37,14 @@ void mlir::fsdp::buildSchedulePipeline(OpPassManager &pm) {
   pm.addPass(createOverlapActivationCopies()); // copy meanwhile
   pm.addPass(createPrefetchAllGathers());      // gather before it is needed
   pm.addPass(createStageCheckpoints());        // copy what a checkpoint takes
+  pm.addPass(createFuseCalls());               // chains of calls -> kernels
 }
 
 void mlir::fsdp::buildLowerPipeline(OpPassManager &pm) {
   buildUnplacedPipeline(pm);
-  pm.addPass(createInsertBuffers()); // memory of collectives
-  pm.addPass(createPlaceStorages()); // a place for every storage
+  pm.addPass(createInsertBuffers());  // memory of collectives
+  pm.addPass(createCompileKernels()); // kernels -> machine code
+  pm.addPass(createPlaceStorages());  // a place for every storage
 }
 
 void mlir::fsdp::buildUnplacedPipeline(OpPassManager &pm) {

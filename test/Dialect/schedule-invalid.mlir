@@ -159,3 +159,8 @@ fsdp.program @stage_never_awaited(%l: tensor<f32>) -> tensor<f32> {
   %f = fsdp.stage_state @u : !fsdp.future<>
   fsdp.return %l : tensor<f32>
 }
+
+// -----
+
+// expected-error @below {{Schedule-1: expected fuse "none", "exact", got: "fast"}}
+fsdp.schedule {fuse = "fast"}

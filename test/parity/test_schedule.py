@@ -38,6 +38,7 @@ OPTIONS: dict[str, list[Any]] = {
     "memory": ["policy", "auto"],
     "bucket": ["unit", "parameter", "saturation", "optimal"],
     "stage_checkpoints": [False, True],
+    "fuse": ["none", "exact"],
     # Of the config, not of its schedule.
     "activation_offload": [None, {"match": "layers.*", "min_bytes": 1}],
 }

@@ -108,6 +108,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "schedule.memory": ("auto", "schedule: {memory_budget: 1GiB, @}"),
     "schedule.memory_budget": ("1GiB",),
     "schedule.stage_checkpoints": ("true",),
+    "schedule.fuse": ("exact",),
     "schedule.device": ("h100",),
 }
 

@@ -6,6 +6,8 @@
 #include "fsdp/Dialect/Storages.h"
 #include "fsdp/Plan/Plan.h"
 #include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/SetVector.h"
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/Support/Format.h"
 
@@ -93,10 +95,22 @@ private:
         ++calls;
         inPlaceGrads += call.getReduceInputOf().has_value();
         countOtherAxis(call, times);
+      } else if (auto run = dyn_cast<FusedOp>(op)) {
+        countKernel(run);
       } else if (isa<ReshardOp>(op)) {
         reshards += times;
       }
     });
+  }
+
+  void countKernel(FusedOp run) {
+    auto kernel = module.lookupSymbol<KernelOp>(run.getKernel());
+    ++kernelRuns;
+    kernels.insert(kernel);
+    fusedCalls += llvm::range_size(kernel.getBody().getOps<aten::CallOp>());
+    if (DictionaryAttr code = kernel.getCodeAttr())
+      for (NamedAttribute target : code)
+        kernelTargets.insert(target.getName().getValue());
   }
 
   /// A collective that the model itself makes, over ranks of another axis.
@@ -164,6 +178,11 @@ private:
 
   void printProgram() {
     row("ATen calls", Twine(calls));
+    if (kernelRuns > 0)
+      row("kernels", Twine(kernels.size()) + " in " + Twine(kernelRuns) +
+                         " places, for " + Twine(fusedCalls) + " ATen calls" +
+                         (kernelTargets.empty() ? "" : ", machine code for ") +
+                         llvm::join(kernelTargets, ", "));
     row("gradients written in place", Twine(inPlaceGrads));
     row("all-gathers a step", gathers);
     row("reduce-scatters a step", reduces);
@@ -203,6 +222,9 @@ private:
   int64_t shardBytes = 0, trainableShard = 0, largestUnit = 0;
   Traffic gathers, reduces, allReduces;
   llvm::MapVector<StringRef, Traffic> otherAxes; ///< by name: bytes given
+  llvm::SetVector<Operation *> kernels;
+  llvm::SetVector<StringRef> kernelTargets;
+  int64_t kernelRuns = 0, fusedCalls = 0;
   int64_t calls = 0, inPlaceGrads = 0, reshards = 0;
 };
 } // namespace

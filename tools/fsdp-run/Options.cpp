@@ -2,6 +2,7 @@
 #include "Options.h"
 #include "../CommandLine.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Operators/KernelTable.h"
 
 #include <CLI/CLI.hpp>
 
@@ -189,6 +190,10 @@ private:
                  "fail if a loss, or a norm or value of the gradients, is not "
                  "finite, before anything is saved; without this flag there is "
                  "a warning");
+    app.add_flag_callback(
+        "--no-kernels", [] { setRunsKernelCode(false); },
+        "run no machine code of the plan: the calls of its kernels run one by "
+        "one, with the same bits");
     app.add_option("--profile", options.profilePath,
                    "measure every instruction and write its time in seconds "
                    "to this file: the mean over ranks of medians over the "

@@ -49,6 +49,8 @@ TEST(Fields, AreAllMembers) {
   EXPECT_EQ(countFields<Buffer>(), countMembers<Buffer>());
   EXPECT_EQ(countFields<Input>(), countMembers<Input>());
   EXPECT_EQ(countFields<Unit>(), countMembers<Unit>());
+  EXPECT_EQ(countFields<Kernel>(), countMembers<Kernel>());
+  EXPECT_EQ(countFields<KernelCode>(), countMembers<KernelCode>());
   EXPECT_EQ(countFields<Optimizer>(), countMembers<Optimizer>());
   EXPECT_EQ(countFields<LRSchedule>(), countMembers<LRSchedule>());
   EXPECT_EQ(countFields<GradScaler>(), countMembers<GradScaler>());

@@ -443,6 +443,7 @@ def FSDP_OptimizerStepOp : FSDP_Op<"optimizer_step", [HasParent<"ProgramOp">,
 }
 
 include "fsdp/Dialect/FSDPCollectiveOps.td"
+include "fsdp/Dialect/FSDPKernelOps.td"
 include "fsdp/Dialect/FSDPMicrobatchOps.td"
 include "fsdp/Dialect/FSDPPlannedOps.td"
 include "fsdp/Dialect/FSDPOffloadOps.td"

@@ -29,6 +29,8 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
       fit; a step that cannot fit is an error.
     - `stage_checkpoints`: the copies of a step's state for a checkpoint are
       instructions of the next step, and run beside its computation.
+    - `fuse`: `exact` runs chains of calls as kernels that give the same bits;
+      `none` runs each call by itself.
     - `device`: the device description that times and bytes come from: the name
       of one that fsdp-opt knows, or a YAML file.
 
@@ -36,7 +38,7 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
     fsdp.schedule {device = "h100", memory_budget = 68719476736 : i64, prefetch = "latest_safe"}
     ```
 
-    **Schedule-1**: `prefetch`, `bucket` and `memory` each have one of the
+    **Schedule-1**: `prefetch`, `bucket`, `memory` and `fuse` each have one of the
     values above; at least one reduce-scatter is in flight; the budget is
     positive, and is given if `memory` is `auto`.
   }];
@@ -46,6 +48,7 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
                        DefaultValuedAttr<StrAttr, "\"policy\"">:$memory,
                        OptionalAttr<I64Attr>:$memory_budget,
                        DefaultValuedAttr<BoolAttr, "false">:$stage_checkpoints,
+                       DefaultValuedAttr<StrAttr, "\"none\"">:$fuse,
                        DefaultValuedAttr<StrAttr, "\"cpu\"">:$device);
   let assemblyFormat = "attr-dict";
   let hasVerifier = 1;

@@ -26,6 +26,9 @@ SmallVector<Value> getWithViews(ValueRange owners);
 /// The operands that a call writes in place.
 ArrayRef<int64_t> getWrittenOperands(aten::CallOp call);
 
+/// Strides in elements; none where the program does not say them.
+std::optional<SmallVector<int64_t>> getStrides(Value value);
+
 /// Bytes of a dense tensor.
 int64_t getNumBytes(RankedTensorType type);
 

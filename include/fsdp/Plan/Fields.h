@@ -30,6 +30,7 @@ enum class Role : uint8_t {
   Unit,    ///< an index into Plan::units, and so on
   Param,
   Buffer,
+  Kernel,
   Hex,   ///< bytes, written in hex digits
   Text,  ///< for people; not empty if it is present
   Steps, ///< instructions that each have a phase

@@ -82,6 +82,7 @@ using EventId = int32_t;
 struct OperatorName {
   std::string op;
   std::string overload;
+  bool operator==(const OperatorName &) const = default;
 };
 
 // Each kind of instruction has a `verb`, its first key in the JSON form, its
@@ -103,6 +104,7 @@ struct Call : OperatorName {
   bool recompute = false;
   /// The schema, as captured, of an operator in a namespace other than aten.
   std::string schema = {};
+  bool operator==(const Call &) const = default;
 
   static constexpr const char *verb = "call";
   static constexpr const char *meaning =
@@ -119,6 +121,23 @@ struct Call : OperatorName {
                       optionalField("mutates", &Call::mutates, Role::Mutated),
                       optionalField("recompute", &Call::recompute),
                       optionalField("schema", &Call::schema));
+  }
+};
+
+/// Runs a kernel in place of its calls. Each result has a storage of its own.
+struct Fused {
+  int32_t kernel = -1;
+  std::vector<ValueId> ins;
+  std::vector<ValueId> outs;
+
+  static constexpr const char *verb = "fused";
+  static constexpr const char *meaning =
+      "runs the entry of `kernels` that it names, on `ins`, its operands; each "
+      "of `outs`, its results, has a storage of its own";
+  static constexpr auto fields() {
+    return std::tuple(field(verb, &Fused::kernel, Role::Kernel),
+                      field("ins", &Fused::ins, Role::Operand),
+                      field("outs", &Fused::outs, Role::Result));
   }
 };
 
@@ -491,8 +510,8 @@ struct WriteBuffer {
 
 /// All kinds, in the order of docs/plan-format.md.
 using Kind =
-    std::variant<Call, ReadBuffer, ReadParam, Constant, AllGather, Reshard,
-                 ReduceScatter, AllReduce, CopyToDevice, CopyToHost,
+    std::variant<Call, Fused, ReadBuffer, ReadParam, Constant, AllGather,
+                 Reshard, ReduceScatter, AllReduce, CopyToDevice, CopyToHost,
                  OffloadActivation, ReloadActivation, Accumulate, LossScale,
                  Unscale, ClipGradNorm, StageState, OptimizerStep, Wait,
                  WriteParam, WriteBuffer>;

@@ -49,12 +49,67 @@ struct Value : TensorSpec {
   int64_t offset = -1;
   /// Of a call's result: the strides that its operator is expected to return.
   Strides strides = {};
+  bool operator==(const Value &) const = default;
 
   static constexpr auto fields() {
     return std::tuple(field("", asBase<TensorSpec>),
                       optionalField("storage", &Value::storage),
                       optionalField("offset", &Value::offset).atLeast(0),
                       optionalField("strides", &Value::strides).atLeast(0));
+  }
+};
+
+/// The machine code of a kernel for one kind of processor.
+struct KernelCode {
+  /// "x86-64-v3" or "x86-64-v4": what the processor must have.
+  std::string target;
+  /// Position-independent code and constants, which refer to nothing outside.
+  std::string image;
+  /// The byte of the image where the function begins (KernelAbi.h).
+  int64_t entry = 0;
+  /// XXH3-128 of the image, as of files.
+  std::string hash;
+  /// Functions of LibTorch that it calls: "Sleef_expf16_u10" and the like.
+  std::vector<std::string> imports = {};
+  bool operator==(const KernelCode &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(field("target", &KernelCode::target),
+                      field("image", &KernelCode::image, Role::Hex),
+                      field("entry", &KernelCode::entry).atLeast(0),
+                      field("hash", &KernelCode::hash),
+                      optionalField("imports", &KernelCode::imports));
+  }
+};
+
+/// Calls that run as one. The calls say what is computed; the code, where the
+/// processor has what it needs, gives the same bits in one pass over memory.
+struct Kernel {
+  std::string name;
+  /// The values of the calls, the operands first. The strides of an operand are
+  /// those for which the code was made.
+  std::vector<Value> values;
+  int64_t operands = 0;
+  std::vector<Call> calls;
+  std::vector<ValueId> results;
+  /// How often the function's loop runs: its range is [0, trips).
+  int64_t trips = 0;
+  /// The code has the calls' bits only where ATen too would not divide the
+  /// elements among threads: it computes what is left of a thread's part
+  /// otherwise.
+  bool whole = false;
+  /// Empty: the calls run one by one.
+  std::vector<KernelCode> code = {};
+  bool operator==(const Kernel &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(
+        field("name", &Kernel::name), field("values", &Kernel::values),
+        field("operands", &Kernel::operands).atLeast(0),
+        field("calls", &Kernel::calls), field("results", &Kernel::results),
+        field("trips", &Kernel::trips).atLeast(0),
+        optionalField("whole", &Kernel::whole),
+        optionalField("code", &Kernel::code));
   }
 };
 
@@ -320,6 +375,8 @@ struct Plan {
   std::vector<Buffer> buffers;
   std::vector<Input> inputs;
   std::vector<Unit> units;
+  /// What `fused` instructions run.
+  std::vector<Kernel> kernels;
   /// How the model initialises itself where there are no weights: calls,
   /// constants, and a write of every parameter and buffer. Empty if the model
   /// was captured without. Its values end with it.
@@ -367,7 +424,8 @@ struct Plan {
         optionalField("memory_budget", &Plan::memoryBudget).atLeast(1),
         field("params", &Plan::params), field("buffers", &Plan::buffers),
         field("inputs", &Plan::inputs), field("units", &Plan::units),
-        field("init", &Plan::init), field("evaluation", &Plan::evaluation),
+        optionalField("kernels", &Plan::kernels), field("init", &Plan::init),
+        field("evaluation", &Plan::evaluation),
         field("evaluation_loss", &Plan::evaluationLoss),
         field("instructions", &Plan::instructions, Role::Steps),
         field("loss", &Plan::loss));

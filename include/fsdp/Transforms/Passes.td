@@ -520,6 +520,27 @@ def StageCheckpoints
   }];
 }
 
+def FuseCalls : LevelPass<"fsdp-fuse-calls", "Scheduled", "Scheduled"> {
+  let summary = "Run chains of calls as one kernel each";
+  let description = [{
+    If the schedule does not say `fuse = "exact"`, or the step was captured for
+    another device than a CPU, the pass changes nothing. Otherwise it outlines
+    chains of element-wise calls into an `fsdp.kernel` each, and an `fsdp.fused`
+    takes their place where the last of them stood. Equal chains, as those of
+    equal layers, share one kernel.
+
+    A chain consists of calls with results of one shape, whose kernels of ATen
+    round each element in one way that code can follow
+    ([fusion.md](fusion.md) lists them). It does not reach across a collective,
+    its wait, or any op other than an `aten.call`. A call joins a chain if one of
+    its operands comes from there, and if nothing between needs what the chain
+    makes or writes what it reads.
+
+    Remarks of category `fsdp-fuse` say what each kernel saves, and why a chain
+    ends where it does.
+  }];
+}
+
 //===----------------------------------------------------------------------===//
 // Lower: scheduled level -> lowered level -> planned level
 //===----------------------------------------------------------------------===//
@@ -580,6 +601,25 @@ def InsertBuffers
 
     Before: streams and events are assigned. After: P34 holds.
   }];
+}
+
+def CompileKernels
+    : LevelPass<"fsdp-compile-kernels", "Lowered", "Lowered"> {
+  let summary = "Compile kernels to machine code";
+  let description = [{
+    Each `fsdp.kernel` gets `trips` and `code`: for every target, `image` in hex
+    digits, which is position-independent and refers to nothing outside, and
+    `entry`, the byte where its function begins
+    ([KernelAbi.h](../include/fsdp/Plan/KernelAbi.h)). A row-major walk over the
+    elements is vectorised along the innermost dimension; each element is rounded
+    as the calls round it. With `print`, the pass writes the MLIR of each kernel,
+    before it is lowered to LLVM, to the standard error.
+  }];
+  let options = [
+    ListOption<"targets", "targets", "std::string",
+               "Processors to compile for (default: x86-64-v3, x86-64-v4)">,
+    Option<"print", "print", "bool", "false", "Write the kernels' MLIR">
+  ];
 }
 
 def PlaceStorages

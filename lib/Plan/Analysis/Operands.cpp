@@ -74,6 +74,8 @@ std::string titleOf(const Plan &plan, const Instruction &instruction) {
       [&]<typename KindT>(const KindT &kind) -> std::string {
         if constexpr (std::is_same_v<KindT, Call>)
           return kind.op;
+        else if constexpr (std::is_same_v<KindT, Fused>)
+          return "fused " + plan.kernels[size_t(kind.kernel)].name;
         else if constexpr (requires { kind.unit; })
           return std::string(kind.verb) + ' ' +
                  plan.units[size_t(kind.unit)].name;

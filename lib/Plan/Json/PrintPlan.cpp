@@ -167,6 +167,7 @@ void Printer::fields(const StructT &value, bool &isFirst) {
         return fields(member, isFirst);
     if constexpr (requires {
                     requires HasFields<typename Member::value_type>;
+                    member.has_value();
                   } && FieldT::isOptional)
       if (field.isInlined())
         return fields(*member, isFirst);

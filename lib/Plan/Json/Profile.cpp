@@ -64,6 +64,15 @@ struct Signature {
       text += ' ' + (out < 0 ? "-" : specText(plan.values[out]));
     return text;
   }
+  std::string operator()(const Fused &fused) const {
+    std::string text = titleOf(plan, instruction);
+    for (ValueId in : fused.ins)
+      text += ' ' + specText(plan.values[in]);
+    text += " ->";
+    for (ValueId out : fused.outs)
+      text += ' ' + specText(plan.values[out]);
+    return text;
+  }
   /// On CPU ranks the work of a reduction is done here.
   std::string operator()(const Wait &) const {
     std::string text = "wait";

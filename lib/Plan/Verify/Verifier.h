@@ -119,6 +119,8 @@ private:
   void verifyNames() const;
   void verifySharding(const Param &param) const;
   void verifyUnits() const;
+  /// P42 of a kernel.
+  void verifyKernel(const Kernel &kernel) const;
   void verifyInputs() const;
   void verifyOptimizer();
   void verifyHyperparameters(const Optimizer &of) const;
@@ -140,6 +142,7 @@ private:
 
   // What each kind asks of its operands and results, besides.
   void visit(const Call &call);
+  void visit(const Fused &fused);
   void visit(const ReadBuffer &read);
   void visit(const Constant &constant);
   void visit(const AllGather &gather);

@@ -341,6 +341,8 @@ void Verifier::verifyFields(const Instruction &instruction) const {
               checkEach(member, plan.params, "a parameter");
             else if (field.role == Role::Buffer)
               checkEach(member, plan.buffers, "a buffer");
+            else if (field.role == Role::Kernel)
+              checkEach(member, plan.kernels, "a kernel");
           }
         });
         if constexpr (requires { kind.params.size(); })
@@ -410,6 +412,7 @@ void Verifier::verifyEvaluation() {
     where = "evaluation[" + std::to_string(i) + "]: ";
     const auto *call = std::get_if<Call>(&instruction.kind);
     bool allowed = (call && call->reduceInputOf == -1) ||
+                   std::holds_alternative<Fused>(instruction.kind) ||
                    std::holds_alternative<Constant>(instruction.kind) ||
                    std::holds_alternative<ReadBuffer>(instruction.kind) ||
                    std::holds_alternative<ReadParam>(instruction.kind) ||
@@ -420,9 +423,10 @@ void Verifier::verifyEvaluation() {
     else if (const auto *reshard = std::get_if<Reshard>(&instruction.kind))
       allowed = reshard->keep == 0;
     if (!allowed || instruction.when != When::Every)
-      fail("P17",
-           "expected a call, constant, read, all_gather, reshard or wait in "
-           "the evaluation, for the whole axis and every microbatch");
+      fail(
+          "P17",
+          "expected a call, fused, constant, read, all_gather, reshard or wait "
+          "in the evaluation, for the whole axis and every microbatch");
     verifyInstruction(instruction, plan.evaluationLoss);
   }
   where = "evaluation: ";

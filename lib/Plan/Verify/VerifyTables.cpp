@@ -63,6 +63,8 @@ void Verifier::verifyTables() {
   }
   verifyUnits();
   verifyInputs();
+  for (const Kernel &kernel : plan.kernels)
+    verifyKernel(kernel);
 }
 
 void Verifier::verifyNames() const {

@@ -21,7 +21,7 @@ Interpreter::Interpreter(const plan::Plan &plan, Comm &comm, Device &device,
                          std::vector<at::Tensor> buffers)
     : values(plan.values.size()), plan(plan), comm(comm), device(device),
       buffers(std::move(buffers)), host(plan, device),
-      gathered(plan.units.size()) {
+      kernels(plan, device.where()), gathered(plan.units.size()) {
   c10::InferenceMode guard;
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler, device.where());
@@ -231,7 +231,8 @@ void Interpreter::annotateOperands(const plan::Instruction &instruction) const {
 
 void Interpreter::annotateResults(const plan::Instruction &instruction) const {
   if constexpr (kThreadSanitizer)
-    if (std::holds_alternative<plan::Call>(instruction.kind))
+    if (std::holds_alternative<plan::Call>(instruction.kind) ||
+        std::holds_alternative<plan::Fused>(instruction.kind))
       for (plan::ValueId value : plan::getResults(instruction))
         if (plan.values[value].storage == -1)
           annotateWrite(values[value]);
@@ -246,6 +247,9 @@ Interpreter::Wait Interpreter::execute(const plan::Instruction &instruction,
     plan::ValueId buffer;
     Wait begun = {};
     void operator()(const plan::Call &call) { e.run(calls, call, index); }
+    void operator()(const plan::Fused &fused) {
+      e.kernels.run(fused, e.values);
+    }
     void operator()(const plan::ReadBuffer &read) {
       e.values[read.out] = e.buffers[read.buffer];
     }

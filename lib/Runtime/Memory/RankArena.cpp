@@ -358,9 +358,11 @@ void RankArena::settle(std::vector<at::Tensor> &values) {
 }
 
 bool RankArena::isCall(Site site) const {
-  return site < stepInputs() &&
-         std::holds_alternative<plan::Call>(
-             plan::instructionAt(plan, positionOf(site)).kind);
+  if (site >= stepInputs())
+    return false;
+  const plan::Kind &kind = plan::instructionAt(plan, positionOf(site)).kind;
+  return std::holds_alternative<plan::Call>(kind) ||
+         std::holds_alternative<plan::Fused>(kind);
 }
 
 void RankArena::move(const at::Tensor &tensor, std::byte *from) {

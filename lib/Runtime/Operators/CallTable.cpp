@@ -38,6 +38,8 @@ std::string describeInstruction(const plan::Plan &plan,
         std::string verb = kind.verb;
         if constexpr (std::is_same_v<KindT, plan::Call>)
           return kind.op + (kind.recompute ? ", recomputed," : "");
+        else if constexpr (std::is_same_v<KindT, plan::Fused>)
+          return "kernel \"" + plan.kernels[kind.kernel].name + "\"";
         else if constexpr (requires { kind.unit; })
           return verb + " of unit \"" + plan.units[kind.unit].name + "\"";
         else if constexpr (requires { kind.param; })
@@ -48,8 +50,9 @@ std::string describeInstruction(const plan::Plan &plan,
           return verb;
       },
       instruction.kind);
-  if (instruction.module < 0 ||
-      !std::holds_alternative<plan::Call>(instruction.kind))
+  bool computes = std::holds_alternative<plan::Call>(instruction.kind) ||
+                  std::holds_alternative<plan::Fused>(instruction.kind);
+  if (instruction.module < 0 || !computes)
     return text;
   const std::string &module = plan.modules[instruction.module];
   text += " in module \"" + module + "\"";

@@ -170,6 +170,14 @@ c10::OperatorHandle findOperator(const plan::Call &call) {
 }
 
 void checkOperators(const plan::Plan &plan, const std::string &path) {
+  for (const plan::Kernel &kernel : plan.kernels)
+    for (const plan::Call &call : kernel.calls)
+      try {
+        findOperator(call);
+      } catch (const InputError &error) {
+        throw InputError(path + ": kernel \"" + kernel.name + "\": " + call.op +
+                         ": " + error.what());
+      }
   for (const auto *program : {&plan.init, &plan.evaluation, &plan.instructions})
     for (size_t i = 0; i < program->size(); ++i) {
       const auto *call = std::get_if<plan::Call>(&(*program)[i].kind);

@@ -392,6 +392,18 @@ template <> LogicalResult PlanEmitter::emitOp(aten::CallOp call) {
   return append(call, std::move(kind));
 }
 
+template <> LogicalResult PlanEmitter::emitOp(FusedOp fused) {
+  plan::Fused kind;
+  kind.kernel = find(kernelIndex, fused.getKernelAttr().getAttr());
+  kind.ins = use(fused.getOperands());
+  if (failed(define(fused.getResults(), kind.outs)) || isIncomplete)
+    return failure();
+  const plan::Kernel &kernel = result.kernels[size_t(kind.kernel)];
+  for (auto [out, value] : llvm::zip(kind.outs, kernel.results))
+    result.values[size_t(out)].strides = kernel.values[size_t(value)].strides;
+  return append(fused, std::move(kind));
+}
+
 LogicalResult PlanEmitter::emitArg(aten::CallOp call, Attribute attr,
                                    unsigned &next, plan::Arg &arg) {
   if (isa<UnitAttr>(attr)) {
@@ -435,7 +447,7 @@ LogicalResult PlanEmitter::emit(Operation *op) {
             FreeOp, PhaseOp, NoGradientOp, ReturnOp, MicrobatchesOp, YieldOp,
             AccumulateOp, LossScaleOp, UnscaleOp, ClipGradNormOp,
             OptimizerStepOp, CopyToDeviceOp, CopyToHostOp, StageStateOp,
-            OffloadActivationOp, ReloadActivationOp, aten::CallOp>(
+            OffloadActivationOp, ReloadActivationOp, FusedOp, aten::CallOp>(
           [&](auto op) { return emitOp(op); })
       .Default([](Operation *other) {
         return other->emitOpError(

@@ -67,6 +67,9 @@ LogicalResult PlanEmitter::emitDeclarations() {
   for (auto buffer : module.getOps<BufferOp>())
     if (failed(emitBuffer(buffer)))
       return failure();
+  for (auto kernel : module.getOps<KernelOp>())
+    if (failed(emitKernel(kernel)))
+      return failure();
   emitTrainingPolicy(module, result);
   result.arena = getArena(arenaAttrName);
   result.hostArena = getArena(hostArenaAttrName);

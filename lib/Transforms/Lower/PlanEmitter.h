@@ -28,6 +28,9 @@ private:
   LogicalResult emitMesh();
   LogicalResult emitParam(ParamOp param);
   LogicalResult emitBuffer(BufferOp buffer);
+  LogicalResult emitKernel(KernelOp kernel);
+  LogicalResult emitCode(KernelOp kernel, NamedAttribute target,
+                         ::fsdp::plan::Kernel &entry);
   std::optional<::fsdp::plan::Arena> getArena(StringRef name);
   LogicalResult emitInputs();
   LogicalResult emitPrograms();
@@ -132,7 +135,8 @@ private:
   Operation *current = nullptr;
   bool isIncomplete = false;
   llvm::DenseMap<Value, ::fsdp::plan::ValueId> valueIds;
-  llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex;
+  llvm::DenseMap<StringAttr, int32_t> unitIndex, paramIndex, bufferIndex,
+      kernelIndex;
   /// The loop of the program being emitted, and its gathers of the first
   /// microbatch, by unit.
   MicrobatchesOp loop;

@@ -124,22 +124,6 @@ bool isElementwise(CallOp call) {
                             call.getCallee());
 }
 
-/// Strides in elements; none where the program does not say them.
-std::optional<SmallVector<int64_t>> getStrides(Value value) {
-  auto type = cast<RankedTensorType>(value.getType());
-  if (auto call = value.getDefiningOp<CallOp>()) {
-    if (std::optional<ArrayAttr> strides = call.getStrides()) {
-      auto list = cast<DenseI64ArrayAttr>(
-          (*strides)[cast<OpResult>(value).getResultNumber()]);
-      if (!list.empty())
-        return llvm::to_vector(list.asArrayRef());
-    }
-  } else if (!value.getDefiningOp<ReadOp>()) {
-    return std::nullopt;
-  }
-  return computeStrides(type.getShape());
-}
-
 bool isRowMajor(Value value) {
   std::optional<SmallVector<int64_t>> strides = getStrides(value);
   return strides &&

@@ -13,6 +13,7 @@
 #include "fsdp/Runtime/Devices/Streams.h"
 #include "fsdp/Runtime/Memory/HostStore.h"
 #include "fsdp/Runtime/Operators/CallTable.h"
+#include "fsdp/Runtime/Operators/KernelTable.h"
 #include "fsdp/Runtime/Optimizer/GradScaler.h"
 #include "fsdp/Runtime/Optimizer/ShardedOptimizer.h"
 
@@ -138,6 +139,7 @@ private:
   Device &device;
   std::vector<at::Tensor> buffers;
   HostStore host;
+  KernelTable kernels;
   std::unique_ptr<ShardedOptimizer> optimizer;
   std::optional<GradScaler> scaler;
   bool publishes = true;

@@ -1,0 +1,67 @@
+//===- Elements.h - what element-wise calls compute -----------------------===//
+//
+// One table says which calls can be in a kernel, and how each element of their
+// result is rounded: as ATen's CPU kernels do since torch 2.11, with the
+// multiply-adds that its compiler contracts written out.
+//
+//===----------------------------------------------------------------------===//
+#ifndef FSDP_CODEGEN_ELEMENTS_H
+#define FSDP_CODEGEN_ELEMENTS_H
+
+#include "fsdp/Dialect/Aten.h"
+#include "mlir/IR/ImplicitLocOpBuilder.h"
+
+namespace mlir::fsdp {
+
+/// Builds operations on `width` elements at once; on numbers if it is 1.
+///
+/// Elements are f32, f64 or i1. Those of bf16 are f32 that have been rounded to
+/// bf16.
+class ElementBuilder {
+public:
+  /// Calls the function of that name on elements of type f32.
+  using CallImport = llvm::function_ref<Value(StringRef name, Value elements)>;
+
+  ElementBuilder(ImplicitLocOpBuilder &b, int64_t width,
+                 CallImport callImport = nullptr)
+      : b(b), width(width), callImport(callImport) {}
+
+  /// `element`, or a vector of it.
+  Type getType(Type element) const;
+  /// The type in which elements of a tensor are held.
+  static Type getHeldType(Type element);
+
+  Value constant(Type element, double value);
+  Value splat(Value number);
+  Value roundToBF16(Value f32);
+  /// Sleef's function with an error of up to 1 ulp, as "exp"; `width` is 8 or
+  /// 16.
+  Value callSleef(StringRef function, Value f32);
+
+  ImplicitLocOpBuilder &b;
+  const int64_t width;
+
+private:
+  CallImport callImport;
+};
+
+/// What `call` computes from elements of its tensor operands and numbers, in
+/// the order of its arguments.
+using ElementFunction = Value (*)(ElementBuilder &to, aten::CallOp call,
+                                  ValueRange elements);
+
+/// Null if the call cannot be in a kernel.
+ElementFunction findElementFunction(aten::CallOp call);
+
+/// Whether ATen computes the elements that fill its vectors in another way than
+/// those that are left. Such a call can be in a kernel if none are left, and if
+/// its operands and its result are laid out alike.
+bool needsFullVectors(aten::CallOp call);
+
+/// The element of the call's result, rounded to its dtype. `elements` are those
+/// of its operands.
+Value buildElement(ElementBuilder &to, aten::CallOp call, ValueRange elements);
+
+} // namespace mlir::fsdp
+
+#endif // FSDP_CODEGEN_ELEMENTS_H

@@ -1,0 +1,223 @@
+//===- KernelTable.cpp - the kernels of a plan, ready to run --------------===//
+#include "fsdp/Runtime/Operators/KernelTable.h"
+#include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Memory/Layout.h"
+#include "fsdp/Runtime/Operators/CallTable.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/Version.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace fsdp::runtime {
+
+//===----------------------------------------------------------------------===//
+// Code
+//===----------------------------------------------------------------------===//
+
+// Of LibTorch, which may be one without them.
+#define FSDP_IMPORTS(X)                                                        \
+  X(Sleef_expf8_u10)                                                           \
+  X(Sleef_expf16_u10)                                                          \
+  X(Sleef_tanhf8_u10)                                                          \
+  X(Sleef_tanhf16_u10)
+#define FSDP_DECLARE(name) extern "C" void name() __attribute__((weak));
+FSDP_IMPORTS(FSDP_DECLARE)
+#undef FSDP_DECLARE
+
+/// Null if there is none of this name.
+static void *findImport(const std::string &name) {
+#define FSDP_FIND(function)                                                    \
+  if (name == #function)                                                       \
+    return reinterpret_cast<void *>(&function);
+  FSDP_IMPORTS(FSDP_FIND)
+#undef FSDP_FIND
+  return nullptr;
+}
+
+KernelImages::KernelImages(const std::vector<plan::Kernel> &kernels,
+                           const std::string &target)
+    : functions(kernels.size()) {
+  std::vector<size_t> offsets(kernels.size());
+  std::vector<const plan::KernelCode *> codes(kernels.size(), nullptr);
+  for (size_t i = 0; i < kernels.size(); ++i)
+    for (const plan::KernelCode &code : kernels[i].code)
+      if (code.target == target) {
+        codes[i] = &code;
+        offsets[i] = bytes;
+        bytes += plan::alignTo(code.image.size(), size_t(plan::kTensorAlign));
+      }
+  if (bytes == 0)
+    return;
+  bytes = plan::alignTo(bytes, size_t(sysconf(_SC_PAGESIZE)));
+  auto fail = [](const char *what) {
+    throw RunError("the code of the plan's kernels: " + std::string(what) +
+                   ": " + std::generic_category().message(errno));
+  };
+  memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    fail("mmap");
+  auto *base = static_cast<char *>(memory);
+  for (size_t i = 0; i < kernels.size(); ++i)
+    if (codes[i])
+      std::memcpy(base + offsets[i], codes[i]->image.data(),
+                  codes[i]->image.size());
+  if (mprotect(memory, bytes, PROT_READ | PROT_EXEC) != 0) {
+    int error = errno;
+    munmap(memory, bytes);
+    errno = error;
+    fail("mprotect");
+  }
+  for (size_t i = 0; i < kernels.size(); ++i)
+    if (codes[i]) {
+      Function &function = functions[i];
+      bool isComplete = true;
+      for (const std::string &name : codes[i]->imports) {
+        function.imports.push_back(findImport(name));
+        isComplete &= function.imports.back() != nullptr;
+      }
+      if (isComplete)
+        function.run = reinterpret_cast<plan::KernelFunction>(
+            base + offsets[i] + codes[i]->entry);
+    }
+}
+
+KernelImages::~KernelImages() {
+  if (memory)
+    munmap(memory, bytes);
+}
+
+std::string kernelTarget() {
+#if defined(__x86_64__)
+  // ATen's kernels for AVX2 and AVX-512 are those with fused multiply-adds,
+  // which the code of plans has too.
+  std::string capability = at::get_cpu_capability();
+  if (capability == "AVX512" && __builtin_cpu_supports("x86-64-v4"))
+    return "x86-64-v4";
+  if ((capability == "AVX512" || capability == "AVX2") &&
+      __builtin_cpu_supports("x86-64-v3"))
+    return "x86-64-v3";
+#endif
+  return "";
+}
+
+static std::atomic<bool> runsCode = true;
+
+void setRunsKernelCode(bool value) { runsCode = value; }
+bool runsKernelCode() { return runsCode; }
+
+//===----------------------------------------------------------------------===//
+// Kernels
+//===----------------------------------------------------------------------===//
+
+/// A kernel, and its calls as a program of their own.
+struct KernelTable::Entry {
+  Entry(const plan::Kernel &kernel, c10::Device device) : kernel(kernel) {
+    calls.values = kernel.values;
+    for (const plan::Call &call : kernel.calls)
+      calls.instructions.emplace_back().kind = call;
+    try {
+      table = std::make_unique<CallTable>(calls, calls.instructions, device);
+    } catch (const InputError &error) {
+      throw InputError("kernel \"" + kernel.name + "\": " + error.what());
+    }
+  }
+
+  const plan::Kernel &kernel;
+  plan::Plan calls;
+  std::unique_ptr<CallTable> table;
+  KernelImages::Function function;
+};
+
+KernelTable::KernelTable(const plan::Plan &plan, c10::Device device)
+    : plan(plan), device(device) {
+  for (const plan::Kernel &kernel : plan.kernels)
+    entries.push_back(std::make_unique<Entry>(kernel, device));
+  if (!device.is_cpu() || !runsKernelCode())
+    return;
+  images = std::make_unique<KernelImages>(plan.kernels, kernelTarget());
+  for (size_t i = 0; i < entries.size(); ++i)
+    entries[i]->function = images->find(i);
+}
+
+KernelTable::~KernelTable() = default;
+
+int64_t KernelTable::compiled() const {
+  return std::count_if(entries.begin(), entries.end(),
+                       [](const auto &entry) { return entry->function.run; });
+}
+
+static bool isLaidOut(const at::Tensor &tensor, const plan::Value &as) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided ||
+      tensor.scalar_type() != scalarType(as.dtype) ||
+      tensor.sizes() != as.shape || tensor.is_conj() || tensor.is_neg())
+    return false;
+  plan::Strides strides = plan::fullStrides(as.shape, as.strides);
+  for (size_t i = 0; i < strides.size(); ++i)
+    if (as.shape[i] > 1 && tensor.stride(int64_t(i)) != strides[i])
+      return false;
+  return true;
+}
+
+bool KernelTable::runCode(const Entry &entry, const plan::Fused &fused,
+                          std::vector<at::Tensor> &values) const {
+  if (!entry.function.run)
+    return false;
+  const plan::Value &first = plan.values[fused.outs.front()];
+  int64_t elements = first.numElements();
+  bool divides =
+      elements >= at::internal::GRAIN_SIZE && at::get_num_threads() > 1;
+  if (entry.kernel.whole && divides)
+    return false;
+  std::vector<void *> tensors;
+  tensors.reserve(fused.ins.size() + fused.outs.size());
+  for (size_t i = 0; i < fused.ins.size(); ++i) {
+    const at::Tensor &in = values[fused.ins[i]];
+    if (!isLaidOut(in, entry.kernel.values[i]))
+      return false;
+    tensors.push_back(const_cast<void *>(in.const_data_ptr()));
+  }
+  for (plan::ValueId out : fused.outs) {
+    const plan::Value &spec = plan.values[out];
+    values[out] = at::empty_strided(
+        spec.shape, plan::fullStrides(spec.shape, spec.strides),
+        at::dtype(scalarType(spec.dtype)).device(device));
+    tensors.push_back(values[out].mutable_data_ptr());
+  }
+  // As many elements a thread at least as ATen's kernels take.
+  int64_t trips = entry.kernel.trips;
+  int64_t grain =
+      std::max<int64_t>(1, at::internal::GRAIN_SIZE * trips / elements);
+  at::parallel_for(0, trips, grain, [&](int64_t begin, int64_t end) {
+    entry.function.run(tensors.data(), entry.function.imports.data(), begin,
+                       end);
+  });
+  return true;
+}
+
+void KernelTable::run(const plan::Fused &fused,
+                      std::vector<at::Tensor> &values) {
+  Entry &entry = *entries[size_t(fused.kernel)];
+  for (plan::ValueId out : fused.outs)
+    values[out].reset();
+  if (runCode(entry, fused, values))
+    return;
+  std::vector<at::Tensor> own(entry.kernel.values.size());
+  for (size_t i = 0; i < fused.ins.size(); ++i)
+    own[i] = values[fused.ins[i]];
+  for (size_t i = 0; i < entry.kernel.calls.size(); ++i)
+    entry.table->run(i, entry.kernel.calls[i], own);
+  for (size_t i = 0; i < fused.outs.size(); ++i)
+    values[fused.outs[i]] = own[size_t(entry.kernel.results[i])];
+}
+
+} // namespace fsdp::runtime

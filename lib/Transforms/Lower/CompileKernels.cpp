@@ -1,0 +1,70 @@
+//===- CompileKernels.cpp - kernels as machine code -----------------------===//
+#include "fsdp/Codegen/Kernels.h"
+#include "fsdp/Transforms/Passes.h"
+
+#include "llvm/ADT/StringExtras.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_COMPILEKERNELS
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+
+namespace {
+struct CompileKernels : mlir::fsdp::impl::CompileKernelsBase<CompileKernels> {
+  using CompileKernelsBase::CompileKernelsBase;
+
+  void getDependentDialects(DialectRegistry &registry) const override {
+    CompileKernelsBase::getDependentDialects(registry);
+    registerKernelDialects(registry);
+  }
+
+  void runOnModule() override {
+    for (const std::string &name : targets)
+      if (llvm::none_of(getKernelTargets(), [&](const KernelTarget &target) {
+            return target.name == name;
+          })) {
+        getOperation().emitError("fsdp-compile-kernels: expected x86-64-v3 or "
+                                 "x86-64-v4 as a target, got: ")
+            << name;
+        return signalPassFailure();
+      }
+    for (auto kernel : getOperation().getOps<KernelOp>())
+      if (failed(compile(kernel)))
+        return signalPassFailure();
+  }
+
+private:
+  LogicalResult compile(KernelOp kernel) {
+    Builder builder(kernel.getContext());
+    SmallVector<NamedAttribute> code;
+    for (const KernelTarget &target : getKernelTargets()) {
+      if (!targets.empty() && !llvm::is_contained(targets, target.name))
+        continue;
+      LoweredKernel lowered = lowerKernel(kernel, target.width);
+      kernel.setTrips(lowered.trips);
+      if (print)
+        llvm::errs() << "// " << target.name << "\n" << *lowered.module;
+      SmallVector<StringRef> imports(lowered.imports.begin(),
+                                     lowered.imports.end());
+      Attribute names = builder.getStrArrayAttr(imports);
+      auto machine = compileKernel(std::move(lowered), target);
+      if (failed(machine))
+        return failure();
+      code.emplace_back(
+          target.name,
+          builder.getDictionaryAttr(
+              {builder.getNamedAttr("entry",
+                                    builder.getI64IntegerAttr(machine->entry)),
+               builder.getNamedAttr("image",
+                                    builder.getStringAttr(llvm::toHex(
+                                        machine->image, /*LowerCase=*/true))),
+               builder.getNamedAttr("imports", names)}));
+    }
+    kernel.setCodeAttr(builder.getDictionaryAttr(code));
+    return success();
+  }
+};
+} // namespace

@@ -1,0 +1,346 @@
+//===- FuseCalls.cpp - chains of calls as one kernel ----------------------===//
+#include "fsdp/Codegen/Elements.h"
+#include "fsdp/Codegen/Kernels.h"
+#include "fsdp/Dialect/Storages.h"
+#include "fsdp/Plan/Tensors.h"
+#include "fsdp/Simulate/Format.h"
+#include "fsdp/Transforms/Passes.h"
+#include "fsdp/Transforms/Schedule.h"
+#include "fsdp/Transforms/StepProgram.h"
+
+#include "mlir/Dialect/Utils/IndexingUtils.h"
+#include "mlir/IR/IRMapping.h"
+#include "mlir/IR/Remarks.h"
+#include "llvm/ADT/SetVector.h"
+#include "llvm/ADT/StringMap.h"
+
+namespace mlir::fsdp {
+#define GEN_PASS_DEF_FUSECALLS
+#include "fsdp/Transforms/Passes.h.inc"
+} // namespace mlir::fsdp
+
+using namespace mlir;
+using namespace mlir::fsdp;
+using aten::CallOp;
+using ::fsdp::simulate::formatBytes;
+
+namespace {
+
+/// What a kernel computes at most, so that its values fit into registers.
+constexpr size_t kMaxCalls = 32;
+
+RankedTensorType getResultType(CallOp call) {
+  return cast<RankedTensorType>(call.getResult(0).getType());
+}
+
+/// The strides of a value, as far as the program says; the runtime runs the
+/// calls one by one where a tensor has others.
+SmallVector<int64_t> getLayout(Value value) {
+  auto type = cast<RankedTensorType>(value.getType());
+  if (std::optional<SmallVector<int64_t>> strides = getStrides(value))
+    return *strides;
+  DenseI64ArrayAttr given;
+  if (auto read = value.getDefiningOp<ReadBufferOp>()) {
+    given = SymbolTable::lookupNearestSymbolFrom<BufferOp>(read,
+                                                           read.getBufferAttr())
+                .getStridesAttr();
+  } else if (auto argument = dyn_cast<BlockArgument>(value)) {
+    unsigned index = argument.getArgNumber();
+    Operation *parent = argument.getOwner()->getParentOp();
+    if (auto loop = dyn_cast<MicrobatchesOp>(parent);
+        loop && index < loop.getInputs().size())
+      return getLayout(loop.getInputs()[index]);
+    if (auto program = dyn_cast<ProgramOp>(parent))
+      given = program.getArgAttrOfType<DenseI64ArrayAttr>(index,
+                                                          inputStridesAttrName);
+  }
+  if (given && !given.empty())
+    return llvm::to_vector(given.asArrayRef());
+  return computeStrides(type.getShape());
+}
+
+/// Whether a reduction takes the value, which its operator then writes where
+/// the reduction reads it.
+bool isReduced(Value value) {
+  return llvm::any_of(getWithViews(value), [](Value view) {
+    return llvm::any_of(view.getUsers(), llvm::IsaPred<ReduceScatterOp>);
+  });
+}
+
+/// The chains of one block.
+class Chains {
+public:
+  explicit Chains(Block &body) : storages(body) {
+    int64_t segment = 0;
+    for (Operation &op : body) {
+      auto call = dyn_cast<CallOp>(op);
+      if (!call) {
+        ++segment;
+        continue;
+      }
+      if (!canJoin(call))
+        continue;
+      segmentOf[call] = segment;
+      chainOf[call] = chains.size();
+      chains.push_back({call});
+      for (Value operand : llvm::SmallVector<Value>(call.getOperands()))
+        if (auto maker = operand.getDefiningOp<CallOp>())
+          if (auto found = segmentOf.find(maker);
+              found != segmentOf.end() && found->second == segment)
+            join(chainOf[maker], call);
+    }
+  }
+
+  /// Those of more than one call, in the order of the program.
+  SmallVector<SmallVector<CallOp>> take() {
+    llvm::erase_if(chains, [](const auto &chain) { return chain.size() < 2; });
+    return std::move(chains);
+  }
+
+private:
+  static bool canJoin(CallOp call) {
+    if (!findElementFunction(call) || call.getReduceInputOf() ||
+        isReduced(call.getResult(0)))
+      return false;
+    RankedTensorType type = getResultType(call);
+    if (!type.hasStaticShape() || type.getNumElements() < 2)
+      return false;
+    SmallVector<int64_t> layout = getLayout(call.getResult(0));
+    if (!::fsdp::plan::areDense(type.getShape().vec(),
+                                {layout.begin(), layout.end()}) ||
+        llvm::is_contained(layout, 0))
+      return false;
+    SmallVector<size_t> walk = getWalk(type.getShape(), layout);
+    return llvm::all_of(call.getOperands(), [&](Value operand) {
+      auto own = cast<RankedTensorType>(operand.getType());
+      if (!own.hasStaticShape() || own.getRank() > type.getRank())
+        return false;
+      SmallVector<int64_t> over =
+          getStridesOver(type.getShape(), own, getLayout(operand));
+      return int64_t(over.size()) == type.getRank() && areReadable(walk, over);
+    });
+  }
+
+  /// Adds chain `index` to that of `call`, the last call of all, if the calls
+  /// can run where `call` stands.
+  void join(size_t index, CallOp call) {
+    size_t to = chainOf[call];
+    if (index == to || chains[index].empty() ||
+        chains[index].size() + chains[to].size() > kMaxCalls ||
+        getResultType(chains[index].front()).getShape() !=
+            getResultType(call).getShape() ||
+        getLayout(chains[index].front().getResult(0)) !=
+            getLayout(call.getResult(0)))
+      return;
+    llvm::SmallPtrSet<Operation *, 32> members;
+    for (size_t chain : {index, to})
+      members.insert(chains[chain].begin(), chains[chain].end());
+    if (!canBeWhole(members))
+      return;
+    for (Operation *member : members)
+      if (!canMove(cast<CallOp>(member), call, members))
+        return;
+    for (CallOp member : chains[index])
+      chainOf[member] = to;
+    SmallVector<CallOp> all;
+    std::merge(chains[index].begin(), chains[index].end(), chains[to].begin(),
+               chains[to].end(), std::back_inserter(all),
+               [](CallOp a, CallOp b) { return a->isBeforeInBlock(b); });
+    chains[to] = std::move(all);
+    chains[index].clear();
+  }
+
+  /// Whether the calls are one row, if one of them needs full vectors.
+  static bool canBeWhole(const llvm::SmallPtrSetImpl<Operation *> &members) {
+    if (!llvm::any_of(members, [](Operation *member) {
+          return needsFullVectors(cast<CallOp>(member));
+        }))
+      return true;
+    return llvm::all_of(members, [](Operation *member) {
+      auto call = cast<CallOp>(member);
+      return llvm::all_of(call.getOperands(), [&](Value operand) {
+        return cast<RankedTensorType>(operand.getType()).getShape() ==
+                   getResultType(call).getShape() &&
+               getLayout(operand) == getLayout(call.getResult(0));
+      });
+    });
+  }
+
+  /// Whether nothing between a member and `end` uses what it makes, or writes
+  /// what it reads.
+  bool canMove(CallOp member, Operation *end,
+               const llvm::SmallPtrSetImpl<Operation *> &members) const {
+    if (member == end)
+      return true;
+    for (Operation *user : member.getResult(0).getUsers()) {
+      if (members.contains(user))
+        continue;
+      if (user->getBlock() != end->getBlock() || user->isBeforeInBlock(end))
+        return false;
+    }
+    return llvm::none_of(member.getOperands(), [&](Value operand) {
+      return llvm::any_of(storages.get(storages.getOwner(operand)).writers,
+                          [&](CallOp writer) {
+                            return member->isBeforeInBlock(writer) &&
+                                   writer->isBeforeInBlock(end);
+                          });
+    });
+  }
+
+  Storages storages;
+  SmallVector<SmallVector<CallOp>> chains;
+  llvm::DenseMap<Operation *, size_t> chainOf;
+  /// Which run of calls without another op between them.
+  llvm::DenseMap<Operation *, int64_t> segmentOf;
+};
+
+/// Makes kernels, one for all equal chains.
+class Outliner {
+public:
+  explicit Outliner(ModuleOp module) : module(module), symbols(module) {}
+
+  void outline(ArrayRef<CallOp> chain) {
+    llvm::SetVector<Value> operands, results;
+    llvm::SmallPtrSet<Operation *, 32> members;
+    members.insert(chain.begin(), chain.end());
+    int64_t between = 0;
+    for (CallOp call : chain) {
+      for (Value operand : call.getOperands())
+        if (!members.contains(operand.getDefiningOp()))
+          operands.insert(operand);
+      Value result = call.getResult(0);
+      if (llvm::any_of(result.getUsers(), [&](Operation *user) {
+            return !members.contains(user);
+          }))
+        results.insert(result);
+      else
+        between += getNumBytes(getResultType(call));
+    }
+    if (results.empty())
+      return; // nothing uses the chain
+    bytes += between;
+    calls += int64_t(chain.size());
+    ++uses;
+    KernelOp kernel =
+        getKernel(chain, operands.getArrayRef(), results.getArrayRef());
+    OpBuilder builder(chain.back());
+    auto fused =
+        createFor<FusedOp>(CallOp(chain.back()), builder,
+                           ValueRange(results.getArrayRef()).getTypes(),
+                           FlatSymbolRefAttr::get(kernel.getSymNameAttr()),
+                           operands.getArrayRef());
+    if (auto message = remark::passed(
+            fused.getLoc(),
+            remark::RemarkOpts::name("Fused").category("fsdp-fuse")))
+      message << (kernel.getSymName() + ": " + llvm::Twine(chain.size()) +
+                  " calls as one, " + formatBytes(double(between)) +
+                  " are not written")
+                     .str();
+    for (auto [index, result] : llvm::enumerate(results.getArrayRef()))
+      Value(result).replaceAllUsesWith(fused.getResult(index));
+    for (CallOp call : llvm::reverse(chain))
+      call.erase();
+  }
+
+  int64_t bytes = 0; ///< per microbatch, that kernels do not write
+  int64_t calls = 0, uses = 0;
+
+private:
+  KernelOp getKernel(ArrayRef<CallOp> chain, ArrayRef<Value> operands,
+                     ArrayRef<Value> results) {
+    OpBuilder builder(module.getContext());
+    builder.setInsertionPointToEnd(module.getBody());
+    SmallVector<Attribute> strides;
+    bool areRowMajor = true;
+    for (Value operand : operands) {
+      SmallVector<int64_t> layout = getLayout(operand);
+      auto type = cast<RankedTensorType>(operand.getType());
+      bool isRowMajor = layout == computeStrides(type.getShape());
+      areRowMajor &= isRowMajor;
+      strides.push_back(builder.getDenseI64ArrayAttr(
+          isRowMajor ? SmallVector<int64_t>() : layout));
+    }
+    SmallVector<int64_t> layout = getLayout(results.front());
+    bool isRowMajor =
+        layout ==
+        computeStrides(cast<RankedTensorType>(results[0].getType()).getShape());
+    auto kernel = KernelOp::create(
+        builder, module.getLoc(), builder.getStringAttr("kernel"),
+        areRowMajor ? ArrayAttr() : builder.getArrayAttr(strides),
+        isRowMajor ? DenseI64ArrayAttr() : builder.getDenseI64ArrayAttr(layout),
+        llvm::any_of(chain, needsFullVectors) ? builder.getUnitAttr()
+                                              : UnitAttr(),
+        IntegerAttr(), DictionaryAttr());
+    Block &body = kernel.getBody().emplaceBlock();
+    IRMapping copies;
+    for (Value operand : operands)
+      copies.map(operand, body.addArgument(operand.getType(), module.getLoc()));
+    builder.setInsertionPointToStart(&body);
+    for (CallOp call : chain) {
+      auto copy = cast<CallOp>(builder.clone(*call, copies));
+      copy->setLoc(module.getLoc());
+      copy->setDiscardableAttrs(DictionaryAttr::get(module.getContext()));
+      copy.removeStridesAttr();
+      copy.setRecompute(false);
+    }
+    SmallVector<Value> returned;
+    for (Value result : results)
+      returned.push_back(copies.lookup(result));
+    KernelReturnOp::create(builder, module.getLoc(), returned);
+
+    std::string text;
+    llvm::raw_string_ostream os(text);
+    kernel->print(os, OpPrintingFlags().useLocalScope());
+    auto [found, isNew] = kernels.try_emplace(text, kernel);
+    if (!isNew) {
+      kernel.erase();
+      return found->second;
+    }
+    kernel.setSymName(getName(chain));
+    symbols.insert(kernel);
+    return kernel;
+  }
+
+  /// "mul_mul_add": the operators, for people.
+  static std::string getName(ArrayRef<CallOp> chain) {
+    constexpr size_t kShown = 4;
+    std::string name;
+    for (CallOp call : chain.take_front(kShown)) {
+      StringRef op = call.getCallee().split('.').first;
+      name +=
+          (name.empty() ? "" : "_") + op.rsplit("::").second.ltrim('_').str();
+    }
+    return chain.size() > kShown ? name + "_etc" : name;
+  }
+
+  ModuleOp module;
+  SymbolTable symbols;
+  llvm::StringMap<KernelOp> kernels;
+};
+
+struct FuseCalls : mlir::fsdp::impl::FuseCallsBase<FuseCalls> {
+  void runOnModule() override {
+    ModuleOp module = getOperation();
+    ProgramOp step = getProgram(module);
+    if (!step)
+      return signalPassFailure();
+    auto from = module->getAttrOfType<DictionaryAttr>(capturedForAttrName);
+    auto device = from ? from.getAs<StringAttr>("device") : StringAttr();
+    if (getOrCreateSchedule(module).getFuse() == "none" ||
+        (device && device != "cpu"))
+      return;
+    Outliner outliner(module);
+    for (ProgramOp program : {step, getEvaluationProgram(module)})
+      if (program)
+        for (ArrayRef<CallOp> chain : Chains(getMicrobatchBody(program)).take())
+          outliner.outline(chain);
+    if (outliner.uses > 0)
+      remark::passed(step.getLoc(),
+                     remark::RemarkOpts::name("Fuse").category("fsdp-fuse"))
+          << std::to_string(outliner.calls) + " calls run as " +
+                 std::to_string(outliner.uses) +
+                 " kernels, which do not write " +
+                 formatBytes(double(outliner.bytes));
+  }
+};
+} // namespace

@@ -1,0 +1,147 @@
+// RUN: fsdp-opt --fsdp-fuse-calls --split-input-file %s | FileCheck %s
+// RUN: fsdp-opt --fsdp-fuse-calls --split-input-file --remarks-filter=fsdp-fuse %s 2>&1 | FileCheck %s --check-prefix=REMARK
+
+// The chain runs where its last call stood, and only what others use is
+// written. The second layer has the kernel of the first.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[A:.*]]:2 = fsdp.fused @mul_add_neg(%arg0, %[[W:.*]]) : (tensor<8x4xf32>, tensor<4xf32>) -> (tensor<8x4xf32>, tensor<8x4xf32>)
+// CHECK-NEXT:    %[[M:.*]] = aten.call "aten::mm"(%[[A]]#1, %{{.*}})
+// CHECK-NEXT:    %[[B:.*]]:2 = fsdp.fused @mul_add_neg(%[[M]], %[[W]])
+// CHECK-NEXT:    aten.call "aten::sum"(%[[B]]#1
+// CHECK-NEXT:    aten.call "aten::sum"(%[[A]]#0
+// CHECK-LABEL: fsdp.kernel @mul_add_neg {
+// CHECK-NEXT:  ^bb0(%[[X:.*]]: tensor<8x4xf32>, %[[Y:.*]]: tensor<4xf32>):
+// CHECK-NEXT:    %[[MUL:.*]] = aten.call "aten::mul.Tensor"(%[[X]], %[[Y]])
+// CHECK-NEXT:    %[[ADD:.*]] = aten.call "aten::add.Tensor"(%[[MUL]], %[[X]], 1)
+// CHECK-NEXT:    %[[NEG:.*]] = aten.call "aten::neg"(%[[ADD]])
+// CHECK-NEXT:    fsdp.kernel_return %[[ADD]], %[[NEG]]
+// CHECK-NOT:   fsdp.kernel
+// REMARK:      mul_add_neg: 3 calls as one, 128 B are not written
+// REMARK:      6 calls run as 2 kernels, which do not write 256 B
+fsdp.mesh @world <["shard"=1]>
+fsdp.schedule {fuse = "exact"}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<8x4xf32>, %k: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %a = aten.call "aten::mul.Tensor"(%x, %w) : (tensor<8x4xf32>, tensor<4xf32>) -> tensor<8x4xf32>
+  %b = aten.call "aten::add.Tensor"(%a, %x, 1) : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+  %c = aten.call "aten::neg"(%b) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %m = aten.call "aten::mm"(%c, %k) : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+  %d = aten.call "aten::mul.Tensor"(%m, %w) : (tensor<8x4xf32>, tensor<4xf32>) -> tensor<8x4xf32>
+  %e = aten.call "aten::add.Tensor"(%d, %m, 1) : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+  %f = aten.call "aten::neg"(%e) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %loss = aten.call "aten::sum"(%f, none) : (tensor<8x4xf32>) -> tensor<f32>
+  %l1 = aten.call "aten::sum"(%b, none) : (tensor<8x4xf32>) -> tensor<f32>
+  %l2 = aten.call "aten::sum"(%e, none) : (tensor<8x4xf32>) -> tensor<f32>
+  fsdp.reshard @u %w : tensor<4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// A chain ends at a collective, where another call uses what it makes before
+// its end, where something writes what it reads, and at a call of another
+// shape. Operators that ATen computes in other ways are left as they are.
+
+// CHECK-LABEL: fsdp.program @ends
+// CHECK-NOT:     fsdp.fused
+// CHECK:         fsdp.fused @neg_abs(%arg0)
+// CHECK-NOT:     fsdp.fused
+fsdp.mesh @world <["shard"=1]>
+fsdp.schedule {fuse = "exact"}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @ends(%x: tensor<8x4xf32>, %i: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  // A collective.
+  %a = aten.call "aten::neg"(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %s = fsdp.read @w : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %w = fsdp.all_gather @u %s : (!fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>) -> tensor<4xf32>
+  %b = aten.call "aten::abs"(%a) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  fsdp.reshard @u %w : tensor<4xf32>
+  // Another use.
+  %c = aten.call "aten::neg"(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %t = aten.call "aten::tanh"(%c) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %d = aten.call "aten::mul.Tensor"(%c, %t) : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+  // A write.
+  %y = aten.call "aten::exp"(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %e = aten.call "aten::neg"(%y) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %z = aten.call "aten::add_.Scalar"(%y, 1, 1) {mutates = array<i64: 0>, views = array<i64: 0>} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %f = aten.call "aten::abs"(%e) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  // Another shape.
+  %g = aten.call "aten::neg"(%i) : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %v = aten.call "aten::select.int"(%g, 0, 0) {views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4xf32>
+  %h = aten.call "aten::add.Tensor"(%b, %v, 1) : (tensor<8x4xf32>, tensor<4xf32>) -> tensor<8x4xf32>
+  // Another dtype, a factor, and a layout in which neighbours are apart.
+  %j = aten.call "aten::add.Tensor"(%h, %d, 2) : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+  %n = aten.call "aten::t"(%i) {strides = [array<i64: 1, 4>], views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o = aten.call "aten::mul.Tensor"(%n, %g) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  // The last is a chain: the view is no obstacle.
+  %p = aten.call "aten::neg"(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %q = aten.call "aten::t"(%i) {strides = [array<i64: 1, 4>], views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r = aten.call "aten::abs"(%p) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %l1 = aten.call "aten::mm"(%r, %q) : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+  %loss = aten.call "aten::sum"(%l1, none) : (tensor<8x4xf32>) -> tensor<f32>
+  %l2 = aten.call "aten::sum"(%j, none) : (tensor<8x4xf32>) -> tensor<f32>
+  %l3 = aten.call "aten::sum"(%o, none) : (tensor<4x4xf32>) -> tensor<f32>
+  %l4 = aten.call "aten::sum"(%f, none) : (tensor<8x4xf32>) -> tensor<f32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// silu needs full vectors: 60 elements leave some, 64 do not, and broadcasting
+// makes rows. Layouts other than row-major are kept.
+
+// CHECK-LABEL: fsdp.program @layouts
+// CHECK:         aten.call "aten::silu"
+// CHECK:         aten.call "aten::mul.Tensor"
+// CHECK:         fsdp.fused @silu_mul(
+// CHECK:         aten.call "aten::silu"
+// CHECK-NEXT:    aten.call "aten::mul.Tensor"
+// CHECK:         fsdp.fused @neg_abs(
+// CHECK-LABEL: fsdp.kernel @silu_mul
+// CHECK:       } {whole}
+// CHECK-LABEL: fsdp.kernel @neg_abs
+// CHECK:       } {operand_strides = [array<i64: 1, 4>], strides = array<i64: 1, 4>}
+fsdp.mesh @world <["shard"=1]>
+fsdp.schedule {fuse = "exact"}
+fsdp.program @layouts(%x: tensor<60xf32>, %y: tensor<64xf32>, %z: tensor<1x64xf32>, %i: tensor<4x4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %a = aten.call "aten::silu"(%x) : (tensor<60xf32>) -> tensor<60xf32>
+  %b = aten.call "aten::mul.Tensor"(%a, %x) : (tensor<60xf32>, tensor<60xf32>) -> tensor<60xf32>
+  %c = aten.call "aten::silu"(%y) : (tensor<64xf32>) -> tensor<64xf32>
+  %d = aten.call "aten::mul.Tensor"(%c, %y) : (tensor<64xf32>, tensor<64xf32>) -> tensor<64xf32>
+  %e = aten.call "aten::silu"(%z) : (tensor<1x64xf32>) -> tensor<1x64xf32>
+  %f = aten.call "aten::mul.Tensor"(%e, %d) : (tensor<1x64xf32>, tensor<64xf32>) -> tensor<1x64xf32>
+  %n = aten.call "aten::t"(%i) {strides = [array<i64: 1, 4>], views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %g = aten.call "aten::neg"(%n) {strides = [array<i64: 1, 4>]} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %h = aten.call "aten::abs"(%g) {strides = [array<i64: 1, 4>]} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %loss = aten.call "aten::sum"(%f, none) : (tensor<1x64xf32>) -> tensor<f32>
+  %l1 = aten.call "aten::sum"(%b, none) : (tensor<60xf32>) -> tensor<f32>
+  %l2 = aten.call "aten::sum"(%h, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
+// Without the policy, and for other devices, nothing changes.
+
+// CHECK-LABEL: fsdp.program @on_a_gpu
+// CHECK-NOT:     fsdp.fused
+// CHECK:         fsdp.return
+module attributes {fsdp.captured_for = {device = "cuda", torch = "2.15.0"}} {
+  fsdp.mesh @world <["shard"=1]>
+  fsdp.schedule {fuse = "exact"}
+  fsdp.program @on_a_gpu(%x: tensor<8xf32>) -> tensor<f32> {
+    fsdp.phase forward
+    %a = aten.call "aten::neg"(%x) : (tensor<8xf32>) -> tensor<8xf32>
+    %b = aten.call "aten::abs"(%a) : (tensor<8xf32>) -> tensor<8xf32>
+    %loss = aten.call "aten::sum"(%b, none) : (tensor<8xf32>) -> tensor<f32>
+    fsdp.return %loss : tensor<f32>
+  }
+}

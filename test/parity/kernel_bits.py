@@ -1,0 +1,398 @@
+"""Runs the machine code of kernels beside their calls by ATen, bit for bit.
+
+The kernels are written as text, compiled by `fsdp-opt --fsdp-compile-kernels`, and called here
+without the runtime. ATen's side is this process: ATEN_CPU_CAPABILITY says whose kernels it takes.
+Prints one line for each kernel with another bit, and the number of kernels; fails if there is one.
+A NaN is equal to any other, whatever its payload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import mmap
+import random
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import BIN, execute
+
+MLIR = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.bool: "i1"}
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
+SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 3e38, -3e38, 1e-38)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    strides: tuple[int, ...] | None = None  # None: row-major
+
+    @property
+    def text(self) -> str:
+        return (
+            f"tensor<{'x'.join(map(str, self.shape))}{'x' if self.shape else ''}{MLIR[self.dtype]}>"
+        )
+
+    def make(self) -> torch.Tensor:
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+
+    def fill(self, generator: torch.Generator) -> torch.Tensor:
+        """Numbers of all magnitudes, some of them special."""
+        tensor = self.make()
+        if self.dtype == torch.bool:
+            return tensor.copy_(torch.rand(self.shape, generator=generator) < 0.5)
+        values = torch.randn(self.shape, generator=generator, dtype=torch.float64)
+        values *= torch.exp(torch.randn(self.shape, generator=generator, dtype=torch.float64) * 4)
+        pick = torch.randint(40 * len(SPECIAL), self.shape, generator=generator)
+        for index, special in enumerate(SPECIAL):
+            values[pick == index] = special
+        return tensor.copy_(values)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator on "%0", "%1", … (operands, then results of calls) and constants."""
+
+    callee: str
+    args: tuple[Any, ...]
+    dtype: torch.dtype | None = None  # of the result; None: of the first operand
+
+    def run(self, values: list[torch.Tensor]) -> torch.Tensor:
+        packet, _, overload = self.callee.removeprefix("aten::").partition(".")
+        args = [
+            values[int(arg[1:])] if isinstance(arg, str) and arg.startswith("%") else arg
+            for arg in self.args
+        ]
+        function = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        given = list(zip(function._schema.arguments, args, strict=True))
+        named = {formal.name: arg for formal, arg in given if formal.kwarg_only}
+        if packet == "_to_copy":  # no number stands for a dtype here
+            named["dtype"] = self.dtype
+        return function(*(arg for formal, arg in given if not formal.kwarg_only), **named)
+
+    def words(self) -> str:
+        def word(arg: Any) -> str:
+            if arg is None:
+                return "none"
+            if isinstance(arg, str):
+                return arg if arg.startswith("%") else f'"{arg}"'
+            if isinstance(arg, bool):
+                return str(arg).lower()
+            return f"{arg:e}" if isinstance(arg, float) else str(arg)
+
+        return ", ".join(word(arg) for arg in self.args)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    operands: tuple[Tensor, ...]
+    calls: tuple[Call, ...]
+    results: tuple[int, ...]  # numbers of values
+    strides: tuple[int, ...] | None = None
+    whole: bool = False
+
+    def specs(self) -> list[Tensor]:
+        """Those of all values."""
+        shape = torch.broadcast_shapes(*(operand.shape for operand in self.operands))
+        specs = list(self.operands)
+        for call in self.calls:
+            first = next(a for a in call.args if isinstance(a, str) and a.startswith("%"))
+            dtype = call.dtype or specs[int(first[1:])].dtype
+            specs.append(Tensor(tuple(shape), dtype, self.strides))
+        return specs
+
+    @property
+    def text(self) -> str:
+        specs = self.specs()
+        arguments = ", ".join(f"%{i}: {t.text}" for i, t in enumerate(self.operands))
+        lines = [f"fsdp.kernel @{self.name} {{", f"^bb0({arguments}):"]
+        for index, call in enumerate(self.calls, len(self.operands)):
+            taken = [a for a in call.args if isinstance(a, str) and a.startswith("%")]
+            types = ", ".join(specs[int(a[1:])].text for a in taken)
+            lines.append(
+                f'%{index} = aten.call "{call.callee}"({call.words()}) : ({types}) -> '
+                f"{specs[index].text}"
+            )
+        names = ", ".join(f"%{i}" for i in self.results)
+        types = ", ".join(specs[i].text for i in self.results)
+        lines.append(f"fsdp.kernel_return {names} : {types}")
+        attributes = []
+        if any(operand.strides for operand in self.operands):
+            arrays = (", ".join(map(str, operand.strides or ())) for operand in self.operands)
+            texts = (f"array<i64: {a}>" if a else "array<i64>" for a in arrays)
+            attributes.append(f"operand_strides = [{', '.join(texts)}]")
+        if self.strides:
+            attributes.append(f"strides = array<i64: {', '.join(map(str, self.strides))}>")
+        if self.whole:
+            attributes.append("whole")
+        lines.append(f"}} {{{', '.join(attributes)}}}" if attributes else "}")
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Code:
+    image: bytes
+    entry: int
+    imports: tuple[str, ...]
+    trips: int
+
+
+def compile_kernels(kernels: list[Kernel], target: str, folder: Path) -> list[Code]:
+    source, compiled = folder / "kernels.mlir", folder / "compiled.mlir"
+    source.write_text("\n".join(kernel.text for kernel in kernels))
+    option = f"--fsdp-compile-kernels=targets={target}"
+    execute([BIN / "fsdp-opt", source, option, "-o", compiled])
+    pattern = re.compile(
+        r'"?' + target + r'"? = \{entry = (\d+) : i64, image = "([0-9a-f]*)", imports = \[(.*?)\]\}'
+        r".*?trips = (\d+) : i64"
+    )
+    found = [
+        Code(bytes.fromhex(image), int(entry), tuple(re.findall(r'"(\w+)"', imports)), int(trips))
+        for entry, image, imports, trips in pattern.findall(compiled.read_text())
+    ]
+    assert len(found) == len(kernels), f"expected {len(kernels)} kernels, got {len(found)}"
+    return found
+
+
+class Function:
+    """A kernel's function, in memory that may be executed."""
+
+    TYPE = ctypes.CFUNCTYPE(
+        None,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_int64,
+        ctypes.c_int64,
+    )
+    LIBRARY = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+    def __init__(self, code: Code) -> None:
+        self.trips = code.trips
+        self.memory = mmap.mmap(
+            -1, len(code.image), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+        )
+        self.memory.write(code.image)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.run = self.TYPE(address + code.entry)
+        imports = [
+            ctypes.cast(getattr(self.LIBRARY, name), ctypes.c_void_p).value for name in code.imports
+        ]
+        self.imports = (ctypes.c_void_p * max(1, len(imports)))(*imports)
+
+    def __call__(self, tensors: list[torch.Tensor], cuts: list[int]) -> None:
+        pointers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+        for begin, end in itertools.pairwise([0, *cuts, self.trips]):
+            self.run(pointers, self.imports, begin, end)
+
+
+def differing(ours: torch.Tensor, theirs: torch.Tensor) -> int:
+    """How many elements have other bits."""
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+    bits = BITS[ours.dtype]
+    equal = ours.contiguous().view(bits) == theirs.contiguous().view(bits)
+    return int((~(equal | (ours.isnan() & theirs.isnan()))).sum())
+
+
+def compare(
+    kernel: Kernel, function: Function, operands: list[torch.Tensor], cuts: list[int]
+) -> int:
+    specs = kernel.specs()
+    values = list(operands)
+    for call in kernel.calls:
+        values.append(call.run(values))
+    results = [specs[i].make() for i in kernel.results]
+    function([*operands, *results], cuts)
+    return sum(differing(r, values[i]) for r, i in zip(results, kernel.results, strict=True))
+
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+
+#: Of one result of the operands' dtype: the operator, its arguments, dtypes.
+SINGLE: list[tuple[str, tuple[Any, ...], tuple[torch.dtype, ...]]] = [
+    ("aten::abs", ("%0",), (F32, F64, BF16)),
+    ("aten::neg", ("%0",), (F32, F64, BF16)),
+    ("aten::reciprocal", ("%0",), (F32, F64, BF16)),
+    ("aten::relu", ("%0",), (F32, F64, BF16)),
+    ("aten::rsqrt", ("%0",), (F32, F64)),
+    ("aten::pow.Tensor_Scalar", ("%0", 2), (F32, F64, BF16)),
+    ("aten::pow.Tensor_Scalar", ("%0", 3.0), (F32, F64)),
+    ("aten::clone", ("%0", None), (F32, F64, BF16)),
+    ("aten::add.Tensor", ("%0", "%1", 1), (F32, F64, BF16)),
+    ("aten::sub.Tensor", ("%0", "%1", 1), (F32, F64, BF16)),
+    ("aten::mul.Tensor", ("%0", "%1"), (F32, F64, BF16)),
+    ("aten::div.Tensor", ("%0", "%1"), (F32, F64, BF16)),
+    ("aten::add.Scalar", ("%0", 0.3, 1), (F32, F64)),
+    ("aten::sub.Scalar", ("%0", 7, 1), (F32, F64)),
+    ("aten::mul.Scalar", ("%0", 0.1), (F32, F64)),
+    ("aten::mul.Tensor", ("%0", 0.7), (F32, F64)),
+    ("aten::div.Scalar", ("%0", 3), (F32, F64)),
+    ("aten::sigmoid_backward", ("%0", "%1"), (F32, F64, BF16)),
+    ("aten::threshold_backward", ("%0", "%1", 0), (F32, F64, BF16)),
+]
+#: Those that ATen computes otherwise where they do not fill its vectors.
+WHOLE: list[tuple[str, tuple[Any, ...]]] = [
+    ("aten::sigmoid", ("%0",)),
+    ("aten::silu", ("%0",)),
+    ("aten::silu_backward", ("%0", "%1")),
+    ("aten::gelu", ("%0", "tanh")),
+    ("aten::tanh_backward", ("%0", "%1")),
+]
+CASTS = [(F32, BF16), (BF16, F32), (F32, F64), (F64, F32)]
+
+
+def numbers_of(args: tuple[Any, ...]) -> int:
+    return sum(isinstance(arg, str) and arg.startswith("%") for arg in args)
+
+
+def single_kernels(source: random.Random) -> Iterator[Kernel]:
+    """Each operator by itself: every length of a tail, several layouts, broadcasting."""
+    for callee, args, dtypes in SINGLE:
+        for dtype in dtypes:
+            count = numbers_of(args)
+            call = (Call(callee, args),)
+            for length in (*range(2, 36), 1000):
+                yield Kernel("k", (Tensor((length,), dtype),) * count, call, (count,))
+            rows = (source.randrange(2, 5), source.randrange(2, 7), source.randrange(2, 40))
+            for own in itertools.product(*((n, 1) for n in rows)):
+                operands = (Tensor(rows, dtype), Tensor(own, dtype))[:count]
+                yield Kernel("k", operands, call, (count,))
+            turned = (rows[1] * rows[2], rows[2], 1)
+            other = (rows[2], rows[0] * rows[2], 1)
+            for strides in (turned, other):
+                operands = (Tensor(rows, dtype, strides),) * count
+                yield Kernel("k", operands, call, (count,), strides)
+    for callee, args in WHOLE:
+        for dtype in (F32, BF16):
+            count = numbers_of(args)
+            for shape in ((64,), (3, 64), (5, 7, 192), (2, 64, 512)):
+                operands = (Tensor(shape, dtype),) * count
+                yield Kernel("k", operands, (Call(callee, args),), (count,), whole=True)
+    for given, to in CASTS:
+        for length in (*range(2, 36), 1000):
+            call = Call("aten::_to_copy", ("%0", None, None, None, None, False, None), to)
+            yield Kernel("k", (Tensor((length,), given),), (call,), (1,))
+    for dtype in (F32, F64, BF16):
+        operands = (Tensor((3, 33), torch.bool), Tensor((3, 33), dtype), Tensor((33,), dtype))
+        yield Kernel("k", operands, (Call("aten::where.self", ("%0", "%1", "%2"), dtype),), (3,))
+
+
+def chain(source: random.Random, dtype: torch.dtype) -> Kernel:
+    """Some operators, each on what there is, in one of a few layouts."""
+    shape = source.choice([(64,), (4, 32), (2, 3, 5, 16), (2, 4, 8, 32), (3, 129)])
+    strides = None
+    if len(shape) == 4 and source.random() < 0.5:
+        _, h, s, d = shape
+        strides = (h * s * d, d, h * d, 1)
+    operands = []
+    for _ in range(source.randrange(1, 5)):
+        own = tuple(n if source.random() < 0.8 else 1 for n in shape)
+        operands.append(Tensor(own, dtype))
+    operands[0] = Tensor(shape, dtype, strides)
+    choices = [entry for entry in SINGLE if dtype in entry[2]]
+    calls: list[Call] = []
+    # Every value has the shape of the results from the first call on.
+    for _ in range(source.randrange(2, 16)):
+        callee, args, _ = source.choice(choices)
+        first = len(operands) + len(calls) - 1 if calls else 0
+        there = len(operands) + len(calls)
+        taken = {"%0": f"%{first}", "%1": f"%{source.randrange(there)}"}
+        calls.append(
+            Call(callee, tuple(taken.get(a, a) if isinstance(a, str) else a for a in args))
+        )
+    made = range(len(operands), len(operands) + len(calls))
+    results = sorted({made[-1], *source.sample(made, source.randrange(len(made)))})
+    return Kernel("k", tuple(operands), tuple(calls), tuple(results), strides)
+
+
+def whole_chain(source: random.Random, dtype: torch.dtype) -> Kernel:
+    """The same, of one row, with operators that need full vectors."""
+    shape = source.choice([(64,), (6, 32), (2, 3, 5, 64), (2, 1536)])
+    choices = [(c, a) for c, a, d in SINGLE if dtype in d] + WHOLE * 3
+    count = source.randrange(1, 4)
+    calls: list[Call] = []
+    for _ in range(source.randrange(2, 10)):
+        callee, args = source.choice(choices)
+        there = count + len(calls)
+        taken = {"%0": f"%{source.randrange(there)}", "%1": f"%{source.randrange(there)}"}
+        calls.append(
+            Call(callee, tuple(taken.get(a, a) if isinstance(a, str) else a for a in args))
+        )
+    results = tuple(range(count, count + len(calls)))
+    return Kernel("k", (Tensor(shape, dtype),) * count, tuple(calls), results, whole=True)
+
+
+def named(kernels: list[Kernel]) -> list[Kernel]:
+    return [replace(kernel, name=f"k{i}") for i, kernel in enumerate(kernels)]
+
+
+def run_all(target: str, folder: Path, seed: int, chains: int) -> int:
+    source = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    kernels = list(single_kernels(source))
+    kernels += [chain(source, source.choice([F32, F64, BF16])) for _ in range(chains)]
+    kernels += [whole_chain(source, source.choice([F32, BF16])) for _ in range(chains)]
+    kernels = named(kernels)
+    failures = 0
+    for kernel, code in zip(kernels, compile_kernels(kernels, target, folder), strict=True):
+        function = Function(code)
+        operands = [spec.fill(generator) for spec in kernel.operands]
+        cuts = [] if kernel.whole else sorted(source.choices(range(code.trips + 1), k=2))
+        if wrong := compare(kernel, function, operands, cuts):
+            failures += 1
+            print(f"{wrong} elements differ, cut at {cuts}:\n{kernel.text}")
+    print(
+        f"{len(kernels)} kernels for {target}, ATen's {torch.backends.cpu.get_cpu_capability()}, "
+        f"seed {seed}: {failures} differ"
+    )
+    return failures
+
+
+def run_every_input(target: str, folder: Path) -> int:
+    """All 2^32 inputs of the operators of one float32, in parts of 2^24."""
+    size = 1 << 24
+    entries = [(c, a, False) for c, a, d in SINGLE if F32 in d and numbers_of(a) == 1]
+    entries += [(c, a, True) for c, a in WHOLE if numbers_of(a) == 1]
+    kernels = named(
+        [Kernel("k", (Tensor((size,)),), (Call(c, a),), (1,), whole=w) for c, a, w in entries]
+    )
+    functions = [Function(code) for code in compile_kernels(kernels, target, folder)]
+    wrong = [0] * len(kernels)
+    for part in range(1 << 8):
+        bits = torch.arange(part * size, (part + 1) * size, dtype=torch.int64)
+        operand = bits.to(torch.int32).view(F32)
+        for index, (kernel, function) in enumerate(zip(kernels, functions, strict=True)):
+            wrong[index] += compare(kernel, function, [operand], [])
+    for (callee, args, _), count in zip(entries, wrong, strict=True):
+        print(f"{callee}{args}: {count} of 2^32 inputs differ")
+    return sum(wrong)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", required=True, choices=["x86-64-v3", "x86-64-v4"])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chains", type=int, default=300)
+    parser.add_argument("--every-input", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    if args.every_input:
+        return run_every_input(args.target, args.folder) > 0
+    return run_all(args.target, args.folder, args.seed, args.chains) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Kernels have the bits of the calls that they run as one, on every processor that they are for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import (
+    ADAMW_FUSED,
+    BIN,
+    GPT2,
+    LLAMA,
+    Captured,
+    Case,
+    Model,
+    capture,
+    compile_plan,
+    execute,
+    run_command,
+    run_reference,
+    train_plan,
+)
+
+HERE = Path(__file__).parent
+SEED = 11
+#: ATen's capability that goes with a target.
+TARGETS = {"x86-64-v3": "avx2", "x86-64-v4": "avx512"}
+FUSE = {"schedule": {"fuse": "exact"}}
+BF16 = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
+
+
+def environment(target: str) -> dict[str, str]:
+    have = torch.backends.cpu.get_cpu_capability()
+    if (target, have) in {
+        ("x86-64-v4", "AVX2"),
+        ("x86-64-v4", "DEFAULT"),
+        ("x86-64-v3", "DEFAULT"),
+    }:
+        pytest.skip(f"this processor has {have}, and cannot run code for {target}")
+    return {**os.environ, "ATEN_CPU_CAPABILITY": TARGETS[target]}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_have_the_bits_of_their_calls(target: str, tmp_path: Path) -> None:
+    command = [sys.executable, HERE / "kernel_bits.py", "--target", target, "--folder", tmp_path]
+    done = execute([*command, "--seed", SEED], env=environment(target), check=False)
+    print(done.stdout[-2000:])
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert re.search(r"^\d{4} kernels for .* 0 differ$", done.stdout, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    return capture(LLAMA, tmp_path_factory.mktemp("llama"), samples=32)
+
+
+def kernels_of(plan: Path) -> list[dict[str, Any]]:
+    return json.loads(plan.read_text()).get("kernels", [])
+
+
+def weights_of(captured: Captured, plan: Path, case: Case, *options: Any, **env: str) -> bytes:
+    weights = plan.with_suffix(".safetensors")
+    command = [*run_command(captured, plan, case), "--save-weights", weights, *options]
+    execute(command, env={**os.environ, **env})
+    return weights.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [(LLAMA, {}), (LLAMA, BF16), (GPT2, {})],
+    ids=["llama", "llama-bf16", "gpt2"],
+)
+def test_a_fused_step_has_fsdp2s_bits(
+    model: Model, precision: dict[str, Any], tmp_path: Path
+) -> None:
+    captured = capture(model, tmp_path, samples=64, precision=precision)
+    case = Case(model, ADAMW_FUSED, steps=10, precision=precision, training=FUSE)
+    plan = compile_plan(captured, case, "fused")
+    assert len(kernels_of(plan)) >= 3
+    ours = train_plan(captured, plan, case)
+    theirs = run_reference(captured, case, "fsdp2")
+    assert ours.rank_losses == theirs.rank_losses
+    assert ours.weights.keys() == theirs.weights.keys()
+    assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
+
+
+def test_all_ways_to_run_a_kernel_have_the_same_bits(captured: Captured) -> None:
+    case = Case(LLAMA, ADAMW_FUSED, world=1, steps=5)
+    plain = compile_plan(captured, case, "plain")
+    assert kernels_of(plain) == []
+    want = weights_of(captured, plain, case)
+    plan = compile_plan(captured, replace(case, training=FUSE), "fused")
+    assert all(len(kernel["code"]) == len(TARGETS) for kernel in kernels_of(plan))
+    assert weights_of(captured, plan, case) == want
+    assert weights_of(captured, plan, case, "--no-kernels") == want
+    assert weights_of(captured, plan, case, OMP_NUM_THREADS="2") == want
+    # No code is for the capability.
+    for capability in ("avx2", "default"):
+        want = weights_of(captured, plain, case, ATEN_CPU_CAPABILITY=capability)
+        assert weights_of(captured, plan, case, ATEN_CPU_CAPABILITY=capability) == want
+
+
+def test_threads_divide_kernels_as_aten_divides_calls(tmp_path: Path) -> None:
+    """Long enough for several threads, with what is left of a vector in each part."""
+    model = replace(LLAMA, batch=23)
+    captured = capture(model, tmp_path, samples=46)
+    case = Case(model, ADAMW_FUSED, world=1, steps=2)
+    plain = compile_plan(captured, case, "plain")
+    plan = compile_plan(captured, replace(case, training=FUSE), "fused")
+    for threads in ("1", "2", "3"):
+        want = weights_of(captured, plain, case, OMP_NUM_THREADS=threads)
+        assert weights_of(captured, plan, case, OMP_NUM_THREADS=threads) == want, threads
+
+
+def test_code_that_was_changed_does_not_run(captured: Captured) -> None:
+    case = Case(LLAMA, ADAMW_FUSED, world=1, steps=2, training=FUSE)
+    plan = compile_plan(captured, case, "changed")
+    tree = json.loads(plan.read_text())
+    tree.pop("digest")
+    code = tree["kernels"][0]["code"][0]
+    first, rest = code["image"][:2], code["image"][2:]
+    code["image"] = ("00" if first != "00" else "01") + rest
+    plan.write_text(json.dumps(tree))
+    done = execute(run_command(captured, plan, case), check=False)
+    assert done.returncode == 2
+    assert "(P42)" in done.stderr and "not the code that was written" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_code_for_other_processors_is_not_run(captured: Captured) -> None:
+    """A target that this runtime does not know, and an import that it does not have."""
+    case = Case(LLAMA, ADAMW_FUSED, world=1, steps=2, training=FUSE)
+    plan = compile_plan(captured, case, "other")
+    want = weights_of(captured, plan, case)
+    for change in ({"target": "riscv"}, {"imports": ["system"]}):
+        tree = json.loads(plan.read_text())
+        tree.pop("digest", None)
+        for kernel in tree["kernels"]:
+            kernel["code"] = [{**kernel["code"][0], **change}]
+        other = plan.with_name("changed.plan.json")
+        other.write_text(json.dumps(tree))
+        assert weights_of(captured, other, case) == want
+
+
+def test_stats_and_remarks_say_what_is_fused(captured: Captured) -> None:
+    case = Case(LLAMA, ADAMW_FUSED, world=1, training=FUSE)
+    compile_plan(captured, case, "stats")
+    command = [BIN / "fsdp-opt", captured.archive, "--config", captured.directory / "stats.yaml"]
+    stats = execute([*command, "--emit", "stats"]).stdout
+    assert re.search(
+        r"^kernels +\d+ in \d+ places, for \d+ ATen calls, machine code for x86-64-v3, x86-64-v4$",
+        stats,
+        re.MULTILINE,
+    ), stats
+    remarks = execute([*command, "--emit", "stats", "--remarks-filter=fsdp-fuse"]).stderr
+    assert "are not written" in remarks and "silu_mul: 2 calls as one" in remarks
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_input_has_the_bits_of_its_call(target: str, tmp_path: Path) -> None:
+    command = [sys.executable, HERE / "kernel_bits.py", "--target", target, "--folder", tmp_path]
+    done = execute([*command, "--every-input"], env=environment(target), timeout=5000, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
