@@ -30,7 +30,7 @@ from config_doc import config_doc
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DIALECTS = ROOT / "include" / "fsdp" / "Dialect"
-PASSES_TD = ROOT / "include" / "fsdp" / "Transforms" / "Passes.td"
+PASSES_TD = ROOT / "include" / "fsdp" / "Transforms" / "Passes.td"  # includes those of the stages
 PIPELINES = ROOT / "lib" / "Transforms" / "Pipelines.cpp"
 PLAN_FORMAT = DOCS / "plan-format.md"
 SPEC = DOCS / "spec.md"
@@ -136,7 +136,8 @@ def pass_sections() -> dict[str, str]:
 
 def pass_levels() -> dict[str, str]:
     """From which level to which each pass goes, by its flag."""
-    found = re.findall(r'LevelPass<"([\w-]+)", "(\w+)", "(\w+)">', PASSES_TD.read_text())
+    text = "".join(file.read_text() for file in sorted(PASSES_TD.parent.glob("*Passes.td")))
+    found = re.findall(r'LevelPass<"([\w-]+)", "(\w+)", "(\w+)">', text)
     return {
         flag: f"Level: {before.lower()} → {after.lower()}."
         if before != after
@@ -176,7 +177,7 @@ def passes_doc(opt: Path) -> str:
     order.sort(key=lambda flag: stages.index(pass_test(flag).parent.name))
 
     lines = [
-        NOTE.format(source="include/fsdp/Transforms/Passes.td and the tests"),
+        NOTE.format(source="include/fsdp/Transforms/*Passes.td and the tests"),
         "",
         "# Passes",
         "",
