@@ -59,11 +59,12 @@ SmallVector<int64_t> getLayout(Value value) {
   return computeStrides(type.getShape());
 }
 
-/// Whether a reduction takes the value, which its operator then writes where
-/// the reduction reads it.
-bool isReduced(Value value) {
+/// Whether the value must be the result of a call: a reduction takes it, and
+/// the operator then writes where the reduction reads, or the host gets a copy.
+bool isTakenFromCall(Value value) {
   return llvm::any_of(getWithViews(value), [](Value view) {
-    return llvm::any_of(view.getUsers(), llvm::IsaPred<ReduceScatterOp>);
+    return llvm::any_of(view.getUsers(),
+                        llvm::IsaPred<ReduceScatterOp, OffloadActivationOp>);
   });
 }
 
@@ -100,7 +101,7 @@ public:
 private:
   static bool canJoin(CallOp call) {
     if (!findElementFunction(call) || call.getReduceInputOf() ||
-        isReduced(call.getResult(0)))
+        isTakenFromCall(call.getResult(0)))
       return false;
     RankedTensorType type = getResultType(call);
     if (!type.hasStaticShape() || type.getNumElements() < 2)

@@ -145,3 +145,35 @@ module attributes {fsdp.captured_for = {device = "cuda", torch = "2.15.0"}} {
     fsdp.return %loss : tensor<f32>
   }
 }
+
+// -----
+
+// What a reduction reads is written by a call, in place; and so is an
+// activation that goes to the host.
+
+// CHECK-LABEL: fsdp.program @taken
+// CHECK:         fsdp.fused @neg_abs(%arg0)
+// CHECK:         %[[A:.*]] = aten.call "aten::neg"
+// CHECK:         fsdp.offload_activation %[[A]]
+// CHECK:         fsdp.fused @abs_neg
+// CHECK:         %[[G:.*]] = aten.call "aten::neg"
+// CHECK:         fsdp.reduce_scatter @u avg [@w] %[[G]]
+fsdp.mesh @world <["shard"=1]>
+fsdp.schedule {fuse = "exact"}
+fsdp.unit @u
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @taken(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %a = aten.call "aten::neg"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %b = aten.call "aten::abs"(%a) : (tensor<4xf32>) -> tensor<4xf32>
+  %c = aten.call "aten::neg"(%b) : (tensor<4xf32>) -> tensor<4xf32>
+  %h = fsdp.offload_activation %c : tensor<4xf32> to !fsdp.host<tensor<4xf32>>
+  %loss = aten.call "aten::sum"(%b, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %d = fsdp.reload_activation %h : !fsdp.host<tensor<4xf32>> to tensor<4xf32>
+  %e = aten.call "aten::abs"(%d) : (tensor<4xf32>) -> tensor<4xf32>
+  %f = aten.call "aten::neg"(%e) : (tensor<4xf32>) -> tensor<4xf32>
+  %g = aten.call "aten::neg"(%f) : (tensor<4xf32>) -> tensor<4xf32>
+  %r = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
