@@ -479,6 +479,7 @@ INSTANTIATE_TEST_SUITE_P(Compiled, Mutations,
                          testing::Values("llama-2", "llama-2-fsdp2",
                                          "llama-hsdp-4", "llama-microbatches-2",
                                          "llama-activations-2",
+                                         "llama-fused-2",
                                          "llama-offload-2",
                                          "llama-offload-microbatches-2"),
                          [](const auto &info) {

@@ -84,11 +84,11 @@ public:
       segmentOf[call] = segment;
       chainOf[call] = chains.size();
       chains.push_back({call});
-      for (Value operand : llvm::SmallVector<Value>(call.getOperands()))
+      for (Value operand : call.getOperands())
         if (auto maker = operand.getDefiningOp<CallOp>())
           if (auto found = segmentOf.find(maker);
               found != segmentOf.end() && found->second == segment)
-            join(chainOf[maker], call);
+            explain(join(chainOf[maker], call), maker, call);
     }
   }
 
@@ -122,25 +122,41 @@ private:
     });
   }
 
-  /// Adds chain `index` to that of `call`, the last call of all, if the calls
-  /// can run where `call` stands.
-  void join(size_t index, CallOp call) {
-    size_t to = chainOf[call];
-    if (index == to || chains[index].empty() ||
-        chains[index].size() + chains[to].size() > kMaxCalls ||
-        getResultType(chains[index].front()).getShape() !=
-            getResultType(call).getShape() ||
-        getLayout(chains[index].front().getResult(0)) !=
-            getLayout(call.getResult(0)))
+  /// Says what prevents a call from joining the chain of what it takes.
+  static void explain(StringRef obstacle, CallOp maker, CallOp call) {
+    if (obstacle.empty())
       return;
+    if (auto message = remark::missed(
+            call.getLoc(),
+            remark::RemarkOpts::name("NotFused").category("fsdp-fuse")))
+      message << (call.getCallee() + " does not join the chain of " +
+                  maker.getCallee() + ": " + obstacle)
+                     .str();
+  }
+
+  /// Adds chain `index` to that of `call`, the last call of all, if the calls
+  /// can run where `call` stands. Returns what prevents it.
+  StringRef join(size_t index, CallOp call) {
+    size_t to = chainOf[call];
+    if (index == to)
+      return "";
+    if (chains[index].size() + chains[to].size() > kMaxCalls)
+      return "a kernel has at most 32 calls";
+    CallOp first = chains[index].front();
+    if (getResultType(first).getShape() != getResultType(call).getShape())
+      return "its result has another shape";
+    if (getLayout(first.getResult(0)) != getLayout(call.getResult(0)))
+      return "its result is laid out in another way";
     llvm::SmallPtrSet<Operation *, 32> members;
     for (size_t chain : {index, to})
       members.insert(chains[chain].begin(), chains[chain].end());
     if (!canBeWhole(members))
-      return;
-    for (Operation *member : members)
-      if (!canMove(cast<CallOp>(member), call, members))
-        return;
+      return "one of the calls needs tensors that are laid out alike";
+    for (Operation *member : members) {
+      StringRef obstacle = findObstacle(cast<CallOp>(member), call, members);
+      if (!obstacle.empty())
+        return obstacle;
+    }
     for (CallOp member : chains[index])
       chainOf[member] = to;
     SmallVector<CallOp> all;
@@ -149,6 +165,7 @@ private:
                [](CallOp a, CallOp b) { return a->isBeforeInBlock(b); });
     chains[to] = std::move(all);
     chains[index].clear();
+    return "";
   }
 
   /// Whether the calls are one row, if one of them needs full vectors.
@@ -167,25 +184,22 @@ private:
     });
   }
 
-  /// Whether nothing between a member and `end` uses what it makes, or writes
-  /// what it reads.
-  bool canMove(CallOp member, Operation *end,
+  /// What between a member and `end` uses what it makes, or writes what it
+  /// reads.
+  StringRef
+  findObstacle(CallOp member, Operation *end,
                const llvm::SmallPtrSetImpl<Operation *> &members) const {
     if (member == end)
-      return true;
-    for (Operation *user : member.getResult(0).getUsers()) {
-      if (members.contains(user))
-        continue;
-      if (user->getBlock() != end->getBlock() || user->isBeforeInBlock(end))
-        return false;
-    }
-    return llvm::none_of(member.getOperands(), [&](Value operand) {
-      return llvm::any_of(storages.get(storages.getOwner(operand)).writers,
-                          [&](CallOp writer) {
-                            return member->isBeforeInBlock(writer) &&
-                                   writer->isBeforeInBlock(end);
-                          });
-    });
+      return "";
+    for (Operation *user : member.getResult(0).getUsers())
+      if (!members.contains(user) &&
+          (user->getBlock() != end->getBlock() || user->isBeforeInBlock(end)))
+        return "something before it uses what the chain makes";
+    for (Value operand : member.getOperands())
+      for (CallOp writer : storages.get(storages.getOwner(operand)).writers)
+        if (member->isBeforeInBlock(writer) && writer->isBeforeInBlock(end))
+          return "something before it writes what the chain reads";
+    return "";
   }
 
   Storages storages;

@@ -38,6 +38,10 @@ compile llama-activations-2 2 <<'YAML'
 units: [{match: "layers.*"}]
 activation_offload: {match: layers.0.feed_forward, min_bytes: 1KiB}
 YAML
+compile llama-fused-2 2 <<'YAML'
+units: [{match: "layers.*"}]
+schedule: {fuse: exact}
+YAML
 compile llama-offload-2 2 --memory=device <<'YAML'
 units: [{match: layers.0, cpu_offload: true}, {match: "layers.*"}]
 clip_grad_norm: 1.0
