@@ -478,8 +478,7 @@ TEST_P(Mutations, AreCaught) { Corpus(GetParam()).run(); }
 INSTANTIATE_TEST_SUITE_P(Compiled, Mutations,
                          testing::Values("llama-2", "llama-2-fsdp2",
                                          "llama-hsdp-4", "llama-microbatches-2",
-                                         "llama-activations-2",
-                                         "llama-fused-2",
+                                         "llama-activations-2", "llama-fused-2",
                                          "llama-offload-2",
                                          "llama-offload-microbatches-2"),
                          [](const auto &info) {

@@ -357,7 +357,7 @@ TEST(ReadPlan, NamesThePathOfADefect) {
             "p.json: instructions[0].phase: expected a phase, got \"onward\"");
   EXPECT_EQ(errorOf(with(text, "{\"all_gather\"", "{\"all_gether\"")),
             "p.json: instructions[0]: expected an instruction (call, "
-            "read_buffer, read_param, constant, all_gather, reshard, "
+            "fused, read_buffer, read_param, constant, all_gather, reshard, "
             "reduce_scatter, all_reduce, copy_to_device, copy_to_host, "
             "offload_activation, reload_activation, accumulate, loss_scale, "
             "unscale, clip_grad_norm, stage_state, optimizer_step, wait, "

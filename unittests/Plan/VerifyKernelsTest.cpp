@@ -89,7 +89,7 @@ const std::vector<Mutation> kMutations = {
        Value &value = p.kernels[0].values[1];
        value.strides = {1, value.shape[0]};
      }},
-    {"ResultInOtherStorage", "P43",
+    {"ResultInOtherStorage", "P23",
      [](Plan &p) {
        Fused &fused = first<Fused>(p);
        p.values[size_t(fused.outs[0])].storage = fused.ins[0];

@@ -38,7 +38,7 @@ plan::Plan doublingPlan(const std::string &target) {
       plan::Call{{"aten::mul", "Scalar"}, {{plan::TensorArg{0}}, {2.0}}, {1}}};
   kernel.results = {1};
   kernel.trips = 64;
-  kernel.code = {{target, kImage, 1, hashBytes(kImage)}};
+  kernel.code = {{target, kImage, 1, fsdp::hashBytes(kImage)}};
   plan.kernels = {kernel};
   return plan;
 }

@@ -168,6 +168,16 @@ static bool isLaidOut(const at::Tensor &tensor, const plan::Value &as) {
   return true;
 }
 
+/// The code of a plan has no type that UndefinedBehaviorSanitizer could check.
+#if defined(__clang__)
+__attribute__((no_sanitize("function")))
+#endif
+static void call(const KernelImages::Function &function,
+                 const std::vector<void *> &tensors, int64_t begin,
+                 int64_t end) {
+  function.run(tensors.data(), function.imports.data(), begin, end);
+}
+
 bool KernelTable::runCode(const Entry &entry, const plan::Fused &fused,
                           std::vector<at::Tensor> &values) const {
   if (!entry.function.run)
@@ -198,8 +208,7 @@ bool KernelTable::runCode(const Entry &entry, const plan::Fused &fused,
   int64_t grain =
       std::max<int64_t>(1, at::internal::GRAIN_SIZE * trips / elements);
   at::parallel_for(0, trips, grain, [&](int64_t begin, int64_t end) {
-    entry.function.run(tensors.data(), entry.function.imports.data(), begin,
-                       end);
+    call(entry.function, tensors, begin, end);
   });
   return true;
 }
