@@ -3,5 +3,5 @@
 `python -m fsdp_mlir.capture` runs it. As an attribute of the package, this name is the function, so
 the modules are imported as `from fsdp_mlir.capture.cli import main`.
 
-May include: support, step, view, record, check, archive.
+May include: support, modules, step, view, record, check, archive.
 """

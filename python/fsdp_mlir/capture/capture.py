@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.archive.writer import Contents, Written, write
 from fsdp_mlir.check import proof
+from fsdp_mlir.modules.python_state import Left
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
@@ -40,7 +41,7 @@ class CaptureSummary:
     itself made. `relied_on`: values of inputs, buffers and constants that decided shapes; `sources`
     maps the names that these use for buffers and constants to their own names. `operators` are the
     names of operators that are not ATen's. `kernels` are the Python functions whose calls stand in
-    the graph in place of an operator.
+    the graph in place of an operator. `left` and `unsettled` are those of proof.Checked.
     """
 
     path: Path
@@ -60,6 +61,8 @@ class CaptureSummary:
     sources: dict[str, str] = field(repr=False)
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = field(default=(), repr=False)
+    left: tuple[Left, ...] = field(default=(), repr=False)
+    unsettled: bool = False
 
     @staticmethod
     def of(written: Written, seconds: float) -> CaptureSummary:
@@ -86,6 +89,8 @@ class CaptureSummary:
             sources={f"b{index}": name for index, name in enumerate(buffers)},
             operators=tuple(dict.fromkeys(map(qualified, contents.foreign()))),
             kernels=tuple(recording.kernels()),
+            left=tuple(contents.checked.left),
+            unsettled=contents.checked.unsettled,
         )
 
     def __str__(self) -> str:

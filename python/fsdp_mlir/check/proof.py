@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fsdp_mlir.check import eager_check
 from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
-from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.modules.python_state import Left, PythonState
 from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
@@ -34,10 +34,13 @@ CHECKED_BYTES = 256 << 20
 @dataclass(frozen=True)
 class Checked:
     """A recording that is known to be what the model does, and whether it was run beside eager
-    PyTorch."""
+    PyTorch. `left` puts in place what a step leaves in Python. `unsettled`: the recorded step is
+    another one once it has run, though with the same bits."""
 
     recording: Recording
     beside_eager: bool
+    left: list[Left] = field(default_factory=list)
+    unsettled: bool = False
 
 
 def check(recorded: Recorded) -> Checked:
@@ -86,7 +89,8 @@ def check(recorded: Recorded) -> Checked:
             "does not set it",
             stacklevel=3,
         )
-    return Checked(recording, checked)
+    left = before.left(recording.trained or first) if changed else []
+    return Checked(recording, checked, left, cached)
 
 
 def _communicates(recording: Recording) -> bool:
@@ -133,8 +137,8 @@ def _check_counters(
 ) -> None:
     """CaptureError for Python values that every step changes, such as a count of calls."""
     for path in first.changes(second):
-        kind, value = second.leaves.get(path, ("none", None))
-        if kind == "value":
+        kind, value = second.leaves.get(path, ("none", "nothing"))
+        if "value" in (kind, first.leaves.get(path, ("none", None))[0]):
             was = [state.leaves.get(path, ("none", "nothing"))[1] for state in (before, first)]
             raise located(
                 source_of(view.model),

@@ -110,6 +110,9 @@ class PlanCache:
         if captured.relied_on:
             self._warn("the values of an input, a buffer or a constant decide what the step is")
             return
+        if captured.left or captured.unsettled:
+            self._warn("forward changes what the model keeps in Python")
+            return
         if captured.operators or captured.kernels:
             # Only the dispatcher knows their kernels, and what these read.
             self._warn("it calls operators of other libraries")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fsdp_mlir.archive.fingerprint import Fingerprint, first_difference
 from fsdp_mlir.capture.capture import capture
 from fsdp_mlir.frontdoor.plain_model import plain
+from fsdp_mlir.modules.python_state import Left
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.step.training_step import OutputsOfModes
@@ -28,8 +29,8 @@ from fsdp_mlir.view.model_view import constant_name
 class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
-    besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators` and
-    `kernels` are those of its CaptureSummary."""
+    besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
+    `kernels`, `left` and `unsettled` are those of its CaptureSummary."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -40,6 +41,8 @@ class Captured:
     warnings: list[str] = field(default_factory=list)
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = ()
+    left: tuple[Left, ...] = ()
+    unsettled: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Recipe:
             warned,
             done.operators,
             done.kernels,
+            done.left,
+            done.unsettled,
         )
         return captured, own
 

@@ -9,7 +9,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,6 +65,7 @@ class Compiled:
     unchanged: Unchanged
     plan_hash: str  # of the plans of all ranks
     loss_dtype: torch.dtype = field(init=False)
+    _has_run: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
@@ -82,6 +83,15 @@ class Compiled:
                 if sources.keys() >= set(each.outside) and not each.holds(sources):
                     return False
         return True
+
+    def leave(self) -> None:
+        """After a step: puts what its forward leaves in Python in place, which is the same each
+        time."""
+        for put in self.captured.left:
+            put()
+        if self.captured.left and self._has_run is not self.captured:
+            self.unchanged.renew()
+            self._has_run = self.captured
 
     def returned(self, loss: float, *, evaluation: bool = False) -> Any:
         """What the last step gave, or the last evaluation."""
@@ -301,9 +311,12 @@ class Plans:
         values = whole_values(self._model)
         if not request.is_example and not any(value.is_meta for value in values.values()):
             options["check"] = True
-        (captured, fingerprint), _ = self.together(
-            lambda: recipe.capture(folder, values), lambda _: "", _COMPILE_SECONDS
+        (captured, fingerprint), unsettled = self.together(
+            lambda: recipe.capture(folder, values),
+            lambda made: "unsettled" if made[0].unsettled else "",
+            _COMPILE_SECONDS,
         )
+        captured = replace(captured, unsettled=any(unsettled))
         self.together(
             lambda: planning.check_same(
                 fingerprint,

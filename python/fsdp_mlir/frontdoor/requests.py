@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdp_mlir.modules import weights
+from fsdp_mlir.frontdoor import around
+from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.state import optimizers
-from fsdp_mlir.step.batches import Batch, Inputs, autocast, form
+from fsdp_mlir.step.batches import Batch, Inputs, form
 from fsdp_mlir.step.eager import Clipping
 from fsdp_mlir.support import policy_schema
 
@@ -85,13 +86,25 @@ class Requests:
             form(microbatches[0]),
             tuple(module.training for module in self._model.modules()),
             tuple(param.requires_grad for param in params),
-            autocast(),
+            around.settings(),
             structure,
         )
 
     @staticmethod
     def evaluation_key(batch: Batch) -> tuple[Any, ...]:
-        return "evaluate", form(batch), autocast()
+        return "evaluate", form(batch), around.settings()
+
+    def why_eager(self, kind: str, count: int, params: list[nn.Parameter]) -> str:
+        """Why this call is one for FSDP2, whatever plans there are; empty if it is not."""
+        if kind == "gradients" and count > 1 and self._reduces_each:
+            return around.entered() or around.each_microbatch(params)
+        return around.entered()
+
+    @property
+    def _reduces_each(self) -> bool:
+        """Whether the gradients of each microbatch come to the parameters by themselves."""
+        each, all_each = (self._config.get(key, True) for key in OF_LOOP[1:])
+        return bool(each and (all_each or not sharding.has_replicas(self._model)))
 
     def request(self, kind: str, microbatches: Sequence[Batch], *, is_example: bool) -> Request:
         batch, count = microbatches[0], len(microbatches)

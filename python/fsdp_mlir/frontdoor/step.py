@@ -13,6 +13,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from fsdp_mlir.frontdoor import around
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
 from fsdp_mlir.frontdoor.plans import (
     Compiled,
@@ -38,10 +39,19 @@ from fsdp_mlir.support.errors import CompileError
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 # What a rank tells the others before a call.
-_READY, _COMPILE, _EAGER, _OTHER_VALUES = range(4)
+_READY, _COMPILE, _EAGER, _OTHER_VALUES, _FOR_FSDP2 = range(5)
+_BITS = 3  # of one of these
+
+_WHY_OTHER_VALUES = (
+    "values that decide a shape, as those of a mask, are not those of the batch that it was "
+    "compiled for, here or on another rank"
+)
 
 # Of torch.amp.GradScaler.
 _INIT_SCALE = 2.0**16
+
+# As often as a plan may be captured in vain.
+_MOST_UNSETTLED = 8
 
 # Options that only a plan follows: without them FSDP2's step would be a different one.
 _OF_PLAN = policy_schema.keys_where("compile", "plan")
@@ -109,7 +119,8 @@ class Step:
         self._updates: int | None = None
         self._checkpoints: Checkpoints | None = None
         self._failure = ""  # of a call of the ranks
-        self._has_warned = False  # of batches that a plan does not take
+        self._unsettled: dict[Any, int] = {}  # how often a plan was
+        self._told: set[str] = set()  # why a call had no plan
         self._result = _Result()
         self._agreement: Any = None  # without it there are no plans
         try:
@@ -152,7 +163,7 @@ class Step:
             session.scaler = self._scaler
         if self._updates is not None and self._optimizer is None:
             session.updates = self._updates
-        result = self._run(session.step, [tensors(batch) for batch in microbatches])
+        result = self._train(compiled, microbatches)
         self._scaler, self._updates = session.scaler, session.updates
         self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
         self._steps += 1
@@ -179,7 +190,7 @@ class Step:
             )
             return self._returned(value)
         compiled.bound.optimizer_state(self._steps)
-        result = self._run(compiled.session.step, [tensors(microbatches[0])])
+        result = self._train(compiled, microbatches)
         self._take_gradients(compiled)
         return compiled.returned(result.loss)
 
@@ -205,7 +216,7 @@ class Step:
                 for value in eager.backward(steps, inputs, reduce_each=False, mean=False)
             ]
         compiled.bound.optimizer_state(self._steps)
-        self._run(compiled.session.step, [tensors(batch) for batch in batches])
+        self._train(compiled, batches)
         self._take_gradients(compiled)
         return list(self._requests.losses(count).to(compiled.loss_dtype, copy=True))
 
@@ -240,7 +251,9 @@ class Step:
             and self._is_current(compiled, training=False)
             and compiled.takes([batch])
         )
-        if self._agreed(key, _READY if ready else _EAGER) != _READY:
+        why = around.entered()
+        own = _FOR_FSDP2 if why else _READY if ready else _EAGER
+        if self._agreed(key, own, why) != _READY:
             value = eager.evaluate(self._eager(batch), list(batch.values()))
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
@@ -400,7 +413,9 @@ class Step:
             self._plans.trained.settle()
         key = self._requests.key(kind, microbatches, params)
         compiled = self._cache.get(key)
-        if (
+        if why := self._requests.why_eager(kind, len(microbatches), params):
+            own = _FOR_FSDP2
+        elif (
             not may
             or (key in self._cache and compiled is None)
             or not sharding.reduces_now(self._model, self._groups)
@@ -411,9 +426,12 @@ class Step:
             own = _READY if compiled and self._is_current(compiled) else _COMPILE
             if own == _READY and compiled and not compiled.takes(microbatches):
                 own = _OTHER_VALUES
-        said = self._agreed(key, own)
+        said = self._agreed(key, own, why)
         if said == _COMPILE:
             compiled = self._compile(key, kind, microbatches)
+            if compiled is not None and self._is_unsettled(compiled):
+                self._settle(key)
+                return None
             if compiled is not None and compiled.captured.relied_on:
                 takes = compiled.takes(microbatches)
                 said = self._agreed(key, _READY if takes else _OTHER_VALUES)
@@ -428,25 +446,47 @@ class Step:
                 unchanged.renew()
         return compiled.bound.buffers(compiled.captured.constants)
 
-    def _agreed(self, key: Any, own: int) -> int:
-        """What all ranks do, after each has said what it would do: they compile if one must, and do
-        what FSDP2 does if one must or if their calls differ."""
-        if self._agreement is None:
-            return _EAGER
-        word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> 2 << 2
-        words = self._run(self._agreement.exchange, word | own)
-        if any(other >> 2 != word >> 2 for other in words):
-            return _EAGER
-        said = max(other & 3 for other in words)
-        if said == _OTHER_VALUES and not self._has_warned:
+    def _is_unsettled(self, compiled: Compiled) -> bool:
+        """Whether what forward leaves in Python, such as a table that it makes once, decides what
+        the next step is, and FSDP2 can leave it there."""
+        can = self._optimizer is not None and not any(map(self._config.get, _OF_PLAN))
+        return compiled.captured.unsettled and can
+
+    def _settle(self, key: Any) -> None:
+        """FSDP2 makes one step, after which the model is captured as that step left it."""
+        self._unsettled[key] = self._unsettled.get(key, 0) + 1
+        if self._unsettled[key] == _MOST_UNSETTLED:
+            self._cache[key] = None
             self._without_plan(
                 NoPlan(
-                    "values that decide a shape, as those of a mask, are not those of the batch "
-                    "that it was compiled for, here or on another rank"
+                    f"forward has {_MOST_UNSETTLED} times left something else in the model, which "
+                    "decides what the next step is"
                 )
             )
-            self._has_warned = True
+
+    def _agreed(self, key: Any, own: int, why: str = "") -> int:
+        """What all ranks do, after each has said what it would do: they compile if one must, and do
+        what FSDP2 does if one must or if their calls differ. `why` this rank is _FOR_FSDP2."""
+        if self._agreement is None:
+            return _EAGER
+        word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> _BITS << _BITS
+        words = self._run(self._agreement.exchange, word | own)
+        if any(other >> _BITS << _BITS != word for other in words):
+            return _EAGER
+        said = max(other - word for other in words)
+        if said == _OTHER_VALUES:
+            why = _WHY_OTHER_VALUES
+        elif said == _FOR_FSDP2:
+            why = why or "so does the call on another rank"
+        if said >= _OTHER_VALUES and why not in self._told:
+            self._without_plan(NoPlan(why))
+            self._told.add(why)
         return said
+
+    def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
+        result = self._run(compiled.session.step, [tensors(batch) for batch in microbatches])
+        compiled.leave()
+        return result
 
     def _run(self, call: Callable[[Any], Any], argument: Any) -> Any:
         """A call that all ranks make. After a failed call no other is possible: the ranks may be
@@ -489,7 +529,9 @@ class Step:
             params = list(self._model.parameters())
             kind = "gradients" if self._outside(params) else "update"
             key = self._requests.key(kind, [batch] * self._requests.count, params)
-            self._compile(key, kind, [batch], is_example=True)
+            compiled = self._compile(key, kind, [batch], is_example=True)
+            if compiled is not None and self._is_unsettled(compiled):
+                del self._cache[key]  # until the first call, which settles it
 
     def _without_plan(self, error: Exception) -> None:
         if self._fallback == "error" or not has_no_plan(error):

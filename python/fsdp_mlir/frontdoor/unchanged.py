@@ -16,33 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, equal, reader, same, shallow
 from fsdp_mlir.modules import hooks
 from fsdp_mlir.modules.outside import (
     ABSENT,
     GLOBAL_HOOKS,
     HOOKS,
+    OF_MODULES,
     SCALARS,
+    STATE_DICT_HOOKS,
     Place,
     attributes_read,
-    places,
+    reached,
 )
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
-_MOST_ITEMS = 1 << 16  # of a list or the like that is compared by its items
 _MOST_LEAVES = 2000  # of a value that is compared by all that it holds
-
-# Attributes of nn.Module that do not affect a step, and those that hold its hooks.
-STATE_DICT_HOOKS = {
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-}
-_MEMBERS = ("_parameters", "_buffers", "_modules")
-# Attributes of every module, of hooks for instance.
-_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -94,21 +85,20 @@ class Unchanged:
         classes = {}
         for name, module in self._named_modules().items():
             attributes = {
-                key: dict(value) if key in _MEMBERS else _shallow(value)
+                key: dict(value) if key in MEMBERS else shallow(value)
                 for key, value in vars(module).items()
             }
             self._modules.append((name, module, type(module), attributes))
             classes[type(module)] = type(module).forward
             for key, value in vars(module).items():
                 if _is_settings(value):
-                    shallow = {k: _shallow(v) for k, v in vars(value).items()}
-                    self._objects.setdefault(id(value), (_dotted(name, key), value, shallow))
+                    kept = {k: shallow(v) for k, v in vars(value).items()}
+                    self._objects.setdefault(id(value), (_dotted(name, key), value, kept))
         self._forwards = list(classes.items())
         self._globals = _global_hooks()
-        self._outside = [
-            (place, _shallow(place.value()))
-            for place in places(self._model, self._loss, self._kernels)
-        ]
+        found = reached(self._model, self._loss, self._kernels)
+        self._outside = [(place, reader(place), shallow(place.value())) for place in found.places]
+        self._calls = Calls(found)
         # Modules may share a value, such as their model's configuration.
         once = {id(value): held for value, held in reversed(list(self._holding()))}
         self._deep = [(held, inside) for held in once.values() if (inside := held.inside())]
@@ -117,10 +107,10 @@ class Unchanged:
         """The values that hold more than plain values and tensors, and where they are."""
         for name, module, _, attributes in self._modules:
             for key, value in attributes.items():
-                if key not in _MEMBERS and key not in _OF_MODULES and _is_deep(value):
+                if key not in MEMBERS and key not in OF_MODULES and _is_deep(value):
                     change = _Change((id(module), key), _dotted(name, key), attribute=True)
                     yield vars(module)[key], _Held(vars(module), key, change)
-        for place, value in self._outside:
+        for place, _, value in self._outside:
             if _is_deep(value):
                 yield place.value(), _Held(place, "", _Change(place.key, place.label))
 
@@ -133,20 +123,24 @@ class Unchanged:
     def holds(self) -> bool:
         """Whether nothing has changed."""
         for _, module, kind, attributes in self._modules:
-            if type(module) is not kind or not _equal(module.__dict__, attributes):
+            if type(module) is not kind or not equal(module.__dict__, attributes):
                 return False
         for _, value, attributes in self._objects.values():
-            if not _equal(value.__dict__, attributes):
+            if not equal(value.__dict__, attributes):
                 return False
         if any(kind.forward is not forward for kind, forward in self._forwards):
             return False
-        if any(not _same(place.value(), before) for place, before in self._outside):
+        for _, read, before in self._outside:
+            now = read()
+            if now is not before and not same(now, before):
+                return False
+        if not self._calls.holds():
             return False
         for held, before in self._deep:
             now = held.inside()
             if now is None or now.leaves != before.leaves:
                 return False
-        return _equal(_global_hooks(), self._globals)
+        return equal(_global_hooks(), self._globals)
 
     def holds_what_matters(self, *, training: bool) -> bool:
         """Whether nothing has changed except attributes that no code reads and, without `training`,
@@ -175,7 +169,7 @@ class Unchanged:
                 yield _Change((id(module), ""), f"{_module(name)} is another one")
                 continue
             for key in sorted({*vars(module), *before}):
-                if key in _MEMBERS:
+                if key in MEMBERS:
                     yield from _member(id(module), name, key, vars(module)[key], before[key])
                 elif key not in STATE_DICT_HOOKS:
                     yield from _attribute(id(module), name, key, vars(module), before)
@@ -190,9 +184,11 @@ class Unchanged:
             if kind.forward is not forward:
                 where = source_of(kind.forward)
                 yield _Change((id(kind), ""), f"forward of '{kind.__name__}' is another one", where)
-        for place, before in self._outside:
+        for key, text in self._calls.changes():
+            yield _Change(key, text)
+        for place, _, before in self._outside:
             now = place.value()
-            if not _same(now, before):
+            if not same(now, before):
                 text = f"'{place.label}' is {_shown(now)}, the step was compiled with"
                 yield _Change(place.key, f"{text} {_shown(before)}")
         for held, inside in self._deep:
@@ -219,7 +215,7 @@ def _member(
 def _attribute(
     owner: int, place: str, key: str, now: dict[str, Any], before: dict[str, Any]
 ) -> Iterator[_Change]:
-    if key in now and key in before and _equal({key: now[key]}, {key: before[key]}):
+    if key in now and key in before and equal({key: now[key]}, {key: before[key]}):
         return
     if key == "training":
         mode = "train" if now[key] else "eval"
@@ -260,26 +256,6 @@ def _module(name: str) -> str:
 
 def _dotted(place: str, key: str) -> str:
     return f"{place}.{key}" if place else key
-
-
-def _shallow(value: Any) -> Any:
-    """A copy of a list or the like, so that its items are compared."""
-    if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
-        return dict(dict.items(value))  # as stored: a subclass may compute what it returns
-    if type(value) in (list, set, deque) and len(value) <= _MOST_ITEMS:
-        return type(value)(value)
-    return value
-
-
-def _same(now: Any, before: Any) -> bool:
-    return now is before or _equal({"": now}, {"": before})
-
-
-def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    try:
-        return now == before
-    except Exception:  # such as the truth value of a different tensor
-        return False
 
 
 def _is_deep(value: Any) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
+from operator import attrgetter, methodcaller
 from types import (
     CellType,
     CodeType,
@@ -61,6 +62,21 @@ GLOBAL_HOOKS = (
     "_global_backward_hooks",
 )
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
+# Attributes of nn.Module that do not affect a step.
+STATE_DICT_HOOKS = {
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+}
+# Attributes of every module, of hooks for instance.
+OF_MODULES = frozenset(vars(nn.Module()))
+# What calling a module reads of it.
+OF_CALLS = frozenset(
+    {*nn.Module._wrapped_call_impl.__code__.co_names, *nn.Module._call_impl.__code__.co_names}
+)
+_MOST_ITEMS = 2000  # of containers that are searched for what has code
+_MOST_DEPTH = 6
 
 
 class _Absent:
@@ -109,6 +125,29 @@ class Place:
             assign(name, value)
 
 
+@dataclass(frozen=True)
+class Reached:
+    """What the code of a model and of a loss reads and calls, beside the modules of both."""
+
+    places: list[Place]  # of data
+    held: list[Place]  # of anything else: which object it is may change
+    modules: list[tuple[str, nn.Module]]  # with what is to be called them in messages
+    functions: list[FunctionType]
+    names: frozenset[str] | None  # of attributes that this code may read; None if of any name
+
+
+def reached(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> Reached:
+    """All that, with other modules that the code calls, such as a teacher in a closure."""
+    found = _places(model, loss, kernels, reaches=True)
+    return Reached(
+        found.all(),
+        found.held(),
+        found.modules(),
+        [each for each in found.seen() if isinstance(each, FunctionType)],
+        found.names(),
+    )
+
+
 def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> list[Place]:
     """The places that the modules of `model`, a loss function and kernels of operators read, always
     in the same order."""
@@ -121,20 +160,25 @@ def places_and_memos(model: nn.Module, loss: Any) -> tuple[list[Place], list[Any
     return found.all(), [each for each in found.seen() if isinstance(each, _lru_cache_wrapper)]
 
 
-def _places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> _Places:
-    found = _Places()
-    for kernel in kernels:
-        found.add_object(kernel.__qualname__, kernel)
+def _places(
+    model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = (), *, reaches: bool = False
+) -> _Places:
     modules = list(model.modules())
     if isinstance(loss, nn.Module):
         modules += loss.modules()
-    elif loss is not None:
+    found = _Places(modules if reaches else None)
+    for kernel in kernels:
+        found.add_object(kernel.__qualname__, kernel)
+    if loss is not None and not isinstance(loss, nn.Module):
         found.add_object("(loss)", loss)
     for module in modules:
         found.add_class(type(module), _is_no_models)
         for name, held in vars(module).items():
+            label = f"{type(module).__qualname__}.{name}"
             if callable(held) and not isinstance(held, (type, nn.Module, Tensor)):
-                found.add_object(f"{type(module).__qualname__}.{name}", held)
+                found.add_object(label, held)
+            elif is_users(name):
+                found.look_inside(label, held)
     for hooks in [*map(vars, modules), vars(nn.modules.module)]:
         for name in sorted({*HOOKS, *GLOBAL_HOOKS} & hooks.keys()):
             for hook in hooks[name].values():
@@ -153,7 +197,7 @@ def attributes_read(
 ) -> frozenset[str] | None:
     """The names of attributes that the code of the modules, PyTorch's layers included, and of what
     it calls may read; None if it reads some by names that are not in the code."""
-    found = _places(model, loss, kernels)
+    found = _places(model, loss, kernels, reaches=True)
     classes = {type(module) for module in model.modules()}
     if isinstance(loss, nn.Module):
         classes |= {type(module) for module in loss.modules()}
@@ -164,8 +208,13 @@ def attributes_read(
             value = getattr(value, "__func__", value)
             if isinstance(value, FunctionType) and base.__module__ != FSDPModule.__module__:
                 functions.append(value)
-    names = frozenset().union(*(_read(function.__code__) for function in functions))
+    names = OF_CALLS.union(found.got(), *(_read(function.__code__) for function in functions))
     return None if names & _DYNAMIC else names
+
+
+def is_users(attribute: str) -> bool:
+    """Of a module: neither nn.Module's nor what FSDP2 keeps there."""
+    return attribute not in OF_MODULES and not attribute.startswith("__composable_api_")
 
 
 def _is_no_models(value: Code) -> bool:
@@ -188,16 +237,57 @@ def is_library(value: Code) -> bool:
 
 
 class _Places:
-    def __init__(self) -> None:
+    """With `own`, the modules of model and loss, also finds what else the code calls: `held`,
+    `modules`, and the code of what containers hold."""
+
+    def __init__(self, own: Iterable[nn.Module] | None = None) -> None:
         self._by_key: dict[tuple[int, str], Place] = {}
         self._seen: dict[int, Any] = {}
         self._functions: list[FunctionType] = []  # to be looked into
         self._modules: set[tuple[int, frozenset[str]]] = set()  # and the names in them
+        self._reaches = own is not None
+        self._own = {id(module) for module in own or ()}
+        self._held: dict[tuple[int, str], Place] = {}
+        self._reached: dict[int, tuple[str, nn.Module]] = {}
+        self._inside: dict[int, Any] = {}  # containers that were searched
+        self._items = 0  # in them
+        self._named: set[str] = set()  # by the code that was looked into
+        self._got: set[str] = set()  # by objects such as operator.attrgetter
+        self._owners: list[tuple[str, dict[str, Any]]] = []  # of methods
 
     def all(self) -> list[Place]:
-        while self._functions:
-            self._look_into(self._functions.pop())
+        known = (-1, -1, -1)
+        while self._functions or known != (
+            known := (len(self._named), len(self._got), len(self._reached))
+        ):
+            while self._functions:
+                self._look_into(self._functions.pop())
+            for label, module in list(self._reached.values()):
+                self._look_into_module(label, module)
+            for label, attributes in self._owners:
+                for name in sorted(self._got & attributes.keys()):
+                    self._add(attributes, name, f"{label}.{name}")
         return list(self._by_key.values())
+
+    def held(self) -> list[Place]:
+        self.all()
+        return list(self._held.values())
+
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        self.all()
+        return list(self._reached.values())
+
+    def got(self) -> set[str]:
+        self.all()
+        return self._got
+
+    def names(self) -> frozenset[str] | None:
+        """Those of attributes that the code that was found may read; None if it reads any."""
+        self.all()
+        return self._names()
+
+    def _names(self) -> frozenset[str] | None:
+        return None if self._named & _DYNAMIC else OF_CALLS | self._named | self._got
 
     def seen(self) -> list[Any]:
         """Functions, classes and objects that were looked into."""
@@ -207,16 +297,31 @@ class _Places:
     def add_class(self, owner: type, skips: Callable[[Code], bool] = is_library) -> None:
         """The attributes of a class and its bases, except bases that `skips` accepts."""
         for base in owner.__mro__:
-            if skips(base) or not self._is_new(base):
-                continue
-            for name, value in list(vars(base).items()):
-                if isinstance(value, property):
-                    value = value.fget
-                function = getattr(value, "__func__", value)
-                if isinstance(function, FunctionType):
-                    self._add_function(function, skips)
-                elif not name.startswith("__"):
-                    self._add(base, name, f"{base.__qualname__}.{name}")
+            if skips(base):
+                self._hold_forward(base)
+            elif self._is_new(base):
+                for name in list(vars(base)):
+                    self._add_member(base, name, skips)
+
+    def _add_member(self, owner: type, name: str, skips: Callable[[Code], bool]) -> bool:
+        """An attribute of a class, or the code of a method; whether it is one."""
+        label = f"{owner.__qualname__}.{name}"
+        function = _function_of(vars(owner)[name])
+        if function is not None:
+            self._add_function(function, skips)
+            self._hold(Place(owner, name, label))
+        elif not name.startswith("__"):
+            self._add(owner, name, label)
+        return function is not None
+
+    def _hold_forward(self, owner: type) -> None:
+        """That of a module's class that is not looked into."""
+        if issubclass(owner, nn.Module) and "forward" in vars(owner):
+            self._hold(Place(owner, "forward", f"{owner.__qualname__}.forward"))
+
+    def _hold(self, place: Place) -> None:
+        if self._reaches:
+            self._held.setdefault(place.key, place)
 
     def add_object(self, label: str, value: Any) -> None:
         """Something that is neither data nor a class nor a Python module: a function, a method, a
@@ -231,8 +336,70 @@ class _Places:
             for names in (value.keywords, items):
                 for name in names:
                     self._add(names, name, f"{label}.{name}")
-        elif not isinstance(value, (nn.Module, logging.Logger)):
+            self._hold(Place(value, "keywords", f"{label}.keywords"))
+        elif isinstance(value, nn.Module):
+            self._reach(label, value)
+        elif isinstance(value, (attrgetter, methodcaller)):
+            self._got |= _names_held(value)
+        elif not isinstance(value, logging.Logger):
             self._add_attributes(label, value)
+
+    def _reach(self, label: str, module: nn.Module) -> None:
+        """A module that neither model nor loss has. One that holds the model, such as a trainer,
+        may hold more than its methods use: only what they name is reached."""
+        if not self._reaches or id(module) in self._own:
+            return
+        inner = dict(module.named_modules())
+        if any(id(each) in self._own for each in inner.values()):
+            inner = {"": module}
+        for path, each in inner.items():
+            self._reached.setdefault(id(each), (f"{label}.{path}".rstrip("."), each))
+
+    def _look_into_module(self, label: str, module: nn.Module) -> None:
+        """One that was reached: of its class, the methods that a call runs and those that code
+        names."""
+        names = self._names()
+        for base in type(module).__mro__:
+            if _is_no_models(base):
+                self._hold_forward(base)
+                continue
+            for name in list(vars(base)):
+                if names is None or name in names or name.startswith("__"):
+                    self._add_member(base, name, _is_no_models)
+        attributes = vars(module)
+        if names is None or _is_no_models(type(module)):
+            names = frozenset({*module._modules, *attributes})
+        for name in module._modules.keys() & names:
+            if (part := module._modules[name]) is not None:
+                self._reach(f"{label}.{name}", part)
+        for name in filter(is_users, attributes.keys() & names):
+            if not isinstance(attributes[name], (*SCALARS, Tensor)):
+                self._add(attributes, name, f"{label}.{name}")
+        if callable(forward := attributes.get("forward")):
+            self.add_object(f"{label}.forward", forward)
+        for name in HOOKS:
+            for hook in attributes[name].values():
+                self.add_object(f"a hook of {name}", hook)
+
+    def look_inside(self, label: str, value: Any, depth: int = 0) -> None:
+        """The functions, objects and modules that containers hold, and objects of classes of the
+        model's code."""
+        if not self._reaches or isinstance(value, (*SCALARS, *GENERATORS, Tensor, np.ndarray)):
+            return
+        if isinstance(value, ContextVar):
+            value = value.get(None)
+        if isinstance(value, type):
+            self.add_class(value)
+        elif not isinstance(value, CONTAINERS):
+            if callable(value) or not is_library(type(value)):
+                self.add_object(label, value)
+        elif depth < _MOST_DEPTH and id(value) not in self._inside:
+            self._inside[id(value)] = value
+            if self._items + len(value) <= _MOST_ITEMS:
+                self._items += len(value)
+                items = dict.values(value) if isinstance(value, dict) else value
+                for index, item in enumerate(list(items)):
+                    self.look_inside(f"{label}[{index}]", item, depth + 1)
 
     def _add_method(self, label: str, method: MethodType) -> None:
         """What the method, and the methods of its class that it names, read from their object; not
@@ -253,16 +420,15 @@ class _Places:
             read |= names
             for base in type(owner).__mro__:
                 for name in names & vars(base).keys():
-                    member = vars(base)[name]
-                    member = member.fget if isinstance(member, property) else member
-                    member = getattr(member, "__func__", member)
-                    if isinstance(member, FunctionType):
+                    member = _function_of(vars(base)[name])
+                    if member is not None:
                         waiting.append(member)
-                    elif not is_library(base):
-                        self._add(base, name, f"{base.__qualname__}.{name}")
+                    if not is_library(base):
+                        self._add_member(base, name, is_library)
         if read & _DYNAMIC:
             self.add_object(label, owner)
             return
+        self._owners.append((label, attributes))
         for name in sorted(read):
             self._add(attributes, name, f"{label}.{name}")
 
@@ -294,6 +460,7 @@ class _Places:
 
     def _look_into(self, function: FunctionType) -> None:
         names = set(_names(function.__code__))
+        self._named |= names
         known = function.__globals__
         for name in sorted(_used(function.__code__, _GLOBAL) & known.keys()):
             self._add(known, name, f"{function.__module__}.{name}", names)
@@ -314,7 +481,8 @@ class _Places:
         defaults = dict(function.__kwdefaults__ or {})
         defaults |= {str(i): value for i, value in enumerate(function.__defaults__ or ())}
         for name, value in defaults.items():
-            if type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple):
+            is_list = type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple)
+            if is_list or (self._reaches and not isinstance(value, _DATA)):
                 self._add(defaults, name, f"{function.__qualname__}, default {name}")
         if names & {"environ", "getenv"}:
             self._add(vars(os.environ), "_data", "os.environ")
@@ -331,16 +499,20 @@ class _Places:
         place = Place(owner, name, label)
         value = place.value()
         if isinstance(value, ModuleType):
+            self._hold(place)
             key = id(value), frozenset(names)
             if not is_library(value) and key not in self._modules:  # one may hold itself
                 self._modules.add(key)
                 for member in sorted({*names} & vars(value).keys()):
                     self._add(vars(value), member, f"{value.__name__}.{member}", names)
         elif isinstance(value, type):
+            self._hold(place)
             self.add_class(value)
         elif isinstance(value, _DATA) or value is ABSENT:
             self._by_key.setdefault(place.key, place)
-        else:
+            self.look_inside(label, None if value is ABSENT else value)
+        elif not _is_ours(value):
+            self._hold(place)
             if isinstance(value, FunctionType) and not is_library(value):
                 self._by_key.setdefault(place.key, place)
             self.add_object(label, value)
@@ -350,6 +522,28 @@ class _Places:
         new = id(value) not in self._seen
         self._seen[id(value)] = value
         return new
+
+
+def _is_ours(value: Any) -> bool:
+    """An object of this package, such as the compiled step, which a trainer may hold."""
+    package = type(value).__module__.partition(".")[0]
+    return package == __name__.partition(".")[0] and not isinstance(value, nn.Module)
+
+
+def _function_of(member: Any) -> FunctionType | None:
+    """That of a method or a property of a class."""
+    member = member.fget if isinstance(member, property) else member
+    member = getattr(member, "__func__", member)
+    return member if isinstance(member, FunctionType) else None
+
+
+def _names_held(value: attrgetter | methodcaller) -> set[str]:
+    """The names of attributes that such an object reads."""
+    kind, arguments = value.__reduce__()
+    if isinstance(kind, partial):  # a methodcaller with keywords
+        arguments = kind.args
+    names = arguments if isinstance(value, attrgetter) else arguments[:1]
+    return {part for name in names for part in name.split(".")}
 
 
 @lru_cache(maxsize=1024)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import random
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +27,7 @@ from fsdp_mlir.modules.outside import (
     places_and_memos,
     slot_names,
 )
+from fsdp_mlir.support.errors import CaptureError
 
 _MAX_DEPTH = 6
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
@@ -33,6 +36,28 @@ _MAX_SHARED = 1000  # elements of a container that no module of the model holds
 class _TooManyLeavesError(Exception):
     pass
 
+
+class _Untaken:
+    """Stands for an iterator, of which a capture must take nothing: most cannot be wound back."""
+
+    def __init__(self, name: object, iterator: Iterator[Any]) -> None:
+        self._named = f"'{name}', a {type(iterator).__name__}"
+
+    def __iter__(self) -> _Untaken:
+        return self
+
+    def __next__(self) -> Any:
+        raise CaptureError(
+            f"the step takes an item from {self._named}, which a captured step does not do; give "
+            "it as an input"
+        )
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise CaptureError(f"'{attribute}' of {self._named}: a captured step uses no iterators")
+
+
+# What a step leaves in Python, as a call that puts it there.
+Left = Callable[[], None]
 
 # How a leaf compares: by value, as a tensor by identity, as any other object by identity.
 Leaf = tuple[str, Any]
@@ -84,21 +109,7 @@ class PythonState:
         """Puts every attribute, container and generator back as it was, and empties memos of calls
         that have others than before; tensors keep their data."""
         for container, content in self._contents:
-            if isinstance(container, dict):
-                # Not Counter's update, which adds, nor dict's of an OrderedDict, which has an order
-                # of its own.
-                kind = OrderedDict if isinstance(container, OrderedDict) else dict
-                if _same_items(kind.items(container), content.items()):
-                    continue
-                kind.clear(container)
-                kind.update(container, content)
-            elif isinstance(container, set):
-                if container != content:
-                    container.clear()
-                    container.update(content)
-            elif not _same_items(enumerate(container), enumerate(content)):
-                container.clear()
-                container.extend(content)
+            _refill(container, content)
         for owner, attributes in self._slots:
             for name in _in_slots(owner):
                 if name not in attributes:
@@ -115,10 +126,60 @@ class PythonState:
             if memo.cache_info().misses != misses:
                 memo.cache_clear()
 
+    @contextmanager
+    def untaken(self) -> Iterator[None]:
+        """In the body, a forward that takes an item from an iterator among the attributes fails
+        with a CaptureError."""
+        lent = []
+        for container, content in self._contents:
+            for key, value in _items(content):
+                if _is_iterator(value):
+                    get = container.get if isinstance(container, dict) else partial(_at, container)
+                    lent.append((container.__setitem__, get, key, value))
+        for owner, attributes in self._slots:
+            for name, value in attributes.items():
+                if _is_iterator(value):
+                    put, get = partial(object.__setattr__, owner), partial(getattr, owner)
+                    lent.append((put, get, name, value))
+        guards = [_Untaken(key, value) for _, _, key, value in lent]
+        try:
+            for (put, _, key, _), guard in zip(lent, guards, strict=True):
+                put(key, guard)
+            yield
+        finally:
+            for (put, get, key, value), guard in zip(lent, guards, strict=True):
+                if get(key, None) is guard:
+                    put(key, value)
+
     def changes(self, after: PythonState) -> list[str]:
         """The paths that differ, in order."""
         paths = dict.fromkeys([*self.leaves, *after.leaves])
         return [path for path in paths if self.leaves.get(path) != after.leaves.get(path)]
+
+    def left(self, after: PythonState) -> list[Left]:
+        """How to put in place what a step has changed, if `after` is the state after it: plain
+        values, and tensors and objects that were there before."""
+        known = {**self._seen, **{id(container): container for container, _ in self._contents}}
+        before = {id(container): content for container, content in self._contents}
+        found: list[Left] = []
+        for container, content in after._contents:
+            old = before.get(id(container))
+            if old is None:  # which one of the others may hold
+                found.append(partial(_refill, container, content))
+            elif isinstance(container, dict):
+                found += _changed(partial(_set_item, container), old, content, known)
+            elif not _same_items(enumerate(old), enumerate(content)) and _is_left(content, known):
+                found.append(partial(_refill, container, content))
+        slots = {id(owner): attributes for owner, attributes in self._slots}
+        for owner, attributes in after._slots:
+            if id(owner) in slots:
+                found += _changed(partial(_set_slot, owner), slots[id(owner)], attributes, known)
+        places = {place.key: value for place, value in self._outside}
+        for place, value in after._outside:
+            old = places.get(place.key, ABSENT)
+            if value is not old and _is_left(value, known):
+                found.append(partial(place.put, value))
+        return found
 
     def holds_computed(self, path: str) -> bool:
         """Whether a tensor that is not a parameter lies there, as in RNNs' list of their
@@ -216,6 +277,80 @@ class PythonState:
     def _identify(self, path: str, kind: str, value: Any) -> None:
         self._seen[id(value)] = value
         self.leaves[path] = (kind, id(value))
+
+
+def _refill(container: Any, content: Any) -> None:
+    if isinstance(container, dict):
+        # Not Counter's update, which adds, nor dict's of an OrderedDict, which has an order of its
+        # own.
+        kind = OrderedDict if isinstance(container, OrderedDict) else dict
+        if not _same_items(kind.items(container), content.items()):
+            kind.clear(container)
+            kind.update(container, content)
+    elif isinstance(container, set):
+        if container != content:
+            container.clear()
+            container.update(content)
+    elif not _same_items(enumerate(container), enumerate(content)):
+        container.clear()
+        container.extend(content)
+
+
+def _changed(
+    put: Callable[[Any, Any], None], old: dict[Any, Any], new: dict[Any, Any], known: dict[int, Any]
+) -> Iterator[Left]:
+    for key in {**old, **new}:
+        value = new.get(key, ABSENT)
+        if value is not old.get(key, ABSENT) and _is_left(value, known):
+            yield partial(put, key, value)
+
+
+def _set_item(container: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is ABSENT:
+        container.pop(key, None)
+    else:
+        container[key] = value
+
+
+def _set_slot(owner: Any, name: str, value: Any) -> None:
+    if value is not ABSENT:
+        object.__setattr__(owner, name, value)
+    elif hasattr(owner, name):
+        delattr(owner, name)
+
+
+def _is_left(value: Any, known: dict[int, Any], depth: int = 0) -> bool:
+    """Whether a step that computes nothing in Python leaves the same: a plain value, or what was
+    there before. A tensor that the step has made is not."""
+    if value is ABSENT or isinstance(value, (*SCALARS, np.ndarray)) or id(value) in known:
+        return True
+    if depth == _MAX_DEPTH:
+        return False
+    if isinstance(value, dict) and type(value) in (*CONTAINERS, Counter):
+        value = [*dict.keys(value), *dict.values(value)]
+    if type(value) in CONTAINERS:
+        return all(_is_left(item, known, depth + 1) for item in value)
+    if isinstance(value, Tensor) or not _has_own_attributes(value):
+        return False
+    members = {**getattr(value, "__dict__", {}), **_in_slots(value)}
+    return all(_is_left(item, known, depth + 1) for item in members.values())
+
+
+def _items(content: Any) -> Iterable[tuple[Any, Any]]:
+    """Of a container that has places for them."""
+    if isinstance(content, dict):
+        return dict.items(content)
+    return enumerate(content) if isinstance(content, (list, deque)) else ()
+
+
+def _at(items: Any, index: int, default: Any) -> Any:
+    return items[index] if index < len(items) else default
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether that is its whole state, unlike that of a file or of an object of the model's."""
+    own = isinstance(value, (io.IOBase, Tensor)) or callable(value) or _has_own_attributes(value)
+    return isinstance(value, Iterator) and not own
 
 
 def _same_items(left: Iterable[tuple[Any, Any]], right: Iterable[tuple[Any, Any]]) -> bool:

@@ -22,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultAllGather,
     DefaultReduceScatter,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
@@ -70,11 +71,16 @@ def has_parts(model: nn.Module) -> bool:
     return any(entry.is_dtensor for entry in managed(model).values())
 
 
+def has_replicas(model: nn.Module) -> bool:
+    """Whether gradients are all-reduced after they are scattered."""
+    return any(isinstance(group.mesh_info, HSDPMeshInfo) for group in groups(model))
+
+
 def reshard(model_groups: list[FSDPParamGroup]) -> None:
-    """Registers the sharded parameters where eager code left unsharded ones."""
+    """Registers the sharded parameters where eager code left unsharded ones. A forward that raised
+    has not ended for FSDP2, whose own reshard() then keeps some unsharded."""
     for group in model_groups:
-        if not group.is_sharded:
-            group.reshard()
+        group._to_sharded()
 
 
 def class_name(module: nn.Module) -> str:

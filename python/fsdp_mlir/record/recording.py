@@ -42,6 +42,7 @@ class Recording:
     entries: dict[str, str]  # as unit_entry.Entries.needed has it
     evaluation: Trace | None = None
     evaluation_loss: str = ""
+    trained: PythonState | None = None  # the Python state before that evaluation
 
     def kernels(self) -> list[FunctionType]:
         """Functions that only the dispatcher knows, and that the step was recorded from."""
@@ -69,7 +70,8 @@ def record(fake: FakeModel) -> Recorded:
     try:
         with untouched_generators() as drawn:
             state = torch.random.default_generator.get_state()
-            recording = record_once(fake)
+            with before.untaken():
+                recording = record_once(fake)
             if not torch.equal(state, torch.random.default_generator.get_state()):
                 raise located(
                     source_of(view.model),
@@ -138,6 +140,7 @@ def record_once(fake: FakeModel) -> Recording:
         if not view.asked.evaluation:
             return made(recorder.states.written, entries.units, needed)
 
+        trained = PythonState.of(view.model, view.step.loss)
         evaluator = _recorder(fake, modules, sources)
         evaluator.share_constants(recorder)
         with (
@@ -153,7 +156,7 @@ def record_once(fake: FakeModel) -> Recording:
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
         written = recorder.states.written | evaluator.states.written
-        return made(written, entries.units, needed, evaluator.trace, evaluation_loss)
+        return made(written, entries.units, needed, evaluator.trace, evaluation_loss, trained)
 
 
 def _reduced(view: ModelView, gradient: Tensor | None, param: State) -> Tensor | None:

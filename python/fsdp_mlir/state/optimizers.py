@@ -148,6 +148,6 @@ def followed(optimizer: Optimizer) -> list[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.item()
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):  # a list after a state dict was loaded
         return [_plain(item) for item in value]
     return value if isinstance(value, bool) else float(value)

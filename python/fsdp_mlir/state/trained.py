@@ -146,6 +146,21 @@ def _moved(tensor: Tensor, memory: Tensor) -> bool:
     return same
 
 
+# Where the data of a tensor lies, and in which form.
+_Placed = tuple[Any, ...]
+
+
+def _placed(tensor: Tensor) -> _Placed:
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local.data_ptr(), local.dtype, local.shape, local.stride()
+
+
+def _is_bound(bound: tuple[Tensor, _Placed] | None, tensor: Tensor) -> bool:
+    """Whether a session has this tensor as it is now: `.data =`, `set_` and swap_tensors put other
+    memory into the same object."""
+    return bound is not None and bound[0] is tensor and bound[1] == _placed(tensor)
+
+
 class Bound:
     """The tensors of the model, of constants, and of an optimizer that one session was given."""
 
@@ -159,8 +174,8 @@ class Bound:
         self._session = session
         self._trained = trained
         self._optimizer = optimizer
-        self._buffers: dict[int, Tensor] = {}
-        self._states: dict[int, dict[str, Tensor]] = {}
+        self._buffers: dict[int, tuple[Tensor, _Placed]] = {}
+        self._states: dict[int, dict[str, tuple[Tensor, _Placed]]] = {}
         # Where the model holds the plan's buffers; the others are constants.
         slots = {}
         for state in weights.buffers(model):
@@ -181,7 +196,7 @@ class Bound:
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
             if tensor is None:
                 return False
-            if self._buffers.get(index) is tensor or tensor.is_meta:
+            if tensor.is_meta or _is_bound(self._buffers.get(index), tensor):
                 continue
             own = self._session.buffer(index)
             fits = (
@@ -192,12 +207,13 @@ class Bound:
             if not fits:
                 return False
             self._session.bind_buffer(index, tensor)
-            self._buffers[index] = tensor
+            self._buffers[index] = tensor, _placed(tensor)
         return True
 
     def buffer(self, name: str) -> Tensor | None:
         """What the session has for a buffer or constant; None for one that the plan lacks."""
-        return self._buffers.get(self._names.index(name)) if name in self._names else None
+        bound = self._buffers.get(self._names.index(name)) if name in self._names else None
+        return bound and bound[0]
 
     def optimizer_state(self, steps: int) -> None:
         """Gives the session the optimizer's tensors, if they are different from before, and the
@@ -221,7 +237,7 @@ class Bound:
             given = {name: state[name] for name in names if name in state}
             stateful |= bool(given)
             bound = self._states.get(index, {})
-            if given.keys() == bound.keys() and all(given[n] is bound[n] for n in given):
+            if given.keys() == bound.keys() and all(_is_bound(bound[n], given[n]) for n in given):
                 continue
             own = self._session.optimizer_state(index)
             tensors = {
@@ -229,7 +245,7 @@ class Bound:
                 for name in names
             }
             self._session.bind_optimizer_state(index, list(tensors.items()))
-            self._states[index] = given
+            self._states[index] = {name: (given[name], _placed(given[name])) for name in given}
         return stateful
 
     def fill(self, *, skipped: bool) -> None:
@@ -248,7 +264,7 @@ class Bound:
             for name, tensor in self._session.optimizer_state(index).items():
                 sharded = name != _COUNT
                 state[name] = self._trained.as_part(index, tensor) if sharded else tensor
-            self._states[index] = {name: state[name] for name in names}
+            self._states[index] = {name: (state[name], _placed(state[name])) for name in names}
 
 
 def _local(tensor: Tensor) -> Tensor:

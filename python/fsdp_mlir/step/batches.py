@@ -104,10 +104,3 @@ def _strides(value: Tensor) -> Strides | None:
     strides = None if value.is_contiguous() else laid_out(value, expanded=False)
     made = torch.empty_strided(value.shape, strides, device="meta") if strides else value
     return None if made.is_contiguous() else strides
-
-
-def autocast() -> str:
-    """The same of the mode of autocast."""
-    if not torch.is_autocast_enabled("cpu"):
-        return ""
-    return str(torch.get_autocast_dtype("cpu"))

@@ -1,0 +1,303 @@
+"""One rank of programs that differ from a plain training loop in what is around their steps.
+
+    around_ranks.py OUT
+
+Runs each of PROGRAMS with FSDP2 and compiled, and writes to OUT.<rank> what both give, and the
+warnings of the compiled one, by the program's name (JSON).
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsdp_mlir
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as checkpoint
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+SGD = (torch.optim.SGD, {"lr": 0.1})
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(self.b(torch.tanh(self.a(x)))).square().mean()
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x
+
+
+def batch(number: int, size: int = 4) -> Tensor:
+    seed = number + 10 * dist.get_rank()
+    return torch.randn(size, 8, generator=torch.Generator().manual_seed(seed))
+
+
+class Loop:
+    """A model and its step: FSDP2's with `count` microbatches, or the compiled one."""
+
+    def __init__(
+        self, model: Any, compiled: bool, optimizer: Any = SGD, count: int = 1, **options: Any
+    ) -> None:
+        self.model, self.count = fully_shard(model), count
+        self.optimizer = optimizer[0](model.parameters(), **optimizer[1])
+        if count > 1:
+            options["gradient_accumulation_steps"] = count
+        self.compiled = None
+        if compiled:
+            self.compiled = fsdp_mlir.compile(model, optimizer=self.optimizer, **options)
+
+    def step(self, x: Tensor) -> float:
+        if self.compiled is not None:
+            return float(self.compiled(x))
+        total = 0.0
+        for part in x.chunk(self.count):
+            loss = self.model(part)
+            (loss / self.count).backward()
+            total += loss.item()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return torch.tensor(total / self.count).item()
+
+    def backward(self, x: Tensor) -> None:
+        if self.compiled is not None:
+            self.compiled.backward(x)
+        else:
+            self.model(x).backward()
+
+    def weights(self) -> list[float]:
+        return [p.full_tensor().double().sum().item() for p in self.model.parameters()]
+
+
+def betas_of_a_loaded_state(compiled: bool) -> list[Any]:
+    loop = Loop(Net(), compiled, (torch.optim.AdamW, {"lr": 0.1}))
+    losses = [loop.step(batch(0))]
+    options = checkpoint.StateDictOptions(full_state_dict=True)
+    model, optimizer = checkpoint.get_state_dict(loop.model, loop.optimizer, options=options)
+    checkpoint.set_state_dict(
+        loop.model,
+        loop.optimizer,
+        model_state_dict=model,
+        optim_state_dict=optimizer,
+        options=options,
+    )
+    assert isinstance(loop.optimizer.param_groups[0]["betas"], list)
+    return [*losses, loop.step(batch(0))]
+
+
+class Holding(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.constant = torch.ones(8)
+        self.register_buffer("buffer", torch.ones(8))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.constant * self.buffer
+
+
+def other_memory(compiled: bool) -> list[Any]:
+    """In the same tensors: of a constant, of a buffer, and of the optimizer's state."""
+    loop = Loop(Holding(), compiled, (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}))
+    model, losses = loop.model, [loop.step(batch(0))]
+    changes: list[Callable[[], Any]] = [
+        lambda: setattr(model.constant, "data", model.constant * 2),
+        lambda: model.constant.set_(model.constant * 2),
+        lambda: setattr(model.buffer, "data", model.buffer * 2),
+        lambda: model.buffer.set_(model.buffer * 2),
+        lambda: torch.utils.swap_tensors(model.buffer, model.buffer * 2),
+        lambda: torch.utils.swap_tensors(model.constant, model.constant * 2),
+        lambda: [
+            setattr(state["momentum_buffer"], "_local_tensor", -state["momentum_buffer"].to_local())
+            for state in loop.optimizer.state.values()
+        ],
+    ]
+    for change in changes:
+        with torch.no_grad():
+            change()
+        losses.append(loop.step(batch(0)))
+    return [*losses, *loop.weights()]
+
+
+def hooks_of_microbatches(compiled: bool) -> list[Any]:
+    loop, calls = Loop(Net(), compiled, count=3), []
+
+    def hook(param: Tensor) -> None:
+        calls.append(1)
+        param.grad.mul_(0.5)
+
+    loop.model.a.weight.register_post_accumulate_grad_hook(hook)
+    return [loop.step(batch(0, 6)), loop.step(batch(1, 6)), len(calls), *loop.weights()]
+
+
+def gradients_from_before(compiled: bool) -> list[Any]:
+    loop = Loop(Net(), compiled, count=3)
+    for number in range(3):
+        loop.backward(batch(number, 2))
+        loop.step(batch(number + 1, 6))
+    return [loop.step(batch(0, 6)), *loop.weights()]
+
+
+class Growing(Net):
+    """Keeps, in Python, the largest batch so far."""
+
+    largest = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[str, int] = {}
+
+    def scaled(self, x: Tensor) -> Tensor:
+        self.largest = max(self.largest, len(x))
+        self.sizes["largest"] = self.largest
+        self.last = (len(x), [len(x)])  # which nothing reads
+        return x * torch.linspace(0, 1, self.sizes["largest"])[: len(x), None]
+
+
+class Caching(Net):
+    """Keeps a table, and in a buffer another one, of the first batches that are as large."""
+
+    table: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", None)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        if self.table is None or len(x) > len(self.table):
+            self.table = torch.linspace(0, 1, len(x))
+        if self.first is None:
+            self.first = torch.linspace(1, 2, len(x))
+        return x * self.table[: len(x), None] * self.first.sum()
+
+
+def sizes(loop: Loop) -> list[float]:
+    return [loop.step(batch(n, size)) for n, size in enumerate((4, 4, 2, 2, 6, 6, 4, 2, 6))]
+
+
+def a_largest_batch(compiled: bool) -> list[Any]:
+    loop = Loop(Growing(), compiled, fallback="error") if compiled else Loop(Growing(), False)
+    model = loop.model
+    return [*sizes(loop), model.largest, model.sizes, list(model.last), *loop.weights()]
+
+
+def tables_of_the_first(compiled: bool) -> list[Any]:
+    loop = Loop(Caching(), compiled, fallback="error") if compiled else Loop(Caching(), False)
+    model = loop.model
+    found = [*sizes(loop), model.table.tolist(), model.first.tolist(), *loop.weights()]
+    if loop.compiled is not None:
+        assert all(loop.compiled._cache.values())
+        assert loop.compiled._plan("update", [{"arg0": batch(0, 6)}], list(model.parameters()))
+    return found
+
+
+class Taking(Net):
+    def __init__(self, items: Iterator[int]) -> None:
+        super().__init__()
+        self.items = collections.deque([items])
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * next(self.items[0])
+
+
+def iterators(compiled: bool) -> list[Any]:
+    found: list[Any] = []
+    for items in (iter(range(1, 99)), iter([1, 2, 3, 4, 5]), (n for n in range(1, 99))):
+        loop = Loop(Taking(items), compiled)
+        found += [loop.step(batch(n)) for n in range(3)]
+        found.append(next(items))
+    return found
+
+
+class Twice(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.tanh else result
+
+
+def contexts(compiled: bool) -> list[Any]:
+    loop = Loop(Net(), compiled)
+    losses = [loop.step(batch(0))]
+    for context in (
+        Twice(),
+        torch.device("cpu"),
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda x: x * 0 if x.is_floating_point() else x, lambda x: x
+        ),
+    ):
+        with context:
+            losses.append(loop.step(batch(1)))
+        losses.append(loop.step(batch(2)))
+    return [*losses, *loop.weights()]
+
+
+class Attending(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.a(x).view(1, 2, 4, 4)
+        made = F.scaled_dot_product_attention(heads, heads, heads)
+        return (made.reshape(4, 8) @ self.b.weight).square().mean()
+
+
+def kernels_of_attention(compiled: bool) -> list[Any]:
+    loop = Loop(Attending(), compiled, (torch.optim.SGD, {"lr": 1.0}))
+    losses = [loop.step(batch(n)) for n in range(3)]
+    with sdpa_kernel(SDPBackend.MATH):
+        losses += [loop.step(batch(n)) for n in range(5)]
+    return [*losses, *loop.weights()]
+
+
+def after_a_forward_that_raised(compiled: bool) -> list[Any]:
+    loop = Loop(Net(), compiled)
+    losses = [loop.step(batch(0))]
+    try:
+        loop.model(torch.ones(4, 9))
+    except RuntimeError:
+        losses.append(-1)
+    return [*losses, loop.step(batch(1)), loop.step(batch(2, 6)), *loop.weights()]
+
+
+# With what the line says that tells of a step without a plan; empty where there is none.
+PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
+    betas_of_a_loaded_state: "",
+    other_memory: "",
+    hooks_of_microbatches: "a hook of register_post_accumulate_grad_hook is called with",
+    gradients_from_before: "gradients of each microbatch are added to those that are there",
+    a_largest_batch: "",
+    tables_of_the_first: "",
+    iterators: "takes an item from",
+    contexts: "around the call",
+    kernels_of_attention: "",
+    after_a_forward_that_raised: "",
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for program in PROGRAMS:
+        results = []
+        for compiled in (False, True):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    results.append(program(compiled))
+                except (RuntimeError, TypeError, AssertionError) as error:
+                    results.append([f"{type(error).__name__}: {error}"])
+        told = [str(each.message) for each in caught if "without a plan" in str(each.message)]
+        found[program.__name__] = [*results, told]
+    Path(f"{sys.argv[1]}.{dist.get_rank()}").write_text(json.dumps(found))
+    dist.destroy_process_group()

@@ -1,0 +1,324 @@
+"""What code reaches outside of the model, replaced or changed after compile: functions, objects and
+modules that its names hold, members of classes, code. The next step is FSDP2's with the new ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import os
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import fsdp_mlir
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from fsdp_mlir.frontdoor.plans import Plans
+from ranks import run_ranks
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+# Makes a model and a loss, and then changes, one at a time, what these reach.
+Program = Callable[[], Generator[Any, Any, None]]
+PROGRAMS: dict[str, Program] = {}
+ACT: Any = torch.tanh
+
+
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.gain = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+def mean(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+@program
+def a_forward_of_an_instance() -> Generator[Any, Any, None]:
+    model = yield Net(), mean
+    old = model.forward
+    model.forward = lambda x: old(x) * 2
+    yield
+    model.forward = lambda x: old(x) * 3
+    yield
+    del model.forward
+    yield
+    model.b.forward = MethodType(lambda self, x: F.linear(x, self.weight) * 2, model.b)
+
+
+@program
+def a_global() -> Generator[Any, Any, None]:
+    global ACT
+    ACT = torch.tanh
+    yield Net(), lambda model, x: ACT(model(x)).square().mean()
+    ACT = F.relu
+    yield
+    ACT = nn.Tanhshrink()
+    yield
+    ACT = functools.partial(torch.mul, other=2.0)
+    yield
+    ACT.keywords["other"] = 3.0
+    yield
+    ACT = functools.partial(torch.mul, other=4.0)
+    yield
+    ACT = Tanh(2.0).times
+    yield
+    ACT = Tanh(3.0).times
+    yield
+    ACT = Tanh(4.0)
+
+
+class Tanh:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * self.factor
+
+    def times(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@program
+def a_trainer() -> Generator[Any, Any, None]:
+    class Trainer:
+        def __init__(self) -> None:
+            self.criterion: nn.Module = nn.MSELoss()
+
+        def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+            return self.criterion(model(x), x)
+
+    trainer = Trainer()
+    yield Net(), trainer.loss
+    trainer.criterion = nn.L1Loss()
+    yield
+    trainer.criterion.reduction = "sum"
+
+
+@program
+def a_closure_and_a_default() -> Generator[Any, Any, None]:
+    act, criterion = torch.tanh, nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def loss(model: nn.Module, x: Tensor, crit: nn.Module = criterion) -> Tensor:
+        return crit(act(model(x)), x.softmax(-1))
+
+    yield Net(), loss
+    act = torch.relu
+    yield
+    criterion.label_smoothing = 0.5
+    yield
+    loss.__defaults__ = (nn.MSELoss(),)
+    yield
+    loss.__code__ = (lambda model, x, crit: crit(act(model(x)), x * 2)).__code__
+
+
+@program
+def a_teacher() -> Generator[Any, Any, None]:
+    teacher = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).requires_grad_(False).eval()
+    nn.init.eye_(teacher[0].weight)
+    yield Net(), lambda model, x: F.mse_loss(model(x), teacher(x))
+    teacher.train()
+    yield
+    teacher[1].p = 0.25
+    yield
+    teacher.eval()
+    state = {name: value * 3 for name, value in teacher.state_dict().items()}
+    teacher.load_state_dict(state, assign=True)
+    yield
+    teacher[0].weight.data = teacher[0].weight * 2
+    yield
+    teacher.load_state_dict(state)
+    yield
+    handle = teacher[0].register_forward_hook(lambda module, args, output: output * 2)
+    yield
+    handle.remove()
+    yield
+    teacher[0].forward = torch.tanh
+    yield
+    teacher[0] = nn.Identity()
+
+
+@program
+def modules_in_lists_and_objects() -> Generator[Any, Any, None]:
+    class Holder:
+        def __init__(self) -> None:
+            self.drop = nn.Dropout(0.5)
+
+        def apply(self, x: Tensor) -> Tensor:
+            return self.drop(x)
+
+    class Holding(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.listed, self.holder = [{"drop": nn.Dropout(0.5)}], Holder()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.holder.apply(self.listed[0]["drop"](super().forward(x)))
+
+    model = yield Holding(), mean
+    model.listed[0]["drop"].p = 0.25
+    yield
+    model.holder.drop.eval()
+    yield
+    model.holder.drop = nn.Tanh()
+
+
+@program
+def members_of_classes() -> Generator[Any, Any, None]:
+    class Base(Net):
+        def act(self, x: Tensor) -> Tensor:
+            return torch.tanh(x)
+
+    class Derived(Base):
+        @property
+        def factor(self) -> float:
+            return 1.0
+
+        @staticmethod
+        def add(x: Tensor) -> Tensor:
+            return x + 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            return helper(self.add(super().act(super().forward(x)))) * self.factor
+
+    class Helper:
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    helper = Helper()
+    yield Derived(), mean
+    Base.act = lambda self, x: torch.relu(x)  # type: ignore[method-assign]
+    yield
+    Derived.factor = property(lambda self: 3.0)  # type: ignore[assignment]
+    yield
+    Derived.add = staticmethod(torch.neg)  # type: ignore[assignment]
+    yield
+    Helper.__call__ = lambda self, x: x * 7  # type: ignore[method-assign]
+    yield
+    Base.act.__code__ = (lambda self, x: torch.sigmoid(x)).__code__
+
+
+@program
+def an_attrgetter() -> Generator[Any, Any, None]:
+    get = operator.attrgetter("gain")
+
+    class Getting(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * get(self)
+
+    model = yield Getting(), mean
+    model.gain = 3.0
+
+
+def batch(number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number + 10 * dist.get_rank())
+    return torch.randn(4, 8, generator=generator)
+
+
+def losses(run: Program, *, compiled: bool) -> list[float]:
+    """Of two steps after each change."""
+    torch.manual_seed(1)
+    states = run()
+    model, loss = next(states)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = None
+    if compiled:
+        step = fsdp_mlir.compile(model, compute_loss=loss, optimizer=optimizer, fallback="error")
+    found = []
+    sent: Any = model
+    while True:
+        for number in range(2):
+            torch.manual_seed(number + dist.get_rank())
+            if step is not None:
+                found.append(step(batch(number)).item())
+                continue
+            value = loss(model, batch(number))
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(value.item())
+        try:
+            model.reshard()
+            states.send(sent)
+        except StopIteration:
+            break
+        sent = None
+    return found
+
+
+@program
+def what_needs_no_look() -> Generator[Any, Any, None]:
+    """Values that are written in place, and objects that a loop makes anew with the same parts."""
+    global ACT
+    ACT = functools.partial(torch.mul, other=2.0)
+    teacher = nn.Linear(8, 8).requires_grad_(False)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.steps, self.criterion = 0, nn.MSELoss()
+
+        def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+            return self.criterion(ACT(model(x)), teacher(x))
+
+    trainer = Trainer()
+    yield Net(), trainer.loss
+    compile_ = Plans.compile
+    Plans.compile = None  # type: ignore[method-assign, assignment]
+    try:
+        teacher.weight.mul_(2)
+        yield
+        teacher.load_state_dict({name: x * 2 for name, x in teacher.state_dict().items()})
+        yield
+        ACT = functools.partial(torch.mul, other=2.0)
+        trainer.steps += 1
+        yield
+    finally:
+        Plans.compile = compile_  # type: ignore[method-assign]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for name, run in PROGRAMS.items():
+        want = losses(run, compiled=False)
+        try:
+            got: Any = losses(run, compiled=True)
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}"
+        if got != want:
+            found[name] = f"{got}, FSDP2's: {want}"
+    Path(f"{sys.argv[1]}.{dist.get_rank()}").write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(0)  # Gloo's threads now and then abort at the end
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What differs on each rank: all programs run in one job."""
+    path = tmp_path_factory.mktemp("reached") / "found"
+    run_ranks("test_reached", [path], 2)
+    return [json.loads(Path(f"{path}.{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_change_outside_the_model(name: str, found: list[dict[str, str]]) -> None:
+    assert [each.get(name, "") for each in found] == ["", ""]
