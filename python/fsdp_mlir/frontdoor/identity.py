@@ -146,7 +146,9 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     modules = dict(model.named_modules())
     if isinstance(loss, nn.Module):
         modules |= {f"(loss).{name}": module for name, module in loss.named_modules()}
-    teller = _Teller(modules)
+    reached = outside.reached(model, loss)
+    others = {f"(outside) {label}": module for label, module in reached.modules}
+    teller = _Teller({**others, **modules})
     if loss is not None and not isinstance(loss, nn.Module):
         yield f"loss {teller.told(loss, 'loss')}"
     hooks = [*map(vars(nn.modules.module).get, GLOBAL_HOOKS)]
@@ -186,6 +188,10 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
         # What it closes over is described where code reads it (outside.py).
         defaults = [found.__defaults__, found.__kwdefaults__]
         yield f"code {_function(found)} {teller.told(defaults, found.__qualname__)}"
+    for name, module in others.items():
+        yield f"module {name} {_class(type(module))} {teller.told(vars(module), name)}"
+    for place in sorted(reached.held, key=lambda place: place.label):
+        yield f"held {place.label} {teller.told(place.value(), place.label)}"
     for module in namespaces.values():
         yield from _namespace(module)
 

@@ -33,6 +33,8 @@ from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
+# What reads all attributes of an object without their names.
+_READ_WHOLE = {"asdict", "astuple", "deepcopy"}
 _MOST_LEAVES = 2000  # of a value that is compared by all that it holds
 
 
@@ -112,7 +114,8 @@ class Unchanged:
                     yield vars(module)[key], _Held(vars(module), key, change)
         for place, _, value in self._outside:
             if _is_deep(value):
-                yield place.value(), _Held(place, "", _Change(place.key, place.label))
+                change = _Change(place.key, place.label, attribute=place.attribute)
+                yield place.value(), _Held(place, "", change)
 
     def _named_modules(self) -> dict[str, nn.Module]:
         named = dict(self._model.named_modules())
@@ -146,6 +149,8 @@ class Unchanged:
         """Whether nothing has changed except attributes that no code reads and, without `training`,
         train and eval modes."""
         read = attributes_read(self._model, self._loss, self._kernels)
+        if read is not None and read & _READ_WHOLE:
+            read = None
         for change in self._changes():
             unread = change.attribute and read is not None and change.key[1] not in read
             if not unread and (training or not change.mode):
@@ -190,7 +195,8 @@ class Unchanged:
             now = place.value()
             if not same(now, before):
                 text = f"'{place.label}' is {_shown(now)}, the step was compiled with"
-                yield _Change(place.key, f"{text} {_shown(before)}")
+                text = f"{text} {_shown(before)}"
+                yield _Change(place.key, text, attribute=place.attribute)
         for held, inside in self._deep:
             if path := held.changed(inside):
                 text = f"'{path}' is not what the step was compiled with"

@@ -17,9 +17,9 @@ import random
 import sys
 import sysconfig
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
 from operator import attrgetter, methodcaller
 from types import (
@@ -95,6 +95,7 @@ class Place:
     owner: Any
     name: str
     label: str
+    attribute: bool = False  # of an object that code reads by its attributes, such as a trainer
 
     @property
     def key(self) -> tuple[int, str]:
@@ -437,8 +438,10 @@ class _Places:
         slots = slot_names(type(value))
         if not isinstance(attributes, dict) or not self._is_new(value):
             return
+        whole = isinstance(value, (Mapping, *CONTAINERS)) or is_dataclass(value)
+        named_only = not whole and not is_library(type(value))
         for name in () if is_library(type(value)) else slots:
-            self._add(value, name, f"{label}.{name}")
+            self._add(value, name, f"{label}.{name}", attribute=named_only)
         if is_library(type(value)):  # such as a namespace or a configuration: only its data
             names = {name for name, item in attributes.items() if isinstance(item, _DATA)}
             names -= {"__annotations__"}
@@ -450,7 +453,7 @@ class _Places:
             named = {n for function in _methods(type(value)) for n in _names(function.__code__)}
             names = {*attributes, *named}  # an attribute may be set later
         for name in sorted(names.difference(slots)):
-            self._add(attributes, name, f"{label}.{name}")
+            self._add(attributes, name, f"{label}.{name}", attribute=named_only)
 
     def _add_function(
         self, function: FunctionType, skips: Callable[[Code], bool] = is_library
@@ -493,10 +496,12 @@ class _Places:
         name: str,
         label: str,
         names: Iterable[str] = (),
+        *,
+        attribute: bool = False,
     ) -> None:
         """The place and, if it is not data, what lies behind it. `names` are those of the code that
         names it."""
-        place = Place(owner, name, label)
+        place = Place(owner, name, label, attribute)
         value = place.value()
         if isinstance(value, ModuleType):
             self._hold(place)
