@@ -275,7 +275,7 @@ static bool isSmallPower(CallOp call) {
 static bool fillsVectors(CallOp call) {
   auto type = cast<RankedTensorType>(call.getResult(0).getType());
   return takesOneDtype(call) && !type.getElementType().isF64() &&
-         type.getNumElements() % 64 == 0;
+         type.getNumElements() % kElementsOfFullVectors == 0;
 }
 static bool isGeluTanh(CallOp call) {
   auto approximate = dyn_cast_or_null<StringAttr>(getArg(call, 1));

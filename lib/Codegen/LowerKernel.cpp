@@ -50,8 +50,9 @@ SmallVector<size_t> mlir::fsdp::getWalk(ArrayRef<int64_t> shape,
   for (size_t i = 0; i < shape.size(); ++i)
     if (shape[i] > 1)
       walk.push_back(i);
-  llvm::stable_sort(
-      walk, [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+  llvm::sort(walk, [&](size_t a, size_t b) {
+    return std::pair(-strides[a], a) < std::pair(-strides[b], b);
+  });
   return walk;
 }
 
@@ -316,6 +317,46 @@ private:
 };
 
 } // namespace
+
+bool mlir::fsdp::canLower(KernelOp kernel) {
+  Block &body = kernel.getBody().front();
+  auto domain =
+      cast<RankedTensorType>(kernel.getReturn().getResults().front().getType());
+  if (!domain.hasStaticShape() || domain.getNumElements() == 0)
+    return false;
+  bool needsVectors = false;
+  for (Operation &op : body.without_terminator()) {
+    auto call = cast<CallOp>(op);
+    if (!findElementFunction(call) ||
+        cast<RankedTensorType>(call.getResult(0).getType()).getShape() !=
+            domain.getShape())
+      return false;
+    needsVectors |= needsFullVectors(call);
+  }
+  ArrayRef<int64_t> layout = kernel.getStrides().value_or(ArrayRef<int64_t>());
+  SmallVector<size_t> walk = getWalk(
+      domain.getShape(), getStridesOver(domain.getShape(), domain, layout));
+  ArrayAttr given = kernel.getOperandStridesAttr();
+  for (BlockArgument operand : body.getArguments()) {
+    auto type = cast<RankedTensorType>(operand.getType());
+    ArrayRef<int64_t> own;
+    if (given)
+      own = cast<DenseI64ArrayAttr>(given[operand.getArgNumber()]);
+    if (!type.hasStaticShape() || type.getRank() > domain.getRank())
+      return false;
+    SmallVector<int64_t> over = getStridesOver(domain.getShape(), type, own);
+    if (int64_t(over.size()) != domain.getRank() || !areReadable(walk, over))
+      return false;
+  }
+  if (!kernel.getWhole())
+    return !needsVectors;
+  LoopNest nest(kernel);
+  bool areAlike = llvm::all_of(nest.strides, [](ArrayRef<int64_t> strides) {
+    return strides.back() == 1;
+  });
+  return nest.isOneRow() && areAlike &&
+         domain.getNumElements() % kElementsOfFullVectors == 0;
+}
 
 LoweredKernel mlir::fsdp::lowerKernel(KernelOp kernel, int64_t width) {
   return KernelBuilder(kernel, width).run();

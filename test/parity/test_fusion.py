@@ -119,34 +119,53 @@ def test_threads_divide_kernels_as_aten_divides_calls(tmp_path: Path) -> None:
         assert weights_of(captured, plan, case, OMP_NUM_THREADS=threads) == want, threads
 
 
-def test_code_that_was_changed_does_not_run(captured: Captured) -> None:
+def flip(code: dict[str, Any]) -> None:
+    first, rest = code["image"][:2], code["image"][2:]
+    code["image"] = ("00" if first != "00" else "01") + rest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kernel: flip(kernel["code"][0]),
+        lambda kernel: kernel["code"][0].update(target="riscv"),
+        lambda kernel: kernel["code"][0].update(imports=["system"]),
+        lambda kernel: kernel.update(trips=kernel["trips"] + 1),
+        lambda kernel: kernel["calls"][0].update(call="aten::sub.Tensor"),
+    ],
+    ids=["image", "target", "imports", "trips", "calls"],
+)
+def test_code_and_calls_that_differ_do_not_run(captured: Captured, change: Any) -> None:
     case = Case(LLAMA, ADAMW_FUSED, world=1, steps=2, training=FUSE)
     plan = compile_plan(captured, case, "changed")
     tree = json.loads(plan.read_text())
     tree.pop("digest")
-    code = tree["kernels"][0]["code"][0]
-    first, rest = code["image"][:2], code["image"][2:]
-    code["image"] = ("00" if first != "00" else "01") + rest
+    change(next(k for k in tree["kernels"] if k["calls"][0]["call"] == "aten::add.Tensor"))
     plan.write_text(json.dumps(tree))
     done = execute(run_command(captured, plan, case), check=False)
     assert done.returncode == 2
-    assert "(P42)" in done.stderr and "not the code that was written" in done.stderr
+    assert "(P42)" in done.stderr and "not those that were written" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_code_for_other_processors_is_not_run(captured: Captured) -> None:
-    """A target that this runtime does not know, and an import that it does not have."""
+def test_fsdp_run_says_why_code_does_not_run(captured: Captured) -> None:
     case = Case(LLAMA, ADAMW_FUSED, world=1, steps=2, training=FUSE)
     plan = compile_plan(captured, case, "other")
     want = weights_of(captured, plan, case)
-    for change in ({"target": "riscv"}, {"imports": ["system"]}):
-        tree = json.loads(plan.read_text())
-        tree.pop("digest", None)
-        for kernel in tree["kernels"]:
-            kernel["code"] = [{**kernel["code"][0], **change}]
-        other = plan.with_name("changed.plan.json")
-        other.write_text(json.dumps(tree))
-        assert weights_of(captured, other, case) == want
+    tree = json.loads(plan.read_text())
+    tree.pop("digest")
+    tree["captured_for"]["torch"] = "1.0.0"
+    other = plan.with_name("changed.plan.json")
+    other.write_text(json.dumps(tree))
+    assert weights_of(captured, other, case) == want
+    said = "the code of its kernels is not run, but their calls: "
+    command = run_command(captured, other, case)
+    assert f"{said}it is for torch 1.0.0, this is torch " in execute(command).stderr
+    assert said not in execute([*command, "--no-kernels"]).stderr
+    command = run_command(captured, plan, case)
+    assert said not in execute(command).stderr
+    default = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    assert f"{said}none is for this processor" in execute(command, env=default).stderr
 
 
 def test_stats_and_remarks_say_what_is_fused(captured: Captured) -> None:

@@ -1,6 +1,6 @@
 //===- VerifyKernelsTest.cpp - the invariants of kernels ------------------===//
 #include "Support/PlanMutations.h"
-#include "fsdp/Support/Hash.h"
+#include "fsdp/Plan/Digest.h"
 
 #include <algorithm>
 
@@ -8,6 +8,12 @@ namespace fsdp::test {
 namespace {
 
 using namespace plan;
+
+/// Gives each code the hash that it has with the kernel.
+void signCodes(Kernel &kernel) {
+  for (KernelCode &code : kernel.code)
+    code.hash = hashOf(kernel, code);
+}
 
 /// Makes a kernel of the call that squares the difference.
 Plan fusedPlan() {
@@ -32,9 +38,9 @@ Plan fusedPlan() {
   kernel.results = {1};
   kernel.trips = out0.numElements();
   std::string image = "\x90\xc3";
-  kernel.code = {
-      {"x86-64-v3", image, 0, hashBytes(image)},
-      {"x86-64-v4", image, 1, hashBytes(image), {"Sleef_expf16_u10"}}};
+  kernel.code = {{"x86-64-v3", image, 0, ""},
+                 {"x86-64-v4", image, 1, "", {"Sleef_expf16_u10"}}};
+  signCodes(kernel);
   plan.kernels.push_back(kernel);
   at->kind = Fused{0, {in}, call.outs};
   return plan;
@@ -72,6 +78,11 @@ const std::vector<Mutation> kMutations = {
      [](Plan &p) { p.kernels[0].values[1].strides = {100, 1}; }},
     {"RepeatedResult", "P42",
      [](Plan &p) { p.kernels[0].values[1].strides = {0, 1}; }},
+    {"ChangedCall", "P42",
+     [](Plan &p) { p.kernels[0].calls[0].op = "aten::add"; }},
+    {"ChangedTrips", "P42", [](Plan &p) { ++p.kernels[0].trips; }},
+    {"ChangedImports", "P42",
+     [](Plan &p) { p.kernels[0].code[1].imports.clear(); }},
     {"ChangedImage", "P42",
      [](Plan &p) { p.kernels[0].code[0].image[0] = 'x'; }},
     {"EntryBehindImage", "P42",
@@ -102,6 +113,8 @@ TEST_P(KernelMutations, AreCaught) {
   Plan plan = fusedPlan();
   verifyPlan(plan, "p.json");
   GetParam().apply(plan);
+  if (!std::string(GetParam().name).starts_with("Changed"))
+    signCodes(plan.kernels[0]);
   expectCaught(plan, GetParam().label);
 }
 
@@ -111,6 +124,7 @@ INSTANTIATE_TEST_SUITE_P(All, KernelMutations, testing::ValuesIn(kMutations),
 TEST(VerifyKernels, RoundTrip) {
   Plan plan = fusedPlan();
   plan.kernels[0].whole = true;
+  signCodes(plan.kernels[0]);
   Plan read = parsePlan(printPlan(plan), "p.json");
   EXPECT_EQ(printPlan(read), printPlan(plan));
   EXPECT_EQ(read.kernels, plan.kernels);

@@ -7,10 +7,11 @@
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Operators/KernelTable.h"
 #include "fsdp/Runtime/Error.h"
-#include "fsdp/Support/Hash.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
+
+#include <torch/version.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,6 +29,7 @@ const std::string kImage =
 /// One kernel, which doubles 64 numbers.
 plan::Plan doublingPlan(const std::string &target) {
   plan::Plan plan;
+  plan.capturedFor = {"cpu", "", TORCH_VERSION, {}};
   plan::TensorSpec spec{{64}, plan::DType::Float32};
   plan.values = {plan::Value(spec), plan::Value(spec)};
   plan::Kernel kernel;
@@ -38,7 +40,7 @@ plan::Plan doublingPlan(const std::string &target) {
       plan::Call{{"aten::mul", "Scalar"}, {{plan::TensorArg{0}}, {2.0}}, {1}}};
   kernel.results = {1};
   kernel.trips = 64;
-  kernel.code = {{target, kImage, 1, fsdp::hashBytes(kImage)}};
+  kernel.code = {{target, kImage, 1, ""}};
   plan.kernels = {kernel};
   return plan;
 }
@@ -75,6 +77,19 @@ TEST_F(KernelTables, RunsTheCallsWithoutCodeForIt) {
   EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
 }
 
+TEST_F(KernelTables, RunsTheCallsUnderAnotherPyTorch) {
+  plan::Plan plan = doublingPlan(kernelTarget());
+  EXPECT_EQ(whyNoKernelCode(plan), "");
+  plan.capturedFor->torch = "1.0.0";
+  EXPECT_EQ(whyNoKernelCode(plan),
+            "it is for torch 1.0.0, this is torch " TORCH_VERSION);
+  EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
+  plan.capturedFor.reset();
+  EXPECT_EQ(whyNoKernelCode(plan),
+            "it is for no version of torch, this is torch " TORCH_VERSION);
+  EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
+}
+
 TEST_F(KernelTables, RunsTheCallsIfAProgramSaysSo) {
   setRunsKernelCode(false);
   EXPECT_EQ(runOnce(doublingPlan(kernelTarget()), at::full({64}, 3.0F)), 6);
@@ -97,14 +112,11 @@ TEST_F(KernelTables, RunsTheCallsOnOtherLayouts) {
   EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
 }
 
-TEST_F(KernelTables, RunsTheCallsWhereATenWouldDivideThem) {
+/// ATen's gelu is divided from 16,384 elements on, others from 32,768.
+TEST_F(KernelTables, RunsTheCallsOfWholeKernelsOnSeveralThreads) {
   plan::Plan plan = doublingPlan(kernelTarget());
-  plan::TensorSpec spec{{1 << 16}, plan::DType::Float32};
-  plan.values = {plan::Value(spec), plan::Value(spec)};
-  plan.kernels[0].values = plan.values;
-  plan.kernels[0].trips = 1 << 16;
   plan.kernels[0].whole = true;
-  at::Tensor in = at::full({1 << 16}, 3.0F);
+  at::Tensor in = at::full({64}, 3.0F);
   int before = at::get_num_threads();
   at::set_num_threads(1);
   EXPECT_EQ(runOnce(plan, in), 42);

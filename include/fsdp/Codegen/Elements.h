@@ -1,8 +1,9 @@
 //===- Elements.h - what element-wise calls compute -----------------------===//
 //
 // One table says which calls can be in a kernel, and how each element of their
-// result is rounded: as ATen's CPU kernels do since torch 2.11, with the
-// multiply-adds that its compiler contracts written out.
+// result is rounded: as ATen's CPU kernels do in the version of PyTorch that
+// this is tested with, with the multiply-adds that its compiler contracts
+// written out. The runtime runs the code with that version alone.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_CODEGEN_ELEMENTS_H
@@ -52,6 +53,10 @@ using ElementFunction = Value (*)(ElementBuilder &to, aten::CallOp call,
 
 /// Null if the call cannot be in a kernel.
 ElementFunction findElementFunction(aten::CallOp call);
+
+/// As many elements as ATen's loop takes at once with the widest vectors, two
+/// of bf16: of a multiple, none are left.
+inline constexpr int64_t kElementsOfFullVectors = 64;
 
 /// Whether ATen computes the elements that fill its vectors in another way than
 /// those that are left. Such a call can be in a kernel if none are left, and if

@@ -45,7 +45,13 @@ struct LoweredKernel {
   SmallVector<std::string> imports;
 };
 
-/// The kernel's operands are readable and its calls have element functions.
+/// Whether lowerKernel can lower it: its calls have element functions and
+/// results of the kernel's shape, its operands are readable, and a kernel that
+/// is `whole`, as one with a call that needs full vectors must be, is one row
+/// that fills them.
+bool canLower(KernelOp kernel);
+
+/// The kernel can be lowered.
 LoweredKernel lowerKernel(KernelOp kernel, int64_t width);
 
 struct MachineCode {

@@ -22,6 +22,10 @@ struct PrintedPlan {
 class Printer {
 public:
   PrintedPlan print(const Plan &plan);
+  std::string textOf(const Kernel &kernel) {
+    print(kernel);
+    return std::move(out);
+  }
 
 private:
   void raw(std::string_view text) { out.append(text); }
@@ -226,6 +230,13 @@ PrintedPlan Printer::print(const Plan &plan) {
 }
 
 } // namespace
+
+std::string hashOf(const Kernel &kernel, const KernelCode &code) {
+  Kernel alone = kernel;
+  alone.code = {code};
+  alone.code.front().hash.clear();
+  return hashBytes(Printer().textOf(alone));
+}
 
 std::string printPlan(const Plan &plan) { return Printer().print(plan).text; }
 

@@ -1,6 +1,6 @@
 //===- VerifyKernels.cpp - calls that run as one --------------------------===//
 #include "Verifier.h"
-#include "fsdp/Support/Hash.h"
+#include "fsdp/Plan/Digest.h"
 
 #include <algorithm>
 
@@ -83,11 +83,11 @@ private:
       return "expected the entry of the code for " + quote(code.target) +
              " in its " + std::to_string(code.image.size()) + " bytes, got " +
              std::to_string(code.entry);
-    std::string hash = hashBytes(code.image);
+    std::string hash = hashOf(kernel, code);
     if (code.hash != hash)
       return "expected the code for " + quote(code.target) + " to have hash " +
              quote(code.hash) + ", got " + quote(hash) +
-             ": it is not the code that was written";
+             ": code or calls are not those that were written";
     return "";
   }
 

@@ -6,6 +6,7 @@
 #include "fsdp/Runtime/Execution/OpenPlan.h"
 #include "fsdp/Runtime/Execution/Profiler.h"
 #include "fsdp/Runtime/Execution/StepTrace.h"
+#include "fsdp/Runtime/Operators/KernelTable.h"
 #include "fsdp/Runtime/Operators/OperatorLibraries.h"
 
 #include <algorithm>
@@ -72,6 +73,11 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
     return;
   if (std::string other = otherTorch(plan, options.planPath); !other.empty())
     std::fprintf(stderr, "fsdp-run: warning: %s\n", other.c_str());
+  if (std::string why = whyNoKernelCode(plan); runsKernelCode() && !why.empty())
+    std::fprintf(stderr,
+                 "fsdp-run: warning: %s: the code of its kernels is not run, "
+                 "but their calls: %s\n",
+                 options.planPath.c_str(), why.c_str());
   for (const auto *source : {&data, &evalData})
     if (const FileData *read = *source ? (*source)->asFiles() : nullptr)
       for (const auto &samples : read->sources())

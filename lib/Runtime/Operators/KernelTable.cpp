@@ -8,6 +8,7 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/Version.h>
 #include <ATen/ops/empty_strided.h>
+#include <torch/version.h>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -110,6 +111,27 @@ std::string kernelTarget() {
   return "";
 }
 
+std::string whyNoKernelCode(const plan::Plan &plan) {
+  bool hasCode = std::any_of(
+      plan.kernels.begin(), plan.kernels.end(),
+      [](const plan::Kernel &kernel) { return !kernel.code.empty(); });
+  if (!hasCode)
+    return "";
+  // The operators of another PyTorch may round in other ways.
+  std::string torch = plan.capturedFor ? plan.capturedFor->torch : "";
+  if (torch != TORCH_VERSION)
+    return "it is for " +
+           (torch.empty() ? "no version of torch" : "torch " + torch) +
+           ", this is torch " TORCH_VERSION;
+  std::string target = kernelTarget();
+  for (const plan::Kernel &kernel : plan.kernels)
+    for (const plan::KernelCode &code : kernel.code)
+      if (code.target == target)
+        return "";
+  return "none is for this processor, as ATen uses it (" +
+         at::get_cpu_capability() + ")";
+}
+
 static std::atomic<bool> runsCode = true;
 
 void setRunsKernelCode(bool value) { runsCode = value; }
@@ -142,7 +164,7 @@ KernelTable::KernelTable(const plan::Plan &plan, c10::Device device)
     : plan(plan), device(device) {
   for (const plan::Kernel &kernel : plan.kernels)
     entries.push_back(std::make_unique<Entry>(kernel, device));
-  if (!device.is_cpu() || !runsKernelCode())
+  if (!device.is_cpu() || !runsKernelCode() || !whyNoKernelCode(plan).empty())
     return;
   images = std::make_unique<KernelImages>(plan.kernels, kernelTarget());
   for (size_t i = 0; i < entries.size(); ++i)
@@ -182,12 +204,10 @@ bool KernelTable::runCode(const Entry &entry, const plan::Fused &fused,
                           std::vector<at::Tensor> &values) const {
   if (!entry.function.run)
     return false;
-  const plan::Value &first = plan.values[fused.outs.front()];
-  int64_t elements = first.numElements();
-  bool divides =
-      elements >= at::internal::GRAIN_SIZE && at::get_num_threads() > 1;
-  if (entry.kernel.whole && divides)
+  // From how many elements on they are divided is up to each operator.
+  if (entry.kernel.whole && at::get_num_threads() > 1)
     return false;
+  int64_t elements = plan.values[fused.outs.front()].numElements();
   std::vector<void *> tensors;
   tensors.reserve(fused.ins.size() + fused.outs.size());
   for (size_t i = 0; i < fused.ins.size(); ++i) {

@@ -2,6 +2,7 @@
 #include "fsdp/Codegen/Kernels.h"
 #include "fsdp/Transforms/Passes.h"
 
+#include "mlir/IR/Remarks.h"
 #include "llvm/ADT/StringExtras.h"
 
 namespace mlir::fsdp {
@@ -38,6 +39,15 @@ struct CompileKernels : mlir::fsdp::impl::CompileKernelsBase<CompileKernels> {
 
 private:
   LogicalResult compile(KernelOp kernel) {
+    if (!canLower(kernel)) {
+      if (auto message = remark::missed(
+              kernel.getLoc(),
+              remark::RemarkOpts::name("NoCode").category("fsdp-fuse")))
+        message << ("kernel " + kernel.getSymName() +
+                    " has no code: its calls run one by one")
+                       .str();
+      return success();
+    }
     Builder builder(kernel.getContext());
     SmallVector<NamedAttribute> code;
     for (const KernelTarget &target : getKernelTargets()) {

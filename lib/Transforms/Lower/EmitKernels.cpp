@@ -1,7 +1,7 @@
 //===- EmitKernels.cpp - kernels and what runs them -----------------------===//
 #include "PlanEmitter.h"
 
-#include "fsdp/Support/Hash.h"
+#include "fsdp/Plan/Digest.h"
 #include "llvm/ADT/StringExtras.h"
 
 using namespace mlir;
@@ -36,8 +36,9 @@ LogicalResult PlanEmitter::emitKernel(KernelOp kernel) {
   entry.values = std::move(body.result.values);
   for (plan::Instruction &call : calls)
     entry.calls.push_back(std::get<plan::Call>(std::move(call.kind)));
-  for (plan::ValueId value : entry.results)
-    entry.values[size_t(value)].strides = getStrides(kernel.getStridesAttr());
+  // What the calls make is all laid out as the results are.
+  for (plan::Value &value : llvm::drop_begin(entry.values, entry.operands))
+    value.strides = getStrides(kernel.getStridesAttr());
   entry.whole = kernel.getWhole();
   if (DictionaryAttr code = kernel.getCodeAttr()) {
     entry.trips = int64_t(kernel.getTrips().value_or(0));
@@ -67,7 +68,7 @@ LogicalResult PlanEmitter::emitCode(KernelOp kernel, NamedAttribute target,
   code.entry = begin.getInt();
   for (auto name : imports.getAsRange<StringAttr>())
     code.imports.push_back(name.str());
-  code.hash = ::fsdp::hashBytes(code.image);
+  code.hash = plan::hashOf(entry, code);
   entry.code.push_back(std::move(code));
   return success();
 }

@@ -34,7 +34,7 @@ from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
 # What reads all attributes of an object without their names.
-_READ_WHOLE = {"asdict", "astuple", "deepcopy"}
+_READ_WHOLE = {"asdict", "astuple", "deepcopy", "dumps", "getmembers"}
 _MOST_LEAVES = 2000  # of a value that is compared by all that it holds
 
 

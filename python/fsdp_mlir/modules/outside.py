@@ -582,11 +582,12 @@ def _used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[st
 
 @lru_cache(maxsize=4096)
 def _named_operations(code: CodeType) -> frozenset[tuple[str, str]]:
-    own = {
-        (instruction.opname, instruction.argval)
-        for instruction in dis.get_instructions(code)
-        if isinstance(instruction.argval, str)
-    }
+    own = set()
+    for instruction in dis.get_instructions(code):
+        if isinstance(instruction.argval, str):
+            own.add((instruction.opname, instruction.argval))
+        elif instruction.opname == "MATCH_CLASS":  # reads attributes by constants
+            own.add(("LOAD_ATTR", "__getattribute__"))
     inner = (_named_operations(each) for each in code.co_consts if isinstance(each, CodeType))
     return frozenset(own).union(*inner)
 

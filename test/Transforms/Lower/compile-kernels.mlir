@@ -47,3 +47,36 @@ fsdp.kernel @silu_backward {
 } {whole}
 
 // BAD: fsdp-compile-kernels: expected x86-64-v3 or x86-64-v4 as a target, got: z80
+
+// What code cannot compute, or only a part of, has none: an operator that is not
+// element-wise, silu with a tail, a whole kernel that does not fill its vectors.
+
+// CHECK-LABEL: fsdp.kernel @no_code
+// CHECK-NOT:     code =
+// CHECK-LABEL: fsdp.kernel @no_tails
+// CHECK-NOT:     code =
+// CHECK-LABEL: fsdp.kernel @not_full
+// CHECK-NOT:     code =
+// LOOP-LABEL:  func.func @last
+// CHECK-LABEL: fsdp.kernel @last
+// CHECK:         code =
+fsdp.kernel @no_code {
+^bb0(%x: tensor<64xf32>):
+  %0 = aten.call "aten::cumsum"(%x, 0, none) : (tensor<64xf32>) -> tensor<64xf32>
+  fsdp.kernel_return %0 : tensor<64xf32>
+}
+fsdp.kernel @no_tails {
+^bb0(%x: tensor<64xf32>):
+  %0 = aten.call "aten::silu"(%x) : (tensor<64xf32>) -> tensor<64xf32>
+  fsdp.kernel_return %0 : tensor<64xf32>
+}
+fsdp.kernel @not_full {
+^bb0(%x: tensor<60xf32>):
+  %0 = aten.call "aten::neg"(%x) : (tensor<60xf32>) -> tensor<60xf32>
+  fsdp.kernel_return %0 : tensor<60xf32>
+} {whole}
+fsdp.kernel @last {
+^bb0(%x: tensor<60xf32>):
+  %0 = aten.call "aten::neg"(%x) : (tensor<60xf32>) -> tensor<60xf32>
+  fsdp.kernel_return %0 : tensor<60xf32>
+}

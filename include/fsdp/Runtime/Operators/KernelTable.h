@@ -52,6 +52,11 @@ std::string kernelTarget();
 void setRunsKernelCode(bool value);
 bool runsKernelCode();
 
+/// Why the code of a plan's kernels cannot run on this CPU, in words; empty if
+/// it can, or if there is none. Code is for the version of PyTorch that the
+/// plan was captured with.
+std::string whyNoKernelCode(const plan::Plan &plan);
+
 class KernelTable {
 public:
   /// Borrows the plan. Throws InputError that names a kernel with a call whose
