@@ -7,7 +7,6 @@ the two plans. Writes out/fusion.json and out/fusion.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -27,7 +26,7 @@ from harness import (  # noqa: E402
     run_reference,
     train_plan,
 )
-from operators import MODELS  # noqa: E402
+from operators import MODELS, parse_arguments  # noqa: E402
 
 from bench import PRECISIONS, Sample, machine, measure, spread  # noqa: E402
 
@@ -77,15 +76,7 @@ def row(name: str, bench: Bench, rounds: list[dict[str, Sample]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="steps a run, 2 of them warm-up")
-    args = parser.parse_args()
-    if args.steps < 3 or args.rounds < 1:
-        parser.error("expected --steps > 2 and --rounds > 0")
+    args = parse_arguments(__doc__)
 
     benches = {name: Bench(name, args.steps) for name in args.models}
     samples: dict[str, list[dict[str, Sample]]] = {name: [] for name in benches}

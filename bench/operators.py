@@ -67,6 +67,20 @@ MODELS: dict[str, tuple[Model, str]] = {
 }
 
 
+def parse_arguments(description: str | None) -> argparse.Namespace:
+    """Which of the models to measure, and how often."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="steps a run, 2 of them warm-up")
+    args = parser.parse_args()
+    if args.steps < 3 or args.rounds < 1:
+        parser.error("expected --steps > 2 and --rounds > 0")
+    return args
+
+
 def classify(what: str) -> str:
     """The column of an instruction of a profile."""
     name = what.partition(" ")[0]
@@ -119,15 +133,7 @@ def row(name: str, rounds: list[tuple[Counter[str], Counter[str]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="steps a run, 2 of them warm-up")
-    args = parser.parse_args()
-    if args.steps < 3 or args.rounds < 1:
-        parser.error("expected --steps > 2 and --rounds > 0")
+    args = parse_arguments(__doc__)
 
     runs = {name: measure(name, args.steps) for name in args.models}
     measured: dict[str, list[Any]] = {name: [] for name in args.models}
