@@ -7,6 +7,7 @@ from pathlib import Path
 import fsdp_mlir
 import pytest
 import stateful
+from fsdp_mlir.modules import outside
 from test_proof import Net, captured
 from torch import Tensor, nn
 
@@ -83,3 +84,27 @@ def test_loss_that_counts_is_refused(tmp_path: Path) -> None:
         with pytest.raises(fsdp_mlir.CaptureError, match=f"attribute '{name}' changes in each"):
             captured(Net(), tmp_path, loss=loss)
     assert steps == [0]
+
+
+class _Matched:
+    __match_args__ = ("gain",)
+
+    def __init__(self) -> None:
+        self.gain = 1.0
+
+
+def test_patterns_read_attributes_whose_names_no_code_has() -> None:
+    matched = _Matched()
+
+    def by_name(model: nn.Module, x: Tensor) -> Tensor:
+        match matched:
+            case _Matched(gain=gain):
+                return model(x) * gain
+
+    def by_position(model: nn.Module, x: Tensor) -> Tensor:
+        match matched:
+            case _Matched(gain):
+                return model(x) * gain
+
+    for loss in (by_name, by_position):
+        assert outside.attributes_read(nn.Linear(2, 2), loss) is None
