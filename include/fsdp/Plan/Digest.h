@@ -10,8 +10,8 @@ namespace fsdp::plan {
 /// Throws PlanError for a name that is not UTF-8, as printPlan() does.
 std::string digestOf(const Plan &plan);
 
-/// KernelCode::hash: that of a kernel without its codes, with `code` but for its
-/// hash. So code runs only for the calls that it was made from.
+/// KernelCode::hash: that of a kernel without its codes, with `code` but for
+/// its hash. So code runs only for the calls that it was made from.
 std::string hashOf(const Kernel &kernel, const KernelCode &code);
 
 } // namespace fsdp::plan

@@ -67,7 +67,7 @@ struct KernelCode {
   std::string image;
   /// The byte of the image where the function begins (KernelAbi.h).
   int64_t entry = 0;
-  /// XXH3-128 of the image, as of files.
+  /// Of the kernel with this code (hashOf, Digest.h).
   std::string hash;
   /// Functions of LibTorch that it calls: "Sleef_expf16_u10" and the like.
   std::vector<std::string> imports = {};
@@ -94,9 +94,8 @@ struct Kernel {
   std::vector<ValueId> results;
   /// How often the function's loop runs: its range is [0, trips).
   int64_t trips = 0;
-  /// The code has the calls' bits only where ATen too would not divide the
-  /// elements among threads: it computes what is left of a thread's part
-  /// otherwise.
+  /// The code has the calls' bits only in one thread: ATen computes what is
+  /// left of a thread's part in another way.
   bool whole = false;
   /// Empty: the calls run one by one.
   std::vector<KernelCode> code = {};
