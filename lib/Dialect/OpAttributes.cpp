@@ -1,6 +1,7 @@
 //===- OpAttributes.cpp - attributes that ops of all kinds have -----------===//
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Dialect/ModelParallel.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -109,6 +110,19 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
            << capturedForAttrName
            << " on the module, with the strings device and torch, got: "
            << attribute.getValue();
+  }
+  if (name == modelParallelAttrName) {
+    auto parallel = dyn_cast<DictionaryAttr>(attribute.getValue());
+    auto read = parallel ? readModelParallel(parallel) : std::nullopt;
+    if (!isa<ModuleOp>(op) || !read)
+      return op->emitOpError("Axis-1: expected ")
+             << modelParallelAttrName
+             << " on the module, with the numbers ranks and data_stride, and "
+                "axes of a name, ranks and stride, got: "
+             << attribute.getValue();
+    if (std::string defect = ::fsdp::plan::findDefect(*read); !defect.empty())
+      return op->emitOpError("Axis-1: ") << defect;
+    return success();
   }
   if (name == memoryAttrName) {
     auto memory = dyn_cast<StringAttr>(attribute.getValue());

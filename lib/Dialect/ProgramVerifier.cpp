@@ -8,6 +8,7 @@
 #include "fsdp/Dialect/FSDP.h"
 
 #include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/ModelParallel.h"
 #include "fsdp/Dialect/Storages.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
@@ -188,7 +189,7 @@ private:
     for (OpOperand &operand : op->getOpOperands())
       if (failed(verifyUse(operand)))
         return failure();
-    if (failed(verifyWrites(op)) || failed(verifyUnderWay(op)) ||
+    if (failed(verifyAxis(op)) || failed(verifyWrites(op)) || failed(verifyUnderWay(op)) ||
         failed(verifyCondition(op)))
       return failure();
     if (auto write = dyn_cast<WriteParamOp>(op))
@@ -269,6 +270,17 @@ private:
       }
     }
     return success();
+  }
+
+  /// Axis-2: what the model's own collectives are over.
+  static LogicalResult verifyAxis(Operation *op) {
+    auto call = dyn_cast<aten::CallOp>(op);
+    auto collective = call ? getModelCollective(call) : std::nullopt;
+    if (!collective)
+      return success();
+    std::string defect = ::fsdp::plan::findDefect(
+        *collective, getModelParallel(call->getParentOfType<ModuleOp>()));
+    return defect.empty() ? success() : call.emitOpError("Axis-2: ") << defect;
   }
 
   /// Program-13: what a call writes is not the storage of a parameter.

@@ -8,6 +8,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "GraphReader.h"
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Plan/ParseJson.h"
 
 #include <caffe2/serialize/inline_container.h>
@@ -154,6 +155,21 @@ private:
       fail("capture.json: " + defect);
   }
 
+  /// Absent from the captures of versions that knew no other axes.
+  void readModelParallel(const json &document) {
+    auto found = document.find("model_parallel");
+    if (found == document.end() || found->is_null())
+      return;
+    plan::ModelParallel &parallel = capture.modelParallel.emplace();
+    found->at("ranks").get_to(parallel.ranks);
+    found->at("data_stride").get_to(parallel.dataStride);
+    for (const json &axis : found->at("axes"))
+      parallel.axes.push_back(
+          {axis.at("name"), axis.at("ranks"), axis.at("stride")});
+    if (std::string defect = plan::findDefect(parallel); !defect.empty())
+      fail("capture.json: " + defect);
+  }
+
   void readPrecision(const json &policies) {
     auto optional = [&](const json &name) -> std::optional<plan::DType> {
       if (name.is_null())
@@ -171,6 +187,7 @@ private:
   void readTables(const json &document) {
     document.at("model").get_to(capture.model);
     readDevice(document);
+    readModelParallel(document);
     if (const json &weights = document.at("weights"); !weights.is_null())
       capture.weights = {weights.at("path"), weights.at("hash")};
     for (const json &entry : document.at("params"))

@@ -1,6 +1,7 @@
 //===- ImportCapture.cpp - a Capture to the captured level ----------------===//
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Dialect/ModelParallel.h"
 #include "fsdp/Dialect/Storages.h"
 #include "fsdp/Dialect/UnitEntries.h"
 #include "fsdp/Import/Import.h"
@@ -25,6 +26,9 @@ public:
     (*module)->setAttr(modelAttrName, builder.getStringAttr(capture.model));
     if (!capture.capturedFor.device.empty())
       setCapturedFor(*module);
+    if (capture.modelParallel)
+      (*module)->setAttr(modelParallelAttrName,
+                         getAttr(*capture.modelParallel, builder.getContext()));
     if (!capture.weights.path.empty()) {
       (*module)->setAttr(weightsAttrName,
                          builder.getStringAttr(capture.weights.path));

@@ -81,8 +81,8 @@ std::string_view whenName(When when) {
 
 std::string_view streamName(Stream stream) {
   constexpr std::array<std::string_view, kNumStreams> names = {
-      "compute",    "all_gather",     "reduce_scatter",
-      "all_reduce", "copy_to_device", "copy_to_host"};
+      "compute",        "all_gather",   "reduce_scatter", "all_reduce",
+      "copy_to_device", "copy_to_host", "model_axes"};
   return names[size_t(stream)];
 }
 

@@ -8,6 +8,7 @@
 //===----------------------------------------------------------------------===//
 #include "Checkpoints.h"
 
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Execution/OpenPlan.h"
@@ -143,7 +144,7 @@ collectives(const plan::Plan &plan) {
     std::visit(
         [&]<typename KindT>(const KindT &kind) {
           if constexpr (std::is_same_v<KindT, plan::Call>) {
-            if (isCollective(kind.op))
+            if (plan::isModelCollective(kind.op))
               found.emplace_back(kind.op, groupOf(kind));
           } else if constexpr (requires { KindT::ownStream; }) {
             if constexpr (KindT::ownStream == plan::Stream::AllGather ||

@@ -92,11 +92,11 @@ std::vector<CollectiveUse> findCollectives(const Plan &plan) {
             ended.wait = int32_t(i);
             ended.callsToWait = calls[i] - calls[size_t(ended.instruction)];
           }
-    if (ownStream(instruction) == Stream::Compute)
+    if (timeKind(instruction) == Stream::Compute)
       continue;
     CollectiveUse use;
     use.instruction = int32_t(i);
-    use.kind = ownStream(instruction);
+    use.kind = timeKind(instruction);
     use.unit = unitOfInstruction(plan, instruction);
     use.bytes = std::visit(BytesOf{plan}, instruction.kind);
     use.times = runsPerStep(plan, instruction);

@@ -2,6 +2,8 @@
 #include "fsdp/Simulate/CostModel.h"
 
 #include "Fusion.h"
+#include "fsdp/Plan/ModelCollectives.h"
+#include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
 #include <map>
@@ -95,7 +97,32 @@ private:
     return double(shardSpec(plan, param, shardIndex).numBytes());
   }
 
-  Cost cost(size_t index, const Call &) const {
+  /// A collective of the model. A ring passes the whole: what is gathered, and
+  /// what is reduced.
+  std::optional<Cost> modelCost(const Call &call) const {
+    std::optional<ModelCollective> made = modelCollective(plan, call);
+    if (!made || !plan.modelParallel)
+      return std::nullopt;
+    double given = valueBytes(plan, getOperands(call)), got = 0;
+    for (ValueId out : call.outs)
+      if (out != -1)
+        got += double(plan.values[out].numBytes());
+    Axis axis;
+    for (const ModelAxis &each : plan.modelParallel->axes)
+      if (each.name == made->axis)
+        axis = {each.ranks, each.stride};
+    bool gathers = made->kind == Collective::AllGather;
+    Cost cost = collective(made->kind, axis,
+                           gathers ? std::max(got, given) : given);
+    // Only FSDP's collectives find the operands where their ranks keep them.
+    if (device.sharedMemory)
+      cost.seconds += memorySeconds(given + got);
+    return cost;
+  }
+
+  Cost cost(size_t index, const Call &call) const {
+    if (std::optional<Cost> made = modelCost(call))
+      return *made;
     const OperatorWork &work = works[index];
     if (work.kind == OperatorWork::Kind::Free)
       return {};
@@ -107,8 +134,8 @@ private:
             (launches[index] ? device.opOverhead : 0)};
   }
   Cost cost(size_t, const AllGather &gather) const {
-    Axis axis{gather.group > 0 ? gather.group : plan.shards(), 1};
-    return collective(Collective::AllGather, axis, unitBytes(gather.unit));
+    return collective(Collective::AllGather, shardAxis(plan, gather.group),
+                      unitBytes(gather.unit));
   }
   Cost cost(size_t, const Reshard &reshard) const {
     if (reshard.keep == 0)
@@ -125,14 +152,13 @@ private:
       if (dtype != in.dtype || !inPlace.count(param))
         copied += double(in.numBytes() + in.numElements() * byteWidth(dtype));
     }
-    Cost cost =
-        collective(Collective::ReduceScatter, {plan.shards(), 1}, bytes);
+    Cost cost = collective(Collective::ReduceScatter, shardAxis(plan), bytes);
     if (device.sharedMemory)
       cost.seconds += memorySeconds(copied);
     return cost;
   }
   Cost cost(size_t, const AllReduce &reduce) const {
-    return collective(Collective::AllReduce, {plan.replicas, plan.shards()},
+    return collective(Collective::AllReduce, replicateAxis(plan),
                       valueBytes(plan, reduce.ins));
   }
   Cost cost(size_t, const Accumulate &sum) const {
@@ -163,7 +189,7 @@ private:
   }
   /// A scalar over the ranks of a replica.
   double scalarSeconds() const {
-    return transferTime(device, Collective::AllReduce, {plan.shards(), 1}, 4)
+    return transferTime(device, Collective::AllReduce, shardAxis(plan), 4)
         .seconds;
   }
   Cost cost(size_t, const Unscale &unscale) const {

@@ -151,6 +151,35 @@ int64_t hostsOf(const DeviceModel &device, Axis axis) {
   return (axis.ranks + onHost - 1) / onHost;
 }
 
+Axis shardAxis(const plan::Plan &plan, int64_t group) {
+  return {group > 0 ? group : plan.shards(),
+          plan.modelParallel ? plan.modelParallel->dataStride : 1};
+}
+
+Axis replicateAxis(const plan::Plan &plan) {
+  return {plan.replicas, plan.shards() * shardAxis(plan).stride};
+}
+
+/// Of an AllToAll, or a SendReceive.
+static Transfer directTime(const DeviceModel &device, Collective collective,
+                           Axis axis, double bytes) {
+  double n = double(axis.ranks), m = double(ranksOnHost(device, axis));
+  bool leaves = hostsOf(device, axis) > 1;
+  double inside = 0, outside = 0;
+  if (collective == Collective::AllToAll) {
+    inside = bytes * (m - 1) / n;
+    outside = bytes * (n - m) / n;
+  } else {
+    (leaves ? outside : inside) = bytes;
+  }
+  double within = inside > 0 ? inside / device.withinHost.bandwidth : 0;
+  double between = outside > 0 ? outside / device.betweenHosts.bandwidth : 0;
+  return {device.collectiveLatency +
+              (leaves ? device.betweenHosts : device.withinHost).latency +
+              std::max(within, between),
+          leaves ? Medium::BetweenHosts : Medium::WithinHost};
+}
+
 Transfer transferTime(const DeviceModel &device, Collective collective,
                       Axis axis, double bytes) {
   if (axis.ranks <= 1)
@@ -158,9 +187,9 @@ Transfer transferTime(const DeviceModel &device, Collective collective,
   double n = double(axis.ranks), m = double(ranksOnHost(device, axis)),
          hosts = double(hostsOf(device, axis));
   if (device.sharedMemory && hosts == 1) {
-    double read = collective == Collective::AllGather       ? 0
-                  : collective == Collective::ReduceScatter ? bytes
-                                                            : n * bytes;
+    double read = collective == Collective::AllGather   ? 0
+                  : collective == Collective::AllReduce ? n * bytes
+                                                        : bytes;
     double written = collective == Collective::AllGather       ? 0
                      : collective == Collective::ReduceScatter ? bytes / n
                                                                : bytes;
@@ -169,6 +198,9 @@ Transfer transferTime(const DeviceModel &device, Collective collective,
                     (device.memoryBandwidth * device.memoryFraction),
             Medium::WithinHost};
   }
+  if (collective == Collective::AllToAll ||
+      collective == Collective::SendReceive)
+    return directTime(device, collective, axis, bytes);
   double rounds = collective == Collective::AllReduce ? 2 : 1;
   double within = 0, between = 0;
   if (m > 1)
@@ -220,13 +252,13 @@ std::vector<std::string> shippedDevices() {
   return names;
 }
 
-Cluster clusterOf(DeviceModel device, int64_t worldSize) {
-  int64_t hosts = hostsOf(device, {worldSize, 1});
+Cluster clusterOf(DeviceModel device, int64_t ranks) {
+  int64_t hosts = hostsOf(device, {ranks, 1});
   return {std::move(device), hosts};
 }
 
 Cluster parseCluster(std::string_view yaml, const std::string &path,
-                     int64_t worldSize) {
+                     int64_t ranks) {
   YamlReader reader(path);
   YamlNode root = reader.parse(yaml);
   DeviceModel device;
@@ -245,12 +277,12 @@ Cluster parseCluster(std::string_view yaml, const std::string &path,
             throw;
           }
         } else if (key == "ranks") {
-          int64_t ranks = reader.integer(key, value, 1);
-          if (ranks != worldSize)
+          int64_t given = reader.integer(key, value, 1);
+          if (given != ranks)
             reader.error(value, "expected \"ranks\" to be the plan's world "
                                 "size " +
-                                    std::to_string(worldSize) + ", got " +
-                                    std::to_string(ranks));
+                                    std::to_string(ranks) + ", got " +
+                                    std::to_string(given));
         } else {
           (key == "hosts"      ? hosts
            : key == "override" ? override
@@ -264,13 +296,13 @@ Cluster parseCluster(std::string_view yaml, const std::string &path,
                         });
   if (perHost)
     device.ranksPerHost = reader.integer("ranks_per_host", *perHost, 1);
-  Cluster cluster = clusterOf(std::move(device), worldSize);
+  Cluster cluster = clusterOf(std::move(device), ranks);
   if (hosts) {
     int64_t given = reader.integer("hosts", *hosts, 1);
     if (given < cluster.hosts)
       reader.error(*hosts, "expected \"hosts\" to be at least " +
                                std::to_string(cluster.hosts) + " for " +
-                               std::to_string(worldSize) + " ranks, " +
+                               std::to_string(ranks) + " ranks, " +
                                std::to_string(cluster.device.ranksPerHost) +
                                " on each, got " + std::to_string(given));
   }
@@ -281,8 +313,8 @@ Cluster parseCluster(std::string_view yaml, const std::string &path,
   return cluster;
 }
 
-Cluster loadCluster(const std::string &path, int64_t worldSize) {
-  return parseCluster(readYaml(path), path, worldSize);
+Cluster loadCluster(const std::string &path, int64_t ranks) {
+  return parseCluster(readYaml(path), path, ranks);
 }
 
 } // namespace fsdp::simulate

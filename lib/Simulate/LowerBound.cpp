@@ -3,6 +3,7 @@
 
 #include "fsdp/Plan/Operands.h"
 #include "fsdp/Simulate/Format.h"
+#include "fsdp/Simulate/Simulator.h"
 
 #include <array>
 #include <cstdio>
@@ -25,7 +26,7 @@ LowerBound lowerBound(const Plan &plan, const StepCost &cost,
     all += seconds;
     if (std::holds_alternative<Wait>(instruction.kind))
       continue; // of whichever stream it waits for
-    streams[size_t(ownStream(instruction))] += seconds;
+    streams[size_t(timeKind(instruction))] += seconds;
     if (one.medium == Medium::WithinHost)
       withinHost += seconds;
     else if (one.medium == Medium::BetweenHosts)

@@ -84,7 +84,7 @@ private:
 
   void printNumbers() {
     json.attribute("model", plan.model);
-    json.attribute("ranks", plan.worldSize);
+    json.attribute("ranks", plan.jobRanks());
     json.attribute("replicas", plan.replicas);
     json.attribute("microbatches", plan.accumulationSteps);
     json.attribute("device", cluster.device.name);
@@ -148,7 +148,7 @@ private:
       for (size_t s = 0; s < timeline.spans.size(); ++s) {
         const Span &span = timeline.spans[s];
         if (span.end <= span.begin &&
-            ownStream(plan.instructions[size_t(span.instruction)]) ==
+            timeKind(plan.instructions[size_t(span.instruction)]) ==
                 Stream::Compute)
           continue;
         row(int64_t(span.instruction), nanoseconds(span.begin),

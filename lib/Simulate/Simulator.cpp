@@ -1,6 +1,7 @@
 //===- Simulator.cpp - a plan's step in time ------------------------------===//
 #include "fsdp/Simulate/Simulator.h"
 
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
@@ -207,11 +208,17 @@ private:
 
 } // namespace
 
+Stream timeKind(const Instruction &instruction) {
+  const auto *call = std::get_if<Call>(&instruction.kind);
+  return call && modelCollectiveKind(call->op) ? Stream::ModelAxes
+                                               : ownStream(instruction);
+}
+
 std::vector<Stream> timeKinds(const Plan &plan) {
   std::vector<Stream> ofEvent;
   std::vector<Stream> kinds;
   for (const Instruction &instruction : plan.instructions) {
-    Stream kind = ownStream(instruction);
+    Stream kind = timeKind(instruction);
     if (std::holds_alternative<Wait>(instruction.kind))
       for (EventId event : instruction.waits)
         if (size_t(event) < ofEvent.size())

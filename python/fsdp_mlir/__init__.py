@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
 from fsdp_mlir.capture.capture import CaptureSummary, capture
+from fsdp_mlir.capture.planned_mesh import planned_mesh
 from fsdp_mlir.frontdoor.compiled import compile
 from fsdp_mlir.frontdoor.step import Step
 from fsdp_mlir.modules.sharding import fully_shard
@@ -31,4 +32,5 @@ __all__ = [
     "compile",
     "fully_shard",
     "init_device_mesh",
+    "planned_mesh",
 ]

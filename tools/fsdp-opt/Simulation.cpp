@@ -69,8 +69,8 @@ FailureOr<Setting> readSetting(const plan::Plan &plan) {
   try {
     Setting setting;
     setting.cluster = clusterPath.empty()
-                          ? clusterOf(loadDevice(deviceName), plan.worldSize)
-                          : loadCluster(clusterPath, plan.worldSize);
+                          ? clusterOf(loadDevice(deviceName), plan.jobRanks())
+                          : loadCluster(clusterPath, plan.jobRanks());
     if (!profilePath.empty())
       setting.profile = plan::readProfile(profilePath);
     return setting;
@@ -111,7 +111,8 @@ std::string formatted(const char *format, double value) {
 const char *transferName(size_t stream) {
   constexpr const char *names[plan::kNumStreams] = {
       "compute",     "all-gathers",      "reduce-scatters",
-      "all-reduces", "copies to device", "copies to host"};
+      "all-reduces", "copies to device", "copies to host",
+      "collectives of the model"};
   return names[stream];
 }
 
@@ -258,7 +259,7 @@ LogicalResult mlir::fsdp::printSimulatedStats(const plan::Plan &plan,
   if (seconds > 0) {
     double tokens = double(tokensPerStep(plan)) / seconds;
     row("tokens/s", formatted("%.1f", tokens) + ", a rank " +
-                        formatted("%.1f", tokens / double(plan.worldSize)));
+                        formatted("%.1f", tokens / double(plan.jobRanks())));
   }
   row("model FLOPs a rank", formatted("%.4g", cost.modelFlops));
   row("MFU",

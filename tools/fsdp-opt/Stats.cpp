@@ -3,6 +3,7 @@
 
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/FSDP.h"
+#include "fsdp/Dialect/ModelParallel.h"
 #include "fsdp/Dialect/Storages.h"
 #include "fsdp/Plan/Plan.h"
 #include "llvm/ADT/MapVector.h"
@@ -10,6 +11,8 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/Support/Format.h"
+
+#include <map>
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -115,16 +118,13 @@ private:
 
   /// A collective that the model itself makes, over ranks of another axis.
   void countOtherAxis(aten::CallOp call, int64_t times) {
-    StringAttr axis;
-    for (Attribute arg : call.getArgs())
-      if (auto text = dyn_cast<StringAttr>(arg))
-        axis = text;
-    if (!axis || !call.getCallee().starts_with("_c10d_functional::"))
+    auto collective = getModelCollective(call);
+    if (!collective)
       return;
     int64_t given = 0;
     for (Value operand : call.getOperands())
       given += getNumBytes(cast<RankedTensorType>(operand.getType()));
-    otherAxes[axis.getValue()].add(given, times);
+    otherAxes[collective->axis].add(given, times);
   }
 
   /// Of something of which each of `size` ranks has a part: what the others
@@ -161,6 +161,16 @@ private:
 
   void printParams() {
     row("ranks", Twine(replicas * ranks));
+    if (auto parallel = getModelParallel(module)) {
+      std::string axes;
+      for (const ::fsdp::plan::ModelAxis &axis : parallel->axes)
+        axes += (axes.empty() ? "" : ", ") + axis.name + " " +
+                std::to_string(axis.ranks);
+      row("ranks of the job", Twine(replicas * ranks * parallel->ranks) + ", " +
+                                  Twine(parallel->ranks) +
+                                  " share each copy of the model" +
+                                  (axes.empty() ? "" : " (" + axes + ")"));
+    }
     if (replicas > 1)
       row("replicas", Twine(replicas) + " of " + Twine(ranks) + " ranks");
     row("parameters", Twine(elements) + " in " + Twine(params) + " tensors (" +
@@ -189,7 +199,7 @@ private:
     if (replicas > 1)
       row("all-reduces a step", allReduces);
     for (auto &[axis, given] : otherAxes)
-      row(("collectives on " + axis).str(), given);
+      row("collectives on " + axis, given);
     row("reshards a step", Twine(reshards));
     if (ProgramOp evaluation = getEvaluationProgram(module)) {
       auto gathers = llvm::range_size(evaluation.getOps<AllGatherOp>());
@@ -221,7 +231,7 @@ private:
   int64_t elements = 0, bytes = 0, params = 0, frozen = 0, ignored = 0;
   int64_t shardBytes = 0, trainableShard = 0, largestUnit = 0;
   Traffic gathers, reduces, allReduces;
-  llvm::MapVector<StringRef, Traffic> otherAxes; ///< by name: bytes given
+  std::map<std::string, Traffic> otherAxes; ///< by name: bytes given
   llvm::SetVector<Operation *> kernels;
   llvm::SetVector<StringRef> kernelTargets;
   int64_t kernelRuns = 0, fusedCalls = 0;

@@ -44,6 +44,19 @@ Accumulate &accumulate(Plan &plan) {
   return insertBeforeStep<Accumulate>(plan, Phase::Backward);
 }
 
+/// Makes the first call an all-reduce of its operand over an axis.
+Call &overAxis(Plan &plan, const char *axis) {
+  auto &call = first<Call>(plan);
+  call.op = "_c10d_functional::all_reduce";
+  call.overload = "";
+  call.schema = "_c10d_functional::all_reduce(Tensor input, Any reduce_op, Any "
+                "group_name) -> Tensor";
+  call.args = {{TensorArg{getOperands(call).front()}},
+               {std::string("sum")},
+               {std::string(axis)}};
+  return call;
+}
+
 const std::vector<Mutation> kMutations = {
     {"WorldSizeZero", "P1", [](Plan &p) { p.worldSize = 0; }},
     {"ReplicasDivide", "P1", [](Plan &p) { p.replicas = 3; }},
@@ -369,6 +382,25 @@ const std::vector<Mutation> kMutations = {
     {"SettingValue", "P41",
      [](Plan &p) {
        p.capturedFor = {"cpu", "", "2.15.0", {{"mkldnn.enabled", "maybe"}}};
+     }},
+    {"AxisWithoutRanks", "P44",
+     [](Plan &p) { p.modelParallel = {2, 2, {{"tensor", 0, 1}}}; }},
+    {"AxisTwice", "P44",
+     [](Plan &p) {
+       p.modelParallel = {4, 4, {{"tensor", 2, 1}, {"tensor", 2, 2}}};
+     }},
+    {"CollectiveOverNoAxis", "P45",
+     [](Plan &p) {
+       p.modelParallel = {2, 2, {{"tensor", 2, 1}}};
+       overAxis(p, "context");
+     }},
+    {"CollectiveWithoutAxes", "P45",
+     [](Plan &p) { overAxis(p, "tensor"); }},
+    {"CollectiveOfOtherRanks", "P45",
+     [](Plan &p) {
+       p.modelParallel = {2, 2, {{"tensor", 2, 1}}};
+       overAxis(p, "tensor").args.insert(first<Call>(p).args.begin() + 1,
+                                         {int64_t(4)});
      }},
     {"StrideCount", "P38", [](Plan &p) { p.inputs[0].strides = {1}; }},
     {"NegativeStride", "P38",

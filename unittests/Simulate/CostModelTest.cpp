@@ -247,6 +247,50 @@ TEST(CostModel, ReplicasReduceOverTheirAxis) {
             Medium::WithinHost);
 }
 
+TEST(CostModel, ModelAxesAreBesideFsdps) {
+  // Four ranks of one host are as far apart as two hosts where the model takes
+  // four neighbours for itself.
+  Plan plan = test::samplePlan(4);
+  size_t gather = test::find<AllGather>(plan);
+  const Cost alone = costOf(plan, device()).instructions[gather];
+  EXPECT_EQ(alone.medium, Medium::WithinHost);
+  plan.modelParallel = {4, 4, {{"tensor", 4, 1}}};
+  EXPECT_EQ(plan.jobRanks(), 16);
+  const Cost apart = costOf(plan, device()).instructions[gather];
+  EXPECT_EQ(apart.medium, Medium::BetweenHosts);
+  // Half of the bytes over two links of 100, in place of 3/4 at 1000.
+  EXPECT_DOUBLE_EQ(apart.seconds, alone.seconds / 0.75 * 1000 * 0.5 / 200);
+}
+
+TEST(CostModel, CollectivesOfTheModelTakeTheirAxis) {
+  Calls c;
+  ValueId x = c.value({8, 4}), whole = c.value({32, 4}), part = c.value({2, 4});
+  std::string axis = "tensor";
+  auto add = [&](const char *op, ArgList args, ValueId out) {
+    c.add("_c10d_functional::" + std::string(op), std::move(args), {out});
+  };
+  Arg four = {int64_t(4)}, sum = {std::string("sum")}, on = {axis};
+  add("all_gather_into_tensor", {t(x), four, on}, whole);
+  add("reduce_scatter_tensor", {t(x), sum, four, on}, part);
+  add("all_reduce", {t(x), sum, on}, c.value({8, 4}));
+  add("all_to_all_single", {t(x), {ArgList{}}, {ArgList{}}, on},
+      c.value({8, 4}));
+  c.plan.modelParallel = {4, 4, {{"tensor", 4, 1}}};
+  EXPECT_DOUBLE_EQ(c.seconds(device(), 0), 4. * 32 * 4 * 3 / 4 / 1000);
+  EXPECT_DOUBLE_EQ(c.seconds(device(), 1), 4. * 8 * 4 * 3 / 4 / 1000);
+  EXPECT_DOUBLE_EQ(c.seconds(device(), 2), 2 * 4. * 8 * 4 * 3 / 4 / 1000);
+  EXPECT_DOUBLE_EQ(c.seconds(device(), 3), 4. * 8 * 4 * 3 / 4 / 1000);
+  // Neighbours on different hosts.
+  c.plan.modelParallel->axes[0].stride = 8;
+  EXPECT_DOUBLE_EQ(c.seconds(device(), 0), 4. * 32 * 4 * 3 / 4 / 100);
+  // They are on the compute stream, but no computation.
+  StepCost cost = costOf(c.plan, device());
+  Timeline timeline = simulate::simulate(c.plan, cost, device());
+  EXPECT_EQ(timeline.busy[size_t(Stream::Compute)], 0);
+  EXPECT_DOUBLE_EQ(timeline.busy[size_t(Stream::ModelAxes)], timeline.seconds);
+  EXPECT_DOUBLE_EQ(timeline.exposedCommunication(), timeline.seconds);
+}
+
 TEST(CostModel, RanksDifferInTheirShards) {
   // w1 [3, 7] at two ranks: two rows, and one.
   Plan plan = test::samplePlan(2);

@@ -124,6 +124,25 @@ TEST(DeviceModel, RingBetweenHosts) {
             0);
 }
 
+TEST(DeviceModel, AllToAllSendsToAllAtOnce) {
+  // One hop; 7/8 of a rank's bytes over its link.
+  EXPECT_DOUBLE_EQ(
+      transferTime(device(), Collective::AllToAll, {8, 1}, 8000).seconds,
+      0.5 + 0.25 + 7000. / 100);
+  // Of 16 ranks half are on another host, which its own link of 10 leads to.
+  Transfer across =
+      transferTime(device(), Collective::AllToAll, {16, 1}, 8000);
+  EXPECT_DOUBLE_EQ(across.seconds, 0.5 + 2 + 4000. / 10);
+  EXPECT_EQ(across.medium, Medium::BetweenHosts);
+  // A send passes all bytes once.
+  EXPECT_DOUBLE_EQ(
+      transferTime(device(), Collective::SendReceive, {8, 1}, 8000).seconds,
+      0.5 + 0.25 + 8000. / 100);
+  EXPECT_DOUBLE_EQ(
+      transferTime(device(), Collective::SendReceive, {2, 8}, 8000).seconds,
+      0.5 + 2 + 8000. / 10);
+}
+
 TEST(DeviceModel, SharedMemory) {
   DeviceModel shared = device();
   shared.sharedMemory = true;

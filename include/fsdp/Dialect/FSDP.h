@@ -51,6 +51,10 @@ inline constexpr llvm::StringLiteral weightsHashAttrName = "fsdp.weights_hash";
 inline constexpr llvm::StringLiteral capturedForAttrName = "fsdp.captured_for";
 /// The settings of PyTorch that an `fsdp.captured_for` has.
 ::fsdp::plan::Numerics getNumerics(DictionaryAttr capturedFor);
+/// Dictionary: how the model was parallelised before FSDP, `ranks`,
+/// `data_stride` and the `axes` (plan::ModelParallel); absent if it was not.
+inline constexpr llvm::StringLiteral modelParallelAttrName =
+    "fsdp.model_parallel";
 /// Dictionary: the class of each module, by the module's dotted name. For
 /// fsdp-assign-units, which drops it.
 inline constexpr llvm::StringLiteral moduleClassesAttrName =

@@ -74,6 +74,7 @@ struct CapturedEvaluation {
 struct Capture {
   std::string model;
   plan::CapturedFor capturedFor;
+  std::optional<plan::ModelParallel> modelParallel;
   /// (qualified name, class) of each module.
   std::vector<std::pair<std::string, std::string>> modules;
   plan::Weights weights;

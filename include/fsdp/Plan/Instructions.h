@@ -62,8 +62,11 @@ enum class Stream : uint8_t {
   AllReduce,
   CopyToDevice,
   CopyToHost,
+  /// Collectives that the model itself makes. None runs beside computation
+  /// yet: they are calls of the compute stream, but their time is told apart.
+  ModelAxes,
 };
-inline constexpr size_t kNumStreams = 6;
+inline constexpr size_t kNumStreams = 7;
 /// "compute", "all_gather" and so on.
 std::string_view streamName(Stream stream);
 

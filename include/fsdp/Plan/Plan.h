@@ -330,6 +330,41 @@ struct CapturedFor {
   }
 };
 
+/// Ranks of one axis of a mesh, over which the model itself communicates: they
+/// are `ranks`, their numbers `stride` apart.
+struct ModelAxis {
+  std::string name;
+  int64_t ranks = 1;
+  int64_t stride = 1;
+  bool operator==(const ModelAxis &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(field("name", &ModelAxis::name),
+                      field("ranks", &ModelAxis::ranks).within(1, kMaxWorldSize),
+                      field("stride", &ModelAxis::stride).atLeast(1));
+  }
+};
+
+/// How a model was parallelised before FSDP: each of the plan's ranks stands
+/// for `ranks` that share one copy of the model between them, by tensor
+/// parallelism for example. The plan is that of one of them; those of the
+/// others have the same collectives.
+struct ModelParallel {
+  int64_t ranks = 1;
+  /// The difference between the numbers of neighbours among the plan's ranks.
+  int64_t dataStride = 1;
+  std::vector<ModelAxis> axes;
+  bool operator==(const ModelParallel &) const = default;
+
+  static constexpr auto fields() {
+    return std::tuple(
+        field("ranks", &ModelParallel::ranks).within(1, kMaxWorldSize),
+        field("data_stride", &ModelParallel::dataStride)
+            .within(1, kMaxWorldSize),
+        field("axes", &ModelParallel::axes));
+  }
+};
+
 /// The memory that the plan lays out: every Value::offset is in [0, bytes).
 struct Arena {
   int64_t bytes = 0;
@@ -353,6 +388,8 @@ struct Plan {
   /// Groups of ranks that each hold all parameters (HSDP); 1 otherwise. Rank r
   /// is rank r % shards() of replica r / shards().
   int64_t replicas = 1;
+  /// nullopt if each rank has a copy of the model to itself.
+  std::optional<ModelParallel> modelParallel;
   Weights weights;
   Optimizer optimizer;
   std::vector<Optimizer> paramGroups;
@@ -394,6 +431,10 @@ struct Plan {
     groups.insert(groups.end(), paramGroups.begin(), paramGroups.end());
     return groups;
   }
+  /// Ranks of the job: those that the model shares with this plan's included.
+  int64_t jobRanks() const {
+    return worldSize * (modelParallel ? modelParallel->ranks : 1);
+  }
   /// Ranks that a parameter is sharded over.
   int64_t shards() const { return worldSize / replicas; }
   /// A rank's place on the mesh of replicas and shards, which is row-major.
@@ -411,6 +452,7 @@ struct Plan {
         optionalField("captured_for", &Plan::capturedFor),
         field("world_size", &Plan::worldSize).within(1, kMaxWorldSize),
         field("replicas", &Plan::replicas).within(1, kMaxWorldSize),
+        optionalField("model_parallel", &Plan::modelParallel),
         field("weights", &Plan::weights), field("optimizer", &Plan::optimizer),
         field("param_groups", &Plan::paramGroups),
         field("lr_schedule", &Plan::lrSchedule),

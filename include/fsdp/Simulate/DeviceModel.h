@@ -9,6 +9,7 @@
 #define FSDP_SIMULATE_DEVICEMODEL_H
 
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Plan/Plan.h"
 
 #include <cstdint>
@@ -82,7 +83,13 @@ struct Axis {
   int64_t stride = 1;
 };
 
-enum class Collective : uint8_t { AllGather, ReduceScatter, AllReduce };
+/// The ranks of `plan` that hold the shards of a parameter, or `group`
+/// neighbours of them.
+Axis shardAxis(const plan::Plan &plan, int64_t group = 0);
+/// HSDP's replicas.
+Axis replicateAxis(const plan::Plan &plan);
+
+using Collective = plan::CollectiveKind;
 
 /// What a transfer occupies: transfers over one medium share its bandwidth.
 enum class Medium : uint8_t { None, WithinHost, BetweenHosts, HostLink };
@@ -100,6 +107,11 @@ struct Transfer {
 /// same model). With sharedMemory, inside one host, a gather takes only its
 /// latency, and a reduction reads `bytes`, or the shards of all replicas, from
 /// memory.
+///
+/// In an all-to-all each rank has `bytes`, an equal part for each, and sends
+/// them at once: what stays on the host over its link, the rest over the rank's
+/// own link to others. A send of `bytes` goes over one link: within the host if
+/// the axis stays on it. Both take the latency of one hop.
 Transfer transferTime(const DeviceModel &device, Collective collective,
                       Axis axis, double bytes);
 
@@ -121,13 +133,13 @@ struct Cluster {
 };
 
 /// Reads a cluster (keys `device`, `ranks`, `hosts`, `ranks_per_host`,
-/// `override`), on which `worldSize` ranks must fit. A device's path is
+/// `override`), on which the job's `ranks` must fit. A device's path is
 /// relative to the file. Throws SimulateError.
-Cluster loadCluster(const std::string &path, int64_t worldSize);
+Cluster loadCluster(const std::string &path, int64_t ranks);
 Cluster parseCluster(std::string_view yaml, const std::string &path,
-                     int64_t worldSize);
+                     int64_t ranks);
 /// As many hosts as the ranks fill.
-Cluster clusterOf(DeviceModel device, int64_t worldSize);
+Cluster clusterOf(DeviceModel device, int64_t ranks);
 
 } // namespace fsdp::simulate
 

@@ -27,6 +27,9 @@ using plan::Span;
 /// time itself counts for the stream of what it waits for.
 using StreamSeconds = std::array<double, plan::kNumStreams>;
 
+/// The stream of an instruction's kind: ownStream, or ModelAxes for a
+/// collective that the model makes.
+plan::Stream timeKind(const plan::Instruction &instruction);
 /// Which of them an instruction's time belongs to, by instruction.
 std::vector<plan::Stream> timeKinds(const plan::Plan &plan);
 

@@ -1,5 +1,6 @@
 //===- VerifyPlan.cpp - the invariants of docs/plan-format.md -------------===//
 #include "Verifier.h"
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
@@ -113,6 +114,10 @@ void Verifier::visit(const Call &call) {
       checkStrides(plan.values[out].strides, plan.values[out],
                    "value " + std::to_string(out));
     }
+  if (auto collective = modelCollective(plan, call))
+    if (std::string defect = findDefect(*collective, plan.modelParallel);
+        !defect.empty())
+      fail("P45", call.op + ": " + defect);
   if (call.reduceInputOf == -1)
     return;
   checkIndex(call.reduceInputOf, plan.params, "a parameter");

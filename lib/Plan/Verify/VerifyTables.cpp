@@ -1,6 +1,7 @@
 //===- VerifyTables.cpp - what a plan declares before its program ---------===//
 #include "Verifier.h"
 #include "fsdp/Plan/Limits.h"
+#include "fsdp/Plan/ModelCollectives.h"
 
 #include <algorithm>
 #include <set>
@@ -48,6 +49,9 @@ void Verifier::verifyTables() {
     if (std::string defect = findDefect(plan.capturedFor->numerics);
         !defect.empty())
       fail("P41", defect);
+  if (plan.modelParallel)
+    if (std::string defect = findDefect(*plan.modelParallel); !defect.empty())
+      fail("P44", defect);
   verifyOptimizer();
   verifyGradScaler();
   verifyNames();

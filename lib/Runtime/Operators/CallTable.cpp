@@ -1,5 +1,6 @@
 //===- CallTable.cpp - the operator calls of a program --------------------===//
 #include "fsdp/Runtime/Operators/CallTable.h"
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Memory/Layout.h"
 #include "fsdp/Runtime/Operators/Arguments.h"
@@ -145,7 +146,7 @@ void CallTable::resolve(const plan::Call &call, size_t index) {
                    {},
                    handle.hasTag(at::Tag::dynamic_output_shape),
                    std::nullopt,
-                   isCollective(call.op)});
+                   plan::isModelCollective(call.op)});
   for (size_t i = 0; i < call.args.size(); ++i) {
     const c10::Argument &formal = schema.arguments()[i];
     try {

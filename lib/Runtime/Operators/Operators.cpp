@@ -1,5 +1,6 @@
 //===- Operators.cpp - the operators that a plan may call -----------------===//
 #include "fsdp/Runtime/Operators/Operators.h"
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Operators/CallTable.h"
 
@@ -77,7 +78,7 @@ bool isPlain(const c10::Argument &argument) {
 } // namespace
 
 std::string reasonToRefuse(const c10::FunctionSchema &schema) {
-  if (isCollective(schema.name()) && !isAllowed(schema))
+  if (plan::isModelCollective(schema.name()) && !isAllowed(schema))
     return "it communicates with ranks that the plan does not have; only the "
            "Python process that captured it can run it";
   if (schema.getNamespace() != kNamespace && !isAllowed(schema))
@@ -105,10 +106,6 @@ std::string reasonToRefuse(const c10::FunctionSchema &schema) {
   if (std::none_of(schema.returns().begin(), schema.returns().end(), isTensor))
     return "expected an operator that reads or returns a tensor";
   return "";
-}
-
-bool isCollective(const std::string &op) {
-  return op.starts_with("_c10d_functional::");
 }
 
 void allowOperators(const std::vector<std::string> &names) {

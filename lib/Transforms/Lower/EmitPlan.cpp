@@ -4,6 +4,7 @@
 #include "EmitTrainingPolicy.h"
 #include "PlanEmitter.h"
 #include "VerifyPolicyTaken.h"
+#include "fsdp/Dialect/ModelParallel.h"
 #include "fsdp/Dialect/Storages.h"
 
 using namespace mlir;
@@ -88,6 +89,7 @@ void PlanEmitter::emitSource() {
   };
   result.model = text(modelAttrName);
   result.weights = {text(weightsAttrName), text(weightsHashAttrName)};
+  result.modelParallel = getModelParallel(module);
   auto from = module->getAttrOfType<DictionaryAttr>(capturedForAttrName);
   if (!from)
     return;

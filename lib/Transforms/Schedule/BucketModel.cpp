@@ -70,7 +70,8 @@ private:
     time.assign(plan.instructions.size() + 1, 0);
     for (size_t i = 0; i < plan.instructions.size(); ++i) {
       const Instruction &instruction = plan.instructions[i];
-      bool computes = ownStream(instruction) == Stream::Compute;
+      Stream kind = simulate::timeKind(instruction);
+      bool computes = kind == Stream::Compute || kind == Stream::ModelAxes;
       time[i + 1] =
           time[i] + (computes ? step.cost.instructions[i].seconds : 0);
       if (instruction.phase == Phase::Forward)
@@ -167,9 +168,10 @@ private:
 
   void findLinks() {
     using simulate::Collective;
-    simulate::Axis shards{plan.shards(), 1};
+    simulate::Axis shards = simulate::shardAxis(plan);
     problem.gather = linkTime(Collective::AllGather, shards);
-    problem.again = group > 0 ? linkTime(Collective::AllGather, {group, 1})
+    problem.again = group > 0 ? linkTime(Collective::AllGather,
+                                        simulate::shardAxis(plan, group))
                               : problem.gather;
     problem.slowdown = 1 - 1 / device.collectiveSlowdown;
     problem.reduce = linkTime(Collective::ReduceScatter, shards);

@@ -1,5 +1,6 @@
 //===- Buckets.cpp - neighbours that are gathered and reduced together ----===//
 #include "Buckets.h"
+#include "fsdp/Dialect/ModelParallel.h"
 #include "fsdp/Dialect/Storages.h"
 
 using namespace mlir;
@@ -67,9 +68,11 @@ double mlir::fsdp::getSaturatingBytes(ModuleOp module,
   int64_t shards = 1;
   for (auto mesh : module.getOps<MeshOp>())
     shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
+  auto parallel = getModelParallel(module);
+  simulate::Axis axis{shards, parallel ? parallel->dataStride : 1};
   auto time = [&](double bytes) {
-    return simulate::transferTime(device, simulate::Collective::AllGather,
-                                  {shards, 1}, bytes)
+    return simulate::transferTime(device, simulate::Collective::AllGather, axis,
+                                  bytes)
         .seconds;
   };
   double latency = time(0), rate = (time(1e9) - latency) / 1e9;

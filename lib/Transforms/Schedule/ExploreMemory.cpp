@@ -2,6 +2,7 @@
 #include "fsdp/Transforms/ExploreMemory.h"
 
 #include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/ModelParallel.h"
 #include "fsdp/Transforms/CompileStep.h"
 #include "fsdp/Transforms/Schedule.h"
 #include "fsdp/Transforms/StepProgram.h"
@@ -46,7 +47,9 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
   });
   if (resharded && shards > 1 && !this->device.sharedMemory) {
     reshardKinds.push_back(MemoryChoice::Reshard::Keep);
-    if (int64_t perHost = this->device.ranksPerHost;
+    auto parallel = getModelParallel(module);
+    if (int64_t perHost = this->device.ranksPerHost /
+                          (parallel ? parallel->dataStride : 1);
         perHost > 1 && perHost < shards && shards % perHost == 0)
       reshardKinds.push_back(MemoryChoice::Reshard::Host);
   }

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from fsdp_mlir.archive import torchscript
 from fsdp_mlir.check.proof import Checked
 from fsdp_mlir.modules.sharding import class_name
+from fsdp_mlir.record import collectives
 from fsdp_mlir.record.graph import Node, TensorType
 from fsdp_mlir.record.init import InitTrace, record_init
 from fsdp_mlir.record.operators import qualified
@@ -177,6 +178,7 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
             "torch": view.asked.device.torch,
             "numerics": numerics(),
         },
+        "model_parallel": collectives.model_parallel(recording.nodes(), view.asked.data_ranks),
         "model": class_name(model),
         "training": model.training,
         "weights": None,

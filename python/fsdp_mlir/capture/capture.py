@@ -133,6 +133,7 @@ def capture(
     device: str = "cpu",
     device_arch: str | None = None,
     torch_version: str | None = None,
+    data_ranks: Sequence[int] = (0,),
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -175,6 +176,10 @@ def capture(
     `outputs`, for callers that execute the step in this process: what `loss` returns besides the
     scalar (outputs.py). Without it, a loss function that returns more is an error.
 
+    `data_ranks`: for a model that communicates itself, such as one of tensor parallelism, the ranks
+    that FSDP shards over, this one among them, in the order of the mesh. The plan is told what the
+    other axes are, which its simulation needs (planned_mesh.py).
+
     Raises CaptureError, and then writes nothing. The model is unchanged in any case.
     """
     start = time.perf_counter()
@@ -191,6 +196,7 @@ def capture(
         check=check,
         outputs=outputs,
         device=Device.of(device, device_arch, torch_version),
+        data_ranks=data_ranks,
     )
     with uncollected():
         view = ModelView.of(asked)

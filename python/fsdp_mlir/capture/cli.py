@@ -13,13 +13,16 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import loss_parallel
 
 from fsdp_mlir.capture.capture import capture
+from fsdp_mlir.capture.planned_mesh import planned_mesh
 from fsdp_mlir.support.errors import CaptureError
 
 _INPUT = re.compile(
@@ -80,8 +83,10 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
-def model_factory(name: str, kwargs: str) -> Callable[[], nn.Module]:
-    """The named factory bound to a JSON object's members."""
+def model_factory(
+    name: str, kwargs: str, mesh: DeviceMesh | None = None
+) -> Callable[[], nn.Module]:
+    """The named factory bound to a JSON object's members, and to the mesh if there is one."""
     try:
         members = json.loads(kwargs)
     except json.JSONDecodeError as error:
@@ -89,6 +94,8 @@ def model_factory(name: str, kwargs: str) -> Callable[[], nn.Module]:
     if not isinstance(members, dict):
         raise CaptureError(f"--kwargs: expected a JSON object, got '{kwargs}'")
     make = resolve(name)
+    if mesh is not None:
+        members["mesh"] = mesh
 
     def factory() -> nn.Module:
         try:
@@ -101,6 +108,44 @@ def model_factory(name: str, kwargs: str) -> Callable[[], nn.Module]:
         return model
 
     return factory
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The axes of `data=256,tensor=8`, outermost first."""
+    axes: dict[str, int] = {}
+    for part in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,7})", part)
+        if not match or match[1] in axes:
+            raise CaptureError(f"--mesh '{text}': expected name=ranks,... with different names")
+        axes[match[1]] = int(match[2])
+    return axes
+
+
+@contextlib.contextmanager
+def _placed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Within the body, the process is rank 0 of --mesh; yields what the factory and capture are
+    told of it."""
+    if options.mesh is None:
+        if options.shard_over or options.loss_parallel:
+            asked = "--shard-over" if options.shard_over else "--loss-parallel"
+            raise CaptureError(f"{asked}: expected --mesh too, got none")
+        yield {}
+        return
+    axes = parse_mesh(options.mesh)
+    over = (options.shard_over or next(iter(axes))).split(",")
+    for name in over:
+        if name not in axes:
+            raise CaptureError(
+                f"--shard-over: expected axes of the mesh ({', '.join(axes)}), got '{name}'"
+            )
+    if not options.meta:
+        raise CaptureError("--mesh: expected --meta too, as the other ranks are not there")
+    with (
+        planned_mesh(axes) as mesh,
+        loss_parallel() if options.loss_parallel else contextlib.nullcontext(),
+    ):
+        data = mesh if len(axes) == len(over) else mesh[tuple(over)]
+        yield {"mesh": mesh, "data_ranks": data.mesh.flatten().tolist()}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -167,6 +212,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="V",
         help="the PyTorch version whose FSDP2 to match [the installed one]",
     )
+    result.add_argument(
+        "--mesh",
+        metavar="AXIS=N,...",
+        help="with --meta: capture rank 0 of such a mesh, outermost axis first; the factory gets it "
+        "as its argument 'mesh', to parallelise the model with",
+    )
+    result.add_argument(
+        "--shard-over",
+        metavar="AXIS,...",
+        help="the mesh's axes that FSDP shards and replicates over [the first]",
+    )
+    result.add_argument(
+        "--loss-parallel",
+        action="store_true",
+        help="with --mesh: within DTensor's loss_parallel()",
+    )
     result.add_argument("--config", metavar="FILE", help="policy file (YAML), as for fsdp-opt")
     result.add_argument("-o", "--output", default="model.pt", metavar="FILE", help="[%(default)s]")
     return result
@@ -183,24 +244,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name in inputs:
                 raise CaptureError(f"input '{name}' is given twice")
             inputs[name] = example
-        factory = model_factory(options.model, options.kwargs)
-        with torch.device("meta") if options.meta else contextlib.nullcontext():
-            model = factory()
-        if options.train is not None:
-            model.train(options.train)
-        summary = capture(
-            model,
-            kwargs=inputs,
-            loss=resolve(options.loss) if options.loss else None,
-            init=factory if options.meta and not options.no_init else None,
-            evaluation=options.evaluation,
-            config=options.config,
-            check=options.check,
-            path=options.output,
-            device=options.device,
-            device_arch=options.device_arch,
-            torch_version=options.torch_version,
-        )
+        with _placed(options) as place:
+            factory = model_factory(options.model, options.kwargs, place.pop("mesh", None))
+            with torch.device("meta") if options.meta else contextlib.nullcontext():
+                model = factory()
+            if options.train is not None:
+                model.train(options.train)
+            initialises = options.meta and not options.no_init and not options.mesh
+            summary = capture(
+                model,
+                kwargs=inputs,
+                loss=resolve(options.loss) if options.loss else None,
+                init=factory if initialises else None,
+                evaluation=options.evaluation,
+                config=options.config,
+                check=options.check,
+                path=options.output,
+                device=options.device,
+                device_arch=options.device_arch,
+                torch_version=options.torch_version,
+                **place,
+            )
     except (CaptureError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -95,8 +95,7 @@ def check(recorded: Recorded) -> Checked:
 
 def _communicates(recording: Recording) -> bool:
     """Whether a step has collectives of its own."""
-    nodes = [*recording.trace.nodes, *(recording.evaluation.nodes if recording.evaluation else ())]
-    return any(node.func.namespace == collectives.NAMESPACE for node in nodes)
+    return any(node.func.namespace == collectives.NAMESPACE for node in recording.nodes())
 
 
 def _check_again(recorded: Recorded) -> None:

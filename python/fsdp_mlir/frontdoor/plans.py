@@ -303,6 +303,7 @@ class Plans:
             "loss": self._loss if request.each is None else EachLoss(self._loss, request.each),
             "init": self._init if on_meta else None,
             "evaluation": request.evaluation,
+            "data_ranks": self._group,
         }
         recipe = Recipe(
             self._model, request.args, request.kwargs, text, options, request.keeps_outputs

@@ -7,6 +7,8 @@ group by the axis of the mesh that it is, and each process registers its own gro
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +21,8 @@ from torch.distributed.distributed_c10d import (
     _register_process_group,
     _resolve_process_group,
 )
+
+from fsdp_mlir.record.graph import Node
 
 NAMESPACE = "_c10d_functional"
 WAIT_FOR_ALL = f"{NAMESPACE}::wait_tensors"  # newer than wait_tensor; returns what it takes
@@ -33,6 +37,34 @@ def named(func: OpOverload, values: list[Any]) -> list[Any]:
         return values
     formals = [formal.name for formal in func._schema.arguments]
     return [_text(name, value) for name, value in zip(formals, values, strict=True)]
+
+
+def model_parallel(nodes: Iterable[Node], data_ranks: Sequence[int]) -> dict[str, Any] | None:
+    """How the step of `nodes` is parallel besides FSDP, whose ranks `data_ranks` are; None if it
+    has no collectives of its own. `ranks` is the number of ranks that share one copy of the model;
+    `axes` has each group that a call names."""
+    names = [node.args[-1] for node in nodes if node.func.namespace == NAMESPACE]
+    groups = {name: ranks_of(name) for name in dict.fromkeys(names)}
+    if not groups:
+        return None
+    # A group within another, or within FSDP's, has no further ranks.
+    sets = {frozenset(ranks) for ranks in groups.values()}
+    data = frozenset(data_ranks)
+    apart = [ranks for ranks in sets if not any(ranks < other for other in sets) and ranks - data]
+    sharing = math.prod(len(ranks) for ranks in apart)
+    return {
+        "ranks": sharing,
+        "data_stride": _stride(data_ranks) if len(data_ranks) > 1 else sharing,
+        "axes": [
+            {"name": name, "ranks": len(ranks), "stride": _stride(ranks)}
+            for name, ranks in groups.items()
+        ],
+    }
+
+
+def _stride(ranks: Sequence[int]) -> int:
+    """Between neighbours; of ranks that are not evenly apart, the mean."""
+    return max(1, (ranks[-1] - ranks[0]) // max(1, len(ranks) - 1))
 
 
 def ranks_of(axis: str) -> list[int]:

@@ -16,7 +16,7 @@ from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record.draws import Draws
 from fsdp_mlir.record.generators import refused_seeding, untouched_generators
-from fsdp_mlir.record.graph import Trace
+from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
@@ -43,6 +43,10 @@ class Recording:
     evaluation: Trace | None = None
     evaluation_loss: str = ""
     trained: PythonState | None = None  # the Python state before that evaluation
+
+    def nodes(self) -> list[Node]:
+        """The calls of the step and of its evaluation."""
+        return [*self.trace.nodes, *(self.evaluation.nodes if self.evaluation else ())]
 
     def kernels(self) -> list[FunctionType]:
         """Functions that only the dispatcher knows, and that the step was recorded from."""

@@ -31,3 +31,4 @@ class Asked:
     check: bool | None
     outputs: OutputsOfModes | None
     device: Device
+    data_ranks: Sequence[int]

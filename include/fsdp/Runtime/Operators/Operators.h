@@ -33,11 +33,6 @@ namespace fsdp::runtime {
 /// Why a plan may not call an operator of this schema; empty if it may.
 std::string reasonToRefuse(const c10::FunctionSchema &schema);
 
-/// Whether an operator is a collective of PyTorch's, over ranks that need not
-/// be the plan's own, such as those of tensor parallelism. The last text
-/// among its arguments names the group. What it returns may be incomplete.
-bool isCollective(const std::string &op);
-
 /// Lets plans call these operators too, "mine::f" or "mine::f.overload", from
 /// now on in this process. Their kernels are code that it trusts.
 void allowOperators(const std::vector<std::string> &names);
