@@ -1,6 +1,7 @@
 //===- Driver.cpp - fsdp-opt as one command -------------------------------===//
 #include "Driver.h"
 
+#include "Layouts.h"
 #include "Report.h"
 #include "Simulation.h"
 #include "Stats.h"
@@ -30,7 +31,7 @@ using namespace mlir::fsdp;
 namespace cl = llvm::cl;
 
 namespace {
-enum class Emit { MLIR, Plan, Stats, Trace, Html, Pareto };
+enum class Emit { MLIR, Plan, Stats, Trace, Html, Pareto, Layouts };
 
 cl::OptionCategory category("fsdp-opt options");
 cl::opt<Emit> emitKind(
@@ -46,7 +47,9 @@ cl::opt<Emit> emitKind(
                    "beside a measured one"),
         clEnumValN(Emit::Html, "html", "a simulated step, as a page"),
         clEnumValN(Emit::Pareto, "pareto",
-                   "time against memory, for the choices of what is kept")),
+                   "time against memory, for the choices of what is kept"),
+        clEnumValN(Emit::Layouts, "layouts",
+                   "time and memory on each mesh of --gpus devices")),
     cl::cat(category));
 cl::opt<Level> level(
     "level", cl::desc("How far to lower for --emit mlir"),
@@ -131,7 +134,8 @@ LogicalResult verifyPlacedFor(ModuleOp module, StringRef device) {
                      placed.getValue() + ", got " + asked);
 }
 
-LogicalResult applyPolicy(ModuleOp module) {
+/// The policy for so many ranks.
+LogicalResult applyPolicy(ModuleOp module, int64_t worldSize) {
   if (worldSize < 1 || worldSize > ::fsdp::plan::kMaxWorldSize)
     return reportError("--world-size: expected at least 1 and at most " +
                        Twine(::fsdp::plan::kMaxWorldSize) + ", got " +
@@ -143,7 +147,7 @@ LogicalResult applyPolicy(ModuleOp module) {
   } else if (module.getOps<MeshOp>().empty() &&
              failed(applyDefaultConfig(module, worldSize))) {
     return failure(); // a module that brings its policy keeps it
-  } else if (worldSize.getNumOccurrences()) {
+  } else if (::worldSize.getNumOccurrences()) {
     for (auto mesh : module.getOps<MeshOp>())
       if (int64_t ranks = mesh.getMesh().getNumRanks(); ranks != worldSize)
         return reportError("--world-size: expected " + Twine(ranks) +
@@ -407,13 +411,18 @@ static LogicalResult checkOptions() {
     return success();
   }
   bool isPlanned = emitKind == Emit::MLIR ? level == Level::Planned
-                                          : emitKind != Emit::Pareto;
+                                          : emitKind != Emit::Pareto &&
+                                                emitKind != Emit::Layouts;
   if (failed(check(level, emitKind == Emit::MLIR, "--emit mlir")) ||
       failed(check(memoryModel, isPlanned,
                    "--emit plan, stats, trace or html, or --level planned")))
     return failure();
   constexpr StringRef names[] = {"mlir",  "plan", "stats",
-                                 "trace", "html", "pareto"};
+                                 "trace", "html", "pareto", "layouts"};
+  if (failed(checkLayoutOptions(emitKind == Emit::Layouts)) ||
+      failed(check(worldSize, emitKind != Emit::Layouts,
+                   "--gpus with --emit layouts")))
+    return failure();
   return checkSimulationOptions(names[size_t(emitKind.getValue())]);
 }
 
@@ -469,10 +478,18 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   ReportStream errors;
   SourceMgrDiagnosticHandler diagnostics(sources, &context, errors);
 
+  auto loadFrom = [&](StringRef path) { return load(path, &context, sources); };
+  if (emitKind == Emit::Layouts) {
+    std::string text;
+    llvm::raw_string_ostream stream(text);
+    return failed(printLayouts(inputFilename, loadFrom, applyPolicy, stream))
+               ? failure()
+               : writeOutput(outputFilename, text);
+  }
   TimingScope importing = timing.nest("Import");
-  OwningOpRef<ModuleOp> module = load(inputFilename, &context, sources);
+  OwningOpRef<ModuleOp> module = loadFrom(inputFilename);
   importing.stop();
-  if (!module || failed(applyPolicy(*module)) ||
+  if (!module || failed(applyPolicy(*module, worldSize)) ||
       failed(runPasses(*module, timing)))
     return failure();
   // Remarks that are given at the end.
