@@ -1,6 +1,6 @@
 """torchtitan's Llama 3 on a mesh that is only planned: a factory for `fsdp_mlir.capture --mesh`.
 
-    python -m fsdp_mlir.capture --model titan:llama3 --kwargs '{"flavor": "8B"}' --meta --no-check \\
+    python -m fsdp_mlir.capture --model titan:llama3 --kwargs '{"flavor": "8B"}' --meta \\
         --mesh data=128,tensor=8 --loss-parallel --loss titan:loss --config fsdp.yaml \\
         --inputs 'tokens=int64[1,8192]<128256' 'labels=int64[1,8192]<128256' -o tensor8.pt
     fsdp-opt tensor8.pt --config fsdp.yaml --world-size 128 --emit stats --device h100

@@ -189,8 +189,8 @@ private:
     for (OpOperand &operand : op->getOpOperands())
       if (failed(verifyUse(operand)))
         return failure();
-    if (failed(verifyAxis(op)) || failed(verifyWrites(op)) || failed(verifyUnderWay(op)) ||
-        failed(verifyCondition(op)))
+    if (failed(verifyAxis(op)) || failed(verifyWrites(op)) ||
+        failed(verifyUnderWay(op)) || failed(verifyCondition(op)))
       return failure();
     if (auto write = dyn_cast<WriteParamOp>(op))
       return visitInit(op, write.getParamAttr());

@@ -112,8 +112,8 @@ private:
       if (each.name == made->axis)
         axis = {each.ranks, each.stride};
     bool gathers = made->kind == Collective::AllGather;
-    Cost cost = collective(made->kind, axis,
-                           gathers ? std::max(got, given) : given);
+    Cost cost =
+        collective(made->kind, axis, gathers ? std::max(got, given) : given);
     // Only FSDP's collectives find the operands where their ranks keep them.
     if (device.sharedMemory)
       cost.seconds += memorySeconds(given + got);

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from fsdp_mlir.archive.fingerprint import Fingerprint
+from harness import BIN
 from parallel_ranks import CASES
 from ranks import run_ranks, run_script
 
@@ -79,6 +83,40 @@ except Exception as error:
 os._exit(0)
 """
 
+REAL = """
+import os
+import fsdp_mlir
+import torch.distributed as dist
+from parallel_ranks import SGD, batches, loss_fn, parallel
+
+dist.init_process_group("gloo")
+model, seed = parallel()
+step = fsdp_mlir.compile(
+    model, loss=loss_fn, optimizer=SGD(model.parameters()), fallback="error", path="FOLDER"
+)
+(batch,) = batches(seed, 1)
+step(tokens=batch[0], targets=batch[1])
+os._exit(0)
+"""
+
+PLANNED = """
+import os
+import parallel_ranks, torch
+from fsdp_mlir import capture, planned_mesh
+
+parallel_ranks.fully_shard = lambda module, **_: module
+with planned_mesh({"data": 2, "tensor": 2}) as mesh:
+    with torch.device("meta"):
+        model, _ = parallel_ranks.parallel()
+    (batch,) = parallel_ranks.batches(0, 1)
+    capture(
+        model, kwargs={"tokens": batch[0], "targets": batch[1]}, loss=parallel_ranks.loss_fn,
+        config="FOLDER/policy.yaml", path="FOLDER/planned.pt",
+        data_ranks=mesh["data"].mesh.tolist(),
+    )
+os._exit(0)
+"""
+
 
 def run(name: str, folder: Path) -> list[str]:
     """Returns the warnings of each rank."""
@@ -145,3 +183,25 @@ def test_groups_that_overlap(tmp_path: Path) -> None:
     script.write_text(OVERLAPPING)
     _, errors = run_script(script, 3)
     assert all("groups that overlap: [[0, 1], [1, 2]]" in error for error in errors)
+
+
+def test_a_planned_mesh_is_the_real_one(tmp_path: Path) -> None:
+    """One process that stands for a mesh captures what its ranks do, and fsdp-opt makes the same
+    plan of it."""
+    for name, script, ranks in (("real", REAL, 4), ("planned", PLANNED, 1)):
+        path = tmp_path / f"{name}.py"
+        path.write_text(script.replace("FOLDER", str(tmp_path)))
+        statuses, errors = run_script(path, ranks)
+        assert statuses == [0] * ranks, errors
+    real, planned = (Fingerprint.of(tmp_path / name) for name in ("model.pt", "planned.pt"))
+    assert [str(line) for line in real.lines] == [str(line) for line in planned.lines]
+    remade = tmp_path / "planned.json"
+    config = ["--config", tmp_path / "policy.yaml", "--world-size", "2"]
+    command = [BIN / "fsdp-opt", tmp_path / "planned.pt", *config, "--emit", "plan", "-o", remade]
+    subprocess.run(command, check=True)
+    plans = [json.loads(file.read_text()) for file in (tmp_path / "plan.json", remade)]
+    for plan in plans:
+        del plan["weights"], plan["digest"]
+    assert plans[0] == plans[1]
+    axis = {"ranks": 2, "data_stride": 2, "axes": [{"name": "tensor", "ranks": 2, "stride": 1}]}
+    assert plans[0]["model_parallel"] == axis

@@ -410,15 +410,15 @@ static LogicalResult checkOptions() {
         return failure();
     return success();
   }
-  bool isPlanned = emitKind == Emit::MLIR ? level == Level::Planned
-                                          : emitKind != Emit::Pareto &&
-                                                emitKind != Emit::Layouts;
+  bool isPlanned = emitKind == Emit::MLIR
+                       ? level == Level::Planned
+                       : emitKind != Emit::Pareto && emitKind != Emit::Layouts;
   if (failed(check(level, emitKind == Emit::MLIR, "--emit mlir")) ||
       failed(check(memoryModel, isPlanned,
                    "--emit plan, stats, trace or html, or --level planned")))
     return failure();
-  constexpr StringRef names[] = {"mlir",  "plan", "stats",
-                                 "trace", "html", "pareto", "layouts"};
+  constexpr StringRef names[] = {"mlir", "plan",   "stats",  "trace",
+                                 "html", "pareto", "layouts"};
   if (failed(checkLayoutOptions(emitKind == Emit::Layouts)) ||
       failed(check(worldSize, emitKind != Emit::Layouts,
                    "--gpus with --emit layouts")))
@@ -478,16 +478,19 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   ReportStream errors;
   SourceMgrDiagnosticHandler diagnostics(sources, &context, errors);
 
-  auto loadFrom = [&](StringRef path) { return load(path, &context, sources); };
   if (emitKind == Emit::Layouts) {
     std::string text;
     llvm::raw_string_ostream stream(text);
-    return failed(printLayouts(inputFilename, loadFrom, applyPolicy, stream))
+    auto loadOne = [&](StringRef path) {
+      llvm::SourceMgr source; // parsing reads the first of several
+      return load(path, &context, source);
+    };
+    return failed(printLayouts(inputFilename, loadOne, applyPolicy, stream))
                ? failure()
                : writeOutput(outputFilename, text);
   }
   TimingScope importing = timing.nest("Import");
-  OwningOpRef<ModuleOp> module = loadFrom(inputFilename);
+  OwningOpRef<ModuleOp> module = load(inputFilename, &context, sources);
   importing.stop();
   if (!module || failed(applyPolicy(*module, worldSize)) ||
       failed(runPasses(*module, timing)))

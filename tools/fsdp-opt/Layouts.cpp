@@ -27,11 +27,11 @@ cl::OptionCategory category("layout options");
 cl::opt<int64_t> gpus("gpus",
                       cl::desc("The devices of a mesh, for --emit layouts"),
                       cl::cat(category));
-cl::list<std::string>
-    otherPaths("captures", cl::CommaSeparated,
-               cl::desc("Further captures of the same model, parallelised over other "
-                        "axes, for --emit layouts"),
-               cl::value_desc("model.pt,…"), cl::cat(category));
+cl::list<std::string> otherPaths(
+    "captures", cl::CommaSeparated,
+    cl::desc("Further captures of the same model, parallelised over other "
+             "axes, for --emit layouts"),
+    cl::value_desc("model.pt,…"), cl::cat(category));
 
 /// One mesh, and what a step takes on it.
 struct Layout {
@@ -118,21 +118,20 @@ void printRow(const Layout &layout, llvm::raw_ostream &os) {
                       layout.fits ? "" : " (does not fit)");
 }
 
-/// Those of one capture.
-LogicalResult findLayouts(ModuleOp module, StringRef path,
+/// Those of one capture, in which FSDP has `data` ranks.
+LogicalResult findLayouts(ModuleOp module, StringRef path, int64_t data,
                           SmallVectorImpl<Layout> &layouts) {
   FailureOr<simulate::DeviceModel> device = loadDevice(module);
   if (failed(device))
     return failure();
   auto meshes = llvm::to_vector(module.getOps<MeshOp>());
-  if (meshes.size() != 1 || meshes.front().getMesh().getAxes().size() != 1)
-    return reportError(path + ": expected a policy without \"mesh\", which "
-                              "--emit layouts chooses");
-  int64_t data = meshes.front().getMesh().getNumRanks();
+  if (meshes.size() != 1 || meshes.front().getMesh().getAxes().size() != 1 ||
+      meshes.front().getMesh().getNumRanks() != data)
+    return reportError(path + ": expected a capture and a policy without a "
+                              "mesh, which --emit layouts chooses");
   for (int64_t replicas = 1; replicas <= data; ++replicas)
     if (data % replicas == 0)
-      layouts.push_back(
-          findLayout(module, replicas, data / replicas, *device));
+      layouts.push_back(findLayout(module, replicas, data / replicas, *device));
   return success();
 }
 } // namespace
@@ -169,7 +168,7 @@ LogicalResult mlir::fsdp::printLayouts(StringRef path, LoadCapture load,
       continue;
     }
     if (failed(apply(*module, gpus / sharing)) ||
-        failed(findLayouts(*module, each, layouts)))
+        failed(findLayouts(*module, each, gpus / sharing, layouts)))
       return failure();
   }
   llvm::sort(layouts, [](const Layout &a, const Layout &b) {

@@ -109,10 +109,13 @@ std::string formatted(const char *format, double value) {
 
 /// "all-gathers" and so on.
 const char *transferName(size_t stream) {
-  constexpr const char *names[plan::kNumStreams] = {
-      "compute",     "all-gathers",      "reduce-scatters",
-      "all-reduces", "copies to device", "copies to host",
-      "collectives of the model"};
+  constexpr const char *names[plan::kNumStreams] = {"compute",
+                                                    "all-gathers",
+                                                    "reduce-scatters",
+                                                    "all-reduces",
+                                                    "copies to device",
+                                                    "copies to host",
+                                                    "collectives of the model"};
   return names[stream];
 }
 

@@ -130,8 +130,7 @@ TEST(DeviceModel, AllToAllSendsToAllAtOnce) {
       transferTime(device(), Collective::AllToAll, {8, 1}, 8000).seconds,
       0.5 + 0.25 + 7000. / 100);
   // Of 16 ranks half are on another host, which its own link of 10 leads to.
-  Transfer across =
-      transferTime(device(), Collective::AllToAll, {16, 1}, 8000);
+  Transfer across = transferTime(device(), Collective::AllToAll, {16, 1}, 8000);
   EXPECT_DOUBLE_EQ(across.seconds, 0.5 + 2 + 4000. / 10);
   EXPECT_EQ(across.medium, Medium::BetweenHosts);
   // A send passes all bytes once.

@@ -54,6 +54,27 @@ def FSDP_Dialect : Dialect {
     and is an attribute of the module. **Captured-2**: its `numerics` are
     settings that the runtime knows, with values that they take.
 
+    A model that was parallelised before FSDP, by tensor parallelism for
+    example, makes collectives of its own: calls of `_c10d_functional`, whose
+    last argument names the axis of the mesh. `fsdp.model_parallel` says what
+    these axes are: each of the mesh's ranks stands for `ranks` that share a
+    copy of the model; neighbours on the mesh have numbers `data_stride` apart.
+    The plan has this attribute too.
+
+    ```mlir
+    module attributes {fsdp.model_parallel = {ranks = 8 : i64, data_stride = 8 : i64,
+      axes = [{name = "tensor", ranks = 8 : i64, stride = 1 : i64} ]}} {
+      %whole = aten.call "_c10d_functional::all_gather_into_tensor"(%part, 8, "tensor")
+          : (tensor<4x16xf32>) -> tensor<32x16xf32>
+    }
+    ```
+
+    **Axis-1**: `fsdp.model_parallel` has the numbers `ranks` and `data_stride`,
+    and `axes` of a `name`, `ranks` and `stride`; the names differ, the numbers
+    are at least 1; it is an attribute of the module. **Axis-2**: a collective
+    that the model makes is over one of these axes, says its number of ranks if
+    it says any, and has results of the shapes that it gives.
+
     Collectives are never `Pure`: they have effects on one communication
     resource, so that no generic pass merges a backward re-gather into the
     forward gather or changes the order that every rank must agree on.

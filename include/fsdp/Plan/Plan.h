@@ -339,9 +339,10 @@ struct ModelAxis {
   bool operator==(const ModelAxis &) const = default;
 
   static constexpr auto fields() {
-    return std::tuple(field("name", &ModelAxis::name),
-                      field("ranks", &ModelAxis::ranks).within(1, kMaxWorldSize),
-                      field("stride", &ModelAxis::stride).atLeast(1));
+    return std::tuple(
+        field("name", &ModelAxis::name),
+        field("ranks", &ModelAxis::ranks).within(1, kMaxWorldSize),
+        field("stride", &ModelAxis::stride).atLeast(1));
   }
 };
 

@@ -24,9 +24,8 @@ std::string shapeText(const std::vector<int64_t> &shape) {
 
 /// The shape of a result. All but the first dimension are the operand's; an
 /// all-to-all has any number of rows.
-std::optional<std::vector<int64_t>> resultShape(CollectiveKind kind,
-                                                std::vector<int64_t> shape,
-                                                int64_t ranks) {
+std::optional<std::vector<int64_t>>
+resultShape(CollectiveKind kind, std::vector<int64_t> shape, int64_t ranks) {
   using Kind = CollectiveKind;
   if (kind == Kind::AllReduce || kind == Kind::SendReceive)
     return shape;
@@ -91,9 +90,9 @@ std::optional<ModelCollective> modelCollective(const Plan &plan,
   for (ValueId in : getOperands(call))
     result.ins.push_back(plan.values[size_t(in)].shape);
   for (ValueId out : call.outs)
-    result.outs.push_back(
-        out == -1 ? std::nullopt
-                  : std::optional(plan.values[size_t(out)].shape));
+    result.outs.push_back(out == -1
+                              ? std::nullopt
+                              : std::optional(plan.values[size_t(out)].shape));
   return result;
 }
 
@@ -122,8 +121,7 @@ std::string findDefect(const ModelCollective &collective,
            std::to_string(collective.ins.size()) + " operands, got " +
            std::to_string(collective.outs.size());
   for (size_t i = 0; i < collective.ins.size(); ++i) {
-    auto want =
-        resultShape(collective.kind, collective.ins[i], axis->ranks);
+    auto want = resultShape(collective.kind, collective.ins[i], axis->ranks);
     if (!want || !collective.outs[i] || collective.outs[i] == want)
       continue;
     if (std::count(want->begin(), want->end(), -1))
@@ -154,8 +152,7 @@ std::string findDefect(const ModelParallel &parallel) {
     if (!within(axis.ranks) || !within(axis.stride))
       return "expected ranks and stride of the axis \"" + axis.name +
              "\" in [1, " + std::to_string(kMaxWorldSize) + "], got " +
-             std::to_string(axis.ranks) + " and " +
-             std::to_string(axis.stride);
+             std::to_string(axis.ranks) + " and " + std::to_string(axis.stride);
   }
   return "";
 }

@@ -171,7 +171,7 @@ private:
     simulate::Axis shards = simulate::shardAxis(plan);
     problem.gather = linkTime(Collective::AllGather, shards);
     problem.again = group > 0 ? linkTime(Collective::AllGather,
-                                        simulate::shardAxis(plan, group))
+                                         simulate::shardAxis(plan, group))
                               : problem.gather;
     problem.slowdown = 1 - 1 / device.collectiveSlowdown;
     problem.reduce = linkTime(Collective::ReduceScatter, shards);

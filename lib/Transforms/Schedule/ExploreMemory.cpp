@@ -48,8 +48,8 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
   if (resharded && shards > 1 && !this->device.sharedMemory) {
     reshardKinds.push_back(MemoryChoice::Reshard::Keep);
     auto parallel = getModelParallel(module);
-    if (int64_t perHost = this->device.ranksPerHost /
-                          (parallel ? parallel->dataStride : 1);
+    if (int64_t perHost =
+            this->device.ranksPerHost / (parallel ? parallel->dataStride : 1);
         perHost > 1 && perHost < shards && shards % perHost == 0)
       reshardKinds.push_back(MemoryChoice::Reshard::Host);
   }

@@ -215,8 +215,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--mesh",
         metavar="AXIS=N,...",
-        help="with --meta: capture rank 0 of such a mesh, outermost axis first; the factory gets it "
-        "as its argument 'mesh', to parallelise the model with",
+        help="with --meta: capture rank 0 of such a mesh, outermost axis first; the factory gets "
+        "it as its argument 'mesh', to parallelise the model with",
     )
     result.add_argument(
         "--shard-over",

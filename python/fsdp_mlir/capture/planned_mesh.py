@@ -32,9 +32,7 @@ def planned_mesh(axes: Mapping[str, int]) -> Iterator[DeviceMesh]:
         raise CaptureError("expected at least one axis of a mesh, got none")
     if dist.is_initialized():
         raise CaptureError("expected a process without a process group, got one that has one")
-    dist.init_process_group(
-        "fake", rank=0, world_size=math.prod(axes.values()), store=FakeStore()
-    )
+    dist.init_process_group("fake", rank=0, world_size=math.prod(axes.values()), store=FakeStore())
     try:
         yield init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     finally:
