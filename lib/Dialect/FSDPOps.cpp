@@ -159,6 +159,8 @@ LogicalResult CheckpointPatternOp::verify() {
   ArrayAttr save = getSaveAttr();
   for (Attribute attr : save ? save.getValue() : ArrayRef<Attribute>()) {
     auto name = cast<StringAttr>(attr);
+    if (name.getValue() == productsName)
+      continue;
     auto [nameSpace, rest] = name.getValue().split("::");
     if (nameSpace.empty() || rest.empty())
       return emitOpError("CheckpointPattern-1: expected an operator of the "

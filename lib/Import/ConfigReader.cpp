@@ -198,8 +198,11 @@ private:
   LogicalResult applyCheckpoint(const Node &node) {
     for (const Node &policy : node.items()) {
       const Node *match = policy.find("match"), *save = policy.find("save");
-      ArrayAttr saved =
-          save ? builder.getStrArrayAttr(save->getTexts()) : ArrayAttr();
+      ArrayAttr saved;
+      if (save)
+        saved = builder.getStrArrayAttr(
+            save->is(productsName) ? SmallVector<StringRef>{productsName}
+                                   : save->getTexts());
       // CheckpointPattern-1 checks the names, at this place in the file.
       if (failed(CheckpointPatternOp::create(builder, match->loc, match->scalar,
                                              saved)

@@ -115,6 +115,7 @@
 
 // RUN: fsdp-opt %t/model.mlir --config %t/checkpoint.yaml --level captured | FileCheck %s --check-prefix=CHECKPOINT
 // CHECKPOINT: fsdp.checkpoint_pattern "layers.0" {save = ["aten::mm", "aten::add.Tensor"]}
+// CHECKPOINT-NEXT: fsdp.checkpoint_pattern "layers.*" {save = ["products"]}
 // CHECKPOINT-NEXT: fsdp.checkpoint_pattern "layers.*"{{$}}
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-match.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-MATCH
@@ -124,7 +125,7 @@
 // CHECKPOINT-FLAG: checkpoint-flag.yaml:1:24: error: expected a mapping or a sequence of mappings for "activation_checkpoint", got: "true"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-save.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-SAVE
-// CHECKPOINT-SAVE: checkpoint-save.yaml:1:42: error: expected a sequence of operators for "save", got: "aten::mm"
+// CHECKPOINT-SAVE: checkpoint-save.yaml:1:42: error: expected a sequence of operators or products for "save", got: "aten::mm"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/checkpoint-name.yaml 2>&1 | FileCheck %s --check-prefix=CHECKPOINT-NAME
 // CHECKPOINT-NAME: checkpoint-name.yaml:1:32: error: 'fsdp.checkpoint_pattern' op CheckpointPattern-1: expected an operator of the form "namespace::name" in save, got: "mm"
@@ -415,6 +416,7 @@ units:
 activation_checkpoint:
   - match: layers.0
     save: ["aten::mm", "aten::add.Tensor"]
+  - {match: "layers.*", save: products}
   - match: "layers.*"
 
 //--- checkpoint-match.yaml

@@ -28,11 +28,13 @@ LLAMA_LAYERS = {"match": "layers.*"}
 POLICIES = {
     "llama_full": (LLAMA, LLAMA_LAYERS),
     "llama_save_matmul": (LLAMA, {**LLAMA_LAYERS, "save": ["aten::mm", ATTENTION]}),
+    "llama_save_products": (LLAMA, {**LLAMA_LAYERS, "save": "products"}),
     "llama_part_of_a_unit": (LLAMA, {"match": "layers.*.feed_forward"}),
     # The reference keeps everything here: a ModuleList has no forward to wrap.
     "llama_several_units": (LLAMA, {"match": "layers"}),
     "gpt2_full": (GPT2, {"match": "transformer.h.*"}),
     "gpt2_save_addmm": (GPT2, {"match": "transformer.h.*", "save": ["aten::addmm"]}),
+    "gpt2_save_products": (GPT2, {"match": "transformer.h.*", "save": "products"}),
     "gpt2_dropout": (GPT2_DROPOUT, {"match": "transformer.h.*"}),
 }
 
@@ -60,7 +62,10 @@ def peak_bytes(captured: Capture, checkpoint: dict[str, Any] | None) -> tuple[Ru
 def test_less_memory(captured: Capture) -> None:
     none, without = peak_bytes(captured, None)
     some, selective = peak_bytes(captured, {**LLAMA_LAYERS, "save": ["aten::mm"]})
+    kept, products = peak_bytes(captured, {**LLAMA_LAYERS, "save": "products"})
     every, full = peak_bytes(captured, LLAMA_LAYERS)
     assert_equal_bits(some, none)
+    assert_equal_bits(kept, none)
     assert_equal_bits(every, none)
-    assert full < selective < without
+    # Attention is among the products.
+    assert full < selective < products < without

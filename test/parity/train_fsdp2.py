@@ -135,12 +135,19 @@ def load_weights(model: nn.Module, path: str) -> None:
         raise SystemExit(f"{path}: no weights for {', '.join(sorted(missing.values()))}")
 
 
+PRODUCTS = [
+    *("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution"),
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+]
+
+
 def checkpoint_modules(model: nn.Module, policy: dict[str, Any]) -> None:
     """Wraps the forward of each matching module; `save`: results that are kept (selective)."""
     regex = pattern_to_regex(policy["match"])
     context = {}
     if "save" in policy:
-        names = [name.removeprefix("aten::").split(".") for name in policy["save"]]
+        save = PRODUCTS if policy["save"] == "products" else policy["save"]
+        names = [name.removeprefix("aten::").split(".") for name in save]
         kept = [getattr(getattr(torch.ops.aten, n[0]), [*n, "default"][1]) for n in names]
         context["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
     for name, module in model.named_modules():

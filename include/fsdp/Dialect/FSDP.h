@@ -37,6 +37,8 @@ struct StateResource : SideEffects::Resource::Base<StateResource> {
 
 /// Name of the unit that owns what no pattern claims; no module can have it.
 inline constexpr llvm::StringLiteral rootUnitName = "(root)";
+/// The word in an `fsdp.checkpoint_pattern`'s `save` for plan::isProduct.
+inline constexpr llvm::StringLiteral productsName = "products";
 /// The mesh axis that parameters are sharded over.
 inline constexpr llvm::StringLiteral shardAxisName = "shard";
 /// The mesh axis of HSDP's replicas.

@@ -112,16 +112,19 @@ def FSDP_CheckpointPatternOp : FSDP_Op<"checkpoint_pattern"> {
     wins. `save` lists operators, with or without an overload, whose results are
     kept all the same. `name/n` keeps only the first of every n calls that a
     module makes, so `aten::mm/2` keeps every second product, as torchtitan's
-    selective checkpointing by operator does. `fsdp-recompute-activations`
-    replaces the op by calls.
+    selective checkpointing by operator does. `products` stands for all matrix
+    products, convolutions, attention and reductions over ranks: what is left
+    is cheap to compute again. `fsdp-recompute-activations` replaces the op by
+    calls.
 
     ```mlir
     fsdp.checkpoint_pattern "layers.*" {save = ["aten::mm", "aten::add.Tensor"]}
+    fsdp.checkpoint_pattern "layers.*" {save = ["products"]}
     ```
 
     **CheckpointPattern-1**: the pattern is not empty, and each name in `save`
-    is `namespace::name` or `namespace::name.overload`, optionally followed by
-    `/` and a positive number.
+    is `products`, or `namespace::name` or `namespace::name.overload`,
+    optionally followed by `/` and a positive number.
   }];
   let arguments = (ins StrAttr:$pattern, OptionalAttr<StrArrayAttr>:$save);
   let assemblyFormat = "$pattern attr-dict";

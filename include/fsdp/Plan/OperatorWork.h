@@ -32,6 +32,11 @@ struct OperatorWork {
 
 OperatorWork workOf(const Plan &plan, const Call &call);
 
+/// Whether the operator, "aten::mm" or "aten::mm.out", is one whose result is
+/// dear to compute again: a matrix product, a convolution, attention, or a
+/// reduction over ranks.
+bool isProduct(std::string_view op);
+
 /// Floating-point operations that the model's step needs on one rank, over all
 /// microbatches: matrix products, convolutions and attention in forward and
 /// backward, with a multiply-add counted as two; attention as if it were not

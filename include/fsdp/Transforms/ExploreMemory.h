@@ -27,7 +27,7 @@ struct MemoryChoice {
     Host,   ///< the ranks of a host keep them between them (hpZ)
   };
   enum class Recompute : uint8_t {
-    Products, ///< all activations but results of matrix products and attention
+    Products, ///< all activations but the results of plan::isProduct
     /// None: activations of at least kMinOffload bytes are on the host
     /// meanwhile.
     Offload,
@@ -90,8 +90,8 @@ public:
 private:
   MemoryExplorer(ModuleOp module, ::fsdp::simulate::DeviceModel device);
   void apply(ModuleOp to, const MemoryChoice &choice) const;
-  /// Fills `products`.
-  void findProducts();
+  /// Whether the blocks have calls for Recompute::Products to keep.
+  bool hasProducts() const;
 
   ModuleOp module;
   ::fsdp::simulate::DeviceModel device;
@@ -99,8 +99,6 @@ private:
   SmallVector<MemoryChoice::Reshard> reshardKinds;
   SmallVector<MemoryChoice::Recompute> recomputeKinds;
   SmallVector<int64_t> inFlightKinds;
-  /// Operators of a block whose results Recompute::Products keeps.
-  SmallVector<StringRef> products;
   SmallVector<MemoryOutcome> known;
   std::string peakHolders;
   ::fsdp::simulate::LowerBound leastTime;

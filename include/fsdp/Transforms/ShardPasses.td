@@ -128,7 +128,8 @@ def RecomputeActivations
 
     These results are kept, as without the policy:
 
-    - results of the operators in `save`;
+    - results of the operators in `save` (of `products`, those that are dear to
+      compute again);
     - results that an op outside the module's backward uses after forward (the
       next module's input, for example), because their memory is held anyway;
     - results of random operators: a dropout's mask is not drawn again;

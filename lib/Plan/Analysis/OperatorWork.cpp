@@ -1,5 +1,6 @@
 //===- OperatorWork.cpp - FLOPs and bytes of an operator's call -----------===//
 #include "fsdp/Plan/OperatorWork.h"
+#include "fsdp/Plan/ModelCollectives.h"
 
 #include <algorithm>
 #include <iterator>
@@ -287,6 +288,23 @@ double sparseBytes(std::string_view name, const Plan &plan, const Call &call,
 int64_t touchedBytes(const Plan &plan, ValueId id) {
   return std::min(plan.values[id].numBytes(),
                   plan.values[ownerOf(plan, id)].numBytes());
+}
+
+bool isProduct(std::string_view op) {
+  op = op.substr(0, op.find('.'));
+  if (std::optional<CollectiveKind> kind = modelCollectiveKind(op))
+    return *kind != CollectiveKind::AllGather;
+  bool inPlace = false;
+  std::string_view name = baseName(op, inPlace);
+  constexpr std::string_view products[] = {
+      "mm",     "bmm",    "mv",          "dot",
+      "matmul", "vdot",   "addmm",       "baddbmm",
+      "addmv",  "addbmm", "linear",      "_addmm_activation",
+      "addr",   "ger",    "convolution", "convolution_overrideable",
+  };
+  return isOneOf(name, products) ||
+         name.find("scaled_dot_product") != std::string_view::npos ||
+         name.find("_attention_forward") != std::string_view::npos;
 }
 
 OperatorWork workOf(const Plan &plan, const Call &call) {

@@ -3,6 +3,7 @@
 
 #include "fsdp/Dialect/Aten.h"
 #include "fsdp/Dialect/ModelParallel.h"
+#include "fsdp/Plan/OperatorWork.h"
 #include "fsdp/Transforms/CompileStep.h"
 #include "fsdp/Transforms/Schedule.h"
 #include "fsdp/Transforms/StepProgram.h"
@@ -58,11 +59,10 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
   if (!getOrCreateSchedule(module).getReduceScattersInFlightAttr() &&
       shards > 1 && !this->device.sharedMemory)
     inFlightKinds = {1, 0};
-  findProducts();
   // What the policy says about recomputation stays.
   if (blocks.empty() || !module.getOps<CheckpointPatternOp>().empty())
     return;
-  if (!products.empty())
+  if (hasProducts())
     recomputeKinds.push_back(MemoryChoice::Recompute::Products);
   if (!this->device.sharedMemory && this->device.hostLink.bandwidth > 0 &&
       module.getOps<OffloadPatternOp>().empty())
@@ -70,24 +70,17 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
   recomputeKinds.push_back(MemoryChoice::Recompute::Full);
 }
 
-void MemoryExplorer::findProducts() {
+bool MemoryExplorer::hasProducts() const {
   ProgramOp program = getProgram(module);
   if (!program || blocks.empty())
-    return;
+    return false;
   // The blocks are alike.
   StringRef block = blocks.front().getValue().split('+').first;
-  llvm::SetVector<StringRef> found;
-  for (auto call : program.getOps<aten::CallOp>()) {
+  return llvm::any_of(program.getOps<aten::CallOp>(), [&](aten::CallOp call) {
     StringRef name = getModuleName(call);
-    if (!name.consume_front(block) || (!name.empty() && name.front() != '.'))
-      continue;
-    StringRef op = call.getCallee().split('.').first;
-    if (llvm::is_contained(
-            {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}, op) ||
-        (op.contains("scaled_dot_product") && !op.contains("backward")))
-      found.insert(op);
-  }
-  products = found.takeVector();
+    return name.consume_front(block) && (name.empty() || name.front() == '.') &&
+           ::fsdp::plan::isProduct(call.getCallee());
+  });
 }
 
 void MemoryExplorer::apply(const MemoryChoice &choice) {
@@ -108,7 +101,7 @@ void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
   auto builder = OpBuilder::atBlockBegin(to.getBody());
   ArrayAttr save;
   if (choice.recompute == MemoryChoice::Recompute::Products)
-    save = builder.getStrArrayAttr(products);
+    save = builder.getStrArrayAttr({StringRef(productsName)});
   for (int64_t i = 0; i < choice.blocks; ++i) {
     int64_t index = i;
     if (choice.which == MemoryChoice::Which::Last)

@@ -11,6 +11,7 @@
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
 
+#include "fsdp/Plan/OperatorWork.h"
 #include "fsdp/Simulate/Format.h"
 #include "mlir/IR/IRMapping.h"
 #include "mlir/IR/Remarks.h"
@@ -36,6 +37,8 @@ struct SavedOperator {
 
   bool matches(CallOp call) const {
     StringRef callee = call.getCallee();
+    if (name == productsName)
+      return ::fsdp::plan::isProduct(callee);
     return name == callee || name == callee.split('.').first;
   }
 };
@@ -375,6 +378,7 @@ private:
     for (const Run &run : runs)
       if (run.checkpoint.policy == policy)
         for (CallOp call : run.calls) {
+          called.insert(productsName); // whether there are any or not
           called.insert(call.getCallee());
           called.insert(call.getCallee().split('.').first);
         }

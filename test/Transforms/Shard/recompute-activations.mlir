@@ -223,3 +223,41 @@ fsdp.program @every_second(%x: tensor<4xf32>) -> tensor<f32> {
   %i = aten.call "aten::mul.Tensor"(%h, %a) {fsdp.module = "layer"} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// With `products`, what is dear is kept: products, and what ranks added up.
+// The parts that an all-gather brings together are gathered again.
+
+// CHECK-LABEL: fsdp.program @products
+// CHECK:       %[[P:.*]] = aten.call "aten::mm"
+// CHECK:       %[[R:.*]] = aten.call "_c10d_functional::all_reduce"(%[[P]]
+// CHECK:       %[[A:.*]] = aten.call "_c10d_functional::all_gather_into_tensor"(%[[R]]
+// CHECK:       fsdp.phase backward
+// CHECK-NOT:   "aten::mm"
+// CHECK-NOT:   "_c10d_functional::all_reduce"
+// CHECK:       %[[A2:.*]] = aten.call "_c10d_functional::all_gather_into_tensor"(%[[R]], 2, "tensor") {{.*}}recompute
+// CHECK-NEXT:  %[[S2:.*]] = aten.call "aten::silu"(%[[A2]]) {{.*}}recompute
+// CHECK-NEXT:  aten.call "aten::silu_backward"(%{{.*}}, %[[S2]])
+module attributes {fsdp.model_parallel = {axes = [{name = "tensor", ranks = 2 : i64, stride = 1 : i64}], data_stride = 2 : i64, ranks = 2 : i64}} {
+fsdp.checkpoint_pattern "layer" {save = ["products"]}
+fsdp.param @w : tensor<4x4xf32>
+fsdp.program @products(%x: tensor<4x4xf32>) -> tensor<f32> {
+  %w = fsdp.read @w : tensor<4x4xf32>
+  fsdp.phase forward
+  %p = aten.call "aten::mm"(%x, %w) {fsdp.module = "layer"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r = aten.call "_c10d_functional::all_reduce"(%p, "sum", "tensor") {fsdp.module = "layer", schema = "_c10d_functional::all_reduce(Tensor input, Any reduce_op, Any group_name) -> Tensor"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %a = aten.call "_c10d_functional::all_gather_into_tensor"(%r, 2, "tensor") {fsdp.module = "layer", schema = "_c10d_functional::all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor"} : (tensor<4x4xf32>) -> tensor<8x4xf32>
+  %s = aten.call "aten::silu"(%a) {fsdp.module = "layer"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %e = aten.call "aten::silu"(%s) {fsdp.module = "layer"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %loss = aten.call "aten::sum"(%e, none) : (tensor<8x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%loss, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
+  %d = aten.call "aten::expand"(%one, [8, 4], false) {views = array<i64: 0>} : (tensor<f32>) -> tensor<8x4xf32>
+  %g = aten.call "aten::silu_backward"(%d, %s) {fsdp.module = "layer"} : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+  %h = aten.call "aten::slice.Tensor"(%g, 0, 0, 4, 1) {fsdp.module = "layer", views = array<i64: 0>} : (tensor<8x4xf32>) -> tensor<4x4xf32>
+  %dw = aten.call "aten::clone"(%h, none) {fsdp.module = "layer"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  fsdp.gradients [@w] %dw : tensor<4x4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+}
