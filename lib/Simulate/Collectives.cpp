@@ -1,6 +1,7 @@
 //===- Collectives.cpp - where a plan's collectives stand -----------------===//
 #include "fsdp/Simulate/Collectives.h"
 
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
@@ -45,6 +46,15 @@ struct BytesOf {
   }
   int64_t operator()(const AllReduce &reduce) const {
     return fromOthers(2 * sum(reduce.ins), plan.replicas);
+  }
+  int64_t operator()(const Call &call) const {
+    std::optional<ModelCollective> made = modelCollective(plan, call);
+    const ModelAxis *axis = made ? findAxis(plan, *made) : nullptr;
+    if (!axis)
+      return 0;
+    bool twice = made->kind == CollectiveKind::AllReduce;
+    return fromOthers(double(passedBytes(plan, call)) * (twice ? 2 : 1),
+                      axis->ranks);
   }
   int64_t operator()(const CopyToDevice &copy) const {
     int64_t bytes = 0;

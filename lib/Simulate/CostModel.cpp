@@ -19,7 +19,8 @@ namespace {
 double valueBytes(const Plan &plan, const std::vector<ValueId> &ids) {
   double bytes = 0;
   for (ValueId id : ids)
-    bytes += double(plan.values[id].numBytes());
+    if (id != -1)
+      bytes += double(plan.values[id].numBytes());
   return bytes;
 }
 
@@ -97,26 +98,18 @@ private:
     return double(shardSpec(plan, param, shardIndex).numBytes());
   }
 
-  /// A collective of the model. A ring passes the whole: what is gathered, and
-  /// what is reduced.
+  /// A collective of the model.
   std::optional<Cost> modelCost(const Call &call) const {
     std::optional<ModelCollective> made = modelCollective(plan, call);
-    if (!made || !plan.modelParallel)
+    const ModelAxis *axis = made ? findAxis(plan, *made) : nullptr;
+    if (!axis)
       return std::nullopt;
-    double given = valueBytes(plan, getOperands(call)), got = 0;
-    for (ValueId out : call.outs)
-      if (out != -1)
-        got += double(plan.values[out].numBytes());
-    Axis axis;
-    for (const ModelAxis &each : plan.modelParallel->axes)
-      if (each.name == made->axis)
-        axis = {each.ranks, each.stride};
-    bool gathers = made->kind == Collective::AllGather;
-    Cost cost =
-        collective(made->kind, axis, gathers ? std::max(got, given) : given);
+    Cost cost = collective(made->kind, {axis->ranks, axis->stride},
+                           double(passedBytes(plan, call)));
     // Only FSDP's collectives find the operands where their ranks keep them.
     if (device.sharedMemory)
-      cost.seconds += memorySeconds(given + got);
+      cost.seconds += memorySeconds(valueBytes(plan, getOperands(call)) +
+                                    valueBytes(plan, call.outs));
     return cost;
   }
 

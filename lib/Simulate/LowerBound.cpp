@@ -26,7 +26,11 @@ LowerBound lowerBound(const Plan &plan, const StepCost &cost,
     all += seconds;
     if (std::holds_alternative<Wait>(instruction.kind))
       continue; // of whichever stream it waits for
-    streams[size_t(timeKind(instruction))] += seconds;
+    Stream kind = timeKind(instruction);
+    streams[size_t(kind)] += seconds;
+    // They run where the model calls them.
+    if (kind == Stream::ModelAxes)
+      streams[size_t(Stream::Compute)] += seconds;
     if (one.medium == Medium::WithinHost)
       withinHost += seconds;
     else if (one.medium == Medium::BetweenHosts)
@@ -41,6 +45,8 @@ LowerBound lowerBound(const Plan &plan, const StepCost &cost,
     atLeast(all, "one thread");
   for (size_t s = 0; s < kNumStreams; ++s)
     atLeast(streams[s], streamName(Stream(s)));
+  if (bound.of == "compute" && streams[size_t(Stream::ModelAxes)] > 0)
+    bound.of = "compute and collectives of the model";
   atLeast(withinHost, "collectives within a host");
   atLeast(betweenHosts, "collectives between hosts");
   bound.seconds += cost.outsideSeconds;

@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #include "fsdp/Simulate/Page.h"
 
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Plan/Operands.h"
 #include "fsdp/Plan/Profile.h"
 #include "fsdp/Simulate/Collectives.h"
@@ -159,6 +160,14 @@ private:
 
   /// Each with its executions, [begin, end, exposed, instruction whose end it
   /// begins with or -1, queued, begin of the first use or -1, microbatch].
+  /// Of a collective that the model makes.
+  std::string axisOf(const CollectiveUse &use) const {
+    const auto *call =
+        std::get_if<Call>(&plan.instructions[size_t(use.instruction)].kind);
+    auto made = call ? modelCollective(plan, *call) : std::nullopt;
+    return made ? made->axis : "";
+  }
+
   void printCollectives() {
     std::vector<CollectiveUse> uses = findCollectives(plan);
     std::map<int32_t, std::vector<CollectiveTime>> times;
@@ -171,6 +180,7 @@ private:
           json.attribute("instruction", use.instruction);
           json.attribute("kind", int64_t(use.kind));
           json.attribute("unit", use.unit);
+          json.attribute("axis", axisOf(use));
           json.attribute("bytes", use.bytes);
           json.attribute("wait", use.wait);
           json.attribute("use", use.use);

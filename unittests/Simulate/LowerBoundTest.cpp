@@ -46,6 +46,16 @@ TEST(LowerBound, IsTheLongestOfComputeAndEachKindOfTransfer) {
   EXPECT_EQ(p.bound().seconds, 5.5);
 }
 
+TEST(LowerBound, CollectivesOfTheModelAreInTheWayOfCompute) {
+  Program p;
+  p.add(Constant{}, 3);
+  p.add(Call{{"_c10d_functional::all_reduce", ""}, {}, {}}, 2,
+        Medium::WithinHost);
+  EXPECT_EQ(p.bound().seconds, 5);
+  EXPECT_EQ(p.bound().of, "compute and collectives of the model");
+  EXPECT_EQ(p.step(), 5);
+}
+
 TEST(LowerBound, CollectivesOfSeveralKindsShareALink) {
   Program p;
   p.add(AllGather{}, 2, Medium::BetweenHosts);

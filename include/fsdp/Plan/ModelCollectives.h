@@ -52,6 +52,13 @@ std::optional<CollectiveKind> modelCollectiveKind(std::string_view op);
 std::optional<ModelCollective> modelCollective(const Plan &plan,
                                                const Call &call);
 
+/// The axis that it is over; null if the plan has none of that name.
+const ModelAxis *findAxis(const Plan &plan, const ModelCollective &collective);
+
+/// The bytes that such a call passes around: all that is gathered, or the
+/// operands.
+int64_t passedBytes(const Plan &plan, const Call &call);
+
 /// What keeps the call from being one over an axis of `parallel`: it names
 /// none, says another number of ranks, or has results of shapes that such a
 /// collective does not give. Empty if nothing does.

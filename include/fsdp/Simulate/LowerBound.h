@@ -12,14 +12,16 @@ namespace fsdp::simulate {
 
 struct LowerBound {
   double seconds = 0;
-  /// What takes this time: "compute", the transfers of a stream ("all_gather"),
-  /// the links ("collectives between hosts"), or "one thread".
+  /// What takes this time: "compute" ("compute and collectives of the model",
+  /// if there are any), the transfers of a stream ("all_gather"), the links
+  /// ("collectives between hosts"), or "one thread".
   std::string of;
 };
 
 /// A time that no order and no overlap of the instructions of a plan's step,
-/// each with its cost, can beat: the longest of compute alone, the transfers of
-/// each kind, and all collectives over each link; with serialStreams, the sum
+/// each with its cost, can beat: the longest of compute alone, in which the
+/// model's own collectives run, the transfers of each kind, and all collectives
+/// over each link; with serialStreams, the sum
 /// of all. Dependencies, and how much a collective slows down compute beside
 /// it, are left out, so a step may be unable to reach the bound.
 LowerBound lowerBound(const plan::Plan &plan, const StepCost &cost,

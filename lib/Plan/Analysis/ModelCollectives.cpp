@@ -96,13 +96,33 @@ std::optional<ModelCollective> modelCollective(const Plan &plan,
   return result;
 }
 
+static const ModelAxis *findAxis(const std::optional<ModelParallel> &parallel,
+                                 const std::string &name) {
+  if (parallel)
+    for (const ModelAxis &axis : parallel->axes)
+      if (axis.name == name)
+        return &axis;
+  return nullptr;
+}
+
+const ModelAxis *findAxis(const Plan &plan, const ModelCollective &collective) {
+  return findAxis(plan.modelParallel, collective.axis);
+}
+
+int64_t passedBytes(const Plan &plan, const Call &call) {
+  int64_t given = 0, got = 0;
+  for (ValueId in : getOperands(call))
+    given += plan.values[size_t(in)].numBytes();
+  for (ValueId out : call.outs)
+    if (out != -1)
+      got += plan.values[size_t(out)].numBytes();
+  bool gathers = modelCollectiveKind(call.op) == CollectiveKind::AllGather;
+  return gathers ? std::max(given, got) : given;
+}
+
 std::string findDefect(const ModelCollective &collective,
                        const std::optional<ModelParallel> &parallel) {
-  const ModelAxis *axis = nullptr;
-  if (parallel)
-    for (const ModelAxis &each : parallel->axes)
-      if (each.name == collective.axis)
-        axis = &each;
+  const ModelAxis *axis = findAxis(parallel, collective.axis);
   if (!axis) {
     std::string known;
     if (parallel)

@@ -101,8 +101,10 @@ void ShardedOptimizer::addState(Group &group, const at::Tensor &shard) const {
     for (size_t n = group.plugin->numStates(); n > 0; --n)
       states.push_back(at::zeros_like(shard));
   } else if (o.name == "sgd") {
-    if (o.momentum != 0)
+    if (o.momentum != 0) {
       group.momenta.push_back(at::zeros_like(shard));
+      group.momentumBegins.push_back(0);
+    }
   } else {
     // As torch.optim keeps it: beside what a fused kernel updates.
     group.steps.push_back(at::zeros(
@@ -209,6 +211,14 @@ void ShardedOptimizer::bindState(size_t shard, const NamedTensors &tensors) {
     return;
   std::vector<std::pair<std::string, at::Tensor *>> own =
       stateOf(*group, member);
+  if (!group->momenta.empty())
+    group->momentumBegins[member] = tensors.empty() ? stepsDone : 0;
+  if (tensors.empty()) {
+    // The tensors until now may be someone else's.
+    for (const auto &[name, tensor] : own)
+      *tensor = at::zeros_like(*tensor);
+    return;
+  }
   if (own.size() != tensors.size())
     throw InputError("expected " + std::to_string(own.size()) +
                      " tensors of an optimizer's state, got " +
@@ -326,16 +336,38 @@ void ShardedOptimizer::stepAdamForeach(Group &group,
   at::_foreach_addcdiv_(group.params, group.expAvgs, denominators, stepSizes);
 }
 
+bool ShardedOptimizer::begins(const Group &group, size_t member) const {
+  return stepsDone == 0 || group.momentumBegins[member] == stepsDone;
+}
+
+bool ShardedOptimizer::allBegin(const Group &group) const {
+  size_t count = 0;
+  for (size_t i = 0; i < group.momenta.size(); ++i)
+    count += begins(group, i);
+  if (count != 0 && count != group.momenta.size())
+    throw InputError("optimizer \"sgd\": expected momentum buffers of all "
+                     "parameters of a group or of none with fused");
+  return count != 0;
+}
+
+void ShardedOptimizer::updateMomentum(Group &group, size_t member,
+                                      const at::Tensor &grad) const {
+  const plan::Optimizer &o = settings[group.settings];
+  at::Tensor &momentum = group.momenta[member];
+  if (begins(group, member))
+    momentum.copy_(grad);
+  else
+    momentum.mul_(number(o.momentum)).add_(grad, 1 - o.dampening);
+}
+
 void ShardedOptimizer::stepSGD(Group &group,
                                const std::vector<at::Tensor> &grads, double lr,
                                const Scaling &scaling) {
   const plan::Optimizer &o = settings[group.settings];
-  bool firstStep = stepsDone == 0;
   if (o.fused) {
     at::_fused_sgd_(group.params, grads, group.momenta, o.weightDecay,
                     o.momentum, lr, o.dampening, o.nesterov, o.maximize,
-                    firstStep && o.momentum != 0, scaling.gradScale,
-                    scaling.foundInf);
+                    allBegin(group), scaling.gradScale, scaling.foundInf);
     return;
   }
   if (group.path == Path::Foreach)
@@ -346,11 +378,8 @@ void ShardedOptimizer::stepSGD(Group &group,
     if (o.weightDecay != 0)
       grad = grad.add(param, o.weightDecay);
     if (o.momentum != 0) {
-      at::Tensor &momentum = group.momenta[i];
-      if (firstStep)
-        momentum.copy_(grad);
-      else
-        momentum.mul_(number(o.momentum)).add_(grad, 1 - o.dampening);
+      const at::Tensor &momentum = group.momenta[i];
+      updateMomentum(group, i, grad);
       grad = o.nesterov ? grad.add(momentum, o.momentum) : momentum;
     }
     param.add_(grad, -lr);
@@ -377,9 +406,12 @@ void ShardedOptimizer::stepSGDForeach(Group &group,
   if (o.weightDecay != 0)
     add(group.params, o.weightDecay);
   if (o.momentum != 0) {
-    if (stepsDone == 0) {
+    bool anyBegins = false;
+    for (size_t i = 0; i < grads.size(); ++i)
+      anyBegins |= begins(group, i);
+    if (anyBegins) {
       for (size_t i = 0; i < grads.size(); ++i)
-        group.momenta[i].copy_(grads[i]);
+        updateMomentum(group, i, grads[i]);
     } else {
       at::_foreach_mul_(group.momenta, o.momentum);
       at::_foreach_add_(group.momenta, grads, 1 - o.dampening);

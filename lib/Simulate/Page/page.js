@@ -12,7 +12,7 @@ const USE_COLOURS = ['#8f8f94', '#4c84c4', '#b08968', '#e0654f', '#a06cc0', '#ec
 const PHASES = ['forward', 'backward', 'optimizer'];
 const PHASE_COLOURS = ['#4c84c4', '#e08a3c', '#3f8f8c'];
 const AGAIN_COLOUR = '#a06cc0';
-const KIND_COLOURS = ['', '#58a55c', '#d9574a', '#9a64b8', '#b08968', '#8a7a5c'];
+const KIND_COLOURS = ['', '#58a55c', '#d9574a', '#9a64b8', '#b08968', '#8a7a5c', '#c9a227'];
 
 const scaled = (value, step, names, digits) => {
   let i = 0;
@@ -46,6 +46,9 @@ const whyOf = (i) => {
 const named = (i) => `${titleOf(i)}${moduleOf(i) ? ` in ${moduleOf(i)}` : ''} (instruction ${i})`;
 const kindName = (c) => plan.streams[c.kind];
 const unitName = (c) => c.unit < 0 ? 'no unit' : plan.units[c.unit].name;
+/** `all_gather of layers.0`; of the model's own, `_c10d_functional::all_reduce over tensor` */
+const whatOf = (c) =>
+  c.axis ? `${titleOf(c.instruction)} over ${c.axis}` : `${kindName(c)} of ${unitName(c)}`;
 const end = Math.max(1, plan.step * 1e9);
 
 // Bytes by use at each position, as plan::replayMemory has them.
@@ -138,7 +141,9 @@ $('uses').innerHTML = legend(usesShown.map((u) => [USE_COLOURS[u], plan.uses[u]]
   const entries = PHASES.map((name, p) => [PHASE_COLOURS[p], name])
     .filter((_, p) => plan.instructions.some((row) => row[1] === p));
   if (plan.instructions.some((row) => row[2])) entries.push([AGAIN_COLOUR, 'recomputed in backward']);
-  for (const s of lanes) if (s > 0) entries.push([KIND_COLOURS[s], plan.streams[s]]);
+  // The model's own collectives are in the lane of computation.
+  const kinds = new Set([...lanes, ...plan.collectives.map((c) => c.kind)]);
+  for (const s of [...kinds].sort()) if (s > 0) entries.push([KIND_COLOURS[s], plan.streams[s]]);
   entries.push(['var(--stall)', 'compute waits']);
   $('phases').innerHTML = legend(entries);
 }
@@ -542,7 +547,7 @@ function select(index, run = 0) {
     facts.push(['exposed', time(at[2])]);
     if (at[5] >= 0) facts.push(['slack', time(Math.max(0, at[5] - at[1]))]);
   }
-  $('detail').innerHTML = `<h3>${escape(kindName(c))} of ${escape(unitName(c))}, ${phaseOf(c.instruction)}</h3>` +
+  $('detail').innerHTML = `<h3>${escape(whatOf(c))}, ${phaseOf(c.instruction)}</h3>` +
     (whyOf(c.instruction) ? `<p class="why">${escape(whyOf(c.instruction))}</p>` : '') +
     (at ? reasons(c, at).map((line) => `<p>${escape(line)}</p>`).join('') : '') +
     `<dl>${facts.map(([name, value]) => `<dt>${name}</dt><dd>${value}</dd>`).join('')}</dl>`;
@@ -567,23 +572,27 @@ function select(index, run = 0) {
     `<td${numeric.has(k) ? ' class="n"' : ''}>${cell}</td>`).join('') + '</tr>';
   const parts = [`<thead><tr>${head.map((h, k) => `<th${numeric.has(k) ? ' class="n"' : ''}>${h}</th>`).join('')}` +
     '</tr></thead><tbody>'];
-  plan.units.forEach((unit, u) => {
-    const note = [plural(unit.params, 'parameter'), `${bytes(unit.bytes)} gathered`,
-      unit.reshards ? 'resharded after forward' : 'stays gathered', unit.offloaded ? 'offloaded' : '']
-      .filter(Boolean).join(', ');
-    parts.push(`<tr class="unit" data-unit="${escape(unit.name)}"><td>${escape(unit.name)}</td>` +
+  const addUnit = (name, note, u) => {
+    parts.push(`<tr class="unit" data-unit="${escape(name)}"><td>${escape(name)}</td>` +
       `<td colspan="${head.length - 1}">${note}</td></tr>`);
     plan.collectives.forEach((c, index) => {
       if (c.unit !== u) return;
       const at = c.times[0];
       const ahead = plural(c.callsToUse || c.callsToWait, 'call');
-      parts.push(row(['', escape(kindName(c)), phaseOf(c.instruction), bytes(c.bytes),
+      parts.push(row(['', escape(c.axis ? whatOf(c) : kindName(c)), phaseOf(c.instruction), bytes(c.bytes),
         at ? time(at[0]) : '', at ? time(at[1] - at[0]) : '', ahead, at && at[5] >= 0 ? time(at[5]) : '',
         at && at[5] >= 0 ? time(Math.max(0, at[5] - at[1])) : '',
         at ? `<span class="${at[2] > 0 ? 'late' : ''}">${time(at[2])}</span>` : ''],
       `data-collective="${index}" tabindex="0"`));
     });
+  };
+  plan.units.forEach((unit, u) => {
+    const note = [plural(unit.params, 'parameter'), `${bytes(unit.bytes)} gathered`,
+      unit.reshards ? 'resharded after forward' : 'stays gathered', unit.offloaded ? 'offloaded' : '']
+      .filter(Boolean).join(', ');
+    addUnit(unit.name, note, u);
   });
+  if (plan.collectives.some((c) => c.unit < 0)) addUnit('no unit', 'collectives of the model itself', -1);
   $('units').innerHTML = parts.join('') + '</tbody>';
   const choose = (event) => {
     const row = event.target.closest('tr[data-collective]');

@@ -73,8 +73,10 @@ public:
   /// are not used by any update, but have the same names and shapes as others.
   NamedTensors state(size_t shard);
   /// Takes other tensors, of the names, shapes and dtypes that `state` has, as
-  /// those that updates change; none for an empty shard. Throws InputError for
-  /// others.
+  /// those that updates change; none for an empty shard. Without tensors the
+  /// state is what it is before a first update, and SGD's next update, as
+  /// torch.optim's for a parameter without a momentum_buffer, makes the
+  /// gradient its momentum. Throws InputError for other tensors.
   void bindState(size_t shard, const NamedTensors &tensors);
   /// Updates made so far, including those before the state was set.
   int64_t steps() const { return stepsDone; }
@@ -93,6 +95,8 @@ private:
     std::vector<at::Tensor> expAvgSqs;
     std::vector<at::Tensor> maxExpAvgSqs; ///< amsgrad only
     std::vector<at::Tensor> momenta;      ///< SGD with momentum only
+    /// Of each of momenta: how many updates there were when it had none yet.
+    std::vector<int64_t> momentumBegins;
     std::unique_ptr<OptimizerPlugin> plugin;
     std::vector<std::vector<at::Tensor>> pluginStates; ///< of each member
   };
@@ -109,6 +113,13 @@ private:
   void stepAdamForeach(Group &group, std::vector<at::Tensor> grads, double lr);
   void stepSGD(Group &group, const std::vector<at::Tensor> &grads, double lr,
                const Scaling &scaling);
+  /// Whether the next update makes the gradient the member's momentum.
+  bool begins(const Group &group, size_t member) const;
+  /// The same of all members. Throws InputError if it differs, which torch's
+  /// fused kernel does not take.
+  bool allBegin(const Group &group) const;
+  void updateMomentum(Group &group, size_t member,
+                      const at::Tensor &grad) const;
   void stepSGDForeach(Group &group, std::vector<at::Tensor> grads, double lr);
   void stepPlugin(Group &group, const std::vector<at::Tensor> &grads,
                   double lr);
