@@ -9,45 +9,15 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from models import Llama
+from parallel_llama import LENGTH, VOCABULARY, llama, loss_fn
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
-from torch.nn import functional as F
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.utils import clip_grad_norm_
 
-VOCABULARY, LENGTH, BATCH, STEPS, MAX_NORM = 128, 32, 4, 8, 1.0
-
-# Between layers each rank of the tensor axis has a part of the sequence.
-ROOT = {
-    "embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-    "norm": SequenceParallel(),
-    # The loss takes logits of which each rank has a part of the vocabulary.
-    "output": ColwiseParallel(
-        input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
-    ),
-}
-COLUMNS = ColwiseParallel(input_layouts=Shard(1))
-ROWS = RowwiseParallel(output_layouts=Shard(1))
-LAYER = {
-    "norm1": SequenceParallel(),
-    **dict.fromkeys(("q", "k", "v", "gate", "up"), COLUMNS),
-    **dict.fromkeys(("out", "down"), ROWS),
-    "norm2": SequenceParallel(),
-}
-
-
-def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+BATCH, STEPS, MAX_NORM = 4, 8, 1.0
 
 
 def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -59,13 +29,10 @@ def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield text[:, :-1], text[:, 1:]
 
 
-def parallel(mesh: DeviceMesh) -> nn.Module:
+def sharded(mesh: DeviceMesh) -> nn.Module:
     torch.manual_seed(0)  # ranks of the tensor axis take their parts of the same values
-    model = Llama(VOCABULARY, LENGTH)
-    model.init_weights()
-    parallelize_module(model, mesh["tensor"], ROOT)
+    model = llama(mesh)
     for layer in model.layers.values():
-        parallelize_module(layer, mesh["tensor"], LAYER)
         fully_shard(layer, mesh=mesh["data"])
     return fully_shard(model, mesh=mesh["data"])
 
@@ -100,7 +67,7 @@ arguments = parser.parse_args()
 dist.init_process_group("gloo")
 
 mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
-model = parallel(mesh)
+model = sharded(mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
 step = (compiled if arguments.compiled else eager)(model, optimizer)
 with loss_parallel():

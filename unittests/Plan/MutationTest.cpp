@@ -11,6 +11,7 @@
 #include "Support/PlanMutations.h"
 #include "Support/PlanOrder.h"
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Plan/ModelCollectives.h"
 #include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
@@ -42,6 +43,7 @@ public:
     budgets();
     placesOnTheHost();
     indices();
+    axes();
     for (const auto &[what, count] : counts)
       std::printf("[ mutants  ] %s, %s: %d of %d caught%s\n", name.c_str(),
                   what.c_str(), count.caught, count.all,
@@ -464,6 +466,45 @@ private:
     }
   }
 
+  //===--------------------------------------------------------------------===//
+  // Axes of the model
+  //===--------------------------------------------------------------------===//
+
+  void axes() {
+    if (!plan.modelParallel)
+      return;
+    for (size_t a = 0; a < plan.modelParallel->axes.size(); ++a) {
+      Mutant mutant = whole();
+      auto &of = mutant.plan.modelParallel->axes;
+      of.erase(of.begin() + long(a));
+      expectCaught("axes dropped", mutant.plan, std::to_string(a));
+      mutant = whole();
+      mutant.plan.modelParallel->axes[a].name += "2";
+      expectCaught("axes renamed", mutant.plan, std::to_string(a));
+      mutant = whole();
+      mutant.plan.modelParallel->axes[a].ranks *= 2;
+      expectCaught("axes with more ranks", mutant.plan, std::to_string(a));
+    }
+    for (size_t i = 0; i < plan.instructions.size(); ++i) {
+      const auto *call = std::get_if<Call>(&plan.instructions[i].kind);
+      if (!call || !isModelCollective(call->op))
+        continue;
+      for (size_t k = 0; k < call->args.size(); ++k) {
+        Mutant mutant = whole();
+        auto &args = std::get<Call>(list(mutant)[i].kind).args;
+        if (auto *number = std::get_if<int64_t>(&args[k].value)) {
+          ++*number;
+          expectCaught("collectives of the model over more ranks", mutant.plan,
+                       at(i));
+        } else if (k + 1 == call->args.size()) {
+          args[k].value = std::string("data");
+          expectCaught("collectives of the model over no axis", mutant.plan,
+                       at(i));
+        }
+      }
+    }
+  }
+
   std::string name;
   Plan plan;
   Dependences dependences;
@@ -480,7 +521,8 @@ INSTANTIATE_TEST_SUITE_P(Compiled, Mutations,
                                          "llama-hsdp-4", "llama-microbatches-2",
                                          "llama-activations-2", "llama-fused-2",
                                          "llama-offload-2",
-                                         "llama-offload-microbatches-2"),
+                                         "llama-offload-microbatches-2",
+                                         "llama-tensor-2"),
                          [](const auto &info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

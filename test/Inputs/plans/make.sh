@@ -53,3 +53,10 @@ units: [{match: "layers.*"}]
 cpu_offload: true
 gradient_accumulation_steps: 2
 YAML
+
+PYTHONPATH=$root/python:$root/examples/loops $root/.venv/bin/python -m fsdp_mlir.capture \
+  --model parallel_llama:llama --meta --mesh data=2,tensor=2 --loss parallel_llama:loss_fn --loss-parallel \
+  --inputs 'tokens=int64[1,32]<128' 'labels=int64[1,32]<128' -o "$work/model.pt"
+compile llama-tensor-2 2 --memory=device <<'YAML'
+units: [{match: "layers.*"}]
+YAML
