@@ -27,6 +27,11 @@
 // HALF: shard 4{{$}}
 // HALF: no plan: replicate 4 x shard 1: expected an integer "reshard_after_forward" that is a factor of the 1 ranks of axis "shard", got: 2
 
+// A budget counts for each.
+// RUN: fsdp-opt %t/one.mlir --config %t/budget.yaml --emit layouts --gpus 4 | FileCheck %s --check-prefix=BUDGET
+// BUDGET: B  shard 4{{$}}
+// BUDGET: no plan: replicate 4 x shard 1: {{.*}}expected a step of at most 300 B a rank, got: 304 B
+
 // RUN: not fsdp-opt %t/one.mlir --emit layouts 2>&1 | FileCheck %s --check-prefix=NONE
 // NONE: --gpus: expected at least 1 and at most 1048576 with --emit layouts, got 0
 // RUN: not fsdp-opt %t/one.mlir --emit stats --gpus 4 2>&1 | FileCheck %s --check-prefix=STATS
@@ -35,11 +40,15 @@
 // WORLD: --world-size: expected --gpus with --emit layouts
 // RUN: not fsdp-opt %t/one.mlir --config %t/mesh.yaml --emit layouts --gpus 4 2>&1 | FileCheck %s --check-prefix=MESH
 // MESH: one.mlir: expected a capture and a policy without a mesh, which --emit layouts chooses
+// RUN: cat %t/half.yaml | not fsdp-opt %t/one.mlir --config /dev/stdin --emit layouts --gpus 4 2>&1 | FileCheck %s --check-prefix=PIPE
+// PIPE: --config: expected a file that can be read several times with --emit layouts, got /dev/stdin
 // RUN: not fsdp-opt %t/one.mlir --captures %t/none.pt --emit layouts --gpus 4 2>&1 | FileCheck %s --check-prefix=MISSING
 // MISSING: none.pt: cannot be read: No such file or directory
 
 //--- half.yaml
 reshard_after_forward: 2
+//--- budget.yaml
+schedule: {device: h100, memory_budget: 300}
 //--- mesh.yaml
 mesh: {replicate: 2}
 //--- one.mlir

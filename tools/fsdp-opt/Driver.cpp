@@ -22,6 +22,7 @@
 #include "mlir/Support/Timing.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "llvm/Support/CommandLine.h"
+#include "llvm/Support/FileSystem.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/Path.h"
 #include "llvm/Support/SourceMgr.h"
@@ -419,6 +420,13 @@ static LogicalResult checkOptions() {
     return failure();
   constexpr StringRef names[] = {"mlir", "plan",   "stats",  "trace",
                                  "html", "pareto", "layouts"};
+  // Each capture reads it.
+  if (emitKind == Emit::Layouts && !configPath.empty() &&
+      llvm::sys::fs::exists(configPath) &&
+      !llvm::sys::fs::is_regular_file(configPath))
+    return reportError("--config: expected a file that can be read several "
+                       "times with --emit layouts, got " +
+                       configPath);
   if (failed(checkLayoutOptions(emitKind == Emit::Layouts)) ||
       failed(check(worldSize, emitKind != Emit::Layouts,
                    "--gpus with --emit layouts")))

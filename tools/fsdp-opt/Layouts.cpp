@@ -71,6 +71,7 @@ FailureOr<CompiledStep> compileOn(ModuleOp module, int64_t replicas,
   pm.enableVerifier(false);
   pm.addPass(createDetectUnits());
   pm.addPass(createAssignUnits());
+  pm.addPass(createChooseMemory());
   if (failed(pm.run(*copy)))
     return failure();
   return compileStep(*copy, device, [](ModuleOp) {});
