@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import fsdp_mlir
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from fsdp_mlir import CompileError
 from fsdp_mlir.modules import sharding, weights
-from fsdp_mlir.state import optimizers
+from fsdp_mlir.state import optimizers, own_step
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAllocAllGather
@@ -345,6 +346,47 @@ def replaced(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+def keeps_gradients(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.zero_grad = lambda set_to_none=True: None
+    return optimizer
+
+
+def having(kind: type[torch.optim.Optimizer], **settings: Any) -> Callable[[Any], Any]:
+    """With settings that come after the constructor."""
+
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = kind(model.parameters())
+        optimizer.param_groups[0].update(settings)
+        return optimizer
+
+    return made
+
+
+def without_maximize(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters())
+    del optimizer.param_groups[0]["maximize"]
+    return optimizer
+
+
+def with_state(**state: Any) -> Callable[[Any], Any]:
+    """Of all parameters, or of all in the forms that a function of the parameter gives."""
+
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.Adam(model.parameters())
+        for param in model.parameters():
+            zeros = {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(param),
+                "exp_avg_sq": torch.zeros_like(param),
+            }
+            own = {key: x(param) if callable(x) else x for key, x in state.items()}
+            optimizer.state[param] = {**zeros, **own}
+        return optimizer
+
+    return made
+
+
 def hook_on_gradient(model: nn.Module) -> torch.optim.Optimizer:
     model.head.bias.register_post_accumulate_grad_hook(lambda param: None)
     return torch.optim.SGD(model.parameters())
@@ -359,6 +401,35 @@ OUTSIDE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.1)), "a tensor as 'lr'"),
     (lambda m: torch.optim.SGD(m.head.parameters()), "a parameter that requires grad and is not"),
     (hook_on_gradient, "a hook of register_post_accumulate_grad_hook"),
+    (keeps_gradients, "'<lambda>' as optimizer.zero_grad"),
+    (having(torch.optim.SGD, lr=np.float32(0.1)), "'float32' as 'lr', whose arithmetic"),
+    (having(torch.optim.Adam, betas=(0.5, np.float16(0.5))), "'float16' as 'betas', whose"),
+    (having(torch.optim.SGD, lr=True), "'bool' as 'lr', whose arithmetic"),
+    (having(torch.optim.SGD, lr=2**60), f"{2**60} as 'lr'"),
+    (having(torch.optim.SGD, weight_decay=torch.ones(())), "a tensor as 'weight_decay'"),
+    (having(torch.optim.SGD, lr=torch.ones((), requires_grad=True)), "a tensor as 'lr'"),
+    (having(torch.optim.SGD, weight_decay=float("nan")), "nan as 'weight_decay'"),
+    (having(torch.optim.SGD, dampening=-(2**60)), f"{-(2**60)} as 'dampening'"),
+    (having(torch.optim.SGD, lr=float("inf")), "inf as 'lr'"),
+    (having(torch.optim.SGD, lr=-1.0), "-1.0 as 'lr'"),
+    (having(torch.optim.Adam, betas=(0.5, 1.0)), "1.0 as 'betas'"),
+    (having(torch.optim.Adam, betas=torch.ones(2)), "a tensor as 'betas'"),
+    (having(torch.optim.SGD, maximize=1), "'int' as 'maximize'"),
+    (having(torch.optim.SGD, fused=True, foreach=True), "'fused' with 'foreach'"),
+    (
+        having(torch.optim.SGD, nesterov=True, momentum=0.9, dampening=0.5),
+        "'dampening' with 'nesterov'",
+    ),
+    (without_maximize, "a group without 'maximize'"),
+    (with_state(step=1.0), "'float' as 'step'"),
+    (with_state(step=lambda _: torch.ones(1)), "'step' in torch.float32 of shape [1] on 'cpu'"),
+    (with_state(step=torch.ones(())), "'step' of one parameter that is another's too"),
+    (with_state(exp_avg=None), "'exp_avg' of a parameter in another form"),
+    (with_state(exp_avg_sq=lambda p: torch.zeros(1)), "'exp_avg_sq' of a parameter in another"),
+    (with_state(), ""),
+    (having(torch.optim.SGD, nesterov=True), ""),
+    (having(torch.optim.SGD, lr=np.float64(0.1), momentum=0), ""),
+    (having(torch.optim.Adam, betas=[0.5, 0.9], lr=1), ""),
     (lambda m: torch.optim.SGD(m.parameters(), momentum=0.9), ""),
     (lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.1), fused=True), ""),
 ]
@@ -367,7 +438,7 @@ OUTSIDE: list[tuple[Callable[[Any], Any], str]] = [
 @pytest.mark.parametrize(("make", "reason"), OUTSIDE)
 def test_optimizers_that_make_their_own_step(make: Callable[[Any], Any], reason: str) -> None:
     model = Model()
-    found = optimizers.why_outside(make(model), list(model.parameters()))
+    found = own_step.why(make(model), list(model.parameters()))
     assert found.startswith(reason) and bool(found) == bool(reason)
 
 

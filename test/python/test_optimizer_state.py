@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import fsdp_mlir
 import pytest
 import torch
 from fsdp_mlir.support import build
-from test_compile import BATCH, compiled, loss_fn
+from test_compile import BATCH, Model, compiled, loss_fn
 
 ADAMW = (torch.optim.AdamW, {"lr": 0.01})
 CONFIG = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1}
@@ -126,3 +127,82 @@ def test_a_schedule_needs_the_steps() -> None:
     assert state["param_groups"][0].pop("steps") == 3
     with pytest.raises(ValueError, match="expected the number of steps so far as 'steps'"):
         step.load_optimizer_state_dict(state)
+
+
+MOMENTUM = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("fused", "dropped"),
+    [(False, "all"), (False, "one"), (False, "none"), (True, "all"), (True, "none")],
+)
+def test_momentum_begins_after_a_skipped_step(fused: bool, dropped: str) -> None:
+    """With the first update of each parameter, not with the first step."""
+    weights = []
+    for skips in (False, True):
+        model = fsdp_mlir.fully_shard(Model())
+        optimizer = torch.optim.SGD(model.parameters(), fused=fused, **MOMENTUM)
+        scaler = {"init_scale": 64.0}
+        step = fsdp_mlir.compile(model, loss=loss_fn, optimizer=optimizer, grad_scaler=scaler)
+        step(BATCH)
+        if dropped == "all":
+            optimizer.state.clear()
+        elif dropped == "one":
+            del optimizer.state[next(iter(optimizer.state))]
+        if skips:
+            step({**BATCH, "x": BATCH["x"] * float("inf")})
+            assert step.skipped
+        step(BATCH)
+        step(BATCH)
+        weights.append([param.full_tensor() for param in model.parameters()])
+    assert all(map(torch.equal, *weights))
+
+
+def test_state_that_comes_after_a_skipped_step() -> None:
+    """The session has made no update, and has momentum nevertheless."""
+    options: dict[str, Any] = {
+        "optimizer": (torch.optim.SGD, MOMENTUM),
+        "grad_scaler": {"init_scale": 64.0},
+    }
+    first = trained(2, **options)
+    model, state = first.full_state_dict(), copy.deepcopy(first.optimizer_state_dict())
+    second = compiled(**options)
+    second({**BATCH, "x": BATCH["x"] * float("inf")})
+    assert second.skipped
+    second.load_state_dict(model)
+    second.load_optimizer_state_dict(state)
+    for _ in range(2):
+        assert torch.equal(first(BATCH), second(BATCH))
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_parameter_without_momentum_is_saved(missing: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"loss": loss_fn, "fallback": "error"}
+    steps = []
+    for _ in range(2):
+        model = fsdp_mlir.fully_shard(Model())
+        optimizer = torch.optim.SGD(model.parameters(), **MOMENTUM)
+        step = fsdp_mlir.compile(model, optimizer=optimizer, **options)
+        steps.append(step)
+        if len(steps) == 1:
+            step(BATCH)
+            first = next(iter(optimizer.state))
+            if missing:
+                del optimizer.state[first]
+            else:
+                optimizer.state[first]["momentum_buffer"] = None
+            step.save(tmp_path)
+    assert steps[1].load(tmp_path) is not None
+    for _ in range(3):
+        assert torch.equal(steps[0](BATCH), steps[1](BATCH))
+
+
+def test_fused_momentum_of_some_parameters() -> None:
+    """As of torch.optim, whose error is a TypeError."""
+    model = fsdp_mlir.fully_shard(Model())
+    optimizer = torch.optim.SGD(model.parameters(), fused=True, **MOMENTUM)
+    step = fsdp_mlir.compile(model, loss=loss_fn, optimizer=optimizer)
+    step(BATCH)
+    del optimizer.state[next(iter(optimizer.state))]
+    with pytest.raises(RuntimeError, match="momentum buffers of all parameters of a group or of"):
+        step(BATCH)

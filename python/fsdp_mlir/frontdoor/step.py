@@ -25,7 +25,7 @@ from fsdp_mlir.frontdoor.plans import (
 )
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.modules import sharding
-from fsdp_mlir.state import optimizers
+from fsdp_mlir.state import optimizers, own_step
 from fsdp_mlir.state.model_state import ModelState
 from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.step import eager
@@ -552,7 +552,7 @@ class Step:
             return "the norm of clipping"
         if self._clipping is not None and self._has_parts:
             return "the norm is that of the parts of other ranks too"
-        return optimizers.why_outside(self._optimizer, params)
+        return own_step.why(self._optimizer, params)
 
     # --- FSDP2's way
 

@@ -7,23 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fsdp_mlir.modules import hooks
 from fsdp_mlir.modules.sharding import escaped
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.support.errors import CompileError
 from fsdp_mlir.support.policy_schema import hyperparameters
 
 Optimizer = torch.optim.Optimizer
+Group = dict[str, Any]
 # An instance, a class or a partial of one, a class with its arguments, or the config's mapping.
 OptimizerSpec = Optimizer | type[Optimizer] | functools.partial | tuple | dict
 
-_KEYS = {name: hyperparameters(name) for name in ("sgd", "adam", "adamw")}
-# What the plan takes from a group of torch.optim's.
-COMPILED = {key for keys in _KEYS.values() for key in keys} | {"fused", "foreach"}
+# What the plan takes from a group of torch.optim's, besides what decides its name and kernel.
+SETTINGS = {name: hyperparameters(name) for name in ("sgd", "adam", "adamw")}
 # What is read at each step: everything that does not affect the form of the state.
-FOLLOWED = COMPILED - {"amsgrad", "fused", "foreach"}
+FOLLOWED = {key for keys in SETTINGS.values() for key in keys} - {"amsgrad"}
 
 
 def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
@@ -59,35 +58,6 @@ def check_params(optimizer: Optimizer, params: Sequence[State]) -> None:
                 )
 
 
-def why_outside(optimizer: Optimizer, params: Sequence[Tensor]) -> str:
-    """Why a plan of a model with these parameters cannot update as the optimizer does; empty if it
-    can."""
-    kind = type(optimizer)
-    if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-        return f"'{kind.__name__}' is not SGD, Adam or AdamW of torch.optim"
-    if found := hooks.of_step(optimizer):
-        return found
-    groups = groups_of(optimizer)
-    for group in groups:
-        for key in ("capturable", "differentiable"):
-            if group.get(key):
-                return f"'{key}'"
-        if isinstance(group["lr"], Tensor) and "betas" in group and not group.get("fused"):
-            return "a tensor as 'lr', whose products torch.optim rounds to its dtype"
-    for key in ("fused", "foreach", "decoupled_weight_decay"):
-        if len({bool(group.get(key)) for group in groups}) > 1:
-            return f"'{key}' of some groups only"
-    members = {id(param) for group in groups for param in group["params"]}
-    if members - {id(param) for param in params}:
-        return "a parameter that is not the model's any more"
-    for param in params:
-        if param.requires_grad and id(param) not in members:
-            return "a parameter that requires grad and is not in the optimizer"
-        if param._post_accumulate_grad_hooks:
-            return "a hook of register_post_accumulate_grad_hook"
-    return ""
-
-
 def structure(optimizer: Optimizer, positions: Mapping[int, int]) -> tuple[Any, ...]:
     """What decides about a plan's update and its state; a step follows changes of the rest.
     `positions` are those of the model's parameters, by id."""
@@ -97,6 +67,7 @@ def structure(optimizer: Optimizer, positions: Mapping[int, int]) -> tuple[Any, 
             bool(group.get("amsgrad")),
             bool(group.get("fused")),
             bool(group.get("foreach")),
+            bool(group.get("decoupled_weight_decay")),
             group.get("momentum", 0) != 0,
         )
         for group in optimizer.param_groups
@@ -107,17 +78,9 @@ def config_of(optimizer: Optimizer, params: Sequence[State]) -> dict[str, Any]:
     """The config's `optimizer` for an optimizer that a plan can have: its own settings are those of
     the first of `groups_of`; the others become groups with exact names."""
     names = {id(param.tensor): param.name for param in params}
-    name = "sgd"
-    if not isinstance(optimizer, torch.optim.SGD):
-        decoupled = type(optimizer) is torch.optim.AdamW or any(
-            group.get("decoupled_weight_decay") for group in optimizer.param_groups
-        )
-        name = "adamw" if decoupled else "adam"
+    name = name_of(optimizer)
     groups = [
-        (
-            [names[id(param)] for param in group["params"]],
-            {key: _plain(group[key]) for key in _KEYS[name]},
-        )
+        ([names[id(param)] for param in group["params"]], _settings(group))
         for group in groups_of(optimizer)
     ]
     config: dict[str, Any] = {"name": name, **groups[0][1]}
@@ -132,22 +95,42 @@ def config_of(optimizer: Optimizer, params: Sequence[State]) -> dict[str, Any]:
     return config
 
 
-def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+def name_of(optimizer: Optimizer) -> str:
+    """The config's, of an SGD, Adam or AdamW. The groups, not the class, say which Adam it is."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return "sgd"
+    decoupled = any(group.get("decoupled_weight_decay") for group in groups_of(optimizer))
+    return "adamw" if decoupled else "adam"
+
+
+def groups_of(optimizer: Optimizer) -> list[Group]:
     """The parameter groups that have parameters."""
     return [group for group in optimizer.param_groups if group["params"]]
 
 
-def followed(optimizer: Optimizer) -> list[dict[str, Any]]:
+def nesterov_of(group: Group) -> bool:
+    """torch.optim ignores it where there is no momentum."""
+    return bool(group["nesterov"]) and group["momentum"] != 0
+
+
+def followed(optimizer: Optimizer) -> list[Group]:
     """The settings of each group that a step reads anew, as they are now."""
     return [
-        {key: _plain(value) for key, value in group.items() if key in FOLLOWED}
+        {key: value for key, value in _settings(group).items() if key in FOLLOWED}
         for group in groups_of(optimizer)
     ]
 
 
+def _settings(group: Group) -> Group:
+    """Those of a group that a plan can have, as Python's own numbers."""
+    keys = SETTINGS["adam" if "betas" in group else "sgd"]
+    settings = {key: _plain(group[key]) for key in keys}
+    if "nesterov" in settings:
+        settings["nesterov"] = nesterov_of(group)
+    return settings
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.item()
     if isinstance(value, (tuple, list)):  # a list after a state dict was loaded
         return [_plain(item) for item in value]
     return value if isinstance(value, bool) else float(value)

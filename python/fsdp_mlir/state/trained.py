@@ -21,7 +21,7 @@ from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import CompileError
 
-# The optimizer's names for state that is not a tensor of the parameter's shape.
+# The optimizer's name for state that is not a tensor of the parameter's shape.
 _COUNT = "step"
 
 
@@ -218,35 +218,37 @@ class Bound:
     def optimizer_state(self, steps: int) -> None:
         """Gives the session the optimizer's tensors, if they are different from before, and the
         number of steps so far."""
-        stateful = self._give_state()
-        if stateful:
-            steps = max(1, steps)  # SGD's first step only sets the momentum
-        elif self._updated and self._optimizer is not None:
-            steps = 0
-        if self._session.steps != steps:
+        given = self._given_state()
+        if given:
+            stateful = any(given.values())
+            # Without updates SGD's next one is the first of all parameters.
+            steps = max(1, steps) if stateful else 0
+            if (self._session.steps, bool(self._session.updates)) != (steps, stateful):
+                self._session.steps = steps
+            for index, tensors in given.items():
+                self._give(index, tensors, stateful=stateful)
+        elif self._session.steps != steps:
             self._session.steps = steps
 
-    def _give_state(self) -> bool:
-        """Whether the optimizer has any."""
+    def _given_state(self) -> dict[int, dict[str, Tensor]]:
+        """What the optimizer has of the state that the session updates, by the plan's index."""
         if self._optimizer is None:
-            return False
-        params = self._trained.params
-        stateful = False
+            return {}
+        params, found = self._trained.params, {}
         for index, names in self._updated.items():
             state = self._optimizer.state.get(params[index], {})
-            given = {name: state[name] for name in names if name in state}
-            stateful |= bool(given)
-            bound = self._states.get(index, {})
-            if given.keys() == bound.keys() and all(_is_bound(bound[n], given[n]) for n in given):
-                continue
-            own = self._session.optimizer_state(index)
-            tensors = {
-                name: _local(given[name]) if name in given else torch.zeros_like(own[name])
-                for name in names
-            }
-            self._session.bind_optimizer_state(index, list(tensors.items()))
-            self._states[index] = {name: (given[name], _placed(given[name])) for name in given}
-        return stateful
+            found[index] = {name: state[name] for name in names if state.get(name) is not None}
+        return found
+
+    def _give(self, index: int, given: dict[str, Tensor], *, stateful: bool) -> None:
+        bound = self._states.get(index, {})
+        same = given.keys() == bound.keys() and all(_is_bound(bound[n], given[n]) for n in given)
+        # The session forgets with its next update that one among others has no state yet.
+        if same and (given or not stateful):
+            return
+        tensors = [(name, _local(tensor)) for name, tensor in given.items()]
+        self._session.bind_optimizer_state(index, tensors)
+        self._states[index] = {name: (given[name], _placed(given[name])) for name in given}
 
     def fill(self, *, skipped: bool) -> None:
         """After a step: the optimizer's state is what the session updates."""
@@ -256,14 +258,17 @@ class Bound:
         for index, names in self._updated.items():
             param = params[index]
             state = self._optimizer.state[param]
+            is_empty = _local(param).numel() == 0
             if self._states.get(index):
                 # For a shard without elements only the count of steps is updated.
-                if _COUNT in state and _local(param).numel() == 0:
+                if _COUNT in state and is_empty:
                     state[_COUNT] += 1
                 continue
             for name, tensor in self._session.optimizer_state(index).items():
                 sharded = name != _COUNT
                 state[name] = self._trained.as_part(index, tensor) if sharded else tensor
+            if _COUNT in names and is_empty:
+                state[_COUNT].fill_(1)  # other parameters may have more
             self._states[index] = {name: (state[name], _placed(state[name])) for name in names}
 
 
