@@ -7,13 +7,19 @@ using namespace mlir;
 using namespace mlir::fsdp;
 namespace plan = ::fsdp::plan;
 
+static std::optional<int64_t> getNumber(Attribute attr) {
+  auto number = dyn_cast_or_null<IntegerAttr>(attr);
+  if (!number || !number.getType().isSignlessInteger(64))
+    return std::nullopt;
+  return number.getInt();
+}
+
 std::optional<plan::ModelParallel>
 mlir::fsdp::readModelParallel(DictionaryAttr parallel) {
   auto number = [](DictionaryAttr from, StringRef name, int64_t &value) {
-    auto attr = from.getAs<IntegerAttr>(name);
-    if (attr)
-      value = attr.getInt();
-    return bool(attr);
+    std::optional<int64_t> given = getNumber(from.get(name));
+    value = given.value_or(value);
+    return given.has_value();
   };
   plan::ModelParallel result;
   auto axes = parallel.getAs<ArrayAttr>("axes");
@@ -68,9 +74,9 @@ mlir::fsdp::getModelCollective(aten::CallOp call) {
   for (Attribute arg : call.getArgs()) {
     if (auto text = dyn_cast<StringAttr>(arg))
       result.axis = text.str();
-    else if (auto size = dyn_cast<IntegerAttr>(arg);
+    else if (auto size = getNumber(arg);
              size && *kind != plan::CollectiveKind::SendReceive)
-      result.ranks = size.getInt();
+      result.ranks = size;
   }
   for (Type type : call.getOperandTypes())
     result.ins.push_back(cast<RankedTensorType>(type).getShape().vec());

@@ -70,6 +70,8 @@ private:
   void describePlan() {
     text("plan", "model", plan.model);
     count("plan", "ranks", plan.worldSize);
+    if (plan.modelParallel)
+      count("plan", "ranks of the job", plan.jobRanks());
     count("plan", "replicas", plan.replicas);
     count("plan", "microbatches a step", plan.accumulationSteps);
     text("plan", "optimizer", plan.optimizer.name);

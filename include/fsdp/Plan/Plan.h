@@ -342,7 +342,7 @@ struct ModelAxis {
     return std::tuple(
         field("name", &ModelAxis::name),
         field("ranks", &ModelAxis::ranks).within(1, kMaxWorldSize),
-        field("stride", &ModelAxis::stride).atLeast(1));
+        field("stride", &ModelAxis::stride).within(1, kMaxWorldSize));
   }
 };
 

@@ -96,6 +96,8 @@ private:
   ModuleOp module;
   ::fsdp::simulate::DeviceModel device;
   SmallVector<StringAttr> blocks;
+  /// FSDP's ranks on one host.
+  int64_t perHost = 1;
   SmallVector<MemoryChoice::Reshard> reshardKinds;
   SmallVector<MemoryChoice::Recompute> recomputeKinds;
   SmallVector<int64_t> inFlightKinds;

@@ -34,12 +34,12 @@ resultShape(CollectiveKind kind, std::vector<int64_t> shape, int64_t ranks) {
   // PyTorch takes a scalar as a vector of one.
   if (shape.empty())
     shape = {1};
-  if (kind == Kind::AllGather)
-    shape[0] *= ranks;
-  else if (shape[0] % ranks == 0)
-    shape[0] /= ranks;
-  else
+  if (kind == Kind::AllGather
+          ? __builtin_mul_overflow(shape[0], ranks, &shape[0])
+          : shape[0] % ranks != 0)
     shape[0] = -1; // no such result
+  else if (kind == Kind::ReduceScatter)
+    shape[0] /= ranks;
   return shape;
 }
 

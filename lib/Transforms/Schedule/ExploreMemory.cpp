@@ -49,9 +49,9 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
   if (resharded && shards > 1 && !this->device.sharedMemory) {
     reshardKinds.push_back(MemoryChoice::Reshard::Keep);
     auto parallel = getModelParallel(module);
-    if (int64_t perHost =
-            this->device.ranksPerHost / (parallel ? parallel->dataStride : 1);
-        perHost > 1 && perHost < shards && shards % perHost == 0)
+    perHost =
+        this->device.ranksPerHost / (parallel ? parallel->dataStride : 1);
+    if (perHost > 1 && perHost < shards && shards % perHost == 0)
       reshardKinds.push_back(MemoryChoice::Reshard::Host);
   }
   inFlightKinds = {0};
@@ -95,7 +95,7 @@ void MemoryExplorer::apply(ModuleOp to, const MemoryChoice &choice) const {
       unit.setReshardAfterForward(false);
       unit.removePostForwardSizeAttr();
     } else if (choice.reshard == MemoryChoice::Reshard::Host) {
-      unit.setPostForwardSize(device.ranksPerHost);
+      unit.setPostForwardSize(perHost);
     }
   }
   auto builder = OpBuilder::atBlockBegin(to.getBody());
