@@ -19,8 +19,9 @@
 // SAME: step time                   [[SECONDS]] ms
 
 // A model that 2 ranks share does not fit on 3.
-// RUN: fsdp-opt %t/two.mlir --emit layouts --gpus 3 | FileCheck %s --check-prefix=ODD
-// ODD: no mesh of 3: {{.*}}two.mlir: 2 ranks share a copy of the model
+// RUN: not fsdp-opt %t/two.mlir --emit layouts --gpus 3 2>&1 | FileCheck %s --check-prefix=ODD
+// ODD-DAG: no mesh of 3: {{.*}}two.mlir: 2 ranks share a copy of the model
+// ODD-DAG: error: --emit layouts: expected a mesh of 3 devices with a plan, found none
 
 // A mesh on which the policy has no plan is listed with the reason.
 // RUN: fsdp-opt %t/one.mlir --config %t/half.yaml --emit layouts --gpus 4 | FileCheck %s --check-prefix=HALF

@@ -5,6 +5,7 @@
 #include "Report.h"
 #include "Simulation.h"
 #include "Stats.h"
+#include "fsdp/Dialect/Aten.h"
 #include "fsdp/Import/Import.h"
 #include "fsdp/Plan/InstructionTable.h"
 #include "fsdp/Plan/Limits.h"
@@ -476,6 +477,8 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   TimingScope timing = timingManager.getRootScope();
   // One core: threads would only add their start-up.
   MLIRContext context(registry, MLIRContext::Threading::DISABLED);
+  // The policy is made of its ops, whatever the input has.
+  context.loadDialect<FSDPDialect, aten::AtenDialect>();
   auto config = MlirOptMainConfig::createFromCLOptions();
   context.allowUnregisteredDialects(config.shouldAllowUnregisteredDialects());
   context.printOpOnDiagnostic(false);
@@ -493,9 +496,12 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
       llvm::SourceMgr source; // parsing reads the first of several
       return load(path, &context, source);
     };
-    return failed(printLayouts(inputFilename, loadOne, applyPolicy, stream))
+    LogicalResult found =
+        printLayouts(inputFilename, loadOne, applyPolicy, stream);
+    // Where there is no plan, the reasons are written all the same.
+    return !text.empty() && failed(writeOutput(outputFilename, text))
                ? failure()
-               : writeOutput(outputFilename, text);
+               : found;
   }
   TimingScope importing = timing.nest("Import");
   OwningOpRef<ModuleOp> module = load(inputFilename, &context, sources);

@@ -182,5 +182,8 @@ LogicalResult mlir::fsdp::printLayouts(StringRef path, LoadCapture load,
   for (const Layout &layout : layouts)
     printRow(layout, os);
   os << tooMany;
+  if (layouts.empty() || !layouts.front().defect.empty())
+    return reportError("--emit layouts: expected a mesh of " +
+                       llvm::Twine(gpus) + " devices with a plan, found none");
   return success();
 }

@@ -21,8 +21,8 @@ using LoadCapture = llvm::function_ref<OwningOpRef<ModuleOp>(llvm::StringRef)>;
 /// Compiles and simulates a step on every mesh of --gpus devices that the
 /// captures allow, and prints the fastest first. The captures are of one model,
 /// each parallelised over other axes (fsdp.model_parallel); FSDP takes the rest
-/// of the devices, shared out between shards and replicas in every way. Prints
-/// errors itself.
+/// of the devices, shared out between shards and replicas in every way. Fails,
+/// after it has printed why, if none has a plan. Prints errors itself.
 LogicalResult printLayouts(llvm::StringRef path, LoadCapture load,
                            ApplyPolicy apply, llvm::raw_ostream &os);
 

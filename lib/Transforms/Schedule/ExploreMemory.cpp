@@ -49,8 +49,7 @@ MemoryExplorer::MemoryExplorer(ModuleOp module, simulate::DeviceModel device)
   if (resharded && shards > 1 && !this->device.sharedMemory) {
     reshardKinds.push_back(MemoryChoice::Reshard::Keep);
     auto parallel = getModelParallel(module);
-    perHost =
-        this->device.ranksPerHost / (parallel ? parallel->dataStride : 1);
+    perHost = this->device.ranksPerHost / (parallel ? parallel->dataStride : 1);
     if (perHost > 1 && perHost < shards && shards % perHost == 0)
       reshardKinds.push_back(MemoryChoice::Reshard::Host);
   }
