@@ -154,7 +154,9 @@ def test_what_is_damaged_or_another_s(tmp_path: Path) -> None:
     for error in loops.errors("scaled", options={"grad_scaler": True}, example=True):
         assert "expected a loss scaler, as the step has it, got no one" in error
     for error in loops.errors("sgd", optimizer={**SGD, "momentum": 0.9}, example=True):
-        assert "missing entries of 'layers.0.bias' in the optimizer state" in error
+        assert "expected a checkpoint of SGD, got one of AdamW" in error
+    for error in loops.errors("late sgd", optimizer={**SGD, "momentum": 0.9}):
+        assert "expected a checkpoint of SGD, got one of AdamW" in error
     # Into a folder of others nothing is saved.
     for error in loops.errors("new", load=str(tmp_path / "none"), every=2):
         assert "a checkpoint of another run" in error

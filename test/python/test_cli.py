@@ -114,3 +114,45 @@ def test_words_spread_over_the_vocabulary() -> None:
     tokens = text.encode(text.corpus(), 4096)
     assert tokens.min() >= 0 and tokens.max() < 4096
     assert len(set(tokens.tolist())) > 2000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--inputs", "x=float32[999999999999,999999]"], "'x=float32[999999999999,999999]': no"),
+        (
+            ["--inputs", "x=float32[99999999999999999999]"],
+            "'x=float32[99999999999999999999]': no",
+        ),
+        (["--inputs", "x=int64[2]<99999999999999999999"], "'x=int64[2]<99999999999999999999': no"),
+        (["--kwargs", '{"dim": -1}', *INPUTS], "'fsdp_mlir.models.llama:llama_debug' failed: "),
+        (["--kwargs", "[" * 99999, *INPUTS], "--kwargs is not JSON: "),
+        (["--inputs", "tokens=int64[2,16]<256", "targets=int64[2,15]<256"], ""),
+        (["--model", f"{__name__}:exits", *INPUTS], f"'{__name__}:exits' failed: SystemExit: 3"),
+        (["--model", f"{__name__}:talks", *INPUTS], f"'{__name__}:talks' failed: OSError: aaa"),
+    ],
+    ids=["huge", "overflow", "bound", "size", "nested", "shapes", "exits", "talks"],
+)
+def test_one_line(options: list[str], message: str, tmp_path: Path) -> None:
+    """Whatever fails, the command says it in one line, and writes nothing."""
+    command = [sys.executable, "-m", "fsdp_mlir.capture", *LLAMA, *options]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "model.pt")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and len(lines[0]) < 1000, done.stderr
+    assert message in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def exits() -> None:
+    sys.exit(3)
+
+
+def talks() -> None:
+    raise OSError("a" * 9999)

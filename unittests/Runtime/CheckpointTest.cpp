@@ -370,6 +370,14 @@ TEST_F(Checkpoint, KeepsTheNewestWholeOnes) {
   EXPECT_THAT(namesIn(folder), ElementsAre("step-5", "step-6"));
 }
 
+TEST_F(Checkpoint, KeepsWhatHasJustBeenSaved) {
+  for (int64_t step : {1, 2, 5, 6})
+    save(step);
+  // A run that went on from an earlier step than the newest.
+  save(3, /*keep=*/2);
+  EXPECT_THAT(CheckpointFolder(folder).steps(), ElementsAre(3, 6));
+}
+
 TEST_F(Checkpoint, RemovesWhatKilledSavesLeft) {
   std::string digits(32, 'a');
   for (const std::string &name :

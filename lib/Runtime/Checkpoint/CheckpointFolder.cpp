@@ -228,11 +228,13 @@ void CheckpointFolder::abandon(const std::string &attempt) {
   removeFolder(inFlight(attempt), nullptr);
 }
 
-void CheckpointFolder::retire(int64_t keep, Progress &progress) {
+void CheckpointFolder::retire(int64_t keep, int64_t saved, Progress &progress) {
   std::vector<int64_t> all = steps();
-  int64_t whole = 0;
+  int64_t whole = 1; // `saved`
   std::vector<std::string> trash;
   for (auto step = all.rbegin(); step != all.rend(); ++step) {
+    if (*step == saved)
+      continue;
     if (whole < keep) {
       whole += !damaged.contains(*step) &&
                NativeCheckpoint::looksWhole(pathOf(*step));

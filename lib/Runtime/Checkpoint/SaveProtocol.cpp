@@ -230,7 +230,7 @@ private:
     if (!leads() || keep == 0)
       return;
     try {
-      folder.retire(keep, progress);
+      folder.retire(keep, request.state.step, progress);
     } catch (const std::exception &error) {
       result.warning = error.what();
     }

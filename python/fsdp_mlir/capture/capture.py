@@ -9,6 +9,7 @@ the contents of an archive, and the archive (archive/writer.py).
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -117,6 +118,17 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Within the body, PyTorch does not log what fails on fake tensors: the error says so."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 def capture(
     model: nn.Module,
     args: Sequence[Tensor] = (),
@@ -198,7 +210,7 @@ def capture(
         device=Device.of(device, device_arch, torch_version),
         data_ranks=data_ranks,
     )
-    with uncollected():
+    with uncollected(), unlogged():
         view = ModelView.of(asked)
         fake = FakeModel(view)
         recorded = record(fake)

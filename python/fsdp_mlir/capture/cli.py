@@ -25,6 +25,7 @@ from fsdp_mlir.capture.capture import capture
 from fsdp_mlir.capture.planned_mesh import planned_mesh
 from fsdp_mlir.support.errors import CaptureError
 
+_SAID = 400  # characters of an error that is not this package's
 _INPUT = re.compile(
     r"(?P<name>[A-Za-z_]\w*)=(?P<dtype>[a-z]+\d*)\[(?P<shape>\d+(?:,\d+)*)\](?:<(?P<high>\d+))?"
 )
@@ -45,22 +46,37 @@ def parse_input(text: str) -> tuple[str, Tensor]:
     dtype = getattr(torch, match["dtype"], None)
     if not isinstance(dtype, torch.dtype) or dtype.is_complex:
         raise CaptureError(f"input '{text}': expected a real dtype, got '{match['dtype']}'")
+    try:
+        return match["name"], _example(match, dtype)
+    except CaptureError as error:
+        raise CaptureError(f"input '{text}': {error}") from error
+    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise CaptureError(f"input '{text}': no such tensor: {_line(error)}") from error
+
+
+def _example(match: re.Match[str], dtype: torch.dtype) -> Tensor:
     shape = [int(size) for size in match["shape"].split(",")]
     generator = torch.Generator().manual_seed(0)
     integer = not dtype.is_floating_point and dtype != torch.bool
     if match["high"] and not integer:
-        raise CaptureError(f"input '{text}': '<' is for integers, got dtype '{match['dtype']}'")
+        raise CaptureError(f"'<' is for integers, got dtype '{match['dtype']}'")
     if not integer:
         if dtype == torch.bool:
-            return match["name"], torch.zeros(shape, dtype=dtype)
-        return match["name"], torch.randn(shape, generator=generator).to(dtype)
+            return torch.zeros(shape, dtype=dtype)
+        return torch.randn(shape, generator=generator).to(dtype)
     high = int(match["high"] or 2)
     if high < 1:
-        raise CaptureError(f"input '{text}': expected '<' and at least 1, got {high}")
+        raise CaptureError(f"expected '<' and at least 1, got {high}")
     value = torch.randint(0, high, shape, generator=generator)
     if value.numel():
         value.view(-1)[0], value.view(-1)[-1] = high - 1, 0
-    return match["name"], value.to(dtype)
+    return value.to(dtype)
+
+
+def _line(error: BaseException) -> str:
+    """What an error of others says, in one line of bounded length, without C++'s frames."""
+    text = " ".join(str(error).partition("Exception raised from ")[0].split())
+    return text if len(text) <= _SAID else f"{text[:_SAID]}…"
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -89,8 +105,8 @@ def model_factory(
     """The named factory bound to a JSON object's members, and to the mesh if there is one."""
     try:
         members = json.loads(kwargs)
-    except json.JSONDecodeError as error:
-        raise CaptureError(f"--kwargs is not JSON: {error}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CaptureError(f"--kwargs is not JSON: {_line(error)}") from error
     if not isinstance(members, dict):
         raise CaptureError(f"--kwargs: expected a JSON object, got '{kwargs}'")
     make = resolve(name)
@@ -100,8 +116,10 @@ def model_factory(
     def factory() -> nn.Module:
         try:
             model = make(**members)
-        except (TypeError, ValueError) as error:
-            raise CaptureError(f"'{name}' failed: {' '.join(str(error).split())}") from error
+        except (Exception, SystemExit) as error:
+            raise CaptureError(
+                f"'{name}' failed: {type(error).__name__}: {_line(error)}"
+            ) from error
         if not isinstance(model, nn.Module):
             got = type(model).__name__
             raise CaptureError(f"'{name}': expected a torch.nn.Module, got '{got}'")

@@ -98,7 +98,7 @@ def equal_bits(left: Tensor, right: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> str:
     """A hash of dtype, shape and elements."""
-    data = tensor.detach().contiguous()
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if data.is_floating_point():
         data = torch.where(data.isnan(), torch.full_like(data, float("nan")), data)
     raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""

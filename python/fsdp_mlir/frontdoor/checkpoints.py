@@ -198,6 +198,7 @@ class Checkpoints:
                 chunks.append(box)
         text = {
             "extra": encoded(extra, "extra"),
+            "optimizer": optimizer.kind,
             "param_groups": encoded(given["param_groups"], "optimizer.param_groups"),
             "state": encoded(texts, "optimizer.state"),
         }
@@ -274,6 +275,11 @@ class Checkpoints:
             known.add(name)
         params = {new: old for old, new in self._names().items()}
         text = self._text(found)
+        kinds = text.get("optimizer", ""), optimizer.kind
+        if all(kinds) and kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{found['path']}: expected a checkpoint of {kinds[1]}, got one of {kinds[0]}"
+            )
         own = optimizer.state_dict()
         state: dict[str, Any] = {}
         for name, (dtype, shape) in found["tensors"].items():

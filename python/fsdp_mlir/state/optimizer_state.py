@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.state.model_state import clone_like
+from fsdp_mlir.state.own_step import STATE_NAMES
 from fsdp_mlir.state.trained import Trained
 
 STEPS = "steps"
@@ -52,6 +53,12 @@ class OptimizerState:
         """Whether it is a torch optimizer that has made no step yet."""
         return self._optimizer is not None and not self._optimizer.state
 
+    @property
+    def kind(self) -> str:
+        """The class of torch.optim that the optimizer is of; empty for a session's own."""
+        classes = type(self._optimizer).__mro__ if self._optimizer is not None else ()
+        return next((c.__name__ for c in classes if c.__module__.startswith("torch.optim.")), "")
+
     def state_dict(self) -> dict[str, Any]:
         groups = self._groups()
         if self._counts:
@@ -88,6 +95,7 @@ class OptimizerState:
             g["params"] for g in given["param_groups"]
         ]:
             raise ValueError("expected the parameter groups of the compiled step, got others")
+        self._check_settings(given)
         for name, entries in given["state"].items():
             if name not in self._params:
                 raise ValueError(f"1 unexpected parameters in the optimizer state: '{name}'")
@@ -101,6 +109,25 @@ class OptimizerState:
                         f"{list(value.shape)}"
                     )
         return own
+
+    def _check_settings(self, given: Mapping[str, Any]) -> None:
+        """ValueError for the settings or the state of another kind of optimizer. Versions of
+        PyTorch, and schedulers, add settings to groups or leave some out, but not both."""
+        if self._optimizer is None:
+            return
+        for own, group in zip(self._optimizer.param_groups, given["param_groups"], strict=True):
+            more, less = sorted(set(group) - set(own) - {STEPS}), sorted(set(own) - set(group))
+            if more and less:
+                raise ValueError(
+                    f"expected the settings of {self.kind or 'the optimizer'}, '{less[0]}' among "
+                    f"them, got those of another optimizer, with '{more[0]}'"
+                )
+        known = STATE_NAMES.get(self.kind)
+        for name, entries in given["state"].items():
+            if known is not None and (others := sorted(set(entries) - known)):
+                raise ValueError(
+                    f"'{name}': expected the state of {self.kind}, got an entry '{others[0]}'"
+                )
 
     def load_state_dict(self, given: Mapping[str, Any], *, may_be_new: bool = False) -> int:
         """Returns the number of steps so far. Changes nothing if check raises."""

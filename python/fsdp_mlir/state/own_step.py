@@ -22,6 +22,8 @@ _MOST_INTEGER = 2**24
 # The optimizer's names for its state.
 _COUNT = "step"
 _MOMENTUM = "momentum_buffer"
+_OF_ADAM = frozenset({_COUNT, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+STATE_NAMES = {"SGD": frozenset({_MOMENTUM}), "Adam": _OF_ADAM, "AdamW": _OF_ADAM}
 
 
 def why(optimizer: Optimizer, params: Sequence[Tensor]) -> str:

@@ -60,8 +60,10 @@ public:
   void commit(const std::string &attempt, int64_t step, Progress &progress);
   /// Removes the folder of a save. Never throws.
   void abandon(const std::string &attempt);
-  /// Removes the checkpoints before the newest `keep` whole ones.
-  void retire(int64_t keep, Progress &progress);
+  /// Removes all checkpoints but `keep` whole ones: that of step `saved`, and
+  /// the newest of the others. They may be newer, if the run went on from an
+  /// older one.
+  void retire(int64_t keep, int64_t saved, Progress &progress);
 
   /// Lets the checkpoint of a step be replaced.
   void setDamaged(int64_t step) { damaged.insert(step); }
