@@ -555,3 +555,35 @@ def test_generators_are_as_before(tmp_path: Path) -> None:
     fsdp_mlir.capture(model, [torch.ones(3, 4)], path=tmp_path / "model.pt")
     assert torch.equal(torch.random.get_rng_state(), torch.manual_seed(0).get_state())
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+class Loaded(Net):
+    """A recording under fake tensors does not hold what torch.load makes there."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def step(self, x: Tensor) -> Tensor:
+        return x * torch.load(self.path)
+
+
+def test_a_recording_that_does_not_run(tmp_path: Path) -> None:
+    torch.save(torch.full((4,), 2.0), tmp_path / "scale.pt")
+    with pytest.raises(fsdp_mlir.CaptureError, match="the recorded step does not run: ") as raised:
+        captured(Loaded(tmp_path / "scale.pt"), tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+class Conjugated(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("z", torch.complex(torch.ones(4), torch.ones(4)).conj())
+
+    def step(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(x * self.z.resolve_conj()).select(-1, 1)
+
+
+def test_a_conjugated_buffer(tmp_path: Path) -> None:
+    """Its bits are those that it stands for."""
+    assert captured(Conjugated(), tmp_path).checked

@@ -52,14 +52,20 @@ def run(recording: Recording) -> bool:
             batches, eager = _eager_steps(recording)
         except _EagerFailed as failed:
             cause = failed.__cause__
-            text = f"failed: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+            text = f"failed: {_line(cause)}"
             if view.asked.check:
                 raise located(source_of(view.model), f"eager PyTorch {text}") from failed
             warnings.warn(
                 f"the captured step was not run beside eager PyTorch, which {text}", stacklevel=4
             )
             return False
-        graph = _Graph(recording).steps(batches)
+        try:
+            graph = _Graph(recording).steps(batches)
+        except CaptureError:
+            raise
+        except Exception as error:
+            text = f"the recorded step does not run: {_line(error)}"
+            raise located(source_of(view.model), text) from error
         for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
             differing = [name for name in want if want[name] != got.get(name)]
             differing += [name for name in got if name not in want]
@@ -89,6 +95,10 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
         except _EagerFailed:
             continue
     return [example] * 2, _Eager(recording).steps([example] * 2)
+
+
+def _line(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def equal_bits(left: Tensor, right: Tensor) -> bool:
