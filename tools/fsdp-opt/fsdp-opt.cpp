@@ -16,6 +16,7 @@
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/StringSaver.h"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -63,13 +64,16 @@ static LogicalResult verifyPlugins(ArrayRef<const char *> arguments) {
 }
 
 static int run(int count, char **given) {
+  // A limit on the size of files is an error of a write, and no death.
+  std::signal(SIGXFSZ, SIG_IGN);
   mlir::fsdp::loadWhatIsExpected({given, size_t(count)});
   // Once, as a response file may be a pipe.
   llvm::BumpPtrAllocator allocator;
   llvm::StringSaver saver(allocator);
   SmallVector<const char *> arguments(given, given + count);
-  llvm::cl::ExpandResponseFiles(saver, llvm::cl::TokenizeGNUCommandLine,
-                                arguments);
+  if (!llvm::cl::ExpandResponseFiles(saver, llvm::cl::TokenizeGNUCommandLine,
+                                     arguments))
+    return 1; // it has said why
   if (failed(verifyPlugins(arguments)))
     return 1;
   auto argc = int(arguments.size());
