@@ -243,6 +243,22 @@ UNKEPT = {
         "model[0].kept = (each for each in range(3))",
         "'0.kept' holds a builtins.generator",
     ),
+    "file": (
+        "import helper, pathlib\n"
+        "path = pathlib.Path(folder, 'before.txt')\n"
+        "helper.shift = lambda x: x + len(path.read_text())",
+        "before.txt', which may change",
+    ),
+    "late_import": (
+        "import helper\n"
+        "import pathlib\n"
+        "pathlib.Path(folder, 'late.py').write_text('def half(x): return x / 2')\n"
+        "def shift(x):\n"
+        "    import late\n"
+        "    return late.half(x)\n"
+        "helper.shift = shift",
+        "the step is the first to import 'late'",
+    ),
 }
 
 
@@ -265,7 +281,7 @@ def test_ranks_that_differ_capture(job: Job) -> None:
 def test_no_two_runs_share_what_they_must_not(job: Job) -> None:
     """An entry names files of its own folder alone."""
     (entry,) = job.entries()
-    record = json.loads((entry / "entry.json").read_text())
+    record = json.loads((entry / "entry.json").read_text().partition("\n")[2])
     assert set(record["files"]) == {path.name for path in entry.iterdir()} - {"entry.json"}
     kinds = ["literal", "attribute", "attribute", "output"]
     assert list(record["constants"].values()) == kinds

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import builtins
+import colorsys
+import math
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fsdp_mlir.frontdoor.identity import Untold, identity
+import torch.nn.functional as F
+from fsdp_mlir.frontdoor.identity import identity
+from fsdp_mlir.frontdoor.telling import Untold
+from fsdp_mlir.frontdoor.unchanged import Unchanged
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -132,6 +142,132 @@ def test_a_relative_import(line: str, tmp_path: Path, monkeypatch: pytest.Monkey
     for module in settings:
         module.by = 3.0
     assert identity(model, None, BATCH) != before
+
+
+CONFIG = ModuleType("config")
+CONFIG.SCALE = 1.0  # type: ignore[attr-defined]
+
+
+class ReadsLibraries(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, activation=F.gelu)
+        self.config = CONFIG
+        self.settings = SimpleNamespace(inner=[CONFIG])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.layer(x)) * math.sqrt(4.0) * colorsys.ONE_THIRD
+        x = torch.sigmoid(x).relu() * self.config.SCALE
+        return x * torch.linalg.vector_norm(x) * len(sys.argv)
+
+
+def closure(by: float) -> Callable[..., Tensor]:
+    return lambda x, *args: x * by
+
+
+def with_default(by: float) -> Callable[..., Tensor]:
+    return lambda x, *args, by=by: x * by
+
+
+class Scaled:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, x: Tensor, *args: object) -> Tensor:
+        return x * self.by
+
+
+# Replaced by values that tell only by what they hold.
+PATCHES: dict[str, tuple[object, str, Callable[[float], object]]] = {
+    "closure": (F, "gelu", closure),
+    "default": (F, "gelu", with_default),
+    "partial": (F, "gelu", lambda by: partial(F.leaky_relu, negative_slope=by)),
+    "object": (F, "gelu", Scaled),
+    "builtin": (F, "gelu", lambda by: torch.relu if by == 2 else torch.tanh),
+    "torch": (torch, "sigmoid", lambda by: torch.relu if by == 2 else torch.tanh),
+    "submodule": (torch.linalg, "vector_norm", closure),
+    "standard_library": (math, "sqrt", closure),
+    "method_of_tensors": (Tensor, "relu", closure),
+    "operator_of_tensors": (Tensor, "__mul__", closure),
+    "method_of_a_layer": (nn.TransformerEncoderLayer, "_ff_block", closure),
+    "named_by_a_layer": (F, "layer_norm", closure),
+    "builtins": (builtins, "len", lambda by: lambda x, real=len, by=by: real(x)),
+    "constant": (colorsys, "ONE_THIRD", float),
+    "config_module": (CONFIG, "SCALE", float),
+    "arguments": (sys, "argv", lambda by: ["script", f"--by={by}"]),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_what_replaces_a_part_of_a_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, made = PATCHES[name]
+    model = ReadsLibraries()
+
+    def key() -> str:
+        return identity(model, None, BATCH)
+
+    unpatched = key()
+    keys = []
+    for by in (2.0, 3.0, 2.0):
+        with monkeypatch.context() as context:
+            context.setattr(owner, attribute, made(by))
+            keys.append(key())
+    assert keys[0] == keys[2] and len({unpatched, *keys}) == 3
+    assert key() == unpatched
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_compiled_step_sees_it_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, made = PATCHES[name]
+    unchanged = Unchanged(ReadsLibraries(), None)
+    assert unchanged.holds()
+    with monkeypatch.context() as context:
+        context.setattr(owner, attribute, made(2.0))
+        assert not unchanged.holds()
+    assert unchanged.holds()
+
+
+def test_what_library_code_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What multi_head_attention_forward calls, which the model does not name."""
+    model = ReadsLibraries()
+    keys = []
+    for by in (2.0, 3.0):
+        with monkeypatch.context() as context:
+            context.setattr(F, "_in_projection_packed", closure(by))
+            keys.append(identity(model, None, BATCH))
+    assert keys[0] != keys[1]
+
+
+def test_what_code_asks_of_the_process() -> None:
+    before = torch.get_num_threads()
+    keys = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            keys += [key_with(None, lambda x: x * torch.get_num_threads()), key_with(None)]
+    finally:
+        torch.set_num_threads(before)
+    assert keys[0] != keys[2] and keys[1] == keys[3]
+
+
+def test_it_is_the_same_in_each_process() -> None:
+    """Also where sets have another order."""
+    lines = [
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})",
+        "import test_identity as it",
+        "print(it.identity(it.ReadsLibraries(), None, it.BATCH))",
+    ]
+    environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", "\n".join(lines)],
+            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(keys) == 1 and keys != {b""}
 
 
 @pytest.mark.parametrize("held", [[0] * 20_000, np.ones(5_000_000)], ids=["list", "array"])

@@ -9,17 +9,23 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fsdp_mlir.frontdoor import identity
-from fsdp_mlir.frontdoor.identity import Untold, file_line, file_of
+from fsdp_mlir.frontdoor.identity import file_line, file_of
 from fsdp_mlir.frontdoor.planning import Captured
+from fsdp_mlir.frontdoor.telling import Untold
+from fsdp_mlir.modules.place import is_library
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.support import build
@@ -29,6 +35,12 @@ from fsdp_mlir.view.model_view import constant_name
 _ENTRY = "entry.json"
 _KEPT = ("plan.json", "model.pt", "model.safetensors", "policy.yaml")
 _MOST_ENTRIES = 64
+_PACKAGE = __name__.partition(".")[0]
+# What reading an entry raises that another program wrote, or that is damaged.
+_DAMAGED = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+    *(NotImplementedError, ImportError, SafetensorError),
+)
 
 
 class PlanCache:
@@ -60,29 +72,38 @@ class PlanCache:
     def find(self, key: str) -> Path | None:
         """The folder of an entry that is complete, and whose code is still the same."""
         folder = self._folder / key
-        try:
-            entry = json.loads((folder / _ENTRY).read_text())
-            if any(file_line(name, file) != line for name, file, line in entry["loaded"]):
+        with suppress(*_DAMAGED):
+            entry = _read(folder)
+            if any(_line_now(name, file) != line for name, file, line in entry["loaded"]):
                 return None
             if not all(file_hash(folder / name) == has for name, has in entry["files"].items()):
                 return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        os.utime(folder)
-        return folder
+            os.utime(folder)
+            return folder
+        return None
 
     def captured(self, folder: Path) -> Captured | None:
         """What the capture of an entry gave; None if a tensor is not in this model. Repeats the
         warnings of that capture."""
-        try:
-            entry = json.loads((folder / _ENTRY).read_text())
-            literals = {}
-            if "literal" in entry["constants"].values():
-                literals = load_file(folder / "model.safetensors")
-        except (OSError, ValueError, SafetensorError):
-            return None
-        training, evaluation = (Outputs.of(record) for record in entry["outputs"])
-        slots = [*training.slots, *evaluation.slots]
+        captured, texts = None, []
+        with suppress(*_DAMAGED):
+            entry = _read(folder)
+            training, evaluation = (Outputs.of(record) for record in entry["outputs"])
+            constants = self._constants(entry, folder, [*training.slots, *evaluation.slots])
+            if any(tensor is None for tensor in constants.values()):
+                return None
+            texts = [str(text) for text in entry["warnings"]]
+            captured = Captured(entry["digest"], constants, (training, evaluation))
+        if captured is not None:  # warnings may be errors, which are not the entry's
+            for text in texts:
+                warnings.warn(text, stacklevel=7)
+        return captured
+
+    def _constants(self, entry: Any, folder: Path, slots: list[Tensor]) -> dict[str, Any]:
+        """The tensors that the graph took from elsewhere; None for one that is not there."""
+        literals = {}
+        if "literal" in entry["constants"].values():
+            literals = load_file(folder / "model.safetensors")
         places = self._places() if entry["places"] else {}
         constants = {}
         for name, kind in entry["constants"].items():
@@ -92,11 +113,7 @@ class PlanCache:
                 constants[name] = slots[entry["places"][name]]
             else:
                 constants[name] = places.get(entry["places"][name])
-        if any(tensor is None for tensor in constants.values()):
-            return None
-        for text in entry["warnings"]:
-            warnings.warn(text, stacklevel=7)
-        return Captured(entry["digest"], constants, (training, evaluation))
+        return constants
 
     def copy(self, folder: Path, target: Path) -> None:
         """The files of an entry."""
@@ -112,6 +129,14 @@ class PlanCache:
             return
         if captured.left or captured.unsettled:
             self._warn("forward changes what the model keeps in Python")
+            return
+        if captured.files:
+            self._warn(f"the step reads '{captured.files[0]}', which may change")
+            return
+        new = sorted(set(sys.modules) - loaded)
+        if late := next(_own_modules(new), ""):
+            # What its code reads was not there to be described.
+            self._warn(f"the step is the first to import '{late}'")
             return
         if captured.operators or captured.kernels:
             # Only the dispatcher knows their kernels, and what these read.
@@ -146,7 +171,7 @@ class PlanCache:
             "warnings": captured.warnings,
             "loaded": [
                 [name, file, line]
-                for name in sorted(set(sys.modules) - loaded)
+                for name in new
                 if (line := file_line(name, file := file_of(name))) is not None
             ],
             "files": {name: file_hash(source / name) for name in names},
@@ -163,7 +188,7 @@ class PlanCache:
             made.mkdir()
             for name in names:
                 shutil.copyfile(source / name, made / name)
-            (made / _ENTRY).write_text(entry)
+            (made / _ENTRY).write_text(f"{_hashed(key, entry)}\n{entry}")
             target = self._folder / key
             if target.exists():  # an outdated one, or another process was faster
                 target.rename(Path(temporary) / "old")
@@ -181,3 +206,48 @@ class PlanCache:
         if not self._warned:
             warnings.warn(f"the plan is not kept in '{self._folder}': {why}", stacklevel=7)
         self._warned = True
+
+
+def _hashed(key: str, text: str) -> str:
+    """A hash of an entry's record, by which it belongs to its name."""
+    return f"xxh3:{xxhash.xxh3_128_hexdigest(f'{key}{chr(10)}{text}'.encode())}"
+
+
+def _read(folder: Path) -> Any:
+    """The record of an entry; ValueError if it is not what was written under this name."""
+    has, _, text = (folder / _ENTRY).read_text().partition("\n")
+    if has != _hashed(folder.name, text):
+        raise ValueError(f"'{folder / _ENTRY}' is damaged")
+    return json.loads(text)
+
+
+def _line_now(name: str, file: str) -> str | None:
+    """That of file_line for a module that the capture imported from `file`; None if this process
+    has another one, or would import it from elsewhere."""
+    loaded = name in sys.modules
+    found = file_of(name) if loaded else getattr(_spec(name), "origin", None)
+    return file_line(name, file) if found == file else None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """What importing a module would find; imports nothing."""
+    parent = name.rpartition(".")[0]
+    path = None
+    if parent in sys.modules:
+        path = sys.modules[parent].__path__
+    elif parent:
+        path = getattr(_spec(parent), "submodule_search_locations", None)
+        if path is None:
+            return None
+    found = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _own_modules(names: Iterable[str]) -> Iterator[str]:
+    """Those that are neither of a library nor of this package."""
+    for name in names:
+        module = sys.modules.get(name)
+        if not isinstance(module, ModuleType) or name.partition(".")[0] == _PACKAGE:
+            continue
+        if file_of(name) is not None and not is_library(module):
+            yield name

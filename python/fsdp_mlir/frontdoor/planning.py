@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.archive.fingerprint import Fingerprint, first_difference
 from fsdp_mlir.capture.capture import capture
+from fsdp_mlir.frontdoor import files_read
 from fsdp_mlir.frontdoor.plain_model import plain
 from fsdp_mlir.modules.python_state import Left
 from fsdp_mlir.record.graph import Reliance
@@ -30,7 +31,8 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `left` and `unsettled` are those of its CaptureSummary."""
+    `kernels`, `left` and `unsettled` are those of its CaptureSummary. `files`: what the step read
+    from there."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -43,6 +45,7 @@ class Captured:
     kernels: tuple[FunctionType, ...] = ()
     left: tuple[Left, ...] = ()
     unsettled: bool = False
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Recipe:
         policy, archive = folder / "policy.yaml", folder / "model.pt"
         policy.write_text(self.policy)
         outputs = Outputs(keeps=self.keeps_outputs), Outputs(keeps=self.keeps_outputs)
-        with plain(self.model, values), _noting_warnings() as warned:
+        with plain(self.model, values), _noting_warnings() as warned, files_read.noted() as files:
             done = capture(
                 self.model,
                 self.args,
@@ -90,6 +93,7 @@ class Recipe:
             done.kernels,
             done.left,
             done.unsettled,
+            tuple(dict.fromkeys(files)),
         )
         return captured, own
 

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import outside
-from fsdp_mlir.modules.outside import ABSENT, OF_MODULES, SCALARS, STATE_DICT_HOOKS, Place
+from fsdp_mlir.modules.outside import OF_MODULES, STATE_DICT_HOOKS
+from fsdp_mlir.modules.place import ABSENT, SCALARS, Place
 
 MEMBERS = ("_parameters", "_buffers", "_modules")
 _MOST_ITEMS = 1 << 16  # of a list or the like that is compared by its items

@@ -19,16 +19,14 @@ from torch import Tensor, nn
 from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, equal, reader, same, shallow
 from fsdp_mlir.modules import hooks
 from fsdp_mlir.modules.outside import (
-    ABSENT,
     GLOBAL_HOOKS,
     HOOKS,
     OF_MODULES,
-    SCALARS,
     STATE_DICT_HOOKS,
-    Place,
     attributes_read,
     reached,
 )
+from fsdp_mlir.modules.place import ABSENT, SCALARS, Place
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.support.errors import prefixed, source_of
 

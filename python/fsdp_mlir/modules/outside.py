@@ -9,22 +9,17 @@ packages.
 
 from __future__ import annotations
 
-import dis
-import enum
+import builtins
 import logging
 import os
-import random
 import sys
-import sysconfig
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
 from operator import attrgetter, methodcaller
 from types import (
-    CellType,
-    CodeType,
     FunctionType,
     MemberDescriptorType,
     MethodType,
@@ -33,19 +28,21 @@ from types import (
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-SCALARS = (
-    *(bool, int, float, complex, str, bytes, type(None), enum.Enum),
-    *(torch.dtype, torch.device, torch.Size),
+from fsdp_mlir.modules.names import chains, names_held, names_in, read_by, used
+from fsdp_mlir.modules.place import (
+    ABSENT,
+    CONTAINERS,
+    DATA,
+    GENERATORS,
+    SCALARS,
+    Code,
+    Place,
+    is_library,
 )
-CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque)
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-Code = FunctionType | ModuleType | type
+
 _DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 # Of modules, by what registers them; of all modules.
@@ -69,61 +66,19 @@ STATE_DICT_HOOKS = {
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 }
+_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")
 # Attributes of every module, of hooks for instance.
 OF_MODULES = frozenset(vars(nn.Module()))
 # What calling a module reads of it.
 OF_CALLS = frozenset(
     {*nn.Module._wrapped_call_impl.__code__.co_names, *nn.Module._call_impl.__code__.co_names}
 )
+# What a tensor does without being called by name, and all that code may call of it.
+_OPERATORS = frozenset(name for name in dir(Tensor) if name[:2] == "__" and name not in dir(object))
+_OF_TENSORS = frozenset(dir(Tensor))
+_OF_IMPORTS = {"modules", "path", "meta_path", "path_hooks", "path_importer_cache"}  # of sys
 _MOST_ITEMS = 2000  # of containers that are searched for what has code
 _MOST_DEPTH = 6
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT = _Absent()
-
-
-@dataclass(frozen=True)
-class Place:
-    """A name in a namespace or a class, the variable of a cell, or a slot of an object; `label` is
-    for messages."""
-
-    owner: Any
-    name: str
-    label: str
-    attribute: bool = False  # of an object that code reads by its attributes, such as a trainer
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """Identifies the place, as long as it exists."""
-        return id(self.owner), self.name
-
-    def value(self) -> Any:
-        if isinstance(self.owner, CellType):
-            try:
-                return self.owner.cell_contents
-            except ValueError:
-                return ABSENT
-        if not isinstance(self.owner, (dict, type)):
-            return getattr(self.owner, self.name, ABSENT)
-        names = self.owner if isinstance(self.owner, dict) else vars(self.owner)
-        return names.get(self.name, ABSENT)
-
-    def put(self, value: Any) -> None:
-        """Sets it to what value() gave."""
-        name = "cell_contents" if isinstance(self.owner, CellType) else self.name
-        if isinstance(self.owner, dict):
-            remove, assign = self.owner.__delitem__, self.owner.__setitem__
-        else:
-            remove, assign = partial(delattr, self.owner), partial(setattr, self.owner)
-        if value is ABSENT:
-            remove(name)
-        else:
-            assign(name, value)
 
 
 @dataclass(frozen=True)
@@ -179,6 +134,7 @@ def _places(
             if callable(held) and not isinstance(held, (type, nn.Module, Tensor)):
                 found.add_object(label, held)
             elif is_users(name):
+                found.find_modules(held)
                 found.look_inside(label, held)
     for hooks in [*map(vars, modules), vars(nn.modules.module)]:
         for name in sorted({*HOOKS, *GLOBAL_HOOKS} & hooks.keys()):
@@ -209,7 +165,7 @@ def attributes_read(
             value = getattr(value, "__func__", value)
             if isinstance(value, FunctionType) and base.__module__ != FSDPModule.__module__:
                 functions.append(value)
-    names = OF_CALLS.union(found.got(), *(_read(function.__code__) for function in functions))
+    names = OF_CALLS.union(found.got(), *(read_by(function.__code__) for function in functions))
     return None if names & _DYNAMIC else names
 
 
@@ -221,20 +177,6 @@ def is_users(attribute: str) -> bool:
 def _is_no_models(value: Code) -> bool:
     """Of PyTorch, NumPy or the standard library."""
     return (getattr(value, "__module__", None) or "").partition(".")[0] in _NO_MODELS
-
-
-def is_library(value: Code) -> bool:
-    """Of the standard library, of an installed package, or built in."""
-    if isinstance(value, FunctionType):
-        file: str | None = value.__code__.co_filename
-    else:
-        module = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
-        if getattr(module, "__name__", "") == "__main__":
-            return False
-        file = getattr(module, "__file__", None)
-        if file is None and module is not None and getattr(module, "__spec__", module) is None:
-            return False  # made by code, and not imported
-    return file is None or file.startswith(_LIBRARIES)
 
 
 class _Places:
@@ -255,11 +197,13 @@ class _Places:
         self._named: set[str] = set()  # by the code that was looked into
         self._got: set[str] = set()  # by objects such as operator.attrgetter
         self._owners: list[tuple[str, dict[str, Any]]] = []  # of methods
+        self._searched: dict[int, Any] = {}  # for Python modules
+        self._python: dict[int, ModuleType] = {}  # modules of Python that are held as values
 
     def all(self) -> list[Place]:
-        known = (-1, -1, -1)
+        known = (-1, -1, -1, -1)
         while self._functions or known != (
-            known := (len(self._named), len(self._got), len(self._reached))
+            known := (len(self._named), len(self._got), len(self._reached), len(self._python))
         ):
             while self._functions:
                 self._look_into(self._functions.pop())
@@ -268,6 +212,10 @@ class _Places:
             for label, attributes in self._owners:
                 for name in sorted(self._got & attributes.keys()):
                     self._add(attributes, name, f"{label}.{name}")
+            for python in list(self._python.values()):
+                self._add_members(python, self._named)
+            for name in sorted(_OPERATORS | (self._named & _OF_TENSORS)):
+                self._add_of_library(Tensor, name, f"Tensor.{name}", data=False)
         return list(self._by_key.values())
 
     def held(self) -> list[Place]:
@@ -299,7 +247,7 @@ class _Places:
         """The attributes of a class and its bases, except bases that `skips` accepts."""
         for base in owner.__mro__:
             if skips(base):
-                self._hold_forward(base)
+                self._hold_methods(base)
             elif self._is_new(base):
                 for name in list(vars(base)):
                     self._add_member(base, name, skips)
@@ -315,10 +263,17 @@ class _Places:
             self._add(owner, name, label)
         return function is not None
 
-    def _hold_forward(self, owner: type) -> None:
-        """That of a module's class that is not looked into."""
-        if issubclass(owner, nn.Module) and "forward" in vars(owner):
-            self._hold(Place(owner, "forward", f"{owner.__qualname__}.forward"))
+    def _hold_methods(self, owner: type) -> None:
+        """Those of a module's class that is not looked into, with the functions that they name."""
+        if not self._reaches or not issubclass(owner, nn.Module) or not self._is_new(owner):
+            return
+        for name, value in list(vars(owner).items()):
+            called = name in _CALLS if owner is nn.Module else not name.startswith("__")
+            if called and callable(value):
+                self._add_of_library(owner, name, f"{owner.__qualname__}.{name}")
+                if isinstance(value, FunctionType):
+                    for chain in sorted(chains(value.__code__)):
+                        self._follow(value.__globals__, chain, data=False)
 
     def _hold(self, place: Place) -> None:
         if self._reaches:
@@ -341,7 +296,7 @@ class _Places:
         elif isinstance(value, nn.Module):
             self._reach(label, value)
         elif isinstance(value, (attrgetter, methodcaller)):
-            self._got |= _names_held(value)
+            self._got |= names_held(value)
         elif not isinstance(value, logging.Logger):
             self._add_attributes(label, value)
 
@@ -362,7 +317,7 @@ class _Places:
         names = self._names()
         for base in type(module).__mro__:
             if _is_no_models(base):
-                self._hold_forward(base)
+                self._hold_methods(base)
                 continue
             for name in list(vars(base)):
                 if names is None or name in names or name.startswith("__"):
@@ -417,7 +372,7 @@ class _Places:
                 continue
             found.add(function)
             self._add_function(function)
-            names = set(_names(function.__code__))
+            names = set(names_in(function.__code__))
             read |= names
             for base in type(owner).__mro__:
                 for name in names & vars(base).keys():
@@ -438,19 +393,20 @@ class _Places:
         slots = slot_names(type(value))
         if not isinstance(attributes, dict) or not self._is_new(value):
             return
+        self.find_modules(value)
         whole = isinstance(value, (Mapping, *CONTAINERS)) or is_dataclass(value)
         named_only = not whole and not is_library(type(value))
         for name in () if is_library(type(value)) else slots:
             self._add(value, name, f"{label}.{name}", attribute=named_only)
         if is_library(type(value)):  # such as a namespace or a configuration: only its data
-            names = {name for name, item in attributes.items() if isinstance(item, _DATA)}
+            names = {name for name, item in attributes.items() if isinstance(item, DATA)}
             names -= {"__annotations__"}
             for item in attributes.values():  # what functools.cache or a cached_property wraps
                 if isinstance(item, FunctionType):
                     self._add_function(item)
         else:
             self.add_class(type(value))
-            named = {n for function in _methods(type(value)) for n in _names(function.__code__)}
+            named = {n for function in _methods(type(value)) for n in names_in(function.__code__)}
             names = {*attributes, *named}  # an attribute may be set later
         for name in sorted(names.difference(slots)):
             self._add(attributes, name, f"{label}.{name}", attribute=named_only)
@@ -462,30 +418,33 @@ class _Places:
             self._functions.append(function)
 
     def _look_into(self, function: FunctionType) -> None:
-        names = set(_names(function.__code__))
+        names = set(names_in(function.__code__))
         self._named |= names
         known = function.__globals__
-        for name in sorted(_used(function.__code__, _GLOBAL) & known.keys()):
+        for name in sorted(used(function.__code__, _GLOBAL) & known.keys()):
             self._add(known, name, f"{function.__module__}.{name}", names)
+        for chain in sorted(chains(function.__code__)):
+            self._follow(known, chain)
         packages = (known.get("__package__") or "").split(".")
         above = [".".join(packages[:count]) for count in range(len(packages) + 1)]
-        for imported in sorted(_used(function.__code__, {"IMPORT_NAME"})):
+        for imported in sorted(used(function.__code__, {"IMPORT_NAME"})):
             for package in above:  # of relative imports
                 name = f"{package}.{imported}".strip(".")
                 if name in sys.modules:
                     self._add(cast(dict[str, Any], sys.modules), name, name, names)
+                    self._add_members(sys.modules[name], names)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._add(cell, name, f"{function.__qualname__}.{name}", names)
         # A function may set attributes of its own.
-        own = _used(function.__code__, {"STORE_ATTR"}) if function.__name__ in names else ()
+        own = used(function.__code__, {"STORE_ATTR"}) if function.__name__ in names else ()
         for name in sorted({*vars(function), *own} - {"__annotations__"}):
             self._add(vars(function), name, f"{function.__qualname__}.{name}")
         defaults = dict(function.__kwdefaults__ or {})
         defaults |= {str(i): value for i, value in enumerate(function.__defaults__ or ())}
         for name, value in defaults.items():
             is_list = type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple)
-            if is_list or (self._reaches and not isinstance(value, _DATA)):
+            if is_list or (self._reaches and not isinstance(value, DATA)):
                 self._add(defaults, name, f"{function.__qualname__}, default {name}")
         if names & {"environ", "getenv"}:
             self._add(vars(os.environ), "_data", "os.environ")
@@ -505,22 +464,82 @@ class _Places:
         value = place.value()
         if isinstance(value, ModuleType):
             self._hold(place)
-            key = id(value), frozenset(names)
-            if not is_library(value) and key not in self._modules:  # one may hold itself
-                self._modules.add(key)
-                for member in sorted({*names} & vars(value).keys()):
-                    self._add(vars(value), member, f"{value.__name__}.{member}", names)
+            if not names:
+                self._python[id(value)] = value
+            elif not is_library(value):
+                self._add_members(value, names)
         elif isinstance(value, type):
             self._hold(place)
             self.add_class(value)
-        elif isinstance(value, _DATA) or value is ABSENT:
+        elif isinstance(value, DATA) or value is ABSENT:
             self._by_key.setdefault(place.key, place)
+            self.find_modules(value)
             self.look_inside(label, None if value is ABSENT else value)
         elif not _is_ours(value):
             self._hold(place)
             if isinstance(value, FunctionType) and not is_library(value):
                 self._by_key.setdefault(place.key, place)
             self.add_object(label, value)
+
+    def _add_members(self, module: ModuleType, names: Iterable[str]) -> None:
+        """What code with these names reads of a module of Python."""
+        names, held = frozenset(names), vars(module)
+        if (id(module), names) in self._modules:  # one may hold itself
+            return
+        self._modules.add((id(module), names))
+        members = names & held.keys()
+        is_librarys = is_library(module)
+        if names & _DYNAMIC and not is_librarys:
+            values = {name for name, value in held.items() if isinstance(value, SCALARS)}
+            members |= {name for name in values if not name.startswith("__")}
+        for name in sorted(members):
+            if is_librarys:
+                self._add_of_library(held, name, f"{module.__name__}.{name}")
+            else:
+                self._add(held, name, f"{module.__name__}.{name}", names)
+
+    def _follow(self, known: dict[str, Any], chain: Sequence[str], *, data: bool = True) -> None:
+        """What code reads by a chain of names that ends in a module of a library."""
+        if len(chain) == 1:
+            if chain[0] not in known and chain[0] in vars(builtins):
+                self._add_of_library(vars(builtins), chain[0], chain[0])
+            return
+        owner = known.get(chain[0])
+        for name in chain[1:-1]:
+            owner = vars(owner).get(name) if isinstance(owner, ModuleType) else None
+        if isinstance(owner, ModuleType) and is_library(owner) and chain[-1] in vars(owner):
+            label = f"{owner.__name__}.{chain[-1]}"
+            self._add_of_library(vars(owner), chain[-1], label, data=data)
+
+    def _add_of_library(self, owner: Any, name: str, label: str, *, data: bool = True) -> None:
+        """The place, and what lies behind it if that is not the library's: it may be replaced."""
+        place = Place(owner, name, label, library=True)
+        value = place.value()
+        if isinstance(value, DATA):
+            if data and (owner is not vars(sys) or name not in _OF_IMPORTS):
+                self._by_key.setdefault(place.key, place)
+            return
+        self._hold(place)
+        if isinstance(value, type):
+            self.add_class(value)
+        elif isinstance(value, (FunctionType, MethodType, partial)) or not (
+            value is ABSENT or is_library(type(value)) or _is_ours(value)
+        ):
+            self.add_object(label, value)
+
+    def find_modules(self, value: Any, depth: int = 0) -> None:
+        """Those of Python that containers and objects hold, such as a configuration."""
+        if isinstance(value, ModuleType):
+            self._python[id(value)] = value
+        elif isinstance(value, (*SCALARS, *GENERATORS, Tensor, np.ndarray, nn.Module, type)):
+            return
+        elif depth < _MOST_DEPTH and id(value) not in self._searched and not callable(value):
+            self._searched[id(value)] = value
+            items = value if isinstance(value, CONTAINERS) else getattr(value, "__dict__", None)
+            items = dict.values(items) if isinstance(items, dict) else items or ()
+            if len(self._searched) + len(items) <= _MOST_ITEMS:
+                for item in list(items):
+                    self.find_modules(item, depth + 1)
 
     def _is_new(self, value: Any) -> bool:
         """Objects that were seen are kept alive, so that no other object takes their ids."""
@@ -542,15 +561,6 @@ def _function_of(member: Any) -> FunctionType | None:
     return member if isinstance(member, FunctionType) else None
 
 
-def _names_held(value: attrgetter | methodcaller) -> set[str]:
-    """The names of attributes that such an object reads."""
-    kind, arguments = value.__reduce__()
-    if isinstance(kind, partial):  # a methodcaller with keywords
-        arguments = kind.args
-    names = arguments if isinstance(value, attrgetter) else arguments[:1]
-    return {part for name in names for part in name.split(".")}
-
-
 @lru_cache(maxsize=1024)
 def slot_names(owner: type) -> tuple[str, ...]:
     """Of attributes that objects of a class have outside of `__dict__`."""
@@ -567,34 +577,3 @@ def _methods(owner: type) -> Iterator[FunctionType]:
     for base in owner.__mro__:
         if not is_library(base):
             yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
-
-
-def _read(code: CodeType) -> frozenset[str]:
-    """All names that a function's code loads."""
-    return frozenset(name for op, name in _named_operations(code) if op.startswith("LOAD_"))
-
-
-def _used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[str]:
-    """The names that these operations use in a function's code, and in code inside it. An attribute
-    may have the same name as a global that the code does not read."""
-    return frozenset(name for operation, name in _named_operations(code) if operation in operations)
-
-
-@lru_cache(maxsize=4096)
-def _named_operations(code: CodeType) -> frozenset[tuple[str, str]]:
-    own = set()
-    for instruction in dis.get_instructions(code):
-        if isinstance(instruction.argval, str):
-            own.add((instruction.opname, instruction.argval))
-        elif instruction.opname == "MATCH_CLASS":  # reads attributes by constants
-            own.add(("LOAD_ATTR", "__getattribute__"))
-    inner = (_named_operations(each) for each in code.co_consts if isinstance(each, CodeType))
-    return frozenset(own).union(*inner)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

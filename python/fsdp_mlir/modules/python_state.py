@@ -18,15 +18,8 @@ import numpy as np
 import xxhash
 from torch import Tensor, nn
 
-from fsdp_mlir.modules.outside import (
-    ABSENT,
-    CONTAINERS,
-    GENERATORS,
-    SCALARS,
-    Place,
-    places_and_memos,
-    slot_names,
-)
+from fsdp_mlir.modules.outside import places_and_memos, slot_names
+from fsdp_mlir.modules.place import ABSENT, CONTAINERS, GENERATORS, SCALARS, Place
 from fsdp_mlir.support.errors import CaptureError
 
 _MAX_DEPTH = 6

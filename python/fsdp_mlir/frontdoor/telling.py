@@ -1,0 +1,255 @@
+"""Values as text that any process would write alike, or Untold."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+
+from fsdp_mlir.modules.place import ABSENT, CONTAINERS, GENERATORS, SCALARS, is_library
+from fsdp_mlir.support.errors import CompileError
+
+_MAX_DEPTH = 60
+# Describing it must take less time than a capture.
+_MAX_ITEMS = 10_000
+_MOST_VALUES = 200_000
+_MAX_BYTES = 1 << 24
+ADDRESS = " at 0x"
+_BUILT_IN = (bool, int, float, str, bytes, dict, list, tuple, set, frozenset)
+_DESCRIPTORS = (
+    *(GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType),
+)
+
+
+class Untold(CompileError):
+    """Something that decides the step is known only by its identity."""
+
+
+class Teller:
+    """Describes values as text. Modules of the model, which are described one by one, are given by
+    name; what was told before, by a number."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = {id(module): name for name, module in modules.items()}
+        self._known: dict[int, tuple[int, Any]] = {}  # kept alive, so that their ids stay theirs
+        self._classes: dict[type, str] = {}
+        self._lenient = False
+        self._values = 0
+
+    def of_library(self, value: Any, path: str) -> str:
+        """The same for what a library holds: of its own objects that cannot be described, only the
+        class."""
+        self._lenient = True
+        try:
+            return self.told(value, path)
+        finally:
+            self._lenient = False
+
+    def told(self, value: Any, path: str = "a value", depth: int = 0) -> str:
+        """`path` is for the error."""
+        tell: Callable[[Any], str] = partial(self.told, path=path, depth=depth + 1)
+        self._values += 1
+        if depth > _MAX_DEPTH or self._values > _MOST_VALUES:
+            raise Untold(f"'{path}' holds too much, or is nested too deep")
+        if isinstance(value, type):
+            return self.class_(value, path)
+        if type(value) in SCALARS:
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, SCALARS):
+            base = next(kind for kind in type(value).__mro__ if kind in SCALARS)
+            text = base.__repr__(value)
+            return f"{tell(type(value))} {text} {tell(getattr(value, '__dict__', None))}"
+        if isinstance(value, Tensor):
+            return _tensor(value)
+        if isinstance(value, np.ndarray):
+            if value.nbytes > _MAX_BYTES:
+                return self._refused(f"'{path}' holds an array of {value.nbytes} bytes", value)
+            return f"array {value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        if isinstance(value, MethodType):
+            return f"{tell(value.__func__)} of {tell(value.__self__)}"
+        if isinstance(value, partial):
+            return f"partial {tell(value.func)} {tell(value.args)} {tell(value.keywords)}"
+        if isinstance(value, property):
+            return f"property {tell((value.fget, value.fset, value.fdel))}"
+        if isinstance(value, (staticmethod, classmethod)):
+            return f"{type(value).__name__} {tell(value.__func__)}"
+        if isinstance(value, BuiltinFunctionType):
+            owner = value.__self__
+            of = "" if owner is None or isinstance(owner, ModuleType) else tell(owner)
+            return f"{value.__module__}.{value.__qualname__} {of}"
+        if isinstance(value, _DESCRIPTORS):
+            return f"{name_of(value.__objclass__)}.{value.__name__}"
+        if isinstance(value, ModuleType):  # what it holds is described where code reads it
+            return f"module {value.__name__}"
+        if isinstance(value, CustomOpDef):
+            # What it does is described for steps that call it: plan_cache.
+            return f"operator {value._qualname}"
+        if isinstance(value, (OpOverload, OpOverloadPacket)):
+            return f"operator {value}"
+        if isinstance(value, GENERATORS):
+            return name_of(type(value))
+        if isinstance(value, logging.Logger):
+            return f"logger {value.name}"
+        if isinstance(value, weakref.ref):
+            return f"reference {tell(value())}"
+        if isinstance(value, nn.Module):
+            if id(value) not in self._modules:
+                text = f"'{path}' is a module that the model does not hold as one"
+                return self._refused(text, value)
+            return f"module {self._modules[id(value)]}"
+        if id(value) in self._known:
+            return f"#{self._known[id(value)][0]}"
+        self._known[id(value)] = len(self._known), value
+        if isinstance(value, FunctionType):
+            return self._function(value, path, tell)
+        return self._object(value, path, tell)
+
+    def _refused(self, text: str, value: Any) -> str:
+        if self._lenient:
+            return name_of(type(value))
+        raise Untold(text)
+
+    def _function(self, function: FunctionType, path: str, tell: Callable[[Any], str]) -> str:
+        lenient, self._lenient = self._lenient, self._lenient and is_library(function)
+        try:
+            parts = tuple(map(_content, function.__closure__ or ()))
+            inside = tell((function.__defaults__, function.__kwdefaults__, parts))
+        finally:
+            self._lenient = lenient
+        return f"{name_of(function)} {_code(function.__code__)} {inside}"
+
+    def _object(self, value: Any, path: str, tell: Callable[[Any], str]) -> str:
+        lenient = self._lenient
+        self._lenient = lenient and is_library(type(value))
+        try:
+            return f"{tell(type(value))} {self._held(value, path, tell)}"
+        finally:
+            self._lenient = lenient
+
+    def _held(self, value: Any, path: str, tell: Callable[[Any], str]) -> str:
+        """What an object holds. Its __repr__ may leave out some of that."""
+        if type(value) is object:  # holds nothing, and is compared by identity
+            return ""
+        held = []
+        if isinstance(value, (dict, *CONTAINERS)) and len(value) > _MAX_ITEMS:
+            return self._refused(f"'{path}' holds {len(value)} items", value)
+        if isinstance(value, deque):
+            held.append(f"at most {value.maxlen}")
+        if isinstance(value, dict):
+            held += [f"{tell(key)}: {tell(item)}" for key, item in dict.items(value)]
+        elif isinstance(value, (set, frozenset)):  # which have no order to number what they hold
+            held += sorted(Teller({}).told(item, path) for item in value)
+        elif isinstance(value, CONTAINERS):
+            held += [tell(item) for item in value]
+        slots = [name for base in type(value).__mro__ for name in _slots(base)]
+        attributes = getattr(value, "__dict__", None)
+        named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        held += [f"{name} {tell(item)}" for name, item in {**named, **(attributes or {})}.items()]
+        if attributes is None and not slots and not isinstance(value, CONTAINERS):
+            text = repr(value)  # of a type that is not written in Python
+            if ADDRESS in text:
+                return self._refused(f"'{path}' holds a {name_of(type(value))}", value)
+            held.append(text)
+        return f"({', '.join(held)})"
+
+    def class_(self, kind: type, path: str = "a class") -> str:
+        """A class by its name, and by its and its bases' code and numbers."""
+        if kind not in self._classes:
+            self._classes[kind] = name_of(kind)  # which its own methods may close over
+            lines = [line for base in kind.__mro__ for line in self._members(base, path)]
+            digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+            self._classes[kind] = f"{name_of(kind)} {digest[:16]}"
+        return self._classes[kind]
+
+    def _members(self, base: type, path: str) -> Iterator[str]:
+        yield name_of(base)
+        if base in (object, *_BUILT_IN):
+            return
+        lenient, librarys = self._lenient, is_library(base)
+        for name, value in sorted(vars(base).items()):
+            self._lenient = lenient or librarys
+            try:
+                yield f"{name} {self._member(name, value, f'{path}.{name}')}"
+            finally:
+                self._lenient = lenient
+
+    def _member(self, name: str, value: Any, path: str) -> str:
+        """Of a class. Its other data is described where code reads it."""
+        if isinstance(value, SCALARS):
+            return "" if name.startswith("__") else repr(value)
+        value = value.fget if isinstance(value, property) else value
+        value = getattr(value, "__func__", value)
+        if isinstance(value, (FunctionType, BuiltinFunctionType, MethodType, partial)):
+            return self.told(value, path)
+        if isinstance(value, _DESCRIPTORS):
+            return f"{name_of(value.__objclass__)}.{value.__name__}"
+        if not isinstance(value, type) and callable(value) and not is_library(type(value)):
+            return self.told(value, path)
+        return name_of(value) if isinstance(value, type) else name_of(type(value))
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _tensor(value: Tensor) -> str:
+    layout = value.stride() if value.layout == torch.strided else value.layout
+    return (
+        f"{name_of(type(value))} {value.dtype}{list(value.shape)} {layout} {value.device.type} "
+        f"{value.requires_grad} {value.is_leaf}"
+    )
+
+
+def _slots(base: type) -> list[str]:
+    """As getattr takes them."""
+    slots = vars(base).get("__slots__", ())
+    names = {*([slots] if isinstance(slots, str) else slots)} - {"__dict__", "__weakref__"}
+    private = f"_{base.__name__.lstrip('_')}"
+    return [
+        f"{private}{name}" if name[:2] == "__" and name[-2:] != "__" else name
+        for name in sorted(names)
+    ]
+
+
+def name_of(value: Any) -> str:
+    """A function's or a class's; empty for what has none."""
+    name = getattr(value, "__qualname__", "")
+    return f"{value.__module__}.{name}" if isinstance(name, str) and name else ""
+
+
+@lru_cache(maxsize=1 << 16)
+def _code(code: CodeType) -> str:
+    constants = [
+        _code(value)
+        if isinstance(value, CodeType)
+        else repr(sorted(map(repr, value)))
+        if isinstance(value, frozenset)
+        else repr(value)
+        for value in code.co_consts
+    ]
+    parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
