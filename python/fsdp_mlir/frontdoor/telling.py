@@ -37,6 +37,7 @@ _MOST_VALUES = 200_000
 _MAX_BYTES = 1 << 24
 ADDRESS = " at 0x"
 _BUILT_IN = (bool, int, float, str, bytes, dict, list, tuple, set, frozenset)
+_MOST_OFTEN = (FunctionType, tuple, list, dict)
 _DESCRIPTORS = (
     *(GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType),
 )
@@ -76,6 +77,8 @@ class Teller:
             return self.class_(value, path)
         if type(value) in SCALARS:
             return f"{type(value).__name__} {value!r}"
+        if type(value) in _MOST_OFTEN:
+            return self._compound(value, path, tell)
         if isinstance(value, SCALARS):
             base = next(kind for kind in type(value).__mro__ if kind in SCALARS)
             text = base.__repr__(value)
@@ -118,6 +121,10 @@ class Teller:
                 text = f"'{path}' is a module that the model does not hold as one"
                 return self._refused(text, value)
             return f"module {self._modules[id(value)]}"
+        return self._compound(value, path, tell)
+
+    def _compound(self, value: Any, path: str, tell: Callable[[Any], str]) -> str:
+        """A function, or an object with what it holds."""
         if id(value) in self._known:
             return f"#{self._known[id(value)][0]}"
         self._known[id(value)] = len(self._known), value

@@ -29,18 +29,6 @@ def used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[str
     return frozenset(name for operation, name in _named_operations(code) if operation in operations)
 
 
-@lru_cache(maxsize=4096)
-def _named_operations(code: CodeType) -> frozenset[tuple[str, str]]:
-    own = set()
-    for instruction in dis.get_instructions(code):
-        if isinstance(instruction.argval, str):
-            own.add((instruction.opname, instruction.argval))
-        elif instruction.opname == "MATCH_CLASS":  # reads attributes by constants
-            own.add(("LOAD_ATTR", "__getattribute__"))
-    inner = (_named_operations(each) for each in code.co_consts if isinstance(each, CodeType))
-    return frozenset(own).union(*inner)
-
-
 def names_in(code: CodeType) -> Iterator[str]:
     """The names in a function's code, and in that of functions inside it."""
     yield from code.co_names
@@ -49,20 +37,38 @@ def names_in(code: CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-@lru_cache(maxsize=4096)
 def chains(code: CodeType) -> frozenset[tuple[str, ...]]:
     """Globals with the attributes that are read of them at once, such as ("torch", "nn",
     "functional", "gelu"), in a function's code and in code inside it."""
-    found = set()
-    chain: list[str] = []
+    return _scanned(code)[1]
+
+
+def _named_operations(code: CodeType) -> frozenset[tuple[str, str]]:
+    return _scanned(code)[0]
+
+
+@lru_cache(maxsize=4096)
+def _scanned(code: CodeType) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, ...]]]:
+    """The operations with their names, and the chains."""
+    operations: set[tuple[str, str]] = set()
+    found: set[tuple[str, ...]] = set()
+    chain: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            chain = [instruction.argval]
-        elif chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain.append(instruction.argval)
-        elif instruction.opname not in ("EXTENDED_ARG", "CACHE", "PUSH_NULL"):
-            chain = []
+        name, named = instruction.opname, instruction.argval
+        if isinstance(named, str):
+            operations.add((name, named))
+        elif name == "MATCH_CLASS":  # reads attributes by constants
+            operations.add(("LOAD_ATTR", "__getattribute__"))
+        if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+            chain = (named,)
+        elif chain and name in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain = (*chain, named)
+        elif name not in ("EXTENDED_ARG", "CACHE", "PUSH_NULL"):
+            chain = ()
         if chain:
-            found.add(tuple(chain))
-    inner = (chains(each) for each in code.co_consts if isinstance(each, CodeType))
-    return frozenset(found).union(*inner)
+            found.add(chain)
+    inner = [_scanned(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return (
+        frozenset(operations).union(*(each[0] for each in inner)),
+        frozenset(found).union(*(each[1] for each in inner)),
+    )
