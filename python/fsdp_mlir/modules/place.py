@@ -7,6 +7,7 @@ import random
 import sys
 import sysconfig
 from collections import OrderedDict, defaultdict, deque
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -70,10 +71,12 @@ class Place:
             remove, assign = self.owner.__delitem__, self.owner.__setitem__
         else:
             remove, assign = partial(delattr, self.owner), partial(setattr, self.owner)
-        if value is ABSENT:
-            remove(name)
-        else:
-            assign(name, value)
+        # What cannot be set nobody has set: it is computed anew at each look.
+        with suppress(AttributeError, TypeError):
+            if value is ABSENT:
+                remove(name)
+            else:
+                assign(name, value)
 
 
 def is_library(value: Code) -> bool:
