@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import fsdp_mlir
+import numpy as np
 import pytest
 import stateful
 from fsdp_mlir.modules import outside
+from fsdp_mlir.modules.place import ABSENT, Place
 from test_proof import Net, captured
 from torch import Tensor, nn
 
@@ -108,3 +110,11 @@ def test_patterns_read_attributes_whose_names_no_code_has() -> None:
 
     for loss in (by_name, by_position):
         assert outside.attributes_read(nn.Linear(2, 2), loss) is None
+
+
+def test_what_cannot_be_set_is_left() -> None:
+    """Such as an array's flags, which are another object at each look."""
+    place = Place(np.zeros(2), "flags", "array.flags", attribute=True)
+    place.put(place.value())
+    place.put(ABSENT)
+    assert place.value()["C_CONTIGUOUS"]
