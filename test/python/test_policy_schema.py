@@ -215,7 +215,7 @@ def test_hyperparameters_are_those_of_their_optimizers(folder: Path, name: str) 
         beside = "momentum: 0.5, " if key["key"] == "nesterov" and name == "sgd" else ""
         said = fsdp_opt(folder, f"optimizer: {{name: {name}, {beside}{key['key']}: {value}}}")
         assert ("has no hyperparameter" in said) == (name not in key["optimizers"]), said
-    assert set(optimizers._KEYS[name]) <= {
+    assert set(optimizers.SETTINGS[name]) <= {
         key["key"] for key in KEYS.values() if name in key.get("optimizers", ())
     }
 
