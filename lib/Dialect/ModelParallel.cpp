@@ -66,18 +66,19 @@ DictionaryAttr mlir::fsdp::getAttr(const plan::ModelParallel &parallel,
 
 std::optional<plan::ModelCollective>
 mlir::fsdp::getModelCollective(aten::CallOp call) {
-  auto kind = plan::modelCollectiveKind(call.getCallee());
-  if (!kind)
+  if (!plan::isModelCollective(call.getCallee()))
     return std::nullopt;
   plan::ModelCollective result;
-  result.kind = *kind;
+  result.kind = plan::modelCollectiveKind(call.getCallee());
   for (Attribute arg : call.getArgs()) {
     if (auto text = dyn_cast<StringAttr>(arg))
       result.axis = text.str();
     else if (auto size = getNumber(arg);
-             size && *kind != plan::CollectiveKind::SendReceive)
+             size && result.kind != plan::CollectiveKind::SendReceive)
       result.ranks = size;
   }
+  if (!result.kind && result.axis.empty())
+    return std::nullopt;
   for (Type type : call.getOperandTypes())
     result.ins.push_back(cast<RankedTensorType>(type).getShape().vec());
   for (Type type : call.getResultTypes())

@@ -21,9 +21,12 @@ class ProgramVerifier {
 public:
   explicit ProgramVerifier(ProgramOp program)
       : program(program), isInit(program.getResultTypes().empty()) {
-    if (auto module = dyn_cast_or_null<ModuleOp>(program->getParentOp()))
-      for (auto param : module.getOps<ParamOp>())
-        params.insert({param.getSymNameAttr(), param});
+    auto module = dyn_cast_or_null<ModuleOp>(program->getParentOp());
+    if (!module)
+      return;
+    parallel = getModelParallel(module);
+    for (auto param : module.getOps<ParamOp>())
+      params.insert({param.getSymNameAttr(), param});
   }
 
   LogicalResult run() {
@@ -273,13 +276,12 @@ private:
   }
 
   /// Axis-2: what the model's own collectives are over.
-  static LogicalResult verifyAxis(Operation *op) {
+  LogicalResult verifyAxis(Operation *op) const {
     auto call = dyn_cast<aten::CallOp>(op);
     auto collective = call ? getModelCollective(call) : std::nullopt;
     if (!collective)
       return success();
-    std::string defect = ::fsdp::plan::findDefect(
-        *collective, getModelParallel(call->getParentOfType<ModuleOp>()));
+    std::string defect = ::fsdp::plan::findDefect(*collective, parallel);
     return defect.empty() ? success() : call.emitOpError("Axis-2: ") << defect;
   }
 
@@ -526,6 +528,7 @@ private:
   MicrobatchesOp loop; ///< null where there is but one microbatch
   bool takesGradients = false;
   bool isInit;
+  std::optional<::fsdp::plan::ModelParallel> parallel;
   llvm::MapVector<StringAttr, ParamOp> params;
   std::optional<Phase> currentPhase;
   int lastUpdate = 0; ///< the place of the last op of the update in its order

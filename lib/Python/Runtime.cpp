@@ -127,14 +127,6 @@ py::dict describeSpec(const std::string &name, const plan::TensorSpec &spec) {
   return entry;
 }
 
-/// The last text among the arguments of a collective; "" without any.
-std::string groupOf(const plan::Call &call) {
-  for (auto arg = call.args.rbegin(); arg != call.args.rend(); ++arg)
-    if (const auto *text = std::get_if<std::string>(&arg->value))
-      return *text;
-  return "";
-}
-
 /// The collectives of a step and of an evaluation in their order: what each is,
 /// and the group of ranks; "" for those of the plan's own ranks.
 std::vector<std::pair<std::string, std::string>>
@@ -145,7 +137,7 @@ collectives(const plan::Plan &plan) {
         [&]<typename KindT>(const KindT &kind) {
           if constexpr (std::is_same_v<KindT, plan::Call>) {
             if (plan::isModelCollective(kind.op))
-              found.emplace_back(kind.op, groupOf(kind));
+              found.emplace_back(kind.op, plan::axisOf(kind));
           } else if constexpr (requires { KindT::ownStream; }) {
             if constexpr (KindT::ownStream == plan::Stream::AllGather ||
                           KindT::ownStream == plan::Stream::ReduceScatter ||

@@ -49,7 +49,8 @@ struct BytesOf {
   }
   int64_t operator()(const Call &call) const {
     std::optional<ModelCollective> made = modelCollective(plan, call);
-    const ModelAxis *axis = made ? findAxis(plan, *made) : nullptr;
+    const ModelAxis *axis =
+        made && made->kind ? findAxis(plan.modelParallel, made->axis) : nullptr;
     if (!axis)
       return 0;
     bool twice = made->kind == CollectiveKind::AllReduce;

@@ -101,10 +101,11 @@ private:
   /// A collective of the model.
   std::optional<Cost> modelCost(const Call &call) const {
     std::optional<ModelCollective> made = modelCollective(plan, call);
-    const ModelAxis *axis = made ? findAxis(plan, *made) : nullptr;
+    const ModelAxis *axis =
+        made && made->kind ? findAxis(plan.modelParallel, made->axis) : nullptr;
     if (!axis)
       return std::nullopt;
-    Cost cost = collective(made->kind, {axis->ranks, axis->stride},
+    Cost cost = collective(*made->kind, {axis->ranks, axis->stride},
                            double(passedBytes(plan, call)));
     // Only FSDP's collectives find the operands where their ranks keep them.
     if (device.sharedMemory)

@@ -164,8 +164,7 @@ private:
   std::string axisOf(const CollectiveUse &use) const {
     const auto *call =
         std::get_if<Call>(&plan.instructions[size_t(use.instruction)].kind);
-    auto made = call ? modelCollective(plan, *call) : std::nullopt;
-    return made ? made->axis : "";
+    return call && isModelCollective(call->op) ? plan::axisOf(*call) : "";
   }
 
   void printCollectives() {

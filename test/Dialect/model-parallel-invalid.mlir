@@ -70,3 +70,14 @@ fsdp.program @p(%x: tensor<5xf32>) -> tensor<2xf32> {
   fsdp.return %y : tensor<2xf32>
 }
 }
+
+// -----
+
+// What is not known is neither checked nor priced, so it is no part of a plan.
+module attributes {fsdp.model_parallel = {ranks = 2 : i64, data_stride = 2 : i64, axes = [{name = "tensor", ranks = 2 : i64, stride = 1 : i64}]}} {
+fsdp.program @p(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @below {{Axis-2: expected a collective that is known, got another over the axis "tensor"}}
+  %y = aten.call "_c10d_functional::all_permute"(%x, "tensor") {schema = "_c10d_functional::all_permute(Tensor input, Any group_name) -> Tensor"} : (tensor<4xf32>) -> tensor<4xf32>
+  fsdp.return %y : tensor<4xf32>
+}
+}

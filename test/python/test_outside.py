@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import stateful
 from fsdp_mlir.modules import outside
-from fsdp_mlir.modules.place import ABSENT, Place
+from fsdp_mlir.modules.place import Place
 from test_proof import Net, captured
 from torch import Tensor, nn
 
@@ -112,9 +112,10 @@ def test_patterns_read_attributes_whose_names_no_code_has() -> None:
         assert outside.attributes_read(nn.Linear(2, 2), loss) is None
 
 
-def test_what_cannot_be_set_is_left() -> None:
-    """Such as an array's flags, which are another object at each look."""
-    place = Place(np.zeros(2), "flags", "array.flags", attribute=True)
-    place.put(place.value())
-    place.put(ABSENT)
-    assert place.value()["C_CONTIGUOUS"]
+def test_numbers_that_are_made_at_each_look() -> None:
+    """Such as a part of NumPy's functions, which is read-only. A zero's sign counts."""
+    place = Place(np.random.seed, "__vectorcalloffset__", "seed.__vectorcalloffset__")
+    before = place.value()
+    assert before is not place.value() and place.holds(before)
+    zero = Place({"x": -0.0}, "x", "x")
+    assert zero.holds(-0.0) and not zero.holds(0.0) and not zero.holds(0)

@@ -114,6 +114,35 @@ def test_an_axis_within_another(tmp_path: Path) -> None:
     assert [(axis["ranks"], axis["stride"]) for axis in parallel["axes"]] == [(2, 1), (4, 1)]
 
 
+class Metric(nn.Module):
+    """Tensor parallelism beside a sum over all ranks, as of a metric."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.inner = feed_forward(mesh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        world = torch.distributed.group.WORLD
+        return y * torch.distributed._functional_collectives.all_reduce(y.detach(), "sum", world)
+
+
+def test_a_group_of_all_ranks(tmp_path: Path) -> None:
+    """FSDP's ranks in it do not share a copy of the model."""
+    path = tmp_path / "model.pt"
+    with planned_mesh({"data": 4, "tensor": 2}) as mesh, torch.device("meta"):
+        capture(
+            Metric(mesh),
+            kwargs={"x": torch.zeros(2, 8, device="cpu")},
+            loss=loss,
+            data_ranks=mesh["data"].mesh.tolist(),
+            path=path,
+        )
+    parallel = Captured.load(path).record["model_parallel"]
+    assert (parallel["ranks"], parallel["data_stride"]) == (2, 2)
+    assert sorted((axis["ranks"], axis["stride"]) for axis in parallel["axes"]) == [(2, 1), (8, 1)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

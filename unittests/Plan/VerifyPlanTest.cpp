@@ -402,6 +402,13 @@ const std::vector<Mutation> kMutations = {
        overAxis(p, "tensor").args.insert(first<Call>(p).args.begin() + 1,
                                          {int64_t(4)});
      }},
+    {"UnknownCollective", "P45",
+     [](Plan &p) {
+       p.modelParallel = {2, 2, {{"tensor", 2, 1}}};
+       Call &call = overAxis(p, "tensor");
+       call.op = "_c10d_functional::all_permute";
+       call.schema = call.op + "(Tensor input) -> Tensor";
+     }},
     {"StrideCount", "P38", [](Plan &p) { p.inputs[0].strides = {1}; }},
     {"NegativeStride", "P38",
      [](Plan &p) { p.values[first<Call>(p).outs[0]].strides = {-1, 1}; }},

@@ -72,8 +72,8 @@ def FSDP_Dialect : Dialect {
     **Axis-1**: `fsdp.model_parallel` has the numbers `ranks` and `data_stride`,
     and `axes` of a `name`, `ranks` and `stride`; the names differ, the numbers
     are at least 1; it is an attribute of the module. **Axis-2**: a collective
-    that the model makes is over one of these axes, says its number of ranks if
-    it says any, and has results of the shapes that it gives.
+    that the model makes is a known one, over one of these axes, says its number
+    of ranks if it says any, and has results of the shapes that it gives.
 
     Collectives are never `Pure`: they have effects on one communication
     resource, so that no generic pass merges a backward re-gather into the

@@ -19,7 +19,7 @@ readModelParallel(DictionaryAttr parallel);
 DictionaryAttr getAttr(const ::fsdp::plan::ModelParallel &parallel,
                        MLIRContext *context);
 
-/// A call of a collective that the model itself makes; nullopt for any other.
+/// As plan::modelCollective of the IR's call.
 std::optional<::fsdp::plan::ModelCollective>
 getModelCollective(aten::CallOp call);
 

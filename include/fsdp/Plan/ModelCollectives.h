@@ -20,7 +20,9 @@
 
 namespace fsdp::plan {
 
-/// Whether the operator, "_c10d_functional::all_reduce" for example, is one.
+/// Whether the operator is one of PyTorch's functional collectives,
+/// "_c10d_functional::all_reduce" for example. What it returns may be
+/// incomplete.
 bool isModelCollective(std::string_view op);
 
 enum class CollectiveKind : uint8_t {
@@ -34,7 +36,8 @@ enum class CollectiveKind : uint8_t {
 
 /// One call.
 struct ModelCollective {
-  CollectiveKind kind = CollectiveKind::AllReduce;
+  /// nullopt for an operator that is not known: findDefect refuses it.
+  std::optional<CollectiveKind> kind;
   std::string axis; ///< empty if the call names none
   /// The number of ranks that the call says.
   std::optional<int64_t> ranks;
@@ -47,13 +50,18 @@ struct ModelCollective {
 /// nullopt for an operator that is not known.
 std::optional<CollectiveKind> modelCollectiveKind(std::string_view op);
 
-/// A call of a plan that isModelCollective. nullopt if its operator is not
-/// known.
+/// The axis that a call names, by the last text among its arguments; empty if
+/// it names none.
+std::string axisOf(const Call &call);
+
+/// A call of a plan that isModelCollective and names an axis, as those between
+/// ranks do, or whose operator is known; nullopt for any other.
 std::optional<ModelCollective> modelCollective(const Plan &plan,
                                                const Call &call);
 
-/// The axis that it is over; null if the plan has none of that name.
-const ModelAxis *findAxis(const Plan &plan, const ModelCollective &collective);
+/// Null if there is none of that name.
+const ModelAxis *findAxis(const std::optional<ModelParallel> &parallel,
+                          const std::string &name);
 
 /// The bytes that such a call passes around: all that is gathered, or the
 /// operands.

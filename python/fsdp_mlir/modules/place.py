@@ -7,7 +7,6 @@ import random
 import sys
 import sysconfig
 from collections import OrderedDict, defaultdict, deque
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_NUMBERS = (bool, int, float, complex)
 Code = FunctionType | ModuleType | type
 
 
@@ -64,6 +64,14 @@ class Place:
         names = self.owner if isinstance(self.owner, dict) else vars(self.owner)
         return names.get(self.name, ABSENT)
 
+    def holds(self, value: Any) -> bool:
+        """Whether it is what value() gave. A part of a type that is written in C may be a number
+        that is made at each look, and cannot be set."""
+        now = self.value()
+        return now is value or (
+            type(now) is type(value) and type(now) in _NUMBERS and repr(now) == repr(value)
+        )
+
     def put(self, value: Any) -> None:
         """Sets it to what value() gave."""
         name = "cell_contents" if isinstance(self.owner, CellType) else self.name
@@ -71,12 +79,10 @@ class Place:
             remove, assign = self.owner.__delitem__, self.owner.__setitem__
         else:
             remove, assign = partial(delattr, self.owner), partial(setattr, self.owner)
-        # What cannot be set nobody has set: it is computed anew at each look.
-        with suppress(AttributeError, TypeError):
-            if value is ABSENT:
-                remove(name)
-            else:
-                assign(name, value)
+        if value is ABSENT:
+            remove(name)
+        else:
+            assign(name, value)
 
 
 def is_library(value: Code) -> bool:

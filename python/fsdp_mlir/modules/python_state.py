@@ -111,7 +111,7 @@ class PythonState:
                 if getattr(owner, name, ABSENT) is not value:
                     object.__setattr__(owner, name, value)
         for place, value in self._outside:
-            if place.value() is not value:
+            if not place.holds(value):
                 place.put(value)
         for generator, before in self._generators:
             _set_state(generator, before)

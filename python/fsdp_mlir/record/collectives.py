@@ -47,11 +47,12 @@ def model_parallel(nodes: Iterable[Node], data_ranks: Sequence[int]) -> dict[str
     groups = {name: ranks_of(name) for name in dict.fromkeys(names)}
     if not groups:
         return None
-    # A group within another, or within FSDP's, has no further ranks.
+    # A group within another has no further ranks; of one that spans FSDP's too, such as all ranks
+    # of the job, as many share a copy as there are for each of FSDP's.
     sets = {frozenset(ranks) for ranks in groups.values()}
     data = frozenset(data_ranks)
-    apart = [ranks for ranks in sets if not any(ranks < other for other in sets) and ranks - data]
-    sharing = math.prod(len(ranks) for ranks in apart)
+    largest = [ranks for ranks in sets if not any(ranks < other for other in sets)]
+    sharing = math.prod(len(ranks) // max(1, len(ranks & data)) for ranks in largest)
     return {
         "ranks": sharing,
         "data_stride": _stride(data_ranks) if len(data_ranks) > 1 else sharing,

@@ -22,8 +22,8 @@ _MOST_INTEGER = 2**24
 # The optimizer's names for its state.
 _COUNT = "step"
 _MOMENTUM = "momentum_buffer"
-_OF_ADAM = frozenset({_COUNT, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
-STATE_NAMES = {"SGD": frozenset({_MOMENTUM}), "Adam": _OF_ADAM, "AdamW": _OF_ADAM}
+_OF_ADAM = (_COUNT, "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+STATE_NAMES = {"SGD": {_MOMENTUM}, "Adam": set(_OF_ADAM), "AdamW": set(_OF_ADAM)}
 
 
 def why(optimizer: Optimizer, params: Sequence[Tensor]) -> str:
@@ -164,7 +164,7 @@ def _of_tensors(
 def _state_names(group: Group) -> tuple[str, ...]:
     if "betas" not in group:
         return (_MOMENTUM,) if group["momentum"] != 0 else ()
-    return (_COUNT, "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
+    return _OF_ADAM if group["amsgrad"] else _OF_ADAM[:-1]
 
 
 def _of_count(group: Group, state: Mapping[str, Any]) -> str:
