@@ -135,7 +135,7 @@ pack() {
   mkdir -p "$target/out" "$target/third_party/include"
   cp -r out/gpu-plans "$target/out/"
   cp -rL "$(include_folder nlohmann/json.hpp)/nlohmann" "$(include_folder CLI/CLI.hpp)/CLI" \
-    "$target/third_party/include/"
+    "$(include_folder xxhash.h)/xxhash.h" "$target/third_party/include/"
   local source=/usr/src/googletest
   if [ -d $source ]; then
     cp -r $source "$target/third_party/googletest"

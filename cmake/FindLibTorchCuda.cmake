@@ -80,6 +80,12 @@ if(NOT TARGET LibTorch::cuda)
   add_library(LibTorch::cuda INTERFACE IMPORTED)
   target_include_directories(LibTorch::cuda INTERFACE
     ${FSDP_NCCL_INCLUDE} ${FSDP_CUDART_INCLUDE})
+  # Some wheels lack crt/ and nv/, which their own headers include: those come from
+  # the toolkit, after all other folders.
+  foreach(folder ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    target_compile_options(LibTorch::cuda INTERFACE
+      "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${folder}>")
+  endforeach()
   # Nothing refers to what registers the kernels, so the linker would drop it.
   # By their SONAMEs, as libtorch_cuda names them: one copy of each is loaded.
   target_link_libraries(LibTorch::cuda INTERFACE LibTorch::torch

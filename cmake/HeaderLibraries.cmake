@@ -1,4 +1,4 @@
-# nlohmann/json 3.11, CLI11 and GoogleTest: as the system's packages have them, else
+# nlohmann/json 3.11, CLI11, xxHash and GoogleTest: as the system's packages have them, else
 # as `bench/gpu.sh pack` put them into third_party/, for hosts that lack them and
 # have no network.
 set(FSDP_THIRD_PARTY ${CMAKE_SOURCE_DIR}/third_party)

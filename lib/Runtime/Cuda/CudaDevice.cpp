@@ -26,6 +26,7 @@ public:
       : device(c10::DeviceType::CUDA, c10::DeviceIndex(index)) {}
 
   c10::Device where() const override { return device; }
+  size_t alignment() const override { return 512; }
   std::string architecture() const override {
     int major = 0, minor = 0;
     auto ask = [&](int &value, cudaDeviceAttr attribute) {

@@ -57,8 +57,6 @@ bool releaseLive(void *block) {
   return true;
 }
 
-int64_t alignedBytes(size_t bytes) { return plan::alignTo(int64_t(bytes)); }
-
 void deleteLive(void *block) { releaseLive(block); }
 
 /// The results of an instruction on the device: value and parameter, -1 where
@@ -91,6 +89,7 @@ RankArena::RankArena(const plan::Plan &plan, int64_t shardIndex, Device &device)
       stepPositions(int64_t(plan.instructions.size())),
       arenaBytes(plan.arena ? plan.arena->bytes : 0), device(device),
       isAsynchronous(!device.where().is_cpu()),
+      alignment(int64_t(device.alignment())),
       memory(device.reserve(2 * size_t(arenaBytes) + kMinSlack)),
       base(memory->base()), mappedBytes(memory->bytes()) {
   expectValues(plan, shardIndex);
@@ -160,6 +159,14 @@ void RankArena::findTops(const plan::Plan &plan) {
   }
 }
 
+int64_t RankArena::aligned(size_t bytes) const {
+  return plan::alignTo(int64_t(bytes), alignment);
+}
+
+int64_t RankArena::reservedEnd() const {
+  return aligned(size_t(arenaBytes + reservedBytes));
+}
+
 int64_t RankArena::positionOf(Site site) const {
   if (site == stepInputs())
     return 0;
@@ -217,7 +224,7 @@ std::byte *RankArena::placeOf(const Slot &slot) {
   if (offset == -1 && !slot.stays && !slot.outlives && !isAsynchronous) {
     // Before it is measured: above what is alive, if there is room.
     SiteState &site = sites[current];
-    int64_t end = site.unmeasured + alignedBytes(slot.bytes);
+    int64_t end = site.unmeasured + aligned(slot.bytes);
     if (end <= arenaBytes)
       offset = std::exchange(site.unmeasured, end);
   }
@@ -268,19 +275,19 @@ std::byte *RankArena::findRoom(size_t bytes) {
     return nullptr;
   if (isAsynchronous)
     device.synchronize();
-  auto aligned = [&](std::byte *end) {
-    return base + alignedBytes(size_t(end - base));
+  auto after = [&](std::byte *end) {
+    return base + aligned(size_t(end - base));
   };
   const std::map<std::byte *, Live> &live = registry().live;
   // Scratch of another stream may be in use, though nothing in it is alive.
-  std::byte *begin = base + std::max(arenaBytes + reservedBytes,
-                                     isAsynchronous ? scratchEnd : 0);
+  std::byte *begin =
+      base + std::max(reservedEnd(), isAsynchronous ? scratchEnd : 0);
   auto next = live.lower_bound(begin);
   if (next != live.begin() && std::prev(next)->second.end > begin)
-    begin = aligned(std::prev(next)->second.end);
+    begin = after(std::prev(next)->second.end);
   for (; next != live.end() && next->first < begin + bytes; ++next)
-    begin = aligned(next->second.end);
-  int64_t end = begin - base + alignedBytes(bytes);
+    begin = after(next->second.end);
+  int64_t end = begin - base + aligned(bytes);
   if (end > int64_t(mappedBytes))
     return nullptr;
   keep(end - arenaBytes);
@@ -399,8 +406,8 @@ void RankArena::keepStaying() {
       continue;
     live.slot->stays = true;
     if (!live.inHeap)
-      reservedBytes = std::max(
-          reservedBytes, alignedBytes(size_t(live.end - base)) - arenaBytes);
+      reservedBytes = std::max(reservedBytes,
+                               aligned(size_t(live.end - base)) - arenaBytes);
   }
 }
 
@@ -414,7 +421,7 @@ void RankArena::placeSurvivors() {
           slot->offset != -1)
         continue;
       plan::Storage storage;
-      storage.bytes = alignedBytes(slot->bytes);
+      storage.bytes = aligned(slot->bytes);
       plan::Life life{positionOf(slot->site), slot->freedAt};
       // Freed in the next microbatch, or by a program that ended; or in use
       // on another stream for longer.
@@ -426,19 +433,19 @@ void RankArena::placeSurvivors() {
       slots.push_back(slot.get());
     }
   plan::Placement placement = plan::placeStorages(memory);
-  int64_t begin = arenaBytes + reservedBytes;
+  int64_t begin = reservedEnd();
   if (begin + placement.bytes > int64_t(mappedBytes))
     return;
   for (size_t i = 0; i < slots.size(); ++i)
     slots[i]->offset = begin + placement.offsets[i];
-  reservedBytes += placement.bytes;
+  reservedBytes = begin + placement.bytes - arenaBytes;
   keep(reservedBytes);
 }
 
 void RankArena::placeScratch() {
   // On an asynchronous device each stream has its own place: the place of
   // another stream's instruction may be in use.
-  int64_t behind = arenaBytes + reservedBytes;
+  int64_t behind = reservedEnd();
   size_t numPlaces = isAsynchronous ? plan::kNumStreams : 1;
   for (size_t stream = 0; stream < numPlaces; ++stream) {
     int64_t end = behind;
@@ -458,7 +465,7 @@ int64_t RankArena::placeScratch(Site site, int64_t behind) {
     if (slot->value != -1 || slot->stays || slot->outlives)
       continue;
     plan::Storage storage;
-    storage.bytes = alignedBytes(slot->bytes);
+    storage.bytes = aligned(slot->bytes);
     storage.lives = {{slot->born, std::max(slot->born, slot->died)}};
     memory.positions = std::max(memory.positions, storage.lives[0].last + 1);
     memory.storages.push_back(storage);

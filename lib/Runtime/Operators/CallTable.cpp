@@ -191,8 +191,8 @@ void CallTable::run(size_t index, const plan::Call &call,
   for (c10::IValue &result : stack) {
     if (result.isTensor())
       assign(std::move(result).toTensor());
-    else if (result.isNone())
-      assign({});
+    else if (result.isNone() || result.isScalar())
+      assign({}); // captured numbers are constants of the calls that take them
     else if (result.isTensorList())
       for (const at::Tensor &tensor : result.toTensorVector())
         assign(tensor);

@@ -53,6 +53,10 @@ public:
   virtual c10::Device where() const = 0;
   /// Of a GPU: "sm_90". Empty for the CPU.
   virtual std::string architecture() const { return {}; }
+  /// The alignment of the memory that PyTorch's allocator gives out on it, in
+  /// bytes. Libraries choose kernels by it, and with them the bits: cuBLAS by
+  /// that of its workspace.
+  virtual size_t alignment() const { return 64; }
   /// A range of at least `bytes`, with no memory behind it. Throws RunError.
   virtual std::unique_ptr<DeviceMemory> reserve(size_t bytes) = 0;
   /// The same on the host, where the device's copies are fastest, with memory

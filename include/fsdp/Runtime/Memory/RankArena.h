@@ -149,6 +149,10 @@ private:
   int64_t placeScratch(Site site, int64_t behind);
   plan::Stream streamOf(Site site) const;
   int64_t positionOf(Site site) const;
+  /// The next multiple of the device's alignment.
+  int64_t aligned(size_t bytes) const;
+  /// Where memory behind what the plan and survivors take begins.
+  int64_t reservedEnd() const;
 
   const plan::Plan &plan;
   std::vector<SiteState> sites;
@@ -169,6 +173,7 @@ private:
   /// class works, has already moved on: memory that the host has freed may
   /// still be in use.
   const bool isAsynchronous;
+  const int64_t alignment; ///< of what the plan does not place
   std::shared_ptr<DeviceMemory> memory;
   std::byte *base = nullptr;
   size_t mappedBytes = 0;
