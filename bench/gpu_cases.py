@@ -62,6 +62,8 @@ class Case:
             "optimizer": OPTIMIZER,
             "schedule": {"device": "h100"},
         }
+        if self.arch:
+            config["schedule"]["fuse"] = "exact"
         if PRECISION[self.precision]:
             config["mixed_precision"] = PRECISION[self.precision]
         return json.dumps(config)

@@ -19,16 +19,17 @@ SIDES = {
     "compile": "FSDP2 compiled",
     "fsdp-run": "fsdp-run",
     "graphs": "fsdp-run graphs",
+    "unfused": "graphs, no kernels",
 }
 """By the names that --sides takes, what the tables call them."""
 
 # Seconds. A side of a benchmark has its deadline in every round, and no further round after one
-# that hung: the four sides of a case take at most 8 minutes if all of them hang.
+# that hung: the five sides of a case take at most 8 minutes if all of them hang.
 PROGRAMS = {"CudaTests": 120.0, "NcclTests": 150.0, "RuntimeTests": 400.0, "PlanTests": 60.0}
 SANITIZER = 240.0
-PARITY_SIDE = {"fsdp2": 120.0, "fsdp-run": 60.0, "graphs": 60.0}
+PARITY_SIDE = {"fsdp2": 120.0, "fsdp-run": 60.0, "graphs": 60.0, "unfused": 60.0}
 TRACE = 60.0
-BENCH_SIDE = {"fsdp2": 110.0, "compile": 150.0, "fsdp-run": 110.0, "graphs": 110.0}
+BENCH_SIDE = {"fsdp2": 100.0, "compile": 130.0, "fsdp-run": 80.0, "graphs": 80.0, "unfused": 80.0}
 
 LOOPBACK = {
     "NCCL_SOCKET_IFNAME": "lo",
@@ -80,6 +81,11 @@ class Planned:
         return f"{self.case.name}, {self.means}" if self.means else self.case.name
 
 
+def is_side(side: str, case: Case, on_gpu: bool) -> bool:
+    """There are graphs on a GPU, and kernels in the plans that were captured for one."""
+    return on_gpu and case.arch is not None if side == "unfused" else on_gpu or side != "graphs"
+
+
 def everything(device: str) -> list[Planned]:
     """In the order in which it runs and is reported."""
     on_gpu = device == "cuda"
@@ -89,7 +95,7 @@ def everything(device: str) -> list[Planned]:
     for case in parity:
         for means in ONE_GPU if on_gpu and case.world > 1 else ("",):
             for side, limit in PARITY_SIDE.items():
-                if on_gpu or side != "graphs":
+                if is_side(side, case, on_gpu):
                     name = f"parity {case.name} {side}" + (f", {means}" if means else "")
                     item = Planned("parity", name, limit, case=case, side=side, means=means)
                     items.append(item)
@@ -99,7 +105,7 @@ def everything(device: str) -> list[Planned]:
             items.append(Planned("trace", name, TRACE, case=case, side="fsdp-run"))
     for case in BENCHMARKS if on_gpu else parity[:1]:
         for side, limit in BENCH_SIDE.items():
-            if on_gpu or side != "graphs":
+            if is_side(side, case, on_gpu):
                 name = f"bench {case.name} {side}"
                 items.append(Planned("bench", name, limit, case=case, side=side))
     return items

@@ -5,7 +5,9 @@
 // are not vectorised again, and not turned into calls of a C library.
 //
 //===----------------------------------------------------------------------===//
+#include "Libdevice.h"
 #include "LinkImage.h"
+#include "fsdp/Plan/KernelAbi.h"
 
 #include "mlir/Conversion/ArithToLLVM/ArithToLLVM.h"
 #include "mlir/Conversion/ControlFlowToLLVM/ControlFlowToLLVM.h"
@@ -39,6 +41,7 @@
 
 using namespace mlir;
 using namespace mlir::fsdp;
+namespace plan = ::fsdp::plan;
 
 void mlir::fsdp::registerKernelDialects(DialectRegistry &registry) {
   registry.insert<arith::ArithDialect, cf::ControlFlowDialect,
@@ -64,6 +67,10 @@ static LogicalResult lowerToLLVM(ModuleOp module) {
 static std::unique_ptr<llvm::TargetMachine>
 createMachine(const KernelTarget &target, std::string &error) {
   static const bool initialised = [] {
+    LLVMInitializeNVPTXTargetInfo();
+    LLVMInitializeNVPTXTarget();
+    LLVMInitializeNVPTXTargetMC();
+    LLVMInitializeNVPTXAsmPrinter();
     LLVMInitializeX86TargetInfo();
     LLVMInitializeX86Target();
     LLVMInitializeX86TargetMC();
@@ -71,7 +78,8 @@ createMachine(const KernelTarget &target, std::string &error) {
     return true;
   }();
   (void)initialised;
-  llvm::Triple triple("x86_64-unknown-linux-gnu");
+  llvm::Triple triple(target.isGpu() ? "nvptx64-nvidia-cuda"
+                                     : "x86_64-unknown-linux-gnu");
   const llvm::Target *found = llvm::TargetRegistry::lookupTarget(triple, error);
   if (!found)
     return nullptr;
@@ -125,19 +133,29 @@ FailureOr<MachineCode> mlir::fsdp::compileKernel(LoweredKernel kernel,
   code->setDataLayout(machine->createDataLayout());
   for (llvm::Function &function : *code) {
     function.addFnAttr("no-builtins");
-    function.addFnAttr("prefer-vector-width",
-                       std::to_string(32 * target.width));
+    if (!target.isGpu())
+      function.addFnAttr("prefer-vector-width",
+                         std::to_string(32 * target.width));
     function.addFnAttr(llvm::Attribute::NoUnwind);
+    if (function.getName() == plan::kGpuEntry)
+      function.setCallingConv(llvm::CallingConv::PTX_Kernel);
   }
+  if (target.isGpu())
+    if (llvm::Error why = linkLibdevice(*code))
+      return fail(llvm::toString(std::move(why)));
   optimise(*code, *machine);
 
   llvm::SmallVector<char, 0> object;
   llvm::raw_svector_ostream os(object);
   llvm::legacy::PassManager passes;
   if (machine->addPassesToEmitFile(passes, os, nullptr,
-                                   llvm::CodeGenFileType::ObjectFile))
+                                   target.isGpu()
+                                       ? llvm::CodeGenFileType::AssemblyFile
+                                       : llvm::CodeGenFileType::ObjectFile))
     return fail("no object file");
   passes.run(*code);
+  if (target.isGpu())
+    return MachineCode{os.str().str(), 0};
   auto image = linkImage(llvm::MemoryBufferRef(os.str(), "kernel"), name);
   if (!image)
     return fail(llvm::toString(image.takeError()));

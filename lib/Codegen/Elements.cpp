@@ -1,5 +1,7 @@
 //===- Elements.cpp - what element-wise calls compute ---------------------===//
 #include "fsdp/Codegen/Elements.h"
+#include "Libdevice.h"
+#include "fsdp/Dialect/FSDP.h"
 
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Math/IR/Math.h"
@@ -42,6 +44,11 @@ Value ElementBuilder::constant(Type element, double value) {
 /// To the nearest, ties to even, by integer arithmetic, as ATen; not a number
 /// becomes 0xFFFF, as in its vectors.
 Value ElementBuilder::roundToBF16(Value f32) {
+  if (isForGpu) {
+    // One instruction, as ATen's conversion is on a GPU.
+    Value rounded = arith::TruncFOp::create(b, getType(b.getBF16Type()), f32);
+    return arith::ExtFOp::create(b, f32.getType(), rounded);
+  }
   Type i32 = b.getI32Type();
   Value bits = arith::BitcastOp::create(b, getType(i32), f32);
   Value odd = arith::AndIOp::create(
@@ -55,9 +62,39 @@ Value ElementBuilder::roundToBF16(Value f32) {
   return arith::BitcastOp::create(b, getType(b.getF32Type()), result);
 }
 
-Value ElementBuilder::callSleef(StringRef function, Value f32) {
+Value ElementBuilder::callFunction(StringRef function, Value f32) {
+  if (isForGpu)
+    return callImport(("__nv_" + function + "f").str(), f32);
   return callImport(
       ("Sleef_" + function + "f" + llvm::Twine(width) + "_u10").str(), f32);
+}
+
+Type ElementBuilder::getStoredType(Type element) {
+  Builder builder(element.getContext());
+  if (element.isBF16())
+    return builder.getI16Type();
+  return element.isInteger(1) ? builder.getI8Type() : element;
+}
+
+Value ElementBuilder::fromMemory(Type element, Value stored) {
+  if (element.isInteger(1))
+    return arith::CmpIOp::create(b, arith::CmpIPredicate::ne, stored,
+                                 constant(b.getI8Type(), 0));
+  if (!element.isBF16())
+    return stored;
+  Type i32 = b.getI32Type();
+  Value bits = arith::ShLIOp::create(
+      b, arith::ExtUIOp::create(b, getType(i32), stored), constant(i32, 16));
+  return arith::BitcastOp::create(b, getType(b.getF32Type()), bits);
+}
+
+Value ElementBuilder::toMemory(Type element, Value held) {
+  if (!element.isBF16())
+    return held;
+  Type i32 = b.getI32Type();
+  Value bits = arith::BitcastOp::create(b, getType(i32), held);
+  Value high = arith::ShRUIOp::create(b, bits, constant(i32, 16));
+  return arith::TruncIOp::create(b, getType(getStoredType(element)), high);
 }
 
 //===----------------------------------------------------------------------===//
@@ -93,7 +130,8 @@ static Value getElement(ElementBuilder &to, CallOp call, ValueRange elements,
   ArrayRef<Attribute> args = call.getArgs().getValue();
   if (isTensor(args[index]))
     return elements[llvm::count_if(args.take_front(index), isTensor)];
-  return to.constant(getResultElement(call), *getNumber(args[index]));
+  return to.constant(ElementBuilder::getHeldType(getResultElement(call)),
+                     *getNumber(args[index]));
 }
 
 //===----------------------------------------------------------------------===//
@@ -182,7 +220,7 @@ static Value sigmoidBackward(ElementBuilder &to, CallOp, ValueRange elements) {
 /// 1 + exp(-x).
 static Value onePlusExp(ElementBuilder &to, Value x) {
   Value minus = arith::NegFOp::create(to.b, x);
-  return arith::AddFOp::create(to.b, one(to, x), to.callSleef("exp", minus));
+  return arith::AddFOp::create(to.b, one(to, x), to.callFunction("exp", minus));
 }
 
 static Value sigmoid(ElementBuilder &to, CallOp, ValueRange elements) {
@@ -218,7 +256,7 @@ static Value geluTanh(ElementBuilder &to, CallOp, ValueRange elements) {
   Value half = arith::MulFOp::create(to.b, to.constant(type, 0.5), x);
   return arith::MulFOp::create(
       to.b, half,
-      arith::AddFOp::create(to.b, one(to, x), to.callSleef("tanh", inner)));
+      arith::AddFOp::create(to.b, one(to, x), to.callFunction("tanh", inner)));
 }
 
 //===----------------------------------------------------------------------===//
@@ -236,13 +274,19 @@ static bool hasOneDtype(CallOp call) {
   });
 }
 
-/// Two tensors, or a tensor and a number; ATen keeps a number of a bf16 call in
-/// another precision.
+/// Two tensors, or a tensor and a number; on a CPU, ATen keeps a number of a
+/// bf16 call in another precision.
 static bool takesTwo(CallOp call) {
   Attribute a = getArg(call, 0), b = getArg(call, 1);
   if (!hasOneDtype(call) || !isTensor(a))
     return false;
-  return isTensor(b) || (getNumber(b) && !getResultElement(call).isBF16());
+  return isTensor(b) ||
+         (getNumber(b) && (!getResultElement(call).isBF16() || isForGpu(call)));
+}
+
+/// On a GPU, ATen multiplies by the inverse of a number.
+static bool isQuotient(CallOp call) {
+  return takesTwo(call) && (isTensor(getArg(call, 1)) || !isForGpu(call));
 }
 
 /// The same, and the factor of the second is 1.
@@ -272,10 +316,12 @@ static bool isSmallPower(CallOp call) {
 }
 
 /// Whether ATen's loop over pairs of the widest vectors has nothing left.
+/// On a GPU, whether the functions that it calls are there.
 static bool fillsVectors(CallOp call) {
   auto type = cast<RankedTensorType>(call.getResult(0).getType());
   return takesOneDtype(call) && !type.getElementType().isF64() &&
-         type.getNumElements() % kElementsOfFullVectors == 0;
+         (isForGpu(call) ? !getLibdevicePath().empty()
+                         : type.getNumElements() % kElementsOfFullVectors == 0);
 }
 static bool isGeluTanh(CallOp call) {
   auto approximate = dyn_cast_or_null<StringAttr>(getArg(call, 1));
@@ -304,10 +350,16 @@ static bool isSelection(CallOp call) {
 }
 
 namespace {
+/// Where a call has the bits of ATen's kernels.
+enum class Processors { All, CpuAlone };
+/// How the CPU's kernels compute, and whether they need functions.
+enum class Loop { Any, FullVectors };
+
 struct Rule {
   ElementFunction build;
   bool (*takes)(CallOp);
-  bool needsFullVectors = false;
+  Loop loop = Loop::Any;
+  Processors processors = Processors::All;
 };
 } // namespace
 
@@ -318,27 +370,38 @@ static const llvm::StringMap<Rule> &getRules() {
       {"aten::add.Scalar", {binary<arith::AddFOp>, takesTwoUnscaled}},
       {"aten::add.Tensor", {binary<arith::AddFOp>, takesTwoUnscaled}},
       {"aten::clone", {copy, isCopy}},
-      {"aten::div.Scalar", {binary<arith::DivFOp>, takesTwo}},
-      {"aten::div.Tensor", {binary<arith::DivFOp>, takesTwo}},
-      {"aten::gelu", {geluTanh, isGeluTanh, true}},
+      {"aten::div.Scalar", {binary<arith::DivFOp>, isQuotient}},
+      {"aten::div.Tensor", {binary<arith::DivFOp>, isQuotient}},
+      {"aten::gelu", {geluTanh, isGeluTanh, Loop::FullVectors}},
       {"aten::mul.Scalar", {binary<arith::MulFOp>, takesTwo}},
       {"aten::mul.Tensor", {binary<arith::MulFOp>, takesTwo}},
       {"aten::neg", {negate, takesOne}},
       {"aten::pow.Tensor_Scalar", {power, isSmallPower}},
       {"aten::reciprocal", {reciprocal, takesOne}},
-      {"aten::relu", {relu, takesOne}},
-      {"aten::rsqrt", {rsqrt, takesOneWide}},
-      {"aten::sigmoid", {sigmoid, fillsVectors, true}},
+      {"aten::relu", {relu, takesOne, Loop::Any, Processors::CpuAlone}},
+      {"aten::rsqrt", {rsqrt, takesOneWide, Loop::Any, Processors::CpuAlone}},
+      {"aten::sigmoid", {sigmoid, fillsVectors, Loop::FullVectors}},
       {"aten::sigmoid_backward", {sigmoidBackward, takesTwoTensors}},
-      {"aten::silu", {silu, fillsVectors, true}},
-      {"aten::silu_backward", {siluBackward, fillsVectors, true}},
+      {"aten::silu", {silu, fillsVectors, Loop::FullVectors}},
+      {"aten::silu_backward", {siluBackward, fillsVectors, Loop::FullVectors}},
       {"aten::sub.Scalar", {binary<arith::SubFOp>, takesTwoUnscaled}},
       {"aten::sub.Tensor", {binary<arith::SubFOp>, takesTwoUnscaled}},
-      {"aten::tanh_backward", {tanhBackward, fillsVectors, true}},
+      {"aten::tanh_backward", {tanhBackward, fillsVectors, Loop::FullVectors}},
       {"aten::threshold_backward", {thresholdBackward, isThreshold}},
       {"aten::where.self", {select, isSelection}},
   };
   return rules;
+}
+
+bool mlir::fsdp::isForGpu(Operation *op) {
+  auto module = dyn_cast<ModuleOp>(op);
+  if (!module)
+    module = op->getParentOfType<ModuleOp>();
+  auto from = module
+                  ? module->getAttrOfType<DictionaryAttr>(capturedForAttrName)
+                  : DictionaryAttr();
+  auto device = from ? from.getAs<StringAttr>("device") : StringAttr();
+  return device && device == "cuda";
 }
 
 ElementFunction mlir::fsdp::findElementFunction(CallOp call) {
@@ -347,14 +410,16 @@ ElementFunction mlir::fsdp::findElementFunction(CallOp call) {
       call.getViewedOperand(0) || !isFloat(getResultElement(call)))
     return nullptr;
   auto rule = getRules().find(call.getCallee());
-  if (rule == getRules().end() || !rule->second.takes(call))
+  if (rule == getRules().end() || !rule->second.takes(call) ||
+      (rule->second.processors == Processors::CpuAlone && isForGpu(call)))
     return nullptr;
   return rule->second.build;
 }
 
 bool mlir::fsdp::needsFullVectors(CallOp call) {
   auto rule = getRules().find(call.getCallee());
-  return rule != getRules().end() && rule->second.needsFullVectors;
+  return rule != getRules().end() && rule->second.loop == Loop::FullVectors &&
+         !isForGpu(call);
 }
 
 Value mlir::fsdp::buildElement(ElementBuilder &to, CallOp call,

@@ -4,6 +4,11 @@ The kernels are written as text, compiled by `fsdp-opt --fsdp-compile-kernels`, 
 without the runtime. ATen's side is this process: ATEN_CPU_CAPABILITY says whose kernels it takes.
 Prints one line for each kernel with another bit, and the number of kernels; fails if there is one.
 A NaN is equal to any other, whatever its payload.
+
+Kernels for a GPU are compiled where the compiler is, and run where the GPU is:
+
+    python test/parity/kernel_bits.py --target sm_90 --save kernels.pickle
+    python test/parity/kernel_bits.py --target sm_90 --load kernels.pickle
 """
 
 from __future__ import annotations
@@ -12,16 +17,17 @@ import argparse
 import ctypes
 import itertools
 import mmap
+import pickle
 import random
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import BIN, execute
 
 MLIR = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.bool: "i1"}
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
@@ -147,9 +153,19 @@ class Code:
     trips: int
 
 
+def is_gpu(target: str) -> bool:
+    return target.startswith("sm_")
+
+
 def compile_kernels(kernels: list[Kernel], target: str, folder: Path) -> list[Code]:
+    from harness import BIN, execute  # which hosts with a GPU need not have
+
     source, compiled = folder / "kernels.mlir", folder / "compiled.mlir"
-    source.write_text("\n".join(kernel.text for kernel in kernels))
+    text = "\n".join(kernel.text for kernel in kernels)
+    if is_gpu(target):
+        device = f'{{arch = "{target}", device = "cuda", torch = "{torch.__version__}"}}'
+        text = f"module attributes {{fsdp.captured_for = {device}}} {{\n{text}}}\n"
+    source.write_text(text)
     option = f"--fsdp-compile-kernels=targets={target}"
     execute([BIN / "fsdp-opt", source, option, "-o", compiled])
     pattern = re.compile(
@@ -195,6 +211,49 @@ class Function:
             self.run(pointers, self.imports, begin, end)
 
 
+class Dim3(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint))
+
+
+class GpuFunction:
+    """The same of a GPU, which runs all of a kernel at once."""
+
+    BLOCK = 256  # include/fsdp/Plan/KernelAbi.h
+
+    def __init__(self, code: Code) -> None:
+        self.trips = code.trips
+        self.cudart = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
+        self.cudart.cudaLaunchKernel.argtypes = [
+            ctypes.c_void_p,
+            Dim3,
+            Dim3,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+        ]
+        library, self.kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        none = (None, None, 0, None, None, 0)
+        self.check(
+            self.cudart.cudaLibraryLoadData(ctypes.byref(library), code.image + b"\0", *none)
+        )
+        self.check(
+            self.cudart.cudaLibraryGetKernel(ctypes.byref(self.kernel), library, b"fsdp_kernel")
+        )
+
+    @staticmethod
+    def check(status: int) -> None:
+        assert status == 0, f"CUDA error {status}"
+
+    def __call__(self, tensors: list[torch.Tensor], cuts: list[int]) -> None:
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+        arguments = (ctypes.c_void_p * len(tensors))(*(ctypes.addressof(p) for p in pointers))
+        blocks = (self.trips + self.BLOCK - 1) // self.BLOCK
+        stream = torch.cuda.current_stream().cuda_stream
+        grid, block = Dim3(blocks, 1, 1), Dim3(self.BLOCK, 1, 1)
+        launch = self.cudart.cudaLaunchKernel
+        self.check(launch(self.kernel, grid, block, arguments, 0, stream))
+
+
 def differing(ours: torch.Tensor, theirs: torch.Tensor) -> int:
     """How many elements have other bits."""
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
@@ -204,13 +263,13 @@ def differing(ours: torch.Tensor, theirs: torch.Tensor) -> int:
 
 
 def compare(
-    kernel: Kernel, function: Function, operands: list[torch.Tensor], cuts: list[int]
+    kernel: Kernel, function: Function | GpuFunction, operands: list[torch.Tensor], cuts: list[int]
 ) -> int:
     specs = kernel.specs()
     values = list(operands)
     for call in kernel.calls:
         values.append(call.run(values))
-    results = [specs[i].make() for i in kernel.results]
+    results = [specs[i].make().to(operands[0].device) for i in kernel.results]
     function([*operands, *results], cuts)
     return sum(differing(r, values[i]) for r, i in zip(results, kernel.results, strict=True))
 
@@ -238,6 +297,14 @@ SINGLE: list[tuple[str, tuple[Any, ...], tuple[torch.dtype, ...]]] = [
     ("aten::div.Scalar", ("%0", 3), (F32, F64)),
     ("aten::sigmoid_backward", ("%0", "%1"), (F32, F64, BF16)),
     ("aten::threshold_backward", ("%0", "%1", 0), (F32, F64, BF16)),
+]
+#: What is not in a kernel for a GPU, and what is there alone.
+CPU_ALONE = {"aten::relu", "aten::rsqrt", "aten::div.Scalar"}
+GPU_ALONE: list[tuple[str, tuple[Any, ...], tuple[torch.dtype, ...]]] = [
+    ("aten::add.Scalar", ("%0", 0.3, 1), (BF16,)),
+    ("aten::sub.Tensor", ("%0", 7, 1), (BF16,)),
+    ("aten::mul.Scalar", ("%0", 0.1), (BF16,)),
+    ("aten::mul.Tensor", ("%0", 0.7), (BF16,)),
 ]
 #: Those that ATen computes otherwise where they do not fill its vectors.
 WHOLE: list[tuple[str, tuple[Any, ...]]] = [
@@ -335,45 +402,69 @@ def named(kernels: list[Kernel]) -> list[Kernel]:
     return [replace(kernel, name=f"k{i}") for i, kernel in enumerate(kernels)]
 
 
-def run_all(target: str, folder: Path, seed: int, chains: int) -> int:
+def make_kernels(target: str, seed: int, chains: int) -> list[Kernel]:
+    if is_gpu(target):
+        SINGLE[:] = [entry for entry in SINGLE if entry[0] not in CPU_ALONE] + GPU_ALONE
     source = random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
     kernels = list(single_kernels(source))
     kernels += [chain(source, source.choice([F32, F64, BF16])) for _ in range(chains)]
     kernels += [whole_chain(source, source.choice([F32, BF16])) for _ in range(chains)]
-    kernels = named(kernels)
+    if is_gpu(target):
+        kernels = [replace(kernel, whole=False) for kernel in kernels]
+    return named(kernels)
+
+
+def run_all(target: str, compiled: list[tuple[Kernel, Code]], seed: int) -> int:
+    source = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
     failures = 0
-    for kernel, code in zip(kernels, compile_kernels(kernels, target, folder), strict=True):
-        function = Function(code)
+    for kernel, code in compiled:
         operands = [spec.fill(generator) for spec in kernel.operands]
-        cuts = [] if kernel.whole else sorted(source.choices(range(code.trips + 1), k=2))
+        function: Function | GpuFunction
+        if is_gpu(target):
+            function, cuts = GpuFunction(code), []
+            operands = [operand.to("cuda") for operand in operands]
+        else:
+            function = Function(code)
+            cuts = [] if kernel.whole else sorted(source.choices(range(code.trips + 1), k=2))
         if wrong := compare(kernel, function, operands, cuts):
             failures += 1
             print(f"{wrong} elements differ, cut at {cuts}:\n{kernel.text}")
-    print(
-        f"{len(kernels)} kernels for {target}, ATen's {torch.backends.cpu.get_cpu_capability()}, "
-        f"seed {seed}: {failures} differ"
+    whose = (
+        torch.cuda.get_device_name() if is_gpu(target) else torch.backends.cpu.get_cpu_capability()
     )
+    print(f"{len(compiled)} kernels for {target}, ATen's {whose}, seed {seed}: {failures} differ")
     return failures
 
 
-def run_every_input(target: str, folder: Path) -> int:
-    """All 2^32 inputs of the operators of one float32, in parts of 2^24."""
-    size = 1 << 24
+def unary_kernels(target: str) -> list[Kernel]:
+    """Those of one float32, on 2^24 elements."""
     entries = [(c, a, False) for c, a, d in SINGLE if F32 in d and numbers_of(a) == 1]
-    entries += [(c, a, True) for c, a in WHOLE if numbers_of(a) == 1]
-    kernels = named(
-        [Kernel("k", (Tensor((size,)),), (Call(c, a),), (1,), whole=w) for c, a, w in entries]
+    entries += [(c, a, not is_gpu(target)) for c, a in WHOLE if numbers_of(a) == 1]
+    return named(
+        [
+            Kernel("k", (Tensor((1 << 24,)),), (Call(c, a),), (1,), whole=w)
+            for c, a, w in entries
+            if not is_gpu(target) or c not in CPU_ALONE
+        ]
     )
-    functions = [Function(code) for code in compile_kernels(kernels, target, folder)]
-    wrong = [0] * len(kernels)
+
+
+def run_every_input(target: str, compiled: list[tuple[Kernel, Code]]) -> int:
+    """All 2^32 inputs, in parts of 2^24."""
+    size = 1 << 24
+    make = GpuFunction if is_gpu(target) else Function
+    functions = [(kernel, make(code)) for kernel, code in compiled]
+    wrong = [0] * len(functions)
     for part in range(1 << 8):
         bits = torch.arange(part * size, (part + 1) * size, dtype=torch.int64)
         operand = bits.to(torch.int32).view(F32)
-        for index, (kernel, function) in enumerate(zip(kernels, functions, strict=True)):
+        if is_gpu(target):
+            operand = operand.to("cuda")
+        for index, (kernel, function) in enumerate(functions):
             wrong[index] += compare(kernel, function, [operand], [])
-    for (callee, args, _), count in zip(entries, wrong, strict=True):
-        print(f"{callee}{args}: {count} of 2^32 inputs differ")
+    for (kernel, _), count in zip(functions, wrong, strict=True):
+        print(f"{kernel.calls[0].callee}{kernel.calls[0].args}: {count} of 2^32 inputs differ")
     return sum(wrong)
 
 
@@ -381,17 +472,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", required=True, choices=["x86-64-v3", "x86-64-v4"])
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--target", required=True, help="x86-64-v3, x86-64-v4, or a GPU's sm_90")
+    parser.add_argument("--folder", type=Path, help="keep what is compiled here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--chains", type=int, default=300)
     parser.add_argument("--every-input", action="store_true")
+    parser.add_argument("--save", type=Path, help="compile for another host, run nothing")
+    parser.add_argument("--load", type=Path, help="run what was saved")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    if args.load:
+        compiled = pickle.loads(args.load.read_bytes())
+    else:
+        kernels = (
+            unary_kernels(args.target)
+            if args.every_input
+            else make_kernels(args.target, args.seed, args.chains)
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = args.folder or Path(scratch)
+            codes = compile_kernels(kernels, args.target, folder)
+        compiled = list(zip(kernels, codes, strict=True))
+    if args.save:
+        args.save.write_bytes(pickle.dumps(compiled))
+        return 0
     if args.every_input:
-        return run_every_input(args.target, args.folder) > 0
-    return run_all(args.target, args.folder, args.seed, args.chains) > 0
+        return run_every_input(args.target, compiled) > 0
+    return run_all(args.target, compiled, args.seed) > 0
 
 
 if __name__ == "__main__":

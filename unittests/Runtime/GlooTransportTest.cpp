@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <latch>
+#include <mutex>
 #include <thread>
 
 namespace fsdp::test {
@@ -189,7 +190,13 @@ at::Tensor reduceScatterOfC10d(const c10::intrusive_ptr<c10d::Store> &store,
   at::Tensor out = at::empty({in.numel() / ranks}, in.options());
   c10d::ReduceScatterOptions options;
   options.reduceOp = op;
-  group->_reduce_scatter_base(out, in, options)->wait();
+  auto work = [&] {
+    // torch 2.11's flight recorder races, as in GlooTransport.cpp.
+    static std::mutex recording;
+    std::lock_guard lock(recording);
+    return group->_reduce_scatter_base(out, in, options);
+  }();
+  work->wait();
   return out;
 }
 

@@ -47,11 +47,17 @@ plan::Plan doublingPlan(const std::string &target) {
 
 /// The first element of the result.
 float runOnce(const plan::Plan &plan, const at::Tensor &in) {
-  KernelTable table(plan, c10::kCPU);
+  std::unique_ptr<Device> cpu = makeCpuDevice();
+  KernelTable table(plan, *cpu);
   std::vector<at::Tensor> values = {in, {}};
   table.run({0, {0}, {1}}, values);
   EXPECT_EQ(values[1].sizes(), in.sizes());
   return values[1].data_ptr<float>()[0];
+}
+
+int64_t countCompiled(const plan::Plan &plan) {
+  std::unique_ptr<Device> cpu = makeCpuDevice();
+  return KernelTable(plan, *cpu).compiled();
 }
 
 class KernelTables : public testing::Test {
@@ -66,26 +72,26 @@ protected:
 TEST_F(KernelTables, RunsTheCodeForThisProcessor) {
   plan::Plan plan = doublingPlan(kernelTarget());
   EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 42);
-  EXPECT_EQ(KernelTable(plan, c10::kCPU).compiled(), 1);
+  EXPECT_EQ(countCompiled(plan), 1);
 }
 
 TEST_F(KernelTables, RunsTheCallsWithoutCodeForIt) {
   plan::Plan plan = doublingPlan("riscv");
   EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
-  EXPECT_EQ(KernelTable(plan, c10::kCPU).compiled(), 0);
+  EXPECT_EQ(countCompiled(plan), 0);
   plan.kernels[0].code.clear();
   EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
 }
 
 TEST_F(KernelTables, RunsTheCallsUnderAnotherPyTorch) {
   plan::Plan plan = doublingPlan(kernelTarget());
-  EXPECT_EQ(whyNoKernelCode(plan), "");
+  EXPECT_EQ(whyNoKernelCode(plan, kernelTarget()), "");
   plan.capturedFor->torch = "1.0.0";
-  EXPECT_EQ(whyNoKernelCode(plan),
+  EXPECT_EQ(whyNoKernelCode(plan, kernelTarget()),
             "it is for torch 1.0.0, this is torch " TORCH_VERSION);
   EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
   plan.capturedFor.reset();
-  EXPECT_EQ(whyNoKernelCode(plan),
+  EXPECT_EQ(whyNoKernelCode(plan, kernelTarget()),
             "it is for no version of torch, this is torch " TORCH_VERSION);
   EXPECT_EQ(runOnce(plan, at::full({64}, 3.0F)), 6);
 }
@@ -131,7 +137,8 @@ TEST(KernelTable, RefusesAnUnknownOperator) {
   plan::Plan plan = doublingPlan("riscv");
   plan.kernels[0].calls[0].op = "aten::no_such";
   try {
-    KernelTable table(plan, c10::kCPU);
+    std::unique_ptr<Device> cpu = makeCpuDevice();
+    KernelTable table(plan, *cpu);
     FAIL() << "not refused";
   } catch (const InputError &error) {
     EXPECT_THAT(error.what(), testing::StartsWith("kernel \"double\": "));

@@ -1,9 +1,10 @@
 //===- Elements.h - what element-wise calls compute -----------------------===//
 //
 // One table says which calls can be in a kernel, and how each element of their
-// result is rounded: as ATen's CPU kernels do in the version of PyTorch that
-// this is tested with, with the multiply-adds that its compiler contracts
-// written out. The runtime runs the code with that version alone.
+// result is rounded: as ATen's kernels for the CPU, or for a GPU, do in the
+// version of PyTorch that this is tested with, with the multiply-adds that
+// their compiler contracts written out. The runtime runs the code with that
+// version alone.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_CODEGEN_ELEMENTS_H
@@ -24,8 +25,8 @@ public:
   using CallImport = llvm::function_ref<Value(StringRef name, Value elements)>;
 
   ElementBuilder(ImplicitLocOpBuilder &b, int64_t width,
-                 CallImport callImport = nullptr)
-      : b(b), width(width), callImport(callImport) {}
+                 CallImport callImport = nullptr, bool isForGpu = false)
+      : b(b), width(width), isForGpu(isForGpu), callImport(callImport) {}
 
   /// `element`, or a vector of it.
   Type getType(Type element) const;
@@ -35,12 +36,19 @@ public:
   Value constant(Type element, double value);
   Value splat(Value number);
   Value roundToBF16(Value f32);
-  /// Sleef's function with an error of up to 1 ulp, as "exp"; `width` is 8 or
-  /// 16.
-  Value callSleef(StringRef function, Value f32);
+  /// The function "exp" or "tanh" that ATen calls: Sleef's with an error of up
+  /// to 1 ulp, for which `width` is 8 or 16; on a GPU libdevice's.
+  Value callFunction(StringRef function, Value f32);
+
+  /// What an element of a tensor is in memory.
+  static Type getStoredType(Type element);
+  /// An element as it is held, from what is in memory, and back.
+  Value fromMemory(Type element, Value stored);
+  Value toMemory(Type element, Value held);
 
   ImplicitLocOpBuilder &b;
   const int64_t width;
+  const bool isForGpu;
 
 private:
   CallImport callImport;
@@ -51,7 +59,11 @@ private:
 using ElementFunction = Value (*)(ElementBuilder &to, aten::CallOp call,
                                   ValueRange elements);
 
-/// Null if the call cannot be in a kernel.
+/// Whether the module of this op was captured for a GPU, whose kernels round in
+/// other ways.
+bool isForGpu(Operation *op);
+
+/// Null if the call cannot be in a kernel of what its module was captured for.
 ElementFunction findElementFunction(aten::CallOp call);
 
 /// As many elements as ATen's loop takes at once with the widest vectors, two
@@ -60,7 +72,7 @@ inline constexpr int64_t kElementsOfFullVectors = 64;
 
 /// Whether ATen computes the elements that fill its vectors in another way than
 /// those that are left. Such a call can be in a kernel if none are left, and if
-/// its operands and its result are laid out alike.
+/// its operands and its result are laid out alike. On a GPU there are none.
 bool needsFullVectors(aten::CallOp call);
 
 /// The element of the call's result, rounded to its dtype. `elements` are those

@@ -12,10 +12,14 @@ namespace mlir::fsdp {
 struct KernelTarget {
   /// LLVM's name of the processor, which is KernelCode::target too.
   StringRef name;
-  /// Elements that are computed at once.
+  /// Elements that are computed at once; 0 on a GPU, where it depends on the
+  /// kernel.
   int64_t width;
+
+  bool isGpu() const { return width == 0; }
 };
-ArrayRef<KernelTarget> getKernelTargets();
+/// The GPU that the module was captured for, else the CPUs.
+SmallVector<KernelTarget> getKernelTargets(ModuleOp module);
 
 /// How far apart neighbours of an operand are along each dimension of the
 /// kernel's results, 0 where it is broadcast; `strides` are the operand's own,
@@ -37,8 +41,8 @@ bool areReadable(ArrayRef<size_t> walk, ArrayRef<int64_t> strides);
 void registerKernelDialects(DialectRegistry &registry);
 
 struct LoweredKernel {
-  /// One function of the kernel's name with the signature of KernelAbi.h, in
-  /// the dialects func, scf, arith, math, vector and llvm.
+  /// One function as KernelAbi.h says, in the dialects func, scf, arith, math,
+  /// vector and llvm.
   OwningOpRef<ModuleOp> module;
   int64_t trips;
   /// KernelCode::imports.
@@ -52,7 +56,7 @@ struct LoweredKernel {
 bool canLower(KernelOp kernel);
 
 /// The kernel can be lowered.
-LoweredKernel lowerKernel(KernelOp kernel, int64_t width);
+LoweredKernel lowerKernel(KernelOp kernel, const KernelTarget &target);
 
 struct MachineCode {
   std::string image;

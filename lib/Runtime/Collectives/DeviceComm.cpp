@@ -408,7 +408,8 @@ Collective DeviceComm::reduceAlone(const plan::ReduceScatter &reduce,
     if (divisors.predivide != 1 || divisors.postdivide != 1)
       sum = sum.to(dtype).div(divisors.predivide).div_(divisors.postdivide);
     if (sum.scalar_type() != scalarType(out) || grads[i].scalar_type() != dtype)
-      sum = empty(grads[i].sizes().vec(), out).copy_(sum.to(dtype));
+      sum = empty(grads[i].sizes().vec(), out)
+                .copy_(scalarType(out) == dtype ? sum : sum.to(dtype));
     else if (plan.values[reduce.outs[i]].storage == -1 &&
              sum.is_alias_of(grads[i]))
       sum = sum.clone(); // the gradient is a part of more

@@ -35,6 +35,10 @@ namespace {
 constexpr milliseconds kSlice(50);
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
+/// Held while c10d queues an operation: torch 2.11's flight recorder, of which
+/// a process has one, enters a new group in a map before it takes its lock.
+std::mutex recording;
+
 class ProcessGroup : public c10d::ProcessGroupGloo {
 public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -194,6 +198,7 @@ private:
       even &= range(index).numel() * size() == whole.numel();
     if (even) {
       at::Tensor own = lend(bytes(part.own), operations);
+      std::lock_guard lock(recording);
       operations.works.push_back(group->_allgather_base(whole, own));
       return;
     }
@@ -206,6 +211,7 @@ private:
         continue;
       c10d::BroadcastOptions options;
       options.rootRank = index;
+      std::lock_guard lock(recording);
       operations.works.push_back(group->broadcast(tensors, options));
     }
   }
@@ -214,6 +220,7 @@ private:
     std::vector<at::Tensor> tensors = {lend(tensor.view({-1}), operations)};
     c10d::AllreduceOptions options;
     options.reduceOp = c10dOp(op);
+    std::lock_guard lock(recording);
     operations.works.push_back(group->allreduce(tensors, options));
   }
 

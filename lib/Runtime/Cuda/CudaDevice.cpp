@@ -2,6 +2,7 @@
 #include "CudaDevice.h"
 #include "CudaError.h"
 #include "CudaGraph.h"
+#include "CudaKernel.h"
 #include "CudaMemory.h"
 #include "CudaStreams.h"
 #include "CudaTimer.h"
@@ -36,6 +37,9 @@ public:
     ask(major, cudaDevAttrComputeCapabilityMajor);
     ask(minor, cudaDevAttrComputeCapabilityMinor);
     return "sm_" + std::to_string(major) + std::to_string(minor);
+  }
+  std::unique_ptr<DeviceKernel> loadKernel(const std::string &code) override {
+    return loadCudaKernel(device.index(), code);
   }
   std::unique_ptr<DeviceMemory> reserve(size_t bytes) override {
     return reserveCuda(device.index(), bytes);

@@ -20,8 +20,8 @@ namespace fsdp::runtime {
 Interpreter::Interpreter(const plan::Plan &plan, Comm &comm, Device &device,
                          std::vector<at::Tensor> buffers)
     : values(plan.values.size()), plan(plan), comm(comm), device(device),
-      buffers(std::move(buffers)), host(plan, device),
-      kernels(plan, device.where()), gathered(plan.units.size()) {
+      buffers(std::move(buffers)), host(plan, device), kernels(plan, device),
+      gathered(plan.units.size()) {
   c10::InferenceMode guard;
   if (plan.gradScaler)
     scaler.emplace(*plan.gradScaler, device.where());

@@ -80,7 +80,7 @@ void checkArchitecture(const plan::Plan &plan, const std::string &path,
 }
 
 std::string otherTorch(const plan::Plan &plan, const std::string &path) {
-  if (!plan.capturedFor || plan.capturedFor->torch == TORCH_VERSION)
+  if (!plan.capturedFor || isThisTorch(plan.capturedFor->torch))
     return {};
   return path + ": captured with torch " + plan.capturedFor->torch +
          ", executed by torch " TORCH_VERSION

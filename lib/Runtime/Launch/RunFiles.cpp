@@ -73,7 +73,11 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
     return;
   if (std::string other = otherTorch(plan, options.planPath); !other.empty())
     std::fprintf(stderr, "fsdp-run: warning: %s\n", other.c_str());
-  if (std::string why = whyNoKernelCode(plan); runsKernelCode() && !why.empty())
+  std::string target = kernelTarget();
+  if (isGpu(options.device)) // checkDevice refuses another one
+    target = plan.capturedFor ? plan.capturedFor->arch : "sm";
+  if (std::string why = whyNoKernelCode(plan, target);
+      runsKernelCode() && !why.empty())
     std::fprintf(stderr,
                  "fsdp-run: warning: %s: the code of its kernels is not run, "
                  "but their calls: %s\n",

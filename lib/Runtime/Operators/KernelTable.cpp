@@ -3,6 +3,7 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Memory/Layout.h"
 #include "fsdp/Runtime/Operators/CallTable.h"
+#include "fsdp/Runtime/Operators/Operators.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
@@ -111,7 +112,7 @@ std::string kernelTarget() {
   return "";
 }
 
-std::string whyNoKernelCode(const plan::Plan &plan) {
+std::string whyNoKernelCode(const plan::Plan &plan, const std::string &target) {
   bool hasCode = std::any_of(
       plan.kernels.begin(), plan.kernels.end(),
       [](const plan::Kernel &kernel) { return !kernel.code.empty(); });
@@ -119,15 +120,16 @@ std::string whyNoKernelCode(const plan::Plan &plan) {
     return "";
   // The operators of another PyTorch may round in other ways.
   std::string torch = plan.capturedFor ? plan.capturedFor->torch : "";
-  if (torch != TORCH_VERSION)
+  if (!isThisTorch(torch))
     return "it is for " +
            (torch.empty() ? "no version of torch" : "torch " + torch) +
            ", this is torch " TORCH_VERSION;
-  std::string target = kernelTarget();
   for (const plan::Kernel &kernel : plan.kernels)
     for (const plan::KernelCode &code : kernel.code)
       if (code.target == target)
         return "";
+  if (target.starts_with("sm_"))
+    return "none is for this GPU (" + target + ")";
   return "none is for this processor, as ATen uses it (" +
          at::get_cpu_capability() + ")";
 }
@@ -158,24 +160,36 @@ struct KernelTable::Entry {
   plan::Plan calls;
   std::unique_ptr<CallTable> table;
   KernelImages::Function function;
+  std::unique_ptr<DeviceKernel> onDevice;
 };
 
-KernelTable::KernelTable(const plan::Plan &plan, c10::Device device)
+KernelTable::KernelTable(const plan::Plan &plan, Device &device)
     : plan(plan), device(device) {
   for (const plan::Kernel &kernel : plan.kernels)
-    entries.push_back(std::make_unique<Entry>(kernel, device));
-  if (!device.is_cpu() || !runsKernelCode() || !whyNoKernelCode(plan).empty())
+    entries.push_back(std::make_unique<Entry>(kernel, device.where()));
+  bool isCpu = device.where().is_cpu();
+  std::string target = isCpu ? kernelTarget() : device.architecture();
+  if (!runsKernelCode() || !whyNoKernelCode(plan, target).empty())
     return;
-  images = std::make_unique<KernelImages>(plan.kernels, kernelTarget());
-  for (size_t i = 0; i < entries.size(); ++i)
-    entries[i]->function = images->find(i);
+  if (isCpu)
+    images = std::make_unique<KernelImages>(plan.kernels, target);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Entry &entry = *entries[i];
+    if (isCpu)
+      entry.function = images->find(i);
+    else
+      for (const plan::KernelCode &code : entry.kernel.code)
+        if (code.target == target)
+          entry.onDevice = device.loadKernel(code.image);
+  }
 }
 
 KernelTable::~KernelTable() = default;
 
 int64_t KernelTable::compiled() const {
-  return std::count_if(entries.begin(), entries.end(),
-                       [](const auto &entry) { return entry->function.run; });
+  return std::count_if(entries.begin(), entries.end(), [](const auto &entry) {
+    return entry->function.run || entry->onDevice;
+  });
 }
 
 static bool isLaidOut(const at::Tensor &tensor, const plan::Value &as) {
@@ -200,31 +214,49 @@ static void call(const KernelImages::Function &function,
   function.run(tensors.data(), function.imports.data(), begin, end);
 }
 
-bool KernelTable::runCode(const Entry &entry, const plan::Fused &fused,
-                          std::vector<at::Tensor> &values) const {
-  if (!entry.function.run)
-    return false;
-  // From how many elements on they are divided is up to each operator.
-  if (entry.kernel.whole && at::get_num_threads() > 1)
-    return false;
-  int64_t elements = plan.values[fused.outs.front()].numElements();
+std::vector<void *>
+KernelTable::takeTensors(const Entry &entry, const plan::Fused &fused,
+                         std::vector<at::Tensor> &values) const {
   std::vector<void *> tensors;
   tensors.reserve(fused.ins.size() + fused.outs.size());
+  auto take = [&](const void *data) {
+    tensors.push_back(const_cast<void *>(data));
+    return !entry.onDevice || uintptr_t(data) % plan::kGpuAlign == 0;
+  };
   for (size_t i = 0; i < fused.ins.size(); ++i) {
     const at::Tensor &in = values[fused.ins[i]];
-    if (!isLaidOut(in, entry.kernel.values[i]))
-      return false;
-    tensors.push_back(const_cast<void *>(in.const_data_ptr()));
+    if (!isLaidOut(in, entry.kernel.values[i]) ||
+        in.device() != device.where() || !take(in.const_data_ptr()))
+      return {};
   }
   for (plan::ValueId out : fused.outs) {
     const plan::Value &spec = plan.values[out];
     values[out] = at::empty_strided(
         spec.shape, plan::fullStrides(spec.shape, spec.strides),
-        at::dtype(scalarType(spec.dtype)).device(device));
-    tensors.push_back(values[out].mutable_data_ptr());
+        at::dtype(scalarType(spec.dtype)).device(device.where()));
+    if (!take(values[out].mutable_data_ptr()))
+      return {};
+  }
+  return tensors;
+}
+
+bool KernelTable::runCode(const Entry &entry, const plan::Fused &fused,
+                          std::vector<at::Tensor> &values) const {
+  if (!entry.function.run && !entry.onDevice)
+    return false;
+  // From how many elements on they are divided is up to each operator.
+  if (entry.kernel.whole && at::get_num_threads() > 1)
+    return false;
+  std::vector<void *> tensors = takeTensors(entry, fused, values);
+  if (tensors.empty())
+    return false;
+  int64_t trips = entry.kernel.trips;
+  if (entry.onDevice) {
+    entry.onDevice->launch(tensors, trips);
+    return true;
   }
   // As many elements a thread at least as ATen's kernels take.
-  int64_t trips = entry.kernel.trips;
+  int64_t elements = plan.values[fused.outs.front()].numElements();
   int64_t grain =
       std::max<int64_t>(1, at::internal::GRAIN_SIZE * trips / elements);
   at::parallel_for(0, trips, grain, [&](int64_t begin, int64_t end) {

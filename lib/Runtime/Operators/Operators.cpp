@@ -5,6 +5,7 @@
 #include "fsdp/Runtime/Operators/CallTable.h"
 
 #include <ATen/core/jit_type.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <mutex>
@@ -76,6 +77,12 @@ bool isPlain(const c10::Argument &argument) {
 }
 
 } // namespace
+
+bool isThisTorch(std::string_view version) {
+  std::string_view own = TORCH_VERSION;
+  return own == version ||
+         (!version.empty() && own.starts_with(std::string(version) + "."));
+}
 
 std::string reasonToRefuse(const c10::FunctionSchema &schema) {
   if (plan::isModelCollective(schema.name()) && !isAllowed(schema))

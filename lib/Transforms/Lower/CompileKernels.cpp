@@ -23,13 +23,19 @@ struct CompileKernels : mlir::fsdp::impl::CompileKernelsBase<CompileKernels> {
   }
 
   void runOnModule() override {
+    known = getKernelTargets(getOperation());
     for (const std::string &name : targets)
-      if (llvm::none_of(getKernelTargets(), [&](const KernelTarget &target) {
+      if (llvm::none_of(known, [&](const KernelTarget &target) {
             return target.name == name;
           })) {
-        getOperation().emitError("fsdp-compile-kernels: expected x86-64-v3 or "
-                                 "x86-64-v4 as a target, got: ")
-            << name;
+        std::string names =
+            llvm::join(llvm::map_range(known,
+                                       [](const KernelTarget &target) {
+                                         return target.name.str();
+                                       }),
+                       " or ");
+        getOperation().emitError("fsdp-compile-kernels: expected ")
+            << names << " as a target, got: " << name;
         return signalPassFailure();
       }
     for (auto kernel : getOperation().getOps<KernelOp>())
@@ -50,10 +56,10 @@ private:
     }
     Builder builder(kernel.getContext());
     SmallVector<NamedAttribute> code;
-    for (const KernelTarget &target : getKernelTargets()) {
+    for (const KernelTarget &target : known) {
       if (!targets.empty() && !llvm::is_contained(targets, target.name))
         continue;
-      LoweredKernel lowered = lowerKernel(kernel, target.width);
+      LoweredKernel lowered = lowerKernel(kernel, target);
       kernel.setTrips(lowered.trips);
       if (print)
         llvm::errs() << "// " << target.name << "\n" << *lowered.module;
@@ -76,5 +82,7 @@ private:
     kernel.setCodeAttr(builder.getDictionaryAttr(code));
     return success();
   }
+
+  SmallVector<KernelTarget> known;
 };
 } // namespace

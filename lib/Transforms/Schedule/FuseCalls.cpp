@@ -339,10 +339,7 @@ struct FuseCalls : mlir::fsdp::impl::FuseCallsBase<FuseCalls> {
     ProgramOp step = getProgram(module);
     if (!step)
       return signalPassFailure();
-    auto from = module->getAttrOfType<DictionaryAttr>(capturedForAttrName);
-    auto device = from ? from.getAs<StringAttr>("device") : StringAttr();
-    if (getOrCreateSchedule(module).getFuse() == "none" ||
-        (device && device != "cpu"))
+    if (getOrCreateSchedule(module).getFuse() == "none")
       return;
     Outliner outliner(module);
     for (ProgramOp program : {step, getEvaluationProgram(module)})

@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace fsdp::runtime {
 
@@ -46,6 +47,14 @@ public:
   virtual void replay() = 0;
 };
 
+/// A function that a device has been given (KernelAbi.h).
+class DeviceKernel {
+public:
+  virtual ~DeviceKernel() = default;
+  /// Submits `trips` trips on these tensors to the thread's current stream.
+  virtual void launch(const std::vector<void *> &tensors, int64_t trips) = 0;
+};
+
 class Device {
 public:
   virtual ~Device() = default;
@@ -57,6 +66,12 @@ public:
   /// bytes. Libraries choose kernels by it, and with them the bits: cuBLAS by
   /// that of its workspace.
   virtual size_t alignment() const { return 64; }
+  /// Loads the code of a kernel that was compiled for `architecture()`. Throws
+  /// RunError if the device does not take it. Null on the CPU, which runs code
+  /// by itself (KernelImages).
+  virtual std::unique_ptr<DeviceKernel> loadKernel(const std::string &code) {
+    return nullptr;
+  }
   /// A range of at least `bytes`, with no memory behind it. Throws RunError.
   virtual std::unique_ptr<DeviceMemory> reserve(size_t bytes) = 0;
   /// The same on the host, where the device's copies are fastest, with memory

@@ -4,9 +4,9 @@
 
 #include "fsdp/Plan/KernelAbi.h"
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Runtime/Devices/Device.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <memory>
@@ -52,16 +52,17 @@ std::string kernelTarget();
 void setRunsKernelCode(bool value);
 bool runsKernelCode();
 
-/// Why the code of a plan's kernels cannot run on this CPU, in words; empty if
-/// it can, or if there is none. Code is for the version of PyTorch that the
-/// plan was captured with.
-std::string whyNoKernelCode(const plan::Plan &plan);
+/// Why the code of a plan's kernels cannot run where KernelCode::target is
+/// `target`, in words; empty if it can, or if there is none. Code is for the
+/// version of PyTorch that the plan was captured for.
+std::string whyNoKernelCode(const plan::Plan &plan, const std::string &target);
 
 class KernelTable {
 public:
-  /// Borrows the plan. Throws InputError that names a kernel with a call whose
-  /// operator is unknown or whose arguments do not fit its schema.
-  KernelTable(const plan::Plan &plan, c10::Device device);
+  /// Borrows the plan and the device. Throws InputError that names a kernel
+  /// with a call whose operator is unknown or whose arguments do not fit its
+  /// schema, and RunError if a GPU does not take its code.
+  KernelTable(const plan::Plan &plan, Device &device);
   ~KernelTable();
 
   /// Runs a kernel of the plan on values of the plan: its code if there is any
@@ -78,8 +79,13 @@ private:
   bool runCode(const Entry &entry, const plan::Fused &fused,
                std::vector<at::Tensor> &values) const;
 
+  /// The operands and new results, as the code takes them; empty if an operand
+  /// is laid out in another way.
+  std::vector<void *> takeTensors(const Entry &entry, const plan::Fused &fused,
+                                  std::vector<at::Tensor> &values) const;
+
   const plan::Plan &plan;
-  c10::Device device;
+  Device &device;
   std::unique_ptr<KernelImages> images;
   std::vector<std::unique_ptr<Entry>> entries;
 };

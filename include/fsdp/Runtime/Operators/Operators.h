@@ -26,9 +26,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fsdp::runtime {
+
+/// Whether LibTorch is of this version; "2.11" is every 2.11.
+bool isThisTorch(std::string_view version);
 
 /// Why a plan may not call an operator of this schema; empty if it may.
 std::string reasonToRefuse(const c10::FunctionSchema &schema);
