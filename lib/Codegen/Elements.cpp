@@ -328,6 +328,15 @@ static bool isGeluTanh(CallOp call) {
   return fillsVectors(call) && approximate && approximate == "tanh";
 }
 
+/// On a GPU, ATen rounds a bf16 after each operation of these.
+static bool takesTwoGradients(CallOp call) {
+  return takesTwoTensors(call) &&
+         !(isForGpu(call) && getResultElement(call).isBF16());
+}
+static bool fillsVectorsOfGradients(CallOp call) {
+  return fillsVectors(call) && takesTwoGradients(call);
+}
+
 static bool isThreshold(CallOp call) {
   return takesTwoTensors(call) && getNumber(getArg(call, 2)).has_value();
 }
@@ -381,13 +390,16 @@ static const llvm::StringMap<Rule> &getRules() {
       {"aten::relu", {relu, takesOne, Loop::Any, Processors::CpuAlone}},
       {"aten::rsqrt", {rsqrt, takesOneWide, Loop::Any, Processors::CpuAlone}},
       {"aten::sigmoid", {sigmoid, fillsVectors, Loop::FullVectors}},
-      {"aten::sigmoid_backward", {sigmoidBackward, takesTwoTensors}},
+      {"aten::sigmoid_backward", {sigmoidBackward, takesTwoGradients}},
       {"aten::silu", {silu, fillsVectors, Loop::FullVectors}},
       {"aten::silu_backward", {siluBackward, fillsVectors, Loop::FullVectors}},
       {"aten::sub.Scalar", {binary<arith::SubFOp>, takesTwoUnscaled}},
       {"aten::sub.Tensor", {binary<arith::SubFOp>, takesTwoUnscaled}},
-      {"aten::tanh_backward", {tanhBackward, fillsVectors, Loop::FullVectors}},
-      {"aten::threshold_backward", {thresholdBackward, isThreshold}},
+      {"aten::tanh_backward",
+       {tanhBackward, fillsVectorsOfGradients, Loop::FullVectors}},
+      // ptxas takes abs(x) >= 0 for true, also where x is not a number.
+      {"aten::threshold_backward",
+       {thresholdBackward, isThreshold, Loop::Any, Processors::CpuAlone}},
       {"aten::where.self", {select, isSelection}},
   };
   return rules;

@@ -299,7 +299,8 @@ SINGLE: list[tuple[str, tuple[Any, ...], tuple[torch.dtype, ...]]] = [
     ("aten::threshold_backward", ("%0", "%1", 0), (F32, F64, BF16)),
 ]
 #: What is not in a kernel for a GPU, and what is there alone.
-CPU_ALONE = {"aten::relu", "aten::rsqrt", "aten::div.Scalar"}
+CPU_ALONE = {"aten::relu", "aten::rsqrt", "aten::div.Scalar", "aten::threshold_backward"}
+WIDE_ALONE = {"aten::sigmoid_backward", "aten::tanh_backward"}  # not in bfloat16
 GPU_ALONE: list[tuple[str, tuple[Any, ...], tuple[torch.dtype, ...]]] = [
     ("aten::add.Scalar", ("%0", 0.3, 1), (BF16,)),
     ("aten::sub.Tensor", ("%0", 7, 1), (BF16,)),
@@ -402,6 +403,12 @@ def named(kernels: list[Kernel]) -> list[Kernel]:
     return [replace(kernel, name=f"k{i}") for i, kernel in enumerate(kernels)]
 
 
+def is_wide_enough(kernel: Kernel) -> bool:
+    specs = kernel.specs()[len(kernel.operands) :]
+    pairs = zip(kernel.calls, specs, strict=True)
+    return not any(call.callee in WIDE_ALONE and spec.dtype == BF16 for call, spec in pairs)
+
+
 def make_kernels(target: str, seed: int, chains: int) -> list[Kernel]:
     if is_gpu(target):
         SINGLE[:] = [entry for entry in SINGLE if entry[0] not in CPU_ALONE] + GPU_ALONE
@@ -410,7 +417,7 @@ def make_kernels(target: str, seed: int, chains: int) -> list[Kernel]:
     kernels += [chain(source, source.choice([F32, F64, BF16])) for _ in range(chains)]
     kernels += [whole_chain(source, source.choice([F32, BF16])) for _ in range(chains)]
     if is_gpu(target):
-        kernels = [replace(kernel, whole=False) for kernel in kernels]
+        kernels = [replace(kernel, whole=False) for kernel in kernels if is_wide_enough(kernel)]
     return named(kernels)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kernel_bits
 import pytest
 import torch
 from harness import (
@@ -54,6 +56,33 @@ def test_kernels_have_the_bits_of_their_calls(target: str, tmp_path: Path) -> No
     print(done.stdout[-2000:])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert re.search(r"^\d{4} kernels for .* 0 differ$", done.stdout, re.MULTILINE)
+
+
+def find_ptxas() -> Path:
+    """That of the toolkit, or Triton's, which torch depends on."""
+    places = [Path("/usr/local/cuda/bin/ptxas")]
+    site = Path(torch.__file__).parents[1]
+    places.append(site / "triton" / "backends" / "nvidia" / "bin" / "ptxas")
+    return next(place for place in places if place.exists())
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_for_a_gpu_are_assembled(target: str, tmp_path: Path) -> None:
+    """And none contracts a product and a sum: multiply-adds are those that the kernel spells
+    out."""
+    kernels = kernel_bits.make_kernels(target, SEED, chains=8)
+    picked = [*random.Random(SEED).sample(kernels, 24), *kernels[-16:]]
+    codes = kernel_bits.compile_kernels(kernel_bits.named(picked), target, tmp_path)
+    ptx = tmp_path / "kernel.ptx"
+    for kernel, code in zip(picked, codes, strict=True):
+        ptx.write_bytes(code.image)
+        execute([find_ptxas(), f"-arch={target}", ptx, "-o", tmp_path / "kernel.cubin"])
+        text = code.image.decode()
+        assert f".target {target}" in text and ".visible .entry fsdp_kernel(" in text
+        assert not re.search(r"\b(mul|add|sub)(\.ftz)?\.f(32|64)", text), "expected .rn"
+        callees = {call.callee.removeprefix("aten::") for call in kernel.calls}
+        if not callees & {"silu", "silu_backward", "sigmoid", "gelu", "tanh_backward"}:
+            assert not re.search(r"fma\S*\.f(32|64)", text)
 
 
 @pytest.fixture(scope="module")

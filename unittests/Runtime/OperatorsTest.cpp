@@ -70,7 +70,9 @@ TEST(Operators, OfAtenThoseAreRefusedThatReachBeyondTensors) {
   forEachSchema(
       [&](const std::string &name, const c10::FunctionSchema &schema) {
         std::string why = reasonToRefuse(schema);
-        if (schema.getNamespace() != "aten" || why.empty())
+        // torch 2.11 has overloads for the names of dimensions.
+        if (schema.getNamespace() != "aten" || why.empty() ||
+            name.find("names") != std::string::npos)
           return;
         if (why.find("string") != std::string::npos)
           strings.insert(name);

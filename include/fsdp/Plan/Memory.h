@@ -75,7 +75,7 @@ struct Storage {
   /// The value whose storage it is; -1 for a gathered parameter that nothing
   /// uses.
   ValueId value = -1;
-  /// A multiple of kTensorAlign, positive.
+  /// A multiple of arenaAlign, positive.
   int64_t bytes = 0;
   MemoryUse use = MemoryUse::Temporary;
   /// Position of the instruction that makes it; -1 for an input.
@@ -141,7 +141,7 @@ const Instruction &instructionAt(const Plan &plan, int64_t position);
 /// Offsets for storages such that two that are alive at the same time have no
 /// byte in common.
 struct Placement {
-  std::vector<int64_t> offsets; ///< multiples of kTensorAlign
+  std::vector<int64_t> offsets; ///< multiples of arenaAlign
   int64_t bytes = 0;            ///< the end of the last
   int64_t lowerBound = 0;       ///< most bytes alive at once
 };
@@ -157,6 +157,11 @@ void layOutArena(Plan &plan, MemoryModel model);
 
 /// Device if a gathered parameter has a place in the arena.
 MemoryModel arenaModel(const Plan &plan);
+
+/// What offsets in the plan's arena are multiples of, as the addresses that
+/// PyTorch's allocator gives out on the device: kTensorAlign, and 512 for a
+/// plan that was captured for a GPU, whose libraries choose kernels by it.
+int64_t arenaAlign(const Plan &plan);
 
 } // namespace fsdp::plan
 

@@ -73,12 +73,14 @@ def CompileKernels
     `entry`, the byte where its function begins
     ([KernelAbi.h](../include/fsdp/Plan/KernelAbi.h)). A row-major walk over the
     elements is vectorised along the innermost dimension; each element is rounded
-    as the calls round it. With `print`, the pass writes the MLIR of each kernel,
+    as the calls round it. If the module was captured for a GPU, the image is PTX
+    for that GPU, and a trip is what one thread of a grid does. With `print`, the pass writes the MLIR of each kernel,
     before it is lowered to LLVM, to the standard error.
   }];
   let options = [
     ListOption<"targets", "targets", "std::string",
-               "Processors to compile for (default: x86-64-v3, x86-64-v4)">,
+               "Processors to compile for (default: x86-64-v3, x86-64-v4; or the "
+               "GPU that the module was captured for)">,
     Option<"print", "print", "bool", "false", "Write the kernels' MLIR">
   ];
 }

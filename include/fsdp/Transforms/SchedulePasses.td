@@ -103,11 +103,10 @@ def StageCheckpoints
 def FuseCalls : LevelPass<"fsdp-fuse-calls", "Scheduled", "Scheduled"> {
   let summary = "Run chains of calls as one kernel each";
   let description = [{
-    If the schedule does not say `fuse = "exact"`, or the step was captured for
-    another device than a CPU, the pass changes nothing. Otherwise it outlines
-    chains of element-wise calls into an `fsdp.kernel` each, and an `fsdp.fused`
-    takes their place where the last of them stood. Equal chains, as those of
-    equal layers, share one kernel.
+    If the schedule does not say `fuse = "exact"`, the pass changes nothing.
+    Otherwise it outlines chains of element-wise calls into an `fsdp.kernel`
+    each, and an `fsdp.fused` takes their place where the last of them stood.
+    Equal chains, as those of equal layers, share one kernel.
 
     A chain consists of calls with results of one shape, whose kernels of ATen
     round each element in one way that code can follow

@@ -95,8 +95,11 @@ private:
   int32_t makeStorage(ValueId value, int64_t bytes, MemoryUse use) {
     if (bytes == 0)
       return -1;
-    memory.storages.push_back(
-        {value, alignTo(bytes), use, position, {{position, programEnd - 1}}});
+    memory.storages.push_back({value,
+                               alignTo(bytes, arenaAlign(plan)),
+                               use,
+                               position,
+                               {{position, programEnd - 1}}});
     open.push_back(0);
     return int32_t(memory.storages.size()) - 1;
   }

@@ -298,6 +298,11 @@ void layOutArena(Plan &plan, MemoryModel model) {
     plan.hostArena = place(host);
 }
 
+int64_t arenaAlign(const Plan &plan) {
+  bool isForGpu = plan.capturedFor && plan.capturedFor->device == "cuda";
+  return isForGpu ? 512 : kTensorAlign;
+}
+
 MemoryModel arenaModel(const Plan &plan) {
   for (const auto *program : {&plan.instructions, &plan.evaluation})
     for (const Instruction &instruction : *program)

@@ -96,10 +96,11 @@ void Verifier::verifyArena() const {
       continue; // P33
     if (offset != -1 && !plan.arena)
       fail("P24", name(ValueId(v)) + " has an offset but there is no arena");
-    if (offset != -1 && offset % kTensorAlign != 0)
+    if (offset != -1 && offset % arenaAlign(plan) != 0)
       fail("P24", "expected the offset of " + name(ValueId(v)) +
-                      " to be a multiple of " + std::to_string(kTensorAlign) +
-                      ", got " + std::to_string(offset));
+                      " to be a multiple of " +
+                      std::to_string(arenaAlign(plan)) + ", got " +
+                      std::to_string(offset));
   }
   if (!plan.arena) {
     if (plan.memoryBudget)

@@ -5,8 +5,6 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-#include <array>
-
 namespace fsdp::runtime {
 
 namespace {
@@ -14,26 +12,16 @@ namespace {
 class CudaKernel final : public DeviceKernel {
 public:
   CudaKernel(int index, const std::string &ptx) : index(index) {
-    // What the driver says of code that it does not take.
-    std::array<char, 1024> log{};
-    std::array<cudaJitOption, 2> options = {cudaJitErrorLogBuffer,
-                                            cudaJitErrorLogBufferSizeBytes};
-    std::array<void *, 2> values = {
-        log.data(), reinterpret_cast<void *>(uintptr_t(log.size() - 1))};
-    cudaError_t error = cudaLibraryLoadData(
-        &library, ptx.c_str(), options.data(), values.data(),
-        unsigned(options.size()), nullptr, nullptr, 0);
-    if (error != cudaSuccess) {
-      std::string said = log.data();
-      said = said.substr(0, said.find('\n'));
-      checkCuda(error, "load the code of a kernel" +
-                           (said.empty() ? "" : " (" + said + ")"));
-    }
-    error = cudaLibraryGetKernel(&kernel, library, plan::kGpuEntry);
+    // The driver may wait with compiling until it is asked for the entry, so
+    // it gets no buffer for its log.
+    checkCuda(cudaLibraryLoadData(&library, ptx.c_str(), nullptr, nullptr, 0,
+                                  nullptr, nullptr, 0),
+              "load the code of a kernel");
+    cudaError_t error = cudaLibraryGetKernel(&kernel, library, plan::kGpuEntry);
     if (error != cudaSuccess)
       (void)cudaLibraryUnload(library);
-    checkCuda(error, std::string("find the entry \"") + plan::kGpuEntry +
-                         "\" of a kernel");
+    checkCuda(error, std::string("load \"") + plan::kGpuEntry +
+                         "\" of a kernel's code");
   }
   ~CudaKernel() override { (void)cudaLibraryUnload(library); }
 

@@ -339,7 +339,8 @@ struct FuseCalls : mlir::fsdp::impl::FuseCallsBase<FuseCalls> {
     ProgramOp step = getProgram(module);
     if (!step)
       return signalPassFailure();
-    if (getOrCreateSchedule(module).getFuse() == "none")
+    if (getOrCreateSchedule(module).getFuse() == "none" ||
+        getKernelTargets(module).empty())
       return;
     Outliner outliner(module);
     for (ProgramOp program : {step, getEvaluationProgram(module)})

@@ -132,7 +132,7 @@ fsdp.program @layouts(%x: tensor<60xf32>, %y: tensor<64xf32>, %z: tensor<1x64xf3
 
 // -----
 
-// Without the policy, and for other devices, nothing changes.
+// For a GPU of no known architecture nothing changes.
 
 // CHECK-LABEL: fsdp.program @on_a_gpu
 // CHECK-NOT:     fsdp.fused
@@ -146,6 +146,36 @@ module attributes {fsdp.captured_for = {device = "cuda", torch = "2.15.0"}} {
     %b = aten.call "aten::abs"(%a) : (tensor<8xf32>) -> tensor<8xf32>
     %loss = aten.call "aten::sum"(%b, none) : (tensor<8xf32>) -> tensor<f32>
     fsdp.return %loss : tensor<f32>
+  }
+}
+
+// -----
+
+// ATen's kernels for a GPU round in other ways: there a tail is as the rest is,
+// a number of a bf16 call is a float, and an inverse square root is an
+// approximation, as is the quotient by a number.
+
+// CHECK-LABEL: fsdp.program @on_an_h100
+// CHECK:         %[[A:.*]] = fsdp.fused @silu_mul(%arg0)
+// CHECK:         %[[B:.*]] = aten.call "aten::rsqrt"(%[[A]])
+// CHECK:         %[[C:.*]] = aten.call "aten::div.Scalar"(%[[B]], 3)
+// CHECK:         aten.call "aten::relu"(%[[C]])
+// CHECK:       fsdp.kernel @silu_mul
+// CHECK:         aten.call "aten::mul.Tensor"(%{{.*}}, 5.000000e-01)
+// CHECK:         fsdp.kernel_return
+// CHECK-NOT:     whole
+module attributes {fsdp.captured_for = {arch = "sm_90", device = "cuda", torch = "2.15.0"}} {
+  fsdp.mesh @world <["shard"=1]>
+  fsdp.schedule {fuse = "exact"}
+  fsdp.program @on_an_h100(%x: tensor<7xbf16>) -> tensor<bf16> {
+    fsdp.phase forward
+    %a = aten.call "aten::silu"(%x) : (tensor<7xbf16>) -> tensor<7xbf16>
+    %b = aten.call "aten::mul.Tensor"(%a, 0.5) : (tensor<7xbf16>) -> tensor<7xbf16>
+    %c = aten.call "aten::rsqrt"(%b) : (tensor<7xbf16>) -> tensor<7xbf16>
+    %d = aten.call "aten::div.Scalar"(%c, 3) : (tensor<7xbf16>) -> tensor<7xbf16>
+    %e = aten.call "aten::relu"(%d) : (tensor<7xbf16>) -> tensor<7xbf16>
+    %loss = aten.call "aten::sum"(%e, none) : (tensor<7xbf16>) -> tensor<bf16>
+    fsdp.return %loss : tensor<bf16>
   }
 }
 
