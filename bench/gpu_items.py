@@ -27,7 +27,7 @@ SIDES = {
 # that hung: the five sides of a case take at most 8 minutes if all of them hang.
 PROGRAMS = {"CudaTests": 120.0, "NcclTests": 150.0, "RuntimeTests": 400.0, "PlanTests": 60.0}
 SANITIZER = 240.0
-PARITY_SIDE = {"fsdp2": 120.0, "fsdp-run": 60.0, "graphs": 60.0, "unfused": 60.0}
+PARITY_SIDE = {"fsdp2": 120.0, "fsdp-run": 45.0, "graphs": 45.0, "unfused": 45.0}
 TRACE = 60.0
 BENCH_SIDE = {"fsdp2": 100.0, "compile": 130.0, "fsdp-run": 80.0, "graphs": 80.0, "unfused": 80.0}
 

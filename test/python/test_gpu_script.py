@@ -132,7 +132,7 @@ def test_items_are_listed_without_a_gpu_and_a_build(host: Host) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "deadline  item                        options",
-        "   110 s  bench llama-1b-2048 graphs  --only bench --cases llama-1b-2048 --sides graphs",
+        "    80 s  bench llama-1b-2048 graphs  --only bench --cases llama-1b-2048 --sides graphs",
     ]
     assert len(host.run("run", "--list").stdout.splitlines()) > 20
 
@@ -151,7 +151,7 @@ def test_an_unknown_name_costs_no_build(host: Host) -> None:
         ),
         (
             "--cases llama-1-fp32 --sides eager",
-            "--sides: expected one of fsdp2, fsdp-run, graphs, compile, got eager",
+            "--sides: expected one of fsdp2, fsdp-run, graphs, unfused, compile, got eager",
         ),
         ("--only parity --tests CudaTests", "--tests: expected none with these sections, got Cu"),
         ("--tests PlanTests:3/2", "--tests: expected a shard as PlanTests:1/4, got PlanTests:3/2"),

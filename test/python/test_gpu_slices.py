@@ -33,6 +33,7 @@ def value(name):
 side = "fsdp2" if "--case" in sys.argv else "fsdp-run"
 side = "compile" if "--compile" in sys.argv else side
 side = "graphs" if "--cuda-graphs" in sys.argv else side
+side = "unfused" if "--no-kernels" in sys.argv else side
 with open(os.environ["RUNS"], "a") as file:
     print(side, file=file)
 at_fault, _, fault = os.environ.get("FAULT", "").partition(":")
@@ -45,7 +46,7 @@ if fault == "fail":
     print("one line of many\\n" * 5000 + "error: no such thing", file=sys.stderr)
     sys.exit(1)
 line = {{"step_ms": 5.0}}
-if side == "graphs":
+if "--cuda-graphs" in sys.argv:
     captured = "not captured: no pool" if fault == "eager" else "captured"
     line["cuda_graphs"] = "whole step " + captured
 with open(value("--metrics"), "w") as file:
@@ -247,12 +248,14 @@ def test_without_a_reference_nothing_is_compared(host: Host) -> None:
 
 
 def test_graphs_that_ran_eagerly_fail(host: Host) -> None:
-    options = ("--only", "parity", "--cases", CASE)
+    options = ("--only", "parity", "--cases", f"{CASE}-sm_90")
+    equal = "passed: 10 steps, losses and final parameters bit for bit"
     assert host.run(*options, fault="graphs:eager") == 1
     assert host.items() == {
-        f"parity {CASE} fsdp2": "passed: 10 steps, twice the same",
-        f"parity {CASE} fsdp-run": "passed: 10 steps, losses and final parameters bit for bit",
-        f"parity {CASE} graphs": "failed: cuda graphs: whole step not captured: no pool",
+        f"parity {CASE}-sm_90 fsdp2": "passed: 10 steps, twice the same",
+        f"parity {CASE}-sm_90 fsdp-run": equal,
+        f"parity {CASE}-sm_90 graphs": "failed: cuda graphs: whole step not captured: no pool",
+        f"parity {CASE}-sm_90 unfused": equal,
     }
     assert host.run(*options, "--sides", "graphs") == 0
     nothing = "expected the metrics of fsdp-run to say what --cuda-graphs captured, got nothing"
@@ -262,6 +265,16 @@ def test_graphs_that_ran_eagerly_fail(host: Host) -> None:
     early = {"cuda_graphs": "whole step not captured yet"}
     assert gpu.not_captured([early, {"cuda_graphs": "whole step captured"}]) is None
     assert gpu.not_captured([early]) == "cuda graphs: whole step not captured yet"
+
+
+def test_plans_for_the_cpu_are_not_compared_on_a_gpu(host: Host) -> None:
+    assert host.run("--only", "parity", "--cases", CASE) == 0
+    reason = "skipped: the plan is captured for the CPU: a GPU's RMSNorm rounds otherwise"
+    assert host.items() == {
+        f"parity {CASE} fsdp2": "passed: 10 steps, twice the same",
+        f"parity {CASE} fsdp-run": reason,
+        f"parity {CASE} graphs": reason,
+    }
 
 
 def test_a_side_that_fails_in_a_round_leaves_the_others(host: Host) -> None:
