@@ -59,9 +59,9 @@ struct Value : TensorSpec {
   }
 };
 
-/// The machine code of a kernel for one kind of processor.
+/// The machine code of a kernel for one kind of processor, of a GPU PTX.
 struct KernelCode {
-  /// "x86-64-v3" or "x86-64-v4": what the processor must have.
+  /// "x86-64-v3", "x86-64-v4" or "sm_90": what the processor must have.
   std::string target;
   /// Position-independent code and constants, which refer to nothing outside.
   std::string image;
