@@ -116,7 +116,8 @@ FailureOr<MachineCode> mlir::fsdp::compileKernel(LoweredKernel kernel,
       (*module.getOps<func::FuncOp>().begin()).getSymName().str();
   auto fail = [&](const llvm::Twine &why) {
     return emitError(module.getLoc())
-           << "kernel " << name << " for " << target.name << ": " << why;
+           << "kernel " << module.getSymName().value_or(name) << " for "
+           << target.name << ": " << why;
   };
   llvm::LLVMContext context;
   std::unique_ptr<llvm::Module> code;

@@ -316,16 +316,19 @@ static bool isSmallPower(CallOp call) {
 }
 
 /// Whether ATen's loop over pairs of the widest vectors has nothing left.
-/// On a GPU, whether the functions that it calls are there.
 static bool fillsVectors(CallOp call) {
   auto type = cast<RankedTensorType>(call.getResult(0).getType());
   return takesOneDtype(call) && !type.getElementType().isF64() &&
-         (isForGpu(call) ? !getLibdevicePath().empty()
-                         : type.getNumElements() % kElementsOfFullVectors == 0);
+         (isForGpu(call) ||
+          type.getNumElements() % kElementsOfFullVectors == 0);
+}
+/// The same of one that calls a function.
+static bool fillsVectorsOfFunction(CallOp call) {
+  return fillsVectors(call) && (!isForGpu(call) || !getLibdevicePath().empty());
 }
 static bool isGeluTanh(CallOp call) {
   auto approximate = dyn_cast_or_null<StringAttr>(getArg(call, 1));
-  return fillsVectors(call) && approximate && approximate == "tanh";
+  return fillsVectorsOfFunction(call) && approximate && approximate == "tanh";
 }
 
 /// On a GPU, ATen rounds a bf16 after each operation of these.
@@ -389,10 +392,11 @@ static const llvm::StringMap<Rule> &getRules() {
       {"aten::reciprocal", {reciprocal, takesOne}},
       {"aten::relu", {relu, takesOne, Loop::Any, Processors::CpuAlone}},
       {"aten::rsqrt", {rsqrt, takesOneWide, Loop::Any, Processors::CpuAlone}},
-      {"aten::sigmoid", {sigmoid, fillsVectors, Loop::FullVectors}},
+      {"aten::sigmoid", {sigmoid, fillsVectorsOfFunction, Loop::FullVectors}},
       {"aten::sigmoid_backward", {sigmoidBackward, takesTwoGradients}},
-      {"aten::silu", {silu, fillsVectors, Loop::FullVectors}},
-      {"aten::silu_backward", {siluBackward, fillsVectors, Loop::FullVectors}},
+      {"aten::silu", {silu, fillsVectorsOfFunction, Loop::FullVectors}},
+      {"aten::silu_backward",
+       {siluBackward, fillsVectorsOfFunction, Loop::FullVectors}},
       {"aten::sub.Scalar", {binary<arith::SubFOp>, takesTwoUnscaled}},
       {"aten::sub.Tensor", {binary<arith::SubFOp>, takesTwoUnscaled}},
       {"aten::tanh_backward",

@@ -1,5 +1,4 @@
-//===- LoopNest.h - the loop of a kernel
-//-------------------------------------===//
+//===- LoopNest.h - the loop of a kernel ----------------------------------===//
 #ifndef FSDP_LIB_CODEGEN_LOOPNEST_H
 #define FSDP_LIB_CODEGEN_LOOPNEST_H
 

@@ -27,7 +27,8 @@ public:
       : LoopBuilder(kernel), count(findCount()) {}
 
   LoweredKernel run() {
-    OwningOpRef<ModuleOp> module = ModuleOp::create(kernel.getLoc());
+    OwningOpRef<ModuleOp> module =
+        ModuleOp::create(kernel.getLoc(), kernel.getSymName());
     b.setInsertionPointToStart(module->getBody());
     auto ptr = LLVM::LLVMPointerType::get(b.getContext(), kGlobal);
     SmallVector<Type> types(nest.strides.size(), ptr);

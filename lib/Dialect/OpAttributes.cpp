@@ -11,6 +11,14 @@ static StringRef getText(Operation *op, StringRef name) {
   return text ? text.getValue() : StringRef();
 }
 
+/// "sm_90".
+static bool isArchitecture(Attribute attribute) {
+  auto text = dyn_cast<StringAttr>(attribute);
+  StringRef name = text ? text.getValue() : StringRef();
+  return name.consume_front("sm_") && !name.empty() &&
+         llvm::all_of(name, llvm::isDigit);
+}
+
 StringRef mlir::fsdp::getModuleName(Operation *op) {
   return getText(op, moduleAttrName);
 }
@@ -103,12 +111,14 @@ LogicalResult FSDPDialect::verifyOperationAttribute(Operation *op,
       if (std::string defect = ::fsdp::plan::findDefect(getNumerics(texts));
           !defect.empty())
         return op->emitOpError("Captured-2: ") << defect;
+    Attribute arch = texts ? texts.get("arch") : Attribute();
     if (isa<ModuleOp>(op) && texts && texts.getAs<StringAttr>("device") &&
-        texts.getAs<StringAttr>("torch"))
+        texts.getAs<StringAttr>("torch") && (!arch || isArchitecture(arch)))
       return success();
     return op->emitOpError("Captured-1: expected ")
            << capturedForAttrName
-           << " on the module, with the strings device and torch, got: "
+           << " on the module, with the strings device and torch, and of a "
+              "GPU an arch such as sm_90, got: "
            << attribute.getValue();
   }
   if (name == modelParallelAttrName) {

@@ -1,7 +1,13 @@
 // RUN: fsdp-opt --split-input-file --verify-diagnostics %s
 
-// expected-error @below {{Captured-1: expected fsdp.captured_for on the module, with the strings device and torch, got: {device = "cuda"}}}
+// expected-error @below {{Captured-1: expected fsdp.captured_for on the module, with the strings device and torch, and of a GPU an arch such as sm_90, got: {device = "cuda"}}}
 module attributes {fsdp.captured_for = {device = "cuda"}} {
+}
+
+// -----
+
+// expected-error @below {{Captured-1: expected fsdp.captured_for on the module, with the strings device and torch, and of a GPU an arch such as sm_90, got: {arch = "hopper", device = "cuda", torch = "2.15.0"}}}
+module attributes {fsdp.captured_for = {arch = "hopper", device = "cuda", torch = "2.15.0"}} {
 }
 
 // -----

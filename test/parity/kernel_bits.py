@@ -322,9 +322,17 @@ def numbers_of(args: tuple[Any, ...]) -> int:
     return sum(isinstance(arg, str) and arg.startswith("%") for arg in args)
 
 
-def single_kernels(source: random.Random) -> Iterator[Kernel]:
+def singles(target: str) -> list[tuple[str, tuple[Any, ...], tuple[torch.dtype, ...]]]:
+    """On a GPU, those that need full vectors on a CPU are as others."""
+    if not is_gpu(target):
+        return SINGLE
+    there = [entry for entry in SINGLE if entry[0] not in CPU_ALONE]
+    return there + GPU_ALONE + [(callee, args, (F32, BF16)) for callee, args in WHOLE]
+
+
+def single_kernels(target: str, source: random.Random) -> Iterator[Kernel]:
     """Each operator by itself: every length of a tail, several layouts, broadcasting."""
-    for callee, args, dtypes in SINGLE:
+    for callee, args, dtypes in singles(target):
         for dtype in dtypes:
             count = numbers_of(args)
             call = (Call(callee, args),)
@@ -354,7 +362,7 @@ def single_kernels(source: random.Random) -> Iterator[Kernel]:
         yield Kernel("k", operands, (Call("aten::where.self", ("%0", "%1", "%2"), dtype),), (3,))
 
 
-def chain(source: random.Random, dtype: torch.dtype) -> Kernel:
+def chain(target: str, source: random.Random, dtype: torch.dtype) -> Kernel:
     """Some operators, each on what there is, in one of a few layouts."""
     shape = source.choice([(64,), (4, 32), (2, 3, 5, 16), (2, 4, 8, 32), (3, 129)])
     strides = None
@@ -366,7 +374,7 @@ def chain(source: random.Random, dtype: torch.dtype) -> Kernel:
         own = tuple(n if source.random() < 0.8 else 1 for n in shape)
         operands.append(Tensor(own, dtype))
     operands[0] = Tensor(shape, dtype, strides)
-    choices = [entry for entry in SINGLE if dtype in entry[2]]
+    choices = [entry for entry in singles(target) if dtype in entry[2]]
     calls: list[Call] = []
     # Every value has the shape of the results from the first call on.
     for _ in range(source.randrange(2, 16)):
@@ -382,10 +390,10 @@ def chain(source: random.Random, dtype: torch.dtype) -> Kernel:
     return Kernel("k", tuple(operands), tuple(calls), tuple(results), strides)
 
 
-def whole_chain(source: random.Random, dtype: torch.dtype) -> Kernel:
+def whole_chain(target: str, source: random.Random, dtype: torch.dtype) -> Kernel:
     """The same, of one row, with operators that need full vectors."""
     shape = source.choice([(64,), (6, 32), (2, 3, 5, 64), (2, 1536)])
-    choices = [(c, a) for c, a, d in SINGLE if dtype in d] + WHOLE * 3
+    choices = [(c, a) for c, a, d in singles(target) if dtype in d] + WHOLE * 3
     count = source.randrange(1, 4)
     calls: list[Call] = []
     for _ in range(source.randrange(2, 10)):
@@ -410,12 +418,10 @@ def is_wide_enough(kernel: Kernel) -> bool:
 
 
 def make_kernels(target: str, seed: int, chains: int) -> list[Kernel]:
-    if is_gpu(target):
-        SINGLE[:] = [entry for entry in SINGLE if entry[0] not in CPU_ALONE] + GPU_ALONE
     source = random.Random(seed)
-    kernels = list(single_kernels(source))
-    kernels += [chain(source, source.choice([F32, F64, BF16])) for _ in range(chains)]
-    kernels += [whole_chain(source, source.choice([F32, BF16])) for _ in range(chains)]
+    kernels = list(single_kernels(target, source))
+    kernels += [chain(target, source, source.choice([F32, F64, BF16])) for _ in range(chains)]
+    kernels += [whole_chain(target, source, source.choice([F32, BF16])) for _ in range(chains)]
     if is_gpu(target):
         kernels = [replace(kernel, whole=False) for kernel in kernels if is_wide_enough(kernel)]
     return named(kernels)
@@ -446,14 +452,11 @@ def run_all(target: str, compiled: list[tuple[Kernel, Code]], seed: int) -> int:
 
 def unary_kernels(target: str) -> list[Kernel]:
     """Those of one float32, on 2^24 elements."""
-    entries = [(c, a, False) for c, a, d in SINGLE if F32 in d and numbers_of(a) == 1]
-    entries += [(c, a, not is_gpu(target)) for c, a in WHOLE if numbers_of(a) == 1]
+    entries = [(c, a, False) for c, a, d in singles(target) if F32 in d and numbers_of(a) == 1]
+    if not is_gpu(target):
+        entries += [(c, a, True) for c, a in WHOLE if numbers_of(a) == 1]
     return named(
-        [
-            Kernel("k", (Tensor((1 << 24,)),), (Call(c, a),), (1,), whole=w)
-            for c, a, w in entries
-            if not is_gpu(target) or c not in CPU_ALONE
-        ]
+        [Kernel("k", (Tensor((1 << 24,)),), (Call(c, a),), (1,), whole=w) for c, a, w in entries]
     )
 
 

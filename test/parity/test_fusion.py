@@ -63,7 +63,10 @@ def find_ptxas() -> Path:
     places = [Path("/usr/local/cuda/bin/ptxas")]
     site = Path(torch.__file__).parents[1]
     places.append(site / "triton" / "backends" / "nvidia" / "bin" / "ptxas")
-    return next(place for place in places if place.exists())
+    found = next((place for place in places if place.exists()), None)
+    if not found:
+        pytest.skip("no ptxas, neither in a toolkit nor in Triton's wheel")
+    return found
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
@@ -79,7 +82,7 @@ def test_kernels_for_a_gpu_are_assembled(target: str, tmp_path: Path) -> None:
         execute([find_ptxas(), f"-arch={target}", ptx, "-o", tmp_path / "kernel.cubin"])
         text = code.image.decode()
         assert f".target {target}" in text and ".visible .entry fsdp_kernel(" in text
-        assert not re.search(r"\b(mul|add|sub)(\.ftz)?\.f(32|64)", text), "expected .rn"
+        assert not re.search(r"\b(mul|add|sub)(\.ftz)?\.b?f(16|32|64)", text), "expected .rn"
         callees = {call.callee.removeprefix("aten::") for call in kernel.calls}
         if not callees & {"silu", "silu_backward", "sigmoid", "gelu", "tanh_backward"}:
             assert not re.search(r"fma\S*\.f(32|64)", text)

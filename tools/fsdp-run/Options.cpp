@@ -192,7 +192,7 @@ private:
                  "a warning");
     app.add_flag_callback(
         "--no-kernels", [] { setRunsKernelCode(false); },
-        "run no machine code of the plan: the calls of its kernels run one by "
+        "run no code of the plan's kernels: their calls run one by "
         "one, with the same bits");
     app.add_option("--profile", options.profilePath,
                    "measure every instruction and write its time in seconds "

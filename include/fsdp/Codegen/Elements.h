@@ -3,8 +3,8 @@
 // One table says which calls can be in a kernel, and how each element of their
 // result is rounded: as ATen's kernels for the CPU, or for a GPU, do in the
 // version of PyTorch that this is tested with, with the multiply-adds that
-// their compiler contracts written out. The runtime runs the code with that
-// version alone.
+// their compiler contracts written out. The runtime runs the code with the
+// version alone that the plan was captured for.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_CODEGEN_ELEMENTS_H

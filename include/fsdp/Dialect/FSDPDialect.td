@@ -51,8 +51,9 @@ def FSDP_Dialect : Dialect {
     kernels and were not the defaults.
 
     **Captured-1**: `fsdp.captured_for` has the strings `device` and `torch`,
-    and is an attribute of the module. **Captured-2**: its `numerics` are
-    settings that the runtime knows, with values that they take.
+    may have an `arch` such as `sm_90`, and is an attribute of the module.
+    **Captured-2**: its `numerics` are settings that the runtime knows, with
+    values that they take.
 
     A model that was parallelised before FSDP, by tensor parallelism for
     example, makes collectives of its own: calls of `_c10d_functional`, whose

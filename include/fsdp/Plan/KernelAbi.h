@@ -1,8 +1,8 @@
 //===- KernelAbi.h - how the runtime calls the code of a kernel -----------===//
 //
-// What compiler and runtime agree on. A kernel is one function with C's calling
-// convention; it calls nothing but the imports, and touches no memory but the
-// tensors.
+// What compiler and runtime agree on. A kernel is one function, on a CPU with
+// C's calling convention; it calls nothing but the imports, and touches no
+// memory but the tensors.
 //
 //===----------------------------------------------------------------------===//
 #ifndef FSDP_PLAN_KERNELABI_H

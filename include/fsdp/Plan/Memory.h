@@ -75,7 +75,7 @@ struct Storage {
   /// The value whose storage it is; -1 for a gathered parameter that nothing
   /// uses.
   ValueId value = -1;
-  /// A multiple of arenaAlign, positive.
+  /// A multiple of arenaAlign, of kTensorAlign on the host; positive.
   int64_t bytes = 0;
   MemoryUse use = MemoryUse::Temporary;
   /// Position of the instruction that makes it; -1 for an input.
@@ -141,7 +141,7 @@ const Instruction &instructionAt(const Plan &plan, int64_t position);
 /// Offsets for storages such that two that are alive at the same time have no
 /// byte in common.
 struct Placement {
-  std::vector<int64_t> offsets; ///< multiples of arenaAlign
+  std::vector<int64_t> offsets; ///< multiples of what sizes are multiples of
   int64_t bytes = 0;            ///< the end of the last
   int64_t lowerBound = 0;       ///< most bytes alive at once
 };

@@ -63,7 +63,8 @@ struct Value : TensorSpec {
 struct KernelCode {
   /// "x86-64-v3", "x86-64-v4" or "sm_90": what the processor must have.
   std::string target;
-  /// Position-independent code and constants, which refer to nothing outside.
+  /// Position-independent code and constants, which refer to nothing outside;
+  /// for a GPU PTX.
   std::string image;
   /// The byte of the image where the function begins (KernelAbi.h).
   int64_t entry = 0;

@@ -69,12 +69,13 @@ def CompileKernels
   let summary = "Compile kernels to machine code";
   let description = [{
     Each `fsdp.kernel` gets `trips` and `code`: for every target, `image` in hex
-    digits, which is position-independent and refers to nothing outside, and
+    digits, which is position-independent and refers to nothing outside, or PTX, and
     `entry`, the byte where its function begins
     ([KernelAbi.h](../include/fsdp/Plan/KernelAbi.h)). A row-major walk over the
     elements is vectorised along the innermost dimension; each element is rounded
     as the calls round it. If the module was captured for a GPU, the image is PTX
-    for that GPU, and a trip is what one thread of a grid does. With `print`, the pass writes the MLIR of each kernel,
+    for that GPU, and a trip is what one thread of a grid does; if it does not
+    say for which GPU, nothing changes. With `print`, the pass writes the MLIR of each kernel,
     before it is lowered to LLVM, to the standard error.
   }];
   let options = [

@@ -103,7 +103,8 @@ def StageCheckpoints
 def FuseCalls : LevelPass<"fsdp-fuse-calls", "Scheduled", "Scheduled"> {
   let summary = "Run chains of calls as one kernel each";
   let description = [{
-    If the schedule does not say `fuse = "exact"`, the pass changes nothing.
+    If the schedule does not say `fuse = "exact"`, or the module does not say for
+    which GPU it was captured, the pass changes nothing.
     Otherwise it outlines chains of element-wise calls into an `fsdp.kernel`
     each, and an `fsdp.fused` takes their place where the last of them stood.
     Equal chains, as those of equal layers, share one kernel.

@@ -100,7 +100,10 @@ void Verifier::verifyArena() const {
       fail("P24", "expected the offset of " + name(ValueId(v)) +
                       " to be a multiple of " +
                       std::to_string(arenaAlign(plan)) + ", got " +
-                      std::to_string(offset));
+                      std::to_string(offset) +
+                      (offset % kTensorAlign == 0
+                           ? ": compile the plan for the GPU again"
+                           : ""));
   }
   if (!plan.arena) {
     if (plan.memoryBudget)

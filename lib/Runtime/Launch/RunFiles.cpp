@@ -73,20 +73,23 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
     return;
   if (std::string other = otherTorch(plan, options.planPath); !other.empty())
     std::fprintf(stderr, "fsdp-run: warning: %s\n", other.c_str());
-  std::string target = kernelTarget();
-  if (isGpu(options.device)) // checkDevice refuses another one
-    target = plan.capturedFor ? plan.capturedFor->arch : "sm";
-  if (std::string why = whyNoKernelCode(plan, target);
-      runsKernelCode() && !why.empty())
-    std::fprintf(stderr,
-                 "fsdp-run: warning: %s: the code of its kernels is not run, "
-                 "but their calls: %s\n",
-                 options.planPath.c_str(), why.c_str());
+  if (!isGpu(options.device))
+    warnOfKernelCode(plan, options.planPath, kernelTarget());
   for (const auto *source : {&data, &evalData})
     if (const FileData *read = *source ? (*source)->asFiles() : nullptr)
       for (const auto &samples : read->sources())
         samples->checkHash();
   openOutputs(options);
+}
+
+void warnOfKernelCode(const plan::Plan &plan, const std::string &path,
+                      const std::string &target) {
+  std::string why = whyNoKernelCode(plan, target);
+  if (runsKernelCode() && !why.empty())
+    std::fprintf(stderr,
+                 "fsdp-run: warning: %s: the code of its kernels is not run, "
+                 "but their calls: %s\n",
+                 path.c_str(), why.c_str());
 }
 
 void RunFiles::openOutputs(const RunOptions &options) {

@@ -297,6 +297,8 @@ RunEnd runRank(const RunFiles &files, const RunOptions &options,
   std::unique_ptr<Device> device = makeDevice(options.device, link.localRank);
   if (isGpu(options.device) && !options.anyDevice)
     checkArchitecture(files.plan, options.planPath, device->architecture());
+  if (isGpu(options.device) && link.rank == 0)
+    warnOfKernelCode(files.plan, options.planPath, device->architecture());
   std::unique_ptr<Comm> comm;
   try {
     comm = link.connect(*device);

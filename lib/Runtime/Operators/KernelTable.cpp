@@ -120,7 +120,8 @@ std::string whyNoKernelCode(const plan::Plan &plan, const std::string &target) {
     return "";
   // The operators of another PyTorch may round in other ways.
   std::string torch = plan.capturedFor ? plan.capturedFor->torch : "";
-  if (!isThisTorch(torch))
+  bool isForGpu = target.starts_with("sm_");
+  if (isForGpu ? !isThisTorch(torch) : torch != TORCH_VERSION)
     return "it is for " +
            (torch.empty() ? "no version of torch" : "torch " + torch) +
            ", this is torch " TORCH_VERSION;
@@ -128,7 +129,7 @@ std::string whyNoKernelCode(const plan::Plan &plan, const std::string &target) {
     for (const plan::KernelCode &code : kernel.code)
       if (code.target == target)
         return "";
-  if (target.starts_with("sm_"))
+  if (isForGpu)
     return "none is for this GPU (" + target + ")";
   return "none is for this processor, as ATen uses it (" +
          at::get_cpu_capability() + ")";
@@ -156,6 +157,14 @@ struct KernelTable::Entry {
     }
   }
 
+  void load(Device &device, const plan::KernelCode &code) {
+    try {
+      onDevice = device.loadKernel(code.image);
+    } catch (const RunError &error) {
+      throw RunError("kernel \"" + kernel.name + "\": " + error.what());
+    }
+  }
+
   const plan::Kernel &kernel;
   plan::Plan calls;
   std::unique_ptr<CallTable> table;
@@ -180,7 +189,7 @@ KernelTable::KernelTable(const plan::Plan &plan, Device &device)
     else
       for (const plan::KernelCode &code : entry.kernel.code)
         if (code.target == target)
-          entry.onDevice = device.loadKernel(code.image);
+          entry.load(device, code);
   }
 }
 

@@ -24,6 +24,8 @@ struct CompileKernels : mlir::fsdp::impl::CompileKernelsBase<CompileKernels> {
 
   void runOnModule() override {
     known = getKernelTargets(getOperation());
+    if (known.empty() && targets.empty())
+      return; // for a GPU that is not known
     for (const std::string &name : targets)
       if (llvm::none_of(known, [&](const KernelTarget &target) {
             return target.name == name;
@@ -35,7 +37,8 @@ struct CompileKernels : mlir::fsdp::impl::CompileKernelsBase<CompileKernels> {
                                        }),
                        " or ");
         getOperation().emitError("fsdp-compile-kernels: expected ")
-            << names << " as a target, got: " << name;
+            << (names.empty() ? "none, for a GPU that is not known," : names)
+            << " as a target, got: " << name;
         return signalPassFailure();
       }
     for (auto kernel : getOperation().getOps<KernelOp>())

@@ -123,6 +123,11 @@ private:
   void openOutputs(const RunOptions &options);
 };
 
+/// Says on stderr why the kernels' code cannot run on `target`
+/// (KernelTable.h), if it cannot and should.
+void warnOfKernelCode(const plan::Plan &plan, const std::string &path,
+                      const std::string &target);
+
 } // namespace fsdp::runtime
 
 #endif // FSDP_RUNTIME_LAUNCH_RUNFILES_H

@@ -54,7 +54,8 @@ bool runsKernelCode();
 
 /// Why the code of a plan's kernels cannot run where KernelCode::target is
 /// `target`, in words; empty if it can, or if there is none. Code is for the
-/// version of PyTorch that the plan was captured for.
+/// version of PyTorch that the plan was captured for; for a GPU the plan may
+/// leave its patch release open.
 std::string whyNoKernelCode(const plan::Plan &plan, const std::string &target);
 
 class KernelTable {
@@ -79,8 +80,9 @@ private:
   bool runCode(const Entry &entry, const plan::Fused &fused,
                std::vector<at::Tensor> &values) const;
 
-  /// The operands and new results, as the code takes them; empty if an operand
-  /// is laid out in another way.
+  /// The operands and new results, as the code takes them; empty if one is laid
+  /// out in another way, on another device, or where code for a GPU cannot take
+  /// it.
   std::vector<void *> takeTensors(const Entry &entry, const plan::Fused &fused,
                                   std::vector<at::Tensor> &values) const;
 
