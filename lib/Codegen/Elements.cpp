@@ -364,7 +364,8 @@ static bool isSelection(CallOp call) {
 namespace {
 /// Where a call has the bits of ATen's kernels.
 enum class Processors { All, CpuAlone };
-/// How the CPU's kernels compute, and whether they need functions.
+/// Whether ATen's loop for a CPU computes what is left of its vectors in
+/// another way.
 enum class Loop { Any, FullVectors };
 
 struct Rule {

@@ -1,7 +1,6 @@
 //===- Libdevice.cpp - CUDA's mathematical functions ----------------------===//
 #include "Libdevice.h"
 
-#include "llvm/IR/DiagnosticPrinter.h"
 #include "llvm/IRReader/IRReader.h"
 #include "llvm/Linker/Linker.h"
 #include "llvm/Support/FileSystem.h"

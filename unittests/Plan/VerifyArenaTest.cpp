@@ -63,6 +63,12 @@ const std::vector<Mutation> kMutations = {
      }},
     {"NoArena", "P24", [](Plan &p) { p.arena.reset(); }},
     {"NotAligned", "P24", [](Plan &p) { p.values[p.loss].offset += 4; }},
+    {"NotAlignedForAGpu", "P24",
+     [](Plan &p) {
+       p.capturedFor.emplace();
+       p.capturedFor->device = "cuda";
+       p.values[p.loss].offset = 64;
+     }},
     {"BeyondTheArena", "P24",
      [](Plan &p) { p.values[p.loss].offset = p.arena->bytes; }},
     {"ArenaTooSmall", "P24",

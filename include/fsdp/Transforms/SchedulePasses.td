@@ -117,7 +117,8 @@ def FuseCalls : LevelPass<"fsdp-fuse-calls", "Scheduled", "Scheduled"> {
     makes or writes what it reads.
 
     Remarks of category `fsdp-fuse` say what each kernel saves, and why a chain
-    ends where it does.
+    ends where it does. A warning says that the kernels for a GPU have not been
+    compared with those of ATen for its architecture and version of PyTorch.
   }];
 }
 

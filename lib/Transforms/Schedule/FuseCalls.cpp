@@ -333,6 +333,23 @@ private:
   llvm::StringMap<KernelOp> kernels;
 };
 
+/// Kernels for GPUs have been compared with ATen's on one of them (fusion.md).
+void warnOfUnprovenBits(ModuleOp module) {
+  if (!isForGpu(module))
+    return;
+  auto from = module->getAttrOfType<DictionaryAttr>(capturedForAttrName);
+  StringRef arch = from.getAs<StringAttr>("arch"),
+            torch = from.getAs<StringAttr>("torch");
+  if (arch == "sm_90" && (torch == "2.11" || torch.starts_with("2.11.")))
+    return;
+  mlir::emitWarning(module.getLoc())
+      << "fsdp-fuse-calls: kernels were compared with ATen's for sm_90 under "
+         "torch 2.11 alone, not for "
+      << arch << " under torch " << torch
+      << ": compare them there (test/parity/kernel_bits.py), or leave out "
+         "`fuse`";
+}
+
 struct FuseCalls : mlir::fsdp::impl::FuseCallsBase<FuseCalls> {
   void runOnModule() override {
     ModuleOp module = getOperation();
@@ -342,6 +359,7 @@ struct FuseCalls : mlir::fsdp::impl::FuseCallsBase<FuseCalls> {
     if (getOrCreateSchedule(module).getFuse() == "none" ||
         getKernelTargets(module).empty())
       return;
+    warnOfUnprovenBits(module);
     Outliner outliner(module);
     for (ProgramOp program : {step, getEvaluationProgram(module)})
       if (program)
