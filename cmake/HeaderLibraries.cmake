@@ -8,6 +8,10 @@ function(fsdp_find_headers package version target header)
   if(TARGET ${target})
     return()
   endif()
+  # What was found earlier may be gone, as packed sources that were removed.
+  if(NOT EXISTS "${FSDP_${package}_INCLUDE}/${header}")
+    unset(FSDP_${package}_INCLUDE CACHE)
+  endif()
   # The packed one first: the system's may be too old.
   find_path(FSDP_${package}_INCLUDE ${header} NO_DEFAULT_PATH
     PATHS ${FSDP_THIRD_PARTY}/include)

@@ -140,7 +140,8 @@ LogicalResult ParamGroupOp::verify() {
 }
 
 //===----------------------------------------------------------------------===//
-// GradientClippingOp, LRScheduleOp, AccumulationOp, GradScalerOp
+// GradientClippingOp, LRScheduleOp, AccumulationOp, ChunkedLossOp,
+// GradScalerOp
 //===----------------------------------------------------------------------===//
 
 template <typename OpT>
@@ -188,6 +189,14 @@ LogicalResult AccumulationOp::verify() {
     return emitOpError("Accumulation-1: expected steps in [1, ")
            << ::fsdp::plan::kMaxAccumulationSteps << "], got: " << steps;
   return verifySingle(*this, "Accumulation-2");
+}
+
+LogicalResult ChunkedLossOp::verify() {
+  auto chunks = static_cast<int64_t>(getChunks());
+  if (chunks < 2)
+    return emitOpError("ChunkedLoss-1: expected 2 chunks at least, got: ")
+           << chunks;
+  return verifySingle(*this, "ChunkedLoss-2");
 }
 
 LogicalResult GradScalerOp::verify() {

@@ -94,6 +94,14 @@ static LogicalResult applyScaler(OpBuilder &builder, const Node &node) {
       .verify();
 }
 
+static LogicalResult applyInexact(OpBuilder &builder, const Node &node) {
+  const Node *chunks = node.find("loss_chunks");
+  if (!chunks || chunks->asInteger() == 1)
+    return success();
+  return ChunkedLossOp::create(builder, chunks->loc, chunks->asInteger())
+      .verify();
+}
+
 static LogicalResult applyAccumulation(OpBuilder &builder, const Node &config) {
   const Node *steps = config.find("gradient_accumulation_steps");
   if (!steps)
@@ -118,7 +126,8 @@ LogicalResult mlir::fsdp::applyTraining(OpBuilder &builder,
       {"optimizer", applyOptimizer},
       {"lr_schedule", applySchedule},
       {"clip_grad_norm", applyClipping},
-      {"grad_scaler", applyScaler}};
+      {"grad_scaler", applyScaler},
+      {"inexact", applyInexact}};
   for (auto [key, apply] : keys)
     if (const Node *node = config.find(key);
         node && failed(apply(builder, *node)))

@@ -15,6 +15,7 @@ void mlir::fsdp::buildShardPipeline(OpPassManager &pm) {
 
 void mlir::fsdp::buildAfterChoicePipeline(OpPassManager &pm) {
   pm.addPass(createBucketUnits());          // units -> buckets
+  pm.addPass(createChunkLoss());            // logits -> a part at a time
   pm.addPass(createRecomputeActivations()); // checkpoints -> calls in backward
   pm.addPass(createSimplifyCalls());        // what autograd alone needed
   pm.addPass(createOffloadActivations());   // activations <-> the host's

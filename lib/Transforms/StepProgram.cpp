@@ -22,7 +22,7 @@ PhaseOp mlir::fsdp::getBackward(ProgramOp program) {
   return {};
 }
 
-aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
+aten::CallOp mlir::fsdp::findBackwardSeed(ProgramOp program) {
   Value loss = getLoss(program);
   bool backward = false;
   for (Operation &op : getMicrobatchBody(program)) {
@@ -31,15 +31,22 @@ aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
     auto call = dyn_cast<aten::CallOp>(op);
     if (!backward || !call)
       continue;
-    if (call.getCallee() == "aten::ones_like" &&
-        call.getOperands() == ValueRange(loss))
-      return call;
-    break;
+    bool isOne = call.getCallee() == "aten::ones_like"
+                     ? call.getOperands() == ValueRange(loss)
+                     : call.getCallee() == "aten::full" &&
+                           call.getResultTypes() == TypeRange(loss.getType());
+    return isOne ? call : aten::CallOp();
   }
-  program.emitOpError("expected backward to begin with aten::ones_like of the "
-                      "loss: ")
-      << reason;
-  return nullptr;
+  return {};
+}
+
+aten::CallOp mlir::fsdp::getBackwardSeed(ProgramOp program, StringRef reason) {
+  aten::CallOp seed = findBackwardSeed(program);
+  if (!seed)
+    program.emitOpError("expected backward to begin with aten::ones_like of "
+                        "the loss: ")
+        << reason;
+  return seed;
 }
 
 GradientsOp mlir::fsdp::getGradients(ProgramOp program) {

@@ -121,6 +121,17 @@ fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
 
 // -----
 
+// expected-error @below {{ChunkedLoss-1: expected 2 chunks at least, got: 1}}
+fsdp.chunked_loss {chunks = 1}
+
+// -----
+
+fsdp.chunked_loss {chunks = 2}
+// expected-error @below {{ChunkedLoss-2: expected at most one in the module}}
+fsdp.chunked_loss {chunks = 2}
+
+// -----
+
 // expected-error @below {{GradScaler-1: expected a positive init_scale, got: 0}}
 fsdp.grad_scaler {backoff_factor = 0.5, growth_factor = 2.0, growth_interval = 2000, init_scale = 0.0}
 

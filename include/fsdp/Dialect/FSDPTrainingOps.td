@@ -109,6 +109,25 @@ def FSDP_AccumulationOp : FSDP_Op<"accumulation"> {
   let hasVerifier = 1;
 }
 
+def FSDP_ChunkedLossOp : FSDP_Op<"chunked_loss"> {
+  let summary = "Policy: compute the logits and the loss in chunks of rows";
+  let description = [{
+    The logits never exist whole: they are computed, with their loss and their
+    gradients, for one of `chunks` parts of the rows after the other. This changes
+    bits. `fsdp-chunk-loss` applies it.
+
+    ```mlir
+    fsdp.chunked_loss {chunks = 8}
+    ```
+
+    **ChunkedLoss-1**: `chunks` is 2 at least. **ChunkedLoss-2**: a module has at
+    most one.
+  }];
+  let arguments = (ins I64Attr:$chunks);
+  let assemblyFormat = "attr-dict";
+  let hasVerifier = 1;
+}
+
 def FSDP_GradScalerOp : FSDP_Op<"grad_scaler"> {
   let summary = "Policy: scale the loss, and skip updates that are not finite";
   let description = [{

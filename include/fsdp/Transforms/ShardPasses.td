@@ -115,6 +115,31 @@ def BucketUnits
   }];
 }
 
+def ChunkLoss : LevelPass<"fsdp-chunk-loss", "Grouped", "Grouped"> {
+  let summary = "Compute the logits and their loss a part of the rows at a time";
+  let description = [{
+    Replaces `fsdp.chunked_loss`. The logits, a matrix of a row for each target,
+    and all tensors of their size are computed for some of the rows, with the
+    loss and the gradients that come of it, then for the next rows. Only those of
+    one chunk exist at a time. All of it is computed where backward begins.
+
+    The section begins at the products that make the logits and ends at the loss
+    (`nll_loss_forward`) and at the products and sums that take the logits'
+    gradients. In between are views, casts, `_log_softmax` and its backward, and
+    operators that compute element by element. The gradients of what the logits
+    were computed from are concatenated, and those of the weights and biases
+    summed over the chunks, which gives **other bits**, as does the sum of the
+    losses.
+
+    If another op reads the logits, or has to be known before (`label_smoothing`,
+    a prediction that is returned), a warning names it, and the loss stays whole.
+    Of several losses, that of the largest logits is computed in chunks. A remark
+    (`fsdp-chunk`) says how many bytes of the logits' size there were.
+
+    After: no `fsdp.chunked_loss`.
+  }];
+}
+
 def RecomputeActivations
     : LevelPass<"fsdp-recompute-activations", "Grouped", "Grouped"> {
   let summary = "Recompute the activations of checkpointed modules in backward";

@@ -41,8 +41,10 @@ OpT createFor(Origin origin, OpBuilder &builder, Args &&...args) {
   return op;
 }
 
-/// The `aten::ones_like` of the loss with which backward begins; if it begins
-/// otherwise, null, with an error on the program that gives `reason`.
+/// The 1 of the loss's type with which backward begins: `aten::ones_like` of the
+/// loss, or an `aten::full`. Null if it begins otherwise.
+aten::CallOp findBackwardSeed(ProgramOp program);
+/// The same; if it is null, with an error on the program that gives `reason`.
 aten::CallOp getBackwardSeed(ProgramOp program, llvm::StringRef reason);
 
 /// The program's `fsdp.gradients`; null if it has none.

@@ -17,7 +17,7 @@ LogicalResult mlir::fsdp::verifyPolicyTaken(ModuleOp module,
   for (Operation &op : module.getBody()->getOperations())
     if (isa<AutoUnitsOp, UnitPatternOp, ShardPlacementOp, IgnoreOp,
             CheckpointPatternOp, OffloadPatternOp, GradientClippingOp,
-            AccumulationOp>(op))
+            AccumulationOp, ChunkedLossOp>(op))
       return failPolicy(&op);
   // Those that the plan has too: the step does what they say.
   if (program.getOps<OptimizerStepOp>().empty())
