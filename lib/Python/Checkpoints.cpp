@@ -128,6 +128,12 @@ void bindCheckpoints(py::module_ &m) {
                   [](const std::vector<Box> &boxes) {
                     CallerCheckpoints::checkTypes(tensorsOf(boxes));
                   })
+      .def_static("check_names",
+                  [](const std::vector<std::string> &names) {
+                    for (const std::string &name : names)
+                      if (std::string why = whyReserved(name); !why.empty())
+                        throw py::value_error(why);
+                  })
       .def("go_on", &CallerCheckpoints::goOn)
       .def("close", &CallerCheckpoints::close);
 }

@@ -208,7 +208,8 @@ private:
     auto *weights =
         app.add_option("--weights", options.weightsPath,
                        "initial weights instead of the plan's: a safetensors "
-                       "file, or a Hugging Face index of several");
+                       "file, or a Hugging Face index of several, or a "
+                       "folder with one index");
     app.add_option(
            "--weights-hash", options.weightsHash,
            "the hash that the file of --weights must have: xxh3: followed "

@@ -104,6 +104,8 @@ RunState readState(const Reader &read, const json &tree) {
     read.fail("\"seed\": expected a whole number from 0 in quotes");
   state.data = read.stringOf(tree, "data");
   state.plan = read.stringOf(tree, "plan");
+  if (tree.contains("run"))
+    state.run = read.stringOf(tree, "run");
   state.worldSize = read.numberOf(tree, "world_size");
   if (const json &scaler = read.member(tree, "loss_scaler");
       !scaler.is_null()) {
@@ -217,6 +219,7 @@ std::string printManifest(const Manifest &manifest) {
   ordered_json tree = {{"format", kFormat},
                        {"version", kManifestVersion},
                        {"attempt", manifest.attempt},
+                       {"run", state.run},
                        {"step", state.step},
                        {"samples", state.samples},
                        {"updates", state.updates},

@@ -22,6 +22,7 @@ namespace {
 
 constexpr size_t kPiece = size_t(8) << 20;
 constexpr std::string_view kOwn = "rank.";
+constexpr std::string_view kOptimizerState = "optimizer.state.";
 
 void checkSize(const std::string &path, uint64_t got, uint64_t want) {
   if (got != want)
@@ -92,6 +93,14 @@ bool isOwnName(const std::string &name) {
   return name.starts_with(kOwn) && end != std::string::npos &&
          end > kOwn.size() &&
          name.find_first_not_of("0123456789", kOwn.size()) == end;
+}
+
+std::string whyReserved(const std::string &name) {
+  if (!isOwnName(name) && !name.starts_with(kOptimizerState))
+    return "";
+  return "'" + name +
+         "': a checkpoint has something else under names that begin with "
+         "\"rank.N.\" or \"optimizer.state.\"; expected another name";
 }
 
 NativeCheckpoint::NativeCheckpoint(std::string given)

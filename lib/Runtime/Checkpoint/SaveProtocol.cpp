@@ -3,6 +3,7 @@
 #include "fsdp/Runtime/Checkpoint/NativeCheckpoint.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 
+#include <map>
 #include <utility>
 
 #include <unistd.h>
@@ -126,26 +127,33 @@ private:
           progress.reach(SavePoint::Create);
           attempt = newAttempt();
           folder.begin(attempt, bytes);
-          return {{"attempt", attempt}, {"own", hashesOfOwn()}};
+          return {{"attempt", attempt}, {"own", digestsOfOwn()}};
         });
     attempt = verdict.at("attempt").get<std::string>();
-    ofFirst = verdict.at("own").get<std::vector<std::string>>();
+    ofFirst = verdict.at("own").get<std::map<std::string, std::string>>();
   }
 
-  std::vector<std::string> hashesOfOwn() const {
-    std::vector<std::string> hashes;
+  /// Of a rank's own tensor: equal tensors have equal texts.
+  static std::string digest(const ShardTensor &tensor) {
+    return hashBytes(textOf(tensor.data)) + " " + describe(tensor.spec);
+  }
+
+  std::map<std::string, std::string> digestsOfOwn() const {
+    std::map<std::string, std::string> digests;
     for (const ShardTensor &tensor : request.own)
-      hashes.push_back(hashBytes(textOf(tensor.data)));
-    return hashes;
+      digests[tensor.name] = digest(tensor);
+    return digests;
   }
 
   /// The tensors of this rank's file.
   std::vector<ShardTensor> contents() const {
     std::vector<ShardTensor> tensors = request.chunks;
-    for (size_t i = 0; i < request.own.size(); ++i) {
-      ShardTensor tensor = request.own[i];
+    for (ShardTensor tensor : request.own) {
       if (!leads()) {
-        if (hashBytes(textOf(tensor.data)) == ofFirst.at(i))
+        // The ranks need not have the same ones: an expert of which one of
+        // them has a gradient has state there alone.
+        auto first = ofFirst.find(tensor.name);
+        if (first != ofFirst.end() && first->second == digest(tensor))
           continue;
         tensor.name = ownName(channel.rank(), tensor.name);
       }
@@ -243,7 +251,7 @@ private:
   Progress &progress;
   size_t pieceBytes;
   std::string attempt; ///< empty where this rank has nothing in the folder
-  std::vector<std::string> ofFirst; ///< hashes of rank 0's own tensors
+  std::map<std::string, std::string> ofFirst; ///< rank 0's own, by name
   SaveResult result;
 };
 

@@ -13,17 +13,41 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <system_error>
 
 namespace fsdp::runtime {
 
 using nlohmann::json;
 
-WeightFiles::WeightFiles(const std::string &path) : filePath(path) {
-  if (path.ends_with(".json")) {
+namespace {
+
+/// The file that a path stands for: of a folder, its index.
+std::string entryOf(const std::string &path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(path, error))
+    return path;
+  std::vector<std::string> indices;
+  for (const fs::directory_entry &entry : fs::directory_iterator(path, error))
+    if (std::string name = entry.path().string();
+        name.ends_with(".safetensors.index.json"))
+      indices.push_back(std::move(name));
+  if (indices.size() == 1)
+    return indices[0];
+  throw InputError(path +
+                   ": expected a file, or a folder with one index "
+                   "(*.safetensors.index.json), got a folder with " +
+                   std::to_string(indices.size()));
+}
+
+} // namespace
+
+WeightFiles::WeightFiles(const std::string &path) : filePath(entryOf(path)) {
+  if (filePath.ends_with(".json")) {
     openIndex();
     return;
   }
-  files.emplace_back(path);
+  files.emplace_back(filePath);
   for (const auto &[name, entry] : files.back().entries())
     table.emplace(name, &entry);
 }

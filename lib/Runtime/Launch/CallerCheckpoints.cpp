@@ -44,6 +44,43 @@ ShardTensor shardOf(const CallerTensor &tensor) {
            tensor.data.nbytes()}};
 }
 
+/// RunState::run of a checkpoint; empty if that is not known.
+std::string runOf(const std::string &path) {
+  try {
+    return NativeCheckpoint(path).manifest().state.run;
+  } catch (const InputError &) {
+    return "";
+  }
+}
+
+/// Whether it is the name of a checkpoint, roughly.
+bool isStepName(const std::string &name) {
+  constexpr std::string_view kPrefix = "step-";
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+         name.find_first_not_of("0123456789", kPrefix.size()) ==
+             std::string::npos;
+}
+
+/// Of a path that is no checkpoint and contains none. Throws InputError if it
+/// is meant as one: a loop that begins anew because of a mistyped path loses
+/// what was trained.
+void checkNoneMeant(const fs::path &path) {
+  std::error_code error;
+  bool isThere = fs::exists(path, error);
+  if (isStepName(path.filename().string()))
+    throw InputError(path.string() + ": expected a checkpoint, got " +
+                     (isThere ? std::string("a folder without ") + kManifestName
+                              : "no such folder"));
+  for (const fs::directory_entry &entry : fs::directory_iterator(path, error)) {
+    std::string name = entry.path().filename().string();
+    if (name == ".metadata" || name.ends_with(".distcp"))
+      throw InputError(path.string() +
+                       ": expected a folder of checkpoints, got a checkpoint "
+                       "of torch.distributed.checkpoint; `fsdp-checkpoint "
+                       "convert` converts it");
+  }
+}
+
 } // namespace
 
 CallerCheckpoints::CallerCheckpoints(Rendezvous &rendezvous)
@@ -67,21 +104,15 @@ CallerCheckpoints::save(const std::string &path, const RunState &state,
   CheckpointFolder &folder = folderAt(path);
   onRankZero(*channel, [&](json &) {
     folder.open();
-    auto after = newest.find(path);
-    for (int64_t step : folder.steps()) {
-      if (after == newest.end() || step > after->second)
-        throw InputError(folder.pathOf(step) +
-                         ": a checkpoint of another run; expected to load the "
-                         "newest of its folder before, or another folder");
-      if (step == state.step && !folder.isDamaged(step))
-        throw InputError(folder.pathOf(step) +
-                         ": already exists; expected another step");
-    }
+    checkFolder(path, state.step);
+    if (run.empty())
+      run = newAttempt();
   });
   // Which this process has now: whatever comes there is its own.
   newest[path] = INT64_MAX;
   SaveRequest request;
   request.state = state;
+  request.state.run = run; // rank 0's counts
   request.aliases = aliases;
   for (const CallerTensor &tensor : chunks)
     request.chunks.push_back(shardOf(tensor));
@@ -103,14 +134,36 @@ CallerCheckpoints::save(const std::string &path, const RunState &state,
   }
 }
 
+void CallerCheckpoints::checkFolder(const std::string &path, int64_t step) {
+  const CheckpointFolder &folder = folderAt(path);
+  auto after = newest.find(path);
+  for (int64_t other : folder.steps()) {
+    // The run may have saved to several folders before it was continued.
+    bool isOurs = after != newest.end()
+                      ? other <= after->second
+                      : other <= step && !run.empty() &&
+                            runOf(folder.pathOf(other)) == run;
+    if (!isOurs)
+      throw InputError(folder.pathOf(other) +
+                       ": a checkpoint of another run; expected to load the "
+                       "newest of its folder before, or another folder");
+    if (other == step && !folder.isDamaged(other))
+      throw InputError(folder.pathOf(other) +
+                       ": already exists; expected another step");
+  }
+}
+
 bool CallerCheckpoints::open(const std::string &path,
                              std::vector<std::string> &skipped) {
   chosen.reset();
-  newest.clear();
   json decision = onRankZero(*channel, [&](json &made) {
     made["one"] = fs::exists(fs::path(path) / kManifestName);
-    if (!made["one"].get<bool>())
-      made["steps"] = folderAt(path).steps();
+    if (made["one"].get<bool>())
+      return;
+    std::vector<int64_t> steps = folderAt(path).steps();
+    if (steps.empty())
+      checkNoneMeant(path);
+    made["steps"] = std::move(steps);
   });
   if (decision["one"].get<bool>()) {
     std::string error;
@@ -126,6 +179,11 @@ bool CallerCheckpoints::open(const std::string &path,
     folderOfChosen = path;
     lastOfChosen = INT64_MAX;
   }
+  if (chosen) {
+    // Until goOn: what has been read in part belongs to no run.
+    newest.clear();
+    run.clear();
+  }
   progress.end();
   channel->gather("");
   return bool(chosen);
@@ -137,7 +195,10 @@ const NativeCheckpoint &CallerCheckpoints::opened() const {
   return *chosen;
 }
 
-void CallerCheckpoints::goOn() { newest[folderOfChosen] = lastOfChosen; }
+void CallerCheckpoints::goOn() {
+  newest[folderOfChosen] = lastOfChosen;
+  run = opened().manifest().state.run;
+}
 
 void CallerCheckpoints::checkTypes(const std::vector<CallerTensor> &tensors) {
   for (const CallerTensor &tensor : tensors)

@@ -125,7 +125,7 @@ const NativeCheckpoint *Checkpointer::choose() {
       if (!isAuto)
         openFolder();
       if (chosen)
-        tellDifferences();
+        differences = compareRuns(*chosen, files, options, dataFingerprint);
       if (!options.checkpointPath.empty())
         decision["steps"] = folder.steps();
     } catch (const InputError &error) {
@@ -138,6 +138,9 @@ const NativeCheckpoint *Checkpointer::choose() {
   progress.reach(chosen ? SavePoint::Read : SavePoint::None);
   if (chosen)
     resumedStep = chosen->manifest().state.step;
+  run = chosen ? chosen->manifest().state.run : "";
+  if (run.empty())
+    run = newAttempt();
   return chosen.get();
 }
 
@@ -152,14 +155,15 @@ void Checkpointer::chooseNewest(const std::vector<int64_t> &steps) {
                               });
 }
 
-void Checkpointer::tellDifferences() const {
-  std::string differences =
-      compareRuns(*chosen, files, options, dataFingerprint);
-  say("resumed: " + chosen->path() + ", after step " +
-      std::to_string(chosen->manifest().state.step));
+void Checkpointer::begin() {
+  if (channel->rank() == 0)
+    say("resumed: " + chosen->path() + ", after step " +
+        std::to_string(resumedStep));
   if (!differences.empty())
     warn("losses may differ in bits from those of the run that was saved: " +
          differences);
+  chosen.reset();
+  progress.end();
 }
 
 std::optional<SaveReport> Checkpointer::endStep(Session &session, int64_t step,
@@ -189,6 +193,7 @@ RunState Checkpointer::stateOf(Session &session, int64_t step,
   state.seed = options.seed;
   state.data = dataFingerprint;
   state.plan = files.planHash;
+  state.run = run;
   state.worldSize = files.plan.worldSize;
   state.environment = environmentOfBits(isGpu(options.device), options.threads);
   Executor &executor = session.executor();

@@ -108,11 +108,19 @@ std::string compareRuns(const RunState &then, const RunState &now) {
       differences += (differences.empty() ? "" : "; ") + what + " was " +
                      before + ", is " + after;
   };
-  compare("the world size", std::to_string(then.worldSize),
-          std::to_string(now.worldSize));
-  if (then.worldSize == now.worldSize)
+  // A converted checkpoint says nothing of these.
+  bool isKnown = then.worldSize > 0;
+  if (isKnown)
+    compare("the world size", std::to_string(then.worldSize),
+            std::to_string(now.worldSize));
+  if (then.worldSize == now.worldSize && !then.plan.empty() &&
+      !now.plan.empty())
     compare("the plan", then.plan, now.plan);
-  compare("the data", then.data, now.data);
+  auto dataOf = [](const RunState &state) {
+    return state.data.empty() ? "random" : state.data;
+  };
+  if (isKnown)
+    compare("the data", dataOf(then), dataOf(now));
   for (const auto &[what, after] : now.environment) {
     auto before = then.environment.find(what);
     if (before != then.environment.end())

@@ -25,6 +25,20 @@ void checkMeasuring(const char *option, const std::string &path, int64_t warmup,
                      std::to_string(steps));
 }
 
+/// Of what checkpoints contain.
+void checkNames(const plan::Plan &plan, const std::string &path) {
+  auto check = [&](const std::string &name) {
+    if (std::string why = whyReserved(name); !why.empty())
+      throw InputError(path + ": " + why);
+  };
+  for (const plan::Param &param : plan.params) {
+    check(param.name);
+    std::for_each(param.aliases.begin(), param.aliases.end(), check);
+  }
+  for (const plan::Buffer &buffer : plan.buffers)
+    check(buffer.name);
+}
+
 } // namespace
 
 static plan::Plan openPlan(const RunOptions &options) {
@@ -55,8 +69,10 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
     throw InputError(options.planPath +
                      ": the optimizer is \"external\", which the program that "
                      "hosts the runtime updates with; fsdp-run has none");
-  if (options.hasCheckpoints())
+  if (options.hasCheckpoints()) {
     planHash = hashOfPlan(plan);
+    checkNames(plan, options.planPath);
+  }
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
   checkMeasuring(options, 0);

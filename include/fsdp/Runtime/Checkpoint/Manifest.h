@@ -34,8 +34,11 @@ struct RunState {
   int64_t updates = 0; ///< of the optimizer: excludes skipped steps
   uint64_t seed = 0;   ///< --seed
   std::string data;    ///< fingerprint of the data; empty if it is random
-  std::string plan;    ///< hash of the plan
-  int64_t worldSize = 1;
+  std::string plan;    ///< hash of the plan; empty: not known
+  /// 32 hex digits of the run; one that goes on from it has the same. Empty in
+  /// a checkpoint that is converted, or of an older version.
+  std::string run;
+  int64_t worldSize = 1; ///< 0: not known
   struct Scaler {
     double scale = 0;
     int64_t growthTracker = 0;

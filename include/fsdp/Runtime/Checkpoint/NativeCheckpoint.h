@@ -25,6 +25,8 @@ namespace fsdp::runtime {
 std::string ownName(int64_t rank, const std::string &name);
 /// Whether it is such a name.
 bool isOwnName(const std::string &name);
+/// Why a model's tensor cannot have the name in a checkpoint; empty: it can.
+std::string whyReserved(const std::string &name);
 
 /// Thread-compatible. All methods throw InputError, which names the file.
 class NativeCheckpoint {

@@ -38,9 +38,8 @@ struct SaveRequest {
   std::map<std::string, std::string> aliases;
   /// The chunks that this rank writes.
   std::vector<ShardTensor> chunks;
-  /// Whole tensors of which each rank has one of its own: the same names in the
-  /// same order on all ranks. Ranks other than 0 write only those whose bytes
-  /// differ from rank 0's.
+  /// Whole tensors of which each rank has one of its own. A rank other than 0
+  /// writes those that rank 0 has not, or not with the same type and bytes.
   std::vector<ShardTensor> own;
 };
 

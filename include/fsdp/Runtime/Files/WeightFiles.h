@@ -2,8 +2,8 @@
 //
 // A safetensors file, or a Hugging Face index (`model.safetensors.index.json`:
 // an object "weight_map" from tensor names to files beside it, in its folder or
-// below). Names and
-// dtypes may be those of a published checkpoint:
+// below), or a folder with one index. Names and dtypes may be those of a
+// published checkpoint:
 //
 //   - a tied parameter may be stored under any of its names;
 //   - a checkpoint of the base model lacks the first segment of the names

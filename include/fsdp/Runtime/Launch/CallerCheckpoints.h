@@ -45,7 +45,9 @@ public:
   /// Paths are absolute. Saves to `folder`/step-N of `state`, and leaves the
   /// newest `keep` there; 0: all. `own`: as SaveRequest::own. The process holds
   /// the folder until it ends. Throws if the folder has checkpoints that this
-  /// run does not continue from. Returns a warning, or an empty string.
+  /// run does not continue from; of another folder than the one it continues
+  /// from, those of the same run up to this step are its own, too. Returns a
+  /// warning, or an empty string.
   std::string save(const std::string &folder, const RunState &state,
                    const std::map<std::string, std::string> &aliases,
                    const std::vector<CallerTensor> &chunks,
@@ -53,7 +55,8 @@ public:
 
   /// Opens the checkpoint at `path`: either `path` is one itself, or this takes
   /// the newest valid one in it. Returns false if there is none, or no such
-  /// path. `skipped`, on rank 0: why newer ones were not taken, a line each.
+  /// path; throws if the path can only be meant as a checkpoint.
+  /// `skipped`, on rank 0: why newer ones were not taken, a line each.
   bool open(const std::string &path, std::vector<std::string> &skipped);
   /// The checkpoint that is open.
   const NativeCheckpoint &opened() const;
@@ -74,6 +77,9 @@ public:
 
 private:
   CheckpointFolder &folderAt(const std::string &path);
+  /// On rank 0. Throws InputError if the folder has checkpoints of others, or
+  /// one of this step.
+  void checkFolder(const std::string &path, int64_t step);
 
   std::unique_ptr<Channel> channel;
   Position position;
@@ -82,6 +88,7 @@ private:
   std::map<std::string, std::unique_ptr<CheckpointFolder>> folders;
   /// By path, the last step whose checkpoint there may belong to this run.
   std::map<std::string, int64_t> newest;
+  std::string run; ///< RunState::run; empty: not known yet
   std::unique_ptr<NativeCheckpoint> chosen;
   std::string folderOfChosen;
   int64_t lastOfChosen = 0;

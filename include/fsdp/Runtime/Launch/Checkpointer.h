@@ -59,10 +59,7 @@ public:
   const NativeCheckpoint *choose();
 
   /// To be called when all of it has been read.
-  void begin() {
-    chosen.reset();
-    progress.end();
-  }
+  void begin();
 
   /// Saves the state of the session after so many steps and samples, if a save
   /// is due or `asked` for, or this step is the `last`. With
@@ -90,7 +87,6 @@ private:
   RunState stateOf(Session &session, int64_t step, int64_t samples) const;
   void chooseNewest(const std::vector<int64_t> &steps);
   void openFolder();
-  void tellDifferences() const;
   void startWriting();
   void write(std::chrono::steady_clock::time_point begin);
   /// Waits for the save that is under way.
@@ -106,6 +102,8 @@ private:
   CheckpointFolder folder;
   const std::string dataFingerprint; ///< reads files: once
   std::unique_ptr<NativeCheckpoint> chosen;
+  std::string differences; ///< on rank 0, from the run that saved `chosen`
+  std::string run;         ///< RunState::run
   int64_t resumedStep = -1;
   std::vector<int64_t> there; ///< steps in the folder when the run began
   std::unique_ptr<SessionState> source;

@@ -45,7 +45,8 @@ std::map<std::string, std::string> environmentOfBits(bool isGpu,
                                                      int64_t threads);
 
 /// What differs between two runs, so that the bits of later losses may differ;
-/// empty: nothing. Plans are compared only if the world sizes are equal.
+/// empty: nothing. What one of them does not know is left out. Plans are
+/// compared only if the world sizes are equal.
 std::string compareRuns(const RunState &then, const RunState &now);
 
 /// Throws InputError if `folder`, at `path`, has checkpoints that do not belong
