@@ -41,8 +41,8 @@ OpT createFor(Origin origin, OpBuilder &builder, Args &&...args) {
   return op;
 }
 
-/// The 1 of the loss's type with which backward begins: `aten::ones_like` of the
-/// loss, or an `aten::full`. Null if it begins otherwise.
+/// The 1 of the loss's type with which backward begins: `aten::ones_like` of
+/// the loss, or an `aten::full`. Null if it begins otherwise.
 aten::CallOp findBackwardSeed(ProgramOp program);
 /// The same; if it is null, with an error on the program that gives `reason`.
 aten::CallOp getBackwardSeed(ProgramOp program, llvm::StringRef reason);
