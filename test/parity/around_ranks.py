@@ -22,6 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as checkpoint
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -47,13 +52,22 @@ def batch(number: int, size: int = 4) -> Tensor:
     return torch.randn(size, 8, generator=torch.Generator().manual_seed(seed))
 
 
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class Loop:
     """A model and its step: FSDP2's with `count` microbatches, or the compiled one."""
 
     def __init__(
         self, model: Any, compiled: bool, optimizer: Any = SGD, count: int = 1, **options: Any
     ) -> None:
-        self.model, self.count = fully_shard(model), count
+        ignored = options.pop("ignored", set())
+        self.model, self.count = fully_shard(model, ignored_params=ignored), count
         self.optimizer = optimizer[0](model.parameters(), **optimizer[1])
         if count > 1:
             options["gradient_accumulation_steps"] = count
@@ -73,6 +87,17 @@ class Loop:
         self.optimizer.zero_grad()
         return torch.tensor(total / self.count).item()
 
+    def evaluate(self, x: Tensor) -> float:
+        if self.compiled is not None:
+            loss = float(self.compiled.evaluate(x))
+        else:
+            self.model.eval()
+            with torch.no_grad():
+                loss = float(self.model(x))
+            self.model.train()
+        self.model.reshard()  # the root, which FSDP2 keeps unsharded for a backward
+        return loss
+
     def backward(self, x: Tensor) -> None:
         if self.compiled is not None:
             self.compiled.backward(x)
@@ -80,7 +105,7 @@ class Loop:
             self.model(x).backward()
 
     def weights(self) -> list[float]:
-        return [p.full_tensor().double().sum().item() for p in self.model.parameters()]
+        return [whole(p).double().sum().item() for p in self.model.parameters()]
 
 
 def betas_of_a_loaded_state(compiled: bool) -> list[Any]:
@@ -269,6 +294,100 @@ def after_a_forward_that_raised(compiled: bool) -> list[Any]:
     return [*losses, loop.step(batch(1)), loop.step(batch(2, 6)), *loop.weights()]
 
 
+class Sharded(Net):
+    """With another size of the shards on each rank, and a parameter that is not sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(7, 7), nn.Linear(7, 7)
+        self.more = nn.Sequential(nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 7), nn.Linear(7, 7))
+        self.one, self.two = nn.Parameter(torch.ones(7)), nn.Parameter(torch.ones(7) * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.more(x) * self.one + self.two
+        return super().forward(x)
+
+
+def exchange(model: Any) -> None:
+    model.a, model.b = model.b, model.a
+
+
+def reorder(model: Any) -> None:
+    model.more.add_module("1", model.more._modules.pop("1"))
+
+
+def exchange_in_a_container(model: Any) -> None:
+    members = model.more._modules
+    members["2"], members["3"] = members["3"], members["2"]
+
+
+def modules_in_other_places(compiled: bool) -> list[Any]:
+    found: list[Any] = []
+    for change, optimizer in (
+        (exchange, (torch.optim.AdamW, {"lr": 0.1})),
+        (reorder, (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})),
+        (exchange_in_a_container, SGD),
+    ):
+        model = Sharded()
+        fully_shard(model.a)
+        fully_shard(model.b)
+        ignored = {model.one, model.two}
+        loop = Loop(model, compiled, optimizer, ignored=ignored, evaluation=True)
+        found += [loop.step(batch(0)), loop.step(batch(0, 2))]
+        saved = [part(x) for x in model.state_dict().values()]
+        change(model)
+        found += [loop.step(batch(1)), loop.evaluate(batch(2)), loop.step(batch(3))]
+        change(model)  # which the plan of the other size has not seen
+        found += [loop.step(batch(0, 2)), loop.evaluate(batch(2)), loop.step(batch(1))]
+        change(model)
+        found += [loop.step(batch(0, 2)), loop.evaluate(batch(2)), *loop.weights()]
+        found += [x.double().sum().item() for x in saved]
+    return found
+
+
+class Tripled(DefaultReduceScatter):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kw: Any) -> Any:
+        return super().__call__(output_tensor, input_tensor.mul_(3), *args, **kw)
+
+
+class Doubled(DefaultAllGather):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kw: Any) -> Any:
+        return super().__call__(output_tensor, input_tensor.mul(2), *args, **kw)
+
+
+def settings_after_the_first_step(compiled: bool) -> list[Any]:
+    found: list[Any] = []
+    settings: list[Callable[[Any], Any]] = [
+        lambda model: model.set_force_sum_reduction_for_comms(True),
+        lambda model: model.set_gradient_divide_factor(4.0),
+        lambda model: model.set_reduce_scatter_divide_factor(8.0),
+        lambda model: model.a.set_force_sum_reduction_for_comms(True),
+        lambda model: model.a.set_gradient_divide_factor(1.0),
+        lambda model: model.set_reshard_after_forward(False),
+        lambda model: model.a.set_custom_reduce_scatter(Tripled()),
+        lambda model: model.set_custom_all_gather(Doubled()),
+    ]
+    model = Net()
+    fully_shard(model.a)
+    loop = Loop(model, compiled, evaluation=True)
+    for setting in (lambda model: None, *settings):
+        setting(model)
+        found += [loop.step(batch(0)), loop.step(batch(1)), loop.evaluate(batch(2))]
+    return [*found, *loop.weights()]
+
+
+def gradients_that_are_off(compiled: bool) -> list[Any]:
+    loop = Loop(Net(), compiled)
+    found: list[Any] = []
+    for context in (torch.enable_grad, torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with context():
+            try:
+                found.append(loop.step(batch(0)))
+            except RuntimeError as error:
+                found.append(str(error))
+    return [*found, *loop.weights()]
+
+
 # With what the line says that tells of a step without a plan; empty where there is none.
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     betas_of_a_loaded_state: "",
@@ -280,6 +399,9 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     iterators: "takes an item from",
     contexts: "around the call",
     kernels_of_attention: "",
+    modules_in_other_places: "",
+    settings_after_the_first_step: "set_custom_",
+    gradients_that_are_off: "gradients are off around the call",
     after_a_forward_that_raised: "",
 }
 

@@ -22,7 +22,6 @@ from fsdp_mlir.frontdoor.identity import identity
 from fsdp_mlir.frontdoor.telling import Untold
 from fsdp_mlir.frontdoor.unchanged import Unchanged
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 BATCH = {"x": torch.ones(2, 4)}
 
@@ -71,7 +70,6 @@ def of_rate(by: float) -> Callable[..., Tensor]:
 
 
 def key_with(hook: Callable[..., Tensor] | None, forward: object = None) -> str:
-    RemovableHandle.next_id = 0  # as in another process
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     if hook is not None:
         model[0].register_forward_hook(hook)
@@ -236,6 +234,40 @@ def test_what_library_code_names(monkeypatch: pytest.MonkeyPatch) -> None:
             context.setattr(F, "_in_projection_packed", closure(by))
             keys.append(identity(model, None, BATCH))
     assert keys[0] != keys[1]
+
+
+def with_hooks(before: int, changed: Callable[[nn.Module], object]) -> str:
+    """After as many hooks of other modules."""
+    for _ in range(before):
+        nn.Identity().register_forward_hook(reads_a_global)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].register_forward_hook(reads_a_global)
+    model[1].handle = model[0].register_forward_hook(reads_a_global, always_call=True)
+    model[1].register_full_backward_hook(lambda *_: None)
+    changed(model)
+    return identity(model, None, BATCH)
+
+
+HOOKS: dict[str, Callable[[nn.Module], object]] = {
+    "another_is_always_called": lambda model: model[0]._forward_hooks_always_called.update(
+        dict.fromkeys(model[0]._forward_hooks, True)
+    ),
+    "another_order": lambda model: model[0]._forward_hooks.move_to_end(
+        next(iter(model[0]._forward_hooks))
+    ),
+    "another_handle": lambda model: setattr(
+        model[1], "handle", model[1].register_forward_hook(reads_a_global)
+    ),
+    "removed": lambda model: model[1].handle.remove(),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_are_told_apart_by_their_places(name: str) -> None:
+    """And not by the number that torch gives each hook of a process."""
+    keys = {with_hooks(count, lambda model: None) for count in (0, 1, 10, 100, 1000)}
+    assert len(keys) == 1 and with_hooks(3, HOOKS[name]) not in keys
+    assert with_hooks(0, HOOKS[name]) == with_hooks(1, HOOKS[name])
 
 
 def test_what_code_asks_of_the_process() -> None:

@@ -43,6 +43,13 @@ def entered() -> str:
     return ""
 
 
+def without_gradients() -> str:
+    """Why no backward is possible; empty if it is."""
+    if torch.is_grad_enabled():
+        return ""
+    return "gradients are off around the call, as under torch.no_grad()"
+
+
 def each_microbatch(params: list[nn.Parameter]) -> str:
     """What FSDP2 does to these parameters with the gradients of each microbatch that it reduces,
     where a plan has only their sum; empty if there is nothing."""

@@ -13,6 +13,7 @@ does. The ranks are those that torchrun started, or this process alone.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def compile(
     runtime = build.runtime()
     rendezvous = runtime.Rendezvous()
 
-    def prepare() -> tuple[torch.optim.Optimizer | None, dict[str, Any]]:
+    def prepare() -> tuple[torch.optim.Optimizer | None, dict[str, Any], Path | None]:
         if not isinstance(model, nn.Module):
             raise CompileError(f"expected a torch.nn.Module, got '{type(model).__name__}'")
         if dist.is_initialized() and dist.get_world_size() != rendezvous.world_size:
@@ -134,9 +135,17 @@ def compile(
             config["optimizer"] = dict(optimizer)  # type: ignore[call-overload]
         else:
             optimizers.check_params(given, weights.parameters(model))
-        return given, config
+        return given, config, _cache_folder(cache)
 
-    (given, config), _ = together(rendezvous, prepare, lambda _: "")
+    (given, config, kept), has = together(rendezvous, prepare, lambda made: str(made[2] is None))
+    if len(set(has)) > 1:  # finding a plan is a collective
+        kept = None
+        if rendezvous.rank == 0:
+            warnings.warn(
+                f"plans are neither kept nor found: rank {has.index('True')} has no cache, others "
+                "have",
+                stacklevel=2,
+            )
     if comm is None:
         comm = "shm" if rendezvous.on_one_host() else "gloo"
     clipping = None if max_norm is None else Clipping(float(max_norm), float(norm_type))
@@ -147,7 +156,7 @@ def compile(
         init=init,
         init_seed=init_seed,
         path=Path(path) if path is not None else None,
-        cache=_cache_folder(cache),
+        cache=kept,
         rendezvous=rendezvous,
         comm=comm,
         deadline=deadline,

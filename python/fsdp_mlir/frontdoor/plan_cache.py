@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -35,6 +38,13 @@ from fsdp_mlir.view.model_view import constant_name
 _ENTRY = "entry.json"
 _KEPT = ("plan.json", "model.pt", "model.safetensors", "policy.yaml")
 _MOST_ENTRIES = 64
+# The folder may have other things in it: these forms, and what is in a file, tell an entry.
+_NAME, _HEADER = re.compile("[0-9a-f]{32}"), re.compile(rb"xxh3:[0-9a-f]{32}\n")
+_HEADER_BYTES = 38
+# Where an entry is written; what a killed process left is removed after a day.
+_WRITING, _WRITTEN = ".fsdp-mlir-", ".entry"
+_LEFT = re.compile(re.escape(_WRITING) + "[a-z0-9_]{8}" + re.escape(_WRITTEN))
+_MOST_SECONDS = 24 * 3600
 _PACKAGE = __name__.partition(".")[0]
 # What reading an entry raises that another program wrote, or that is damaged.
 _DAMAGED = (
@@ -69,16 +79,21 @@ class PlanCache:
         text = "\n".join([code, policy, str(world_size), *tools])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def find(self, key: str) -> Path | None:
-        """The folder of an entry that is complete, and whose code is still the same."""
+    def find(self, key: str, target: Path) -> Path | None:
+        """The folder of an entry that is complete, and whose code is still the same. Copies the
+        entry's files to `target`: another process may replace or remove it at any time."""
         folder = self._folder / key
         with suppress(*_DAMAGED):
             entry = _read(folder)
             if any(_line_now(name, file) != line for name, file, line in entry["loaded"]):
                 return None
-            if not all(file_hash(folder / name) == has for name, has in entry["files"].items()):
-                return None
-            os.utime(folder)
+            for name, has in entry["files"].items():
+                _check_file(folder / name)
+                shutil.copyfile(folder / name, target / name)
+                if file_hash(target / name) != has:
+                    return None
+            with suppress(OSError):  # the folder may be one that is only read
+                os.utime(folder)
             return folder
         return None
 
@@ -103,6 +118,7 @@ class PlanCache:
         """The tensors that the graph took from elsewhere; None for one that is not there."""
         literals = {}
         if "literal" in entry["constants"].values():
+            _check_file(folder / "model.safetensors")
             literals = load_file(folder / "model.safetensors")
         places = self._places() if entry["places"] else {}
         constants = {}
@@ -114,13 +130,6 @@ class PlanCache:
             else:
                 constants[name] = places.get(entry["places"][name])
         return constants
-
-    def copy(self, folder: Path, target: Path) -> None:
-        """The files of an entry."""
-        target.mkdir(parents=True, exist_ok=True)
-        for name in _KEPT:
-            if (folder / name).exists():
-                shutil.copyfile(folder / name, target / name)
 
     def add(self, key: str, source: Path, captured: Captured, loaded: set[str]) -> None:
         """Keeps the files of `source`. `loaded`: the names of modules from before the capture."""
@@ -183,20 +192,42 @@ class PlanCache:
 
     def _write(self, key: str, source: Path, names: list[str], entry: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix=".") as temporary:
+        with tempfile.TemporaryDirectory(_WRITTEN, _WRITING, self._folder) as temporary:
             made = Path(temporary) / key
             made.mkdir()
             for name in names:
                 shutil.copyfile(source / name, made / name)
             (made / _ENTRY).write_text(f"{_hashed(key, entry)}\n{entry}")
             target = self._folder / key
-            if target.exists():  # an outdated one, or another process was faster
+            with suppress(FileNotFoundError):  # there is none, or another process was faster
+                if not {path.name for path in target.iterdir()} <= {_ENTRY, *_KEPT}:
+                    raise FileExistsError(errno.EEXIST, "there is something else", str(target))
                 target.rename(Path(temporary) / "old")
-            made.rename(target)
-        entries = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
-        entries.sort(key=lambda path: path.stat().st_mtime_ns)
-        for path in entries[:-_MOST_ENTRIES]:
-            shutil.rmtree(path, ignore_errors=True)
+            try:
+                made.rename(target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                # Another process has put the same entry there meanwhile.
+        with suppress(OSError):
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Removes entries that have not been used for longest, and what killed processes left."""
+        entries: list[tuple[int, Path]] = []
+        too_old = time.time_ns() - _MOST_SECONDS * 10**9
+        for path in self._folder.iterdir():
+            with suppress(OSError):  # another process may remove it
+                written = path.stat().st_mtime_ns
+                if _is_entry(path):
+                    entries.append((written, path))
+                elif _LEFT.fullmatch(path.name) and written < too_old:
+                    for inside in path.iterdir():
+                        _remove(inside)
+                    path.rmdir()
+        entries.sort()
+        for _, path in entries[:-_MOST_ENTRIES]:
+            _remove(path)
 
     def _places(self) -> dict[str, Tensor]:
         """The tensors that are attributes of the model, by their paths."""
@@ -208,6 +239,29 @@ class PlanCache:
         self._warned = True
 
 
+def _is_entry(folder: Path) -> bool:
+    """Whether it is one that a PlanCache wrote; nothing else may be removed."""
+    record = folder / _ENTRY
+    if _NAME.fullmatch(folder.name) is None or folder.is_symlink() or not record.is_file():
+        return False
+    with record.open("rb") as file:
+        return _HEADER.fullmatch(file.read(_HEADER_BYTES)) is not None
+
+
+def _remove(folder: Path) -> None:
+    """Removes an entry's files, and the folder if there are no others."""
+    with suppress(OSError):
+        for name in (*_KEPT, _ENTRY):  # by which it is known until then
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _check_file(path: Path) -> None:
+    """ValueError for something else: to open a pipe would wait for its other end."""
+    if not path.is_file():
+        raise ValueError(f"'{path}' is no file")
+
+
 def _hashed(key: str, text: str) -> str:
     """A hash of an entry's record, by which it belongs to its name."""
     return f"xxh3:{xxhash.xxh3_128_hexdigest(f'{key}{chr(10)}{text}'.encode())}"
@@ -215,6 +269,7 @@ def _hashed(key: str, text: str) -> str:
 
 def _read(folder: Path) -> Any:
     """The record of an entry; ValueError if it is not what was written under this name."""
+    _check_file(folder / _ENTRY)
     has, _, text = (folder / _ENTRY).read_text().partition("\n")
     if has != _hashed(folder.name, text):
         raise ValueError(f"'{folder / _ENTRY}' is damaged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import warnings
 import zlib
@@ -150,10 +151,13 @@ class Plans:
         policy = text
         if self._optimizer is not None:
             policy = _dumped({**config, "optimizer": _fixed(config["optimizer"])})
+        one_group = self._meeting is self._rendezvous  # else other ranks may have another policy
+        if one_group and len(self._made) >= LIMIT and policy not in (m.policy for m in self._made):
+            raise _too_many()  # without a capture
         with ExitStack() as stack:
             stack.enter_context(uncollected())
             key = self._key(request, policy)
-            files = self._kept(key)
+            files = self._kept(key, stack)
             if files is None:
                 files = self._captured(request, text, key, stack)
             captured = files.captured
@@ -165,7 +169,7 @@ class Plans:
                     self._bind(made)
                     return made
             if len(self._made) >= LIMIT:
-                raise NoPlan(f"there are {LIMIT} plans of the model already")
+                raise _too_many()
 
             folder = self._sent(files, stack)
             session, plan_hash = self._open(folder, captured, allowed_library)
@@ -238,8 +242,9 @@ class Plans:
 
     def _bind(self, made: Compiled) -> None:
         def bind() -> None:
-            if not made.bound.buffers(made.captured.constants):
-                raise NoPlan("a buffer is not what the plan expects")
+            made.bound.renew(self._model)
+            if not made.bound.tensors(made.captured.constants):
+                raise NoPlan("a parameter or a buffer is not what the plan expects")
 
         self.together(bind, lambda _: "")
 
@@ -249,29 +254,34 @@ class Plans:
                 f"{change}; it does not change the plan, which will not call it", stacklevel=6
             )
 
-    def _kept(self, key: str) -> _Files | None:
-        """What an earlier process kept of the same step, if all ranks may take it."""
+    def _kept(self, key: str, stack: ExitStack) -> _Files | None:
+        """What an earlier process kept of the same step, if all ranks may take it. The files are
+        there until the end of `stack`."""
         if not key or self._cache is None:
             return None
         cache, first = self._cache, self._rendezvous.rank == 0
+        own = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
         _, folders = self.together(
-            lambda: cache.find(key) if first else None, lambda found: str(found or "")
+            lambda: cache.find(key, own) if first else None, lambda found: str(found or "")
         )
         if not folders[0]:
             return None
         folder = Path(folders[0])
-        captured, found = self.together(lambda: cache.captured(folder), lambda it: str(bool(it)))
-        if "False" in found:
+        captured, found = self.together(
+            lambda: cache.captured(folder), lambda it: "" if it is None else it.digest
+        )
+        if "" in found or len(set(found)) > 1:  # it has been removed, or replaced
             return None
 
         def copy() -> None:
             if first and self._path is not None and not self._made:
-                cache.copy(folder, self._path)
+                shutil.copytree(own, self._path, dirs_exist_ok=True)
 
-        return _Files(folder, captured, copy)
+        return _Files(own, captured, copy)
 
     def _key(self, request: Request, policy: str) -> str:
         """The same on all ranks; empty where nothing is kept."""
+        # What follows is a collective: compile() sees to it that all ranks have a cache, or none.
         # What the ranks of a group have and those of another have not is not in a key.
         alone = self._meeting is not self._rendezvous
         if self._cache is None or request.each is not None or alone:  # a tensor of this process
@@ -427,6 +437,10 @@ def together(
             kind = CompileError if other.startswith("?") else OptionError
             raise kind(f"rank {rank}: {other[1:]}")
     return made, [other[1:] for other in texts]
+
+
+def _too_many() -> NoPlan:
+    return NoPlan(f"there are {LIMIT} plans of the model already")
 
 
 def _hashed(value: object) -> str:

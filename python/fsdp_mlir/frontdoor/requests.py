@@ -62,6 +62,7 @@ class Requests:
         self._evaluation = evaluation
         self._gives_outputs = gives_outputs
         self._each: dict[int, Tensor] = {}
+        self._states = tuple(dict.fromkeys(sharding.states(model).values()))
 
     @property
     def count(self) -> int:
@@ -87,18 +88,20 @@ class Requests:
             tuple(module.training for module in self._model.modules()),
             tuple(param.requires_grad for param in params),
             around.settings(),
+            sharding.settable(self._states, between_backwards=len(microbatches) > 1),
             structure,
         )
 
-    @staticmethod
-    def evaluation_key(batch: Batch) -> tuple[Any, ...]:
-        return "evaluate", form(batch), around.settings()
+    def evaluation_key(self, batch: Batch) -> tuple[Any, ...]:
+        settable = sharding.settable(self._states, between_backwards=False)
+        return "evaluate", form(batch), around.settings(), settable
 
     def why_eager(self, kind: str, count: int, params: list[nn.Parameter]) -> str:
         """Why this call is one for FSDP2, whatever plans there are; empty if it is not."""
-        if kind == "gradients" and count > 1 and self._reduces_each:
-            return around.entered() or around.each_microbatch(params)
-        return around.entered()
+        why = around.entered() or around.without_gradients()
+        if not why and kind == "gradients" and count > 1 and self._reduces_each:
+            why = around.each_microbatch(params)
+        return why
 
     @property
     def _reduces_each(self) -> bool:

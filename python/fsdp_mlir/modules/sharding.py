@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -81,6 +81,19 @@ def reshard(model_groups: list[FSDPParamGroup]) -> None:
     has not ended for FSDP2, whose own reshard() then keeps some unsharded."""
     for group in model_groups:
         group._to_sharded()
+
+
+def drop_gradients(model: nn.Module) -> None:
+    """Those of the parameters, and those of earlier backwards that FSDP2 has yet to reduce."""
+    for param in model.parameters():
+        param.grad = None
+    for group in groups(model):
+        for record in group.fsdp_params:
+            unsharded = getattr(record, "_unsharded_param", None)
+            if unsharded is not None:
+                unsharded.grad = None
+        group._partial_reduce_output = None
+        group._partial_reduce_output_layout.clear()
 
 
 def class_name(module: nn.Module) -> str:
@@ -246,6 +259,28 @@ def _reshard_config(group: FSDPParamGroup) -> bool | int:
         return False
     size = after.shard_mesh_size
     return True if size == group.mesh_info.shard_mesh_size else int(size)
+
+
+def settable(
+    model_states: Collection[FSDPState], *, between_backwards: bool
+) -> tuple[tuple[Any, ...], ...]:
+    """What methods of FSDP2 may set at any time of all that config_of reads, as plain values: of
+    each parameter group, or once if it is the same for all."""
+    values = [
+        (
+            group.gradient_divide_factor,
+            group.force_sum_reduction_for_comms,
+            group.reduce_scatter_unused_params,
+            type(group._all_gather_comm) is DefaultAllGather,
+            type(group._reduce_scatter_comm) is DefaultReduceScatter,
+            group._all_reduce_hook is None,
+            None if state._auto_reshard_after_forward else _reshard_config(group),
+            group.reshard_after_backward or not between_backwards,
+        )
+        for state in model_states
+        for group in state._fsdp_param_groups
+    ]
+    return tuple(values[: 1 if values.count(values[0]) == len(values) else None]) if values else ()
 
 
 def _precision_config(policy: MixedPrecisionPolicy) -> dict[str, Any]:

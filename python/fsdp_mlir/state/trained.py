@@ -25,13 +25,12 @@ from fsdp_mlir.support.errors import CompileError
 _COUNT = "step"
 
 
-class Trained:
-    """The memory of one model. `session` has the memory of the parameters; all sessions are of
-    plans with the same parameters in the same units."""
+class Order:
+    """Which tensors of a model the parameters of a session's plan are, by the plan's index, as the
+    names are now: code may exchange modules, or put them in another order."""
 
     def __init__(self, model: nn.Module, session: Any) -> None:
-        self._groups = sharding.groups(model)
-        self._session = session
+        self.groups = sharding.groups(model)
         names = {
             name: state.tensor
             for state in weights.parameters(model)
@@ -39,35 +38,79 @@ class Trained:
         }
         records = sharding.managed(model)
         # In the plan's order.
-        self._sharded: list[tuple[int, FSDPParam]] = []
-        self._ignored: list[tuple[int, nn.Parameter]] = []
+        self.sharded: list[tuple[int, FSDPParam]] = []
+        self.ignored: list[tuple[int, nn.Parameter]] = []
         for index, entry in enumerate(session.params):
             param = names[entry["name"]]
             if id(param) in records:
-                self._sharded.append((index, records[id(param)]))
+                self.sharded.append((index, records[id(param)]))
             else:
-                self._ignored.append((index, param))
-        self._records = dict(self._sharded)
+                self.ignored.append((index, param))
+        self.held = tuple((index, id(each)) for index, each in (*self.sharded, *self.ignored))
+
+
+class Trained:
+    """The memory of one model. `session` has the memory of the parameters; all sessions are of
+    plans with as many parameters, of the same shapes in the same units."""
+
+    def __init__(self, model: nn.Module, session: Any) -> None:
+        self._session = session
+        self._order = Order(model, session)
+        self._records = dict(self._order.sharded)
         self._pointers: dict[int, int] = {}
+
+    def has(self, order: Order) -> bool:
+        """Whether each parameter lies where a plan of that order expects it."""
+        return order is self._order or order.held == self._order.held
+
+    def arrange(self, order: Order) -> bool:
+        """Moves parameters to where a plan of that order expects them; returns whether they fit
+        there."""
+        before = {**self._records, **dict(self._order.ignored)}
+        sharded = [each for each in order.sharded if before.get(each[0]) is not each[1]]
+        ignored = [each for each in order.ignored if before.get(each[0]) is not each[1]]
+        for index, record in sharded:
+            memory = self._session.padded_shard(index)
+            param = record.sharded_param
+            form = record.padded_sharded_param_size, param.dtype, False
+            if index not in self._records or (memory.shape, memory.dtype, param.is_meta) != form:
+                return False
+        for index, param in ignored:
+            memory = self._session.shard(index)
+            form = param.shape, param.dtype, False
+            if index in self._records or (memory.shape, memory.dtype, param.is_meta) != form:
+                return False
+        with torch.no_grad():
+            # First away from where others will lie.
+            for index, _ in sharded:
+                self._put(self._records[index], torch.zeros_like(self._session.padded_shard(index)))
+            for index, _ in ignored:
+                _put_ignored(before[index], torch.empty_like(self._session.shard(index)))
+            self._order, self._records = order, dict(order.sharded)
+            for index, record in sharded:
+                self._move(index, record)
+            for index, param in ignored:
+                self._move_ignored(index, param)
+        return True
 
     def adopt(self) -> None:
         """Moves the values of all parameters to the session's memory, and frees their old memory.
         Parameters on 'meta' take the session's values."""
         with torch.no_grad():
-            for index, record in self._sharded:
+            for index, record in self._order.sharded:
                 self._move(index, record)
-            for index, param in self._ignored:
+            for index, param in self._order.ignored:
                 self._move_ignored(index, param)
 
     def settle(self) -> None:
         """Prepares a compiled step: registers the sharded parameters, and moves values that have
         since been put elsewhere back."""
-        sharding.reshard(self._groups)
-        for index, record in self._sharded:
+        sharding.reshard(self._order.groups)
+        for index, record in self._order.sharded:
             if record.sharded_param._local_tensor.data_ptr() != self._pointers[index]:
                 with torch.no_grad():
                     self._move(index, record)
-        for index, param in self._ignored:
+        for index, param in self._order.ignored:
             if param.data_ptr() != self._pointers[index]:
                 with torch.no_grad():
                     self._move_ignored(index, param)
@@ -75,8 +118,8 @@ class Trained:
     @property
     def params(self) -> dict[int, nn.Parameter]:
         """The model's parameters, by the plan's index."""
-        found = {index: record.sharded_param for index, record in self._sharded}
-        return found | dict(self._ignored)
+        found = {index: record.sharded_param for index, record in self._order.sharded}
+        return found | dict(self._order.ignored)
 
     def as_part(self, index: int, local: Tensor) -> Tensor:
         """A tensor of the shape of this rank's shard, as this rank's part of a whole one."""
@@ -97,7 +140,11 @@ class Trained:
                     hook(param)
 
     def _move(self, index: int, record: FSDPParam) -> None:
-        flat = self._session.padded_shard(index)
+        self._put(record, self._session.padded_shard(index))
+        self._pointers[index] = record.sharded_param._local_tensor.data_ptr()
+
+    @staticmethod
+    def _put(record: FSDPParam, flat: Tensor) -> None:
         dim = record.fsdp_placement.dim
         local = flat.narrow(dim, 0, record.sharded_size[dim])
         param = record.sharded_param
@@ -116,16 +163,19 @@ class Trained:
             local.copy_(param._local_tensor)
         record._sharded_param_data = flat.view(-1)
         record.sharded_param._local_tensor = local
-        self._pointers[index] = local.data_ptr()
 
     def _move_ignored(self, index: int, param: nn.Parameter) -> None:
         own = self._session.shard(index)
-        if param.is_meta:
-            torch.utils.swap_tensors(param, nn.Parameter(own, requires_grad=param.requires_grad))
-        elif not _moved(param, own):
-            own.copy_(param)
-            param.data = own
+        _put_ignored(param, own)
         self._pointers[index] = own.data_ptr()
+
+
+def _put_ignored(param: nn.Parameter, own: Tensor) -> None:
+    if param.is_meta:
+        torch.utils.swap_tensors(param, nn.Parameter(own, requires_grad=param.requires_grad))
+    elif not _moved(param, own):
+        own.copy_(param)
+        param.data = own
 
 
 def _moved(tensor: Tensor, memory: Tensor) -> bool:
@@ -176,22 +226,31 @@ class Bound:
         self._optimizer = optimizer
         self._buffers: dict[int, tuple[Tensor, _Placed]] = {}
         self._states: dict[int, dict[str, tuple[Tensor, _Placed]]] = {}
-        # Where the model holds the plan's buffers; the others are constants.
-        slots = {}
-        for state in weights.buffers(model):
-            path, _, attribute = state.name.rpartition(".")
-            slots[state.name] = model.get_submodule(path)._buffers, attribute
         self._names = [entry["name"] for entry in session.buffers]
-        self._slots = [slots.get(name) for name in self._names]
         self._updated = {
             index: names
             for index in range(len(session.params))
             if (names := list(session.optimizer_state(index)))
         }
+        self.renew(model)
 
-    def buffers(self, constants: Mapping[str, Tensor]) -> bool:
-        """Gives the session the model's buffers, and constants by their names; returns whether they
-        fit. Those on 'meta' remain the session's."""
+    def renew(self, model: nn.Module) -> None:
+        """Finds the plan's parameters and buffers by the names that they have in the model now."""
+        self._order = Order(model, self._session)
+        # Where the model holds the plan's buffers; the others are constants.
+        slots = {}
+        for state in weights.buffers(model):
+            path, _, attribute = state.name.rpartition(".")
+            slots[state.name] = model.get_submodule(path)._buffers, attribute
+        self._slots = [slots.get(name) for name in self._names]
+
+    def tensors(self, constants: Mapping[str, Tensor]) -> bool:
+        """Gives the session the model's parameters and buffers, and constants by their names;
+        returns whether they fit. Buffers on 'meta' remain the session's."""
+        # State that only the session has would stay with other parameters.
+        may = self._optimizer is not None
+        if not self._trained.has(self._order) and not (may and self._trained.arrange(self._order)):
+            return False
         for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
             if tensor is None:
