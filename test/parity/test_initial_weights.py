@@ -109,15 +109,24 @@ def test_training_goes_on_as_from_a_weights_file(on_meta: tuple[Path, Factory]) 
     plan = compile_plan(archive, 2)
     weights = archive.with_name("initial.safetensors")
     save_tensors(weights, {n: x.clone() for n, x in initial_state(factory, SEED + 1)[1].items()})
+    folder = archive.with_name("folder")
+    folder.mkdir()
+    execute([BIN / "fsdp-checkpoint", "convert", weights, folder, "--to", "huggingface"])
     runs = []
-    for stem, words in (("init", ["--init-seed", SEED + 1]), ("file", ["--weights", weights])):
+    given = [("init", ["--init-seed", SEED + 1])]
+    given += [("file", ["--weights", weights]), ("whole", ["--weights", folder])]
+    for stem, words in given:
         metrics, trained = plan.with_name(f"{stem}.jsonl"), plan.with_name(f"{stem}.safetensors")
         command = [BIN / "fsdp-run", plan, "--steps", 3, "--seed", SEED, *words]
         execute([*command, "--metrics", metrics, "--save-weights", trained])
         runs.append(read_run(metrics, trained))
     assert len(runs[0].rank_losses) == 3
-    assert runs[0].rank_losses == runs[1].rank_losses
-    assert all(torch.equal(x, runs[1].weights[name]) for name, x in runs[0].weights.items())
+    for run in runs[1:]:
+        assert runs[0].rank_losses == run.rank_losses
+        assert all(torch.equal(x, run.weights[name]) for name, x in runs[0].weights.items())
+    (folder / "more.safetensors.index.json").write_text("{}")
+    done = execute([BIN / "fsdp-run", plan, "--weights", folder], check=False)
+    assert done.returncode == 2 and "got a folder with 2" in done.stderr
 
 
 def test_a_rank_holds_one_whole_parameter_at_a_time(tmp_path: Path) -> None:

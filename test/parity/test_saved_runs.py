@@ -365,6 +365,7 @@ def refused(runs: Runs, *words: Any) -> str:
     errors = [line for line in failed.stderr.splitlines() if "error" in line]
     assert failed.returncode == 2, failed.stderr
     assert len(errors) == 1, failed.stderr
+    assert "resumed: " not in failed.stderr
     return errors[0]
 
 
@@ -408,3 +409,16 @@ def test_no_weights_are_read(captured: Capture, tmp_path: Path) -> None:
     assert "resumed" not in done.stderr
     copy.weights.unlink()
     assert "resumed" in runs.train(*options, steps=2).stderr
+
+
+def test_names_that_checkpoints_have(saved: Runs, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    tree = json.loads(saved.plan.read_text())
+    del tree["digest"]  # the plan is another one
+    name, text = tree["params"][0]["name"], json.dumps(tree)
+    for other in ("rank.0.weight", "optimizer.state.weight"):
+        plan.write_text(text.replace(f'"{name}"', f'"{other}"'))
+        words = [BIN / "fsdp-run", plan, "--checkpoint", tmp_path / "saved"]
+        done = execute(words, check=False)
+        assert done.returncode == 2
+        assert f"'{other}': a checkpoint has something else under names" in done.stderr

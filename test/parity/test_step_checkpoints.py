@@ -25,8 +25,12 @@ CASES: dict[str, dict[str, Any]] = {
         "options": {"grad_scaler": {"init_scale": 64.0, "growth_interval": 2}},
     },
     "manual": {"optimizer": ADAMW, "manual": True},
+    "own": {"optimizer": ADAMW, "own": True},
     "config": {"config": {"name": "adamw", "lr": 1e-2}, "example": True},
     "outside": {"optimizer": {"name": "NAdam", "lr": 1e-2}},
+    "rows": {"custom": "Rows"},
+    "parts": {"custom": "Parts", "world": 3},
+    "wholes": {"custom": "Wholes"},
     "eager": {"optimizer": ADAMW, "asks": True},
     "replicas": {"optimizer": ADAMW, "replicas": 2, "world": 4},
     "three": {"optimizer": ADAMW, "world": 3},
@@ -105,6 +109,22 @@ def test_other_numbers_of_ranks(tmp_path: Path) -> None:
         at = other
 
 
+@pytest.mark.parametrize("name", ["rows", "wholes"])
+def test_state_in_other_forms_at_other_numbers_of_ranks(name: str, tmp_path: Path) -> None:
+    loops = Loops(CASES[name], tmp_path)
+    want = loops.run("two", every=6)
+    loops.run("three", world=3, folder=tmp_path / "more", load=str(loops.folder), saves_last=True)
+    assert_same(loops.run("again", folder=tmp_path / "more"), want)
+
+
+def test_state_of_each_rank_s_part_at_another_number(tmp_path: Path) -> None:
+    loops = Loops(CASES["parts"], tmp_path)
+    loops.run("three", every=6)
+    for error in loops.errors("two", world=2):
+        assert "step-6: 'optimizer.state." in error
+        assert "momentum': each rank has its own: expected 3 ranks" in error
+
+
 def test_before_the_first_step(tmp_path: Path) -> None:
     """The first step of SGD is another one than those that find its momentum."""
     sgd = {**SGD, "momentum": 0.9, "dampening": 0.5}
@@ -178,3 +198,106 @@ def test_what_is_damaged_or_another_s(tmp_path: Path) -> None:
         path.write_text("{")
     for error in loops.errors("none"):
         assert "none of its 2 checkpoints is valid" in error
+
+
+EXPERTS = {"own": [[0], [1]], "second": [[], [1]], "first": [[0], []], "both": [[0, 1], [1]]}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_ranks_with_state_of_their_own(name: str, tmp_path: Path) -> None:
+    """Each rank gets the entries that it had, not those of rank 0."""
+    # Which cannot be fused, with tensors and DTensors in one group.
+    optimizer = {**ADAMW, "fused": False}
+    loops = Loops({"optimizer": optimizer, "experts": EXPERTS[name]}, tmp_path)
+    at = str(loops.folder)
+    first = loops.run("first", calls=[["train", 3], ["save", at], ["trained"], ["train", 6]])
+    second = loops.run("second", calls=[["load", at], ["trained"], ["train", 6]], seed=1)
+    for used, (_, path, had, want), (found, has, got) in zip(
+        EXPERTS[name], first, second, strict=True
+    ):
+        assert found == path == f"{at}/step-3"
+        experts = {part.split(".")[1] for part in had if "experts" in part}
+        assert experts == {str(expert) for expert in used}
+        assert (has, got) == (had, want)
+
+
+@pytest.mark.parametrize("module", ["rank.0", "optimizer.state"])
+def test_names_that_checkpoints_have(module: str, tmp_path: Path) -> None:
+    loops = Loops({"optimizer": ADAMW, "module": module}, tmp_path)
+    for (error,) in loops.run("first", calls=[["save", str(loops.folder)]]):
+        assert f"'{module}.weight': a checkpoint has something else under names" in error
+    assert not loops.folder.exists()
+
+
+def test_other_names_of_ranks(tmp_path: Path) -> None:
+    """Not all names that begin with "rank." are a rank's."""
+    loops = Loops({"optimizer": ADAMW, "module": "rank.python"}, tmp_path)
+    at = str(loops.folder)
+    want = loops.run("first", calls=[["train", 2], ["save", at], ["train", 4]])
+    got = loops.run("second", calls=[["load", at], ["train", 4]], seed=1)
+    assert [(said[1], said[2]) for said in want] == [tuple(said) for said in got]
+
+
+def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
+    """Such a path is no reason to begin at the beginning."""
+    for path in ("empty", "saved/step-3", "saved/other", "dcp", "model"):
+        (tmp_path / path).mkdir(parents=True)
+    for file in ("saved/step-3/shard.safetensors", "dcp/.metadata", "model/a.safetensors"):
+        (tmp_path / file).write_text("")
+    wrong = {
+        "saved/step-3": "expected a checkpoint, got a folder without manifest.json",
+        "saved/step-03": "expected a checkpoint, got no such folder",
+        "none/step-400": "expected a checkpoint, got no such folder",
+        "dcp": "got a checkpoint of torch.distributed.checkpoint; `fsdp-checkpoint convert`",
+    }
+    none = ["none", "empty", "saved/other", "model"]
+    calls = [["load", str(tmp_path / path)] for path in (*wrong, *none)]
+    calls += [["load", ""], ["save", ""]]
+    for said in Loops({"optimizer": ADAMW}, tmp_path).run("first", calls=calls):
+        for error, (path, why) in zip(said, wrong.items(), strict=False):
+            assert f"{tmp_path / path}: " in error and why in error
+        assert said[len(wrong) :] == [
+            *(None for _ in none),
+            "load: expected a folder, got ''",
+            "save: expected a folder, got ''",
+        ]
+
+
+def test_folders_of_one_run(tmp_path: Path) -> None:
+    """A run that continues may go on saving to each folder that it has saved to."""
+    loops = Loops({"optimizer": ADAMW}, tmp_path)
+    best, last, other = (str(tmp_path / name) for name in ("best", "last", "other"))
+    calls = [["train", 1], ["save", best], ["train", 2], ["save", last]]
+    loops.run("first", calls=calls)
+    calls = [["load", last], ["train", 3], ["save", last], ["save", best]]
+    # And after it has gone back.
+    calls += [["load", f"{best}/step-1"], ["train", 2], ["save", best]]
+    calls += [["load", f"{best}/step-3"], ["train", 4], ["save", last], ["save", best]]
+    for said in loops.run("second", calls=calls):
+        assert [said[at] for at in (0, 2, 3, 4)] == [
+            f"{last}/step-2",
+            f"{last}/step-3",
+            f"{best}/step-3",
+            f"{best}/step-1",
+        ]
+        # Of its own folder it continues from the newest.
+        assert "step-3: a checkpoint of another run" in said[6]
+        assert [said[at] for at in (7, 9, 10)] == [
+            f"{best}/step-3",
+            f"{last}/step-4",
+            f"{best}/step-4",
+        ]
+    calls = [["train", 5], ["save", other], ["save", best], ["load", other], ["save", last]]
+    for said in loops.run("third", calls=calls):
+        assert said[1] == f"{other}/step-5"
+        for error in (said[2], said[4]):
+            assert "step-1: a checkpoint" in error or "step-2: a checkpoint" in error
+
+
+def test_what_is_not_known_does_not_differ(tmp_path: Path) -> None:
+    """Of a checkpoint of an older version, and of a step without a plan."""
+    loops = Loops({"optimizer": ADAMW, "asks": True}, tmp_path)
+    loops.run("first", every=6)
+    got = Loops({"optimizer": ADAMW, "example": True}, tmp_path).run("second", steps=8)
+    assert got["found"][1] == 6
+    assert not [text for text in got["warnings"] if "the plan was" in text], got["warnings"]

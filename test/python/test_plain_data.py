@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fsdp_mlir.support.plain_data import decoded, encoded
@@ -50,7 +51,52 @@ def test_others() -> None:
             assert got.dtype == dtype and got.shape == tensor.shape and torch.equal(got, tensor)
 
 
-@pytest.mark.parametrize("value", [object(), {1}, {"a": [lambda: 0]}, 1j, torch.float32])
-def test_what_is_not_plain(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"it.*expected None, numbers, text"):
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float64(0.1),
+        np.float32("nan"),
+        np.bool_(True),
+        np.int64(-5),
+        np.str_("a\u00e9"),
+        np.str_(""),
+        np.datetime64("2026-01-02"),
+        np.complex64(1 + 2j),
+        np.arange(6, dtype=">u2").reshape(2, 3).T,
+        np.zeros((0, 3), np.float16),
+        np.array(2.5),
+        np.array([["a", "bcd"]]),
+    ],
+)
+def test_numpy_s(value: Any) -> None:
+    got = there_and_back(value)
+    assert type(got) is type(value) and got.dtype == value.dtype and got.shape == value.shape
+    assert got.tobytes() == value.tobytes()
+
+
+def test_a_state_of_numpy_s_generator() -> None:
+    generator = np.random.RandomState(3)
+    other = np.random.RandomState(4)
+    other.set_state(there_and_back(generator.get_state()))
+    assert other.rand() == generator.rand()
+
+
+ODD = np.array([(1, 2.0)], [("a", "i4"), ("b", "f4")])
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (object(), "object"),
+        ({1}, "set"),
+        ({"a": [lambda: 0]}, "function"),
+        (1j, "complex"),
+        (torch.float32, "torch.dtype"),
+        (ODD, "numpy.ndarray"),
+        (ODD[0], "numpy.void"),
+        (np.array([None]), "numpy.ndarray"),
+    ],
+)
+def test_what_is_not_plain(value: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"it.*expected None, numbers, text.*got '{name}'"):
         encoded(value, "it")

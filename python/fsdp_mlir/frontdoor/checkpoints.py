@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,12 +26,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from fsdp_mlir.frontdoor.plans import together
-from fsdp_mlir.modules import weights
+from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.state import forms
 from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.support import build
 from fsdp_mlir.support.plain_data import decoded, encoded
 
 _STATE = "optimizer.state."
+_OF_A_RANK = re.compile(r"rank\.[0-9]+\.")
 
 # What the runtime takes: name, shape of the whole tensor, offsets of the box, the box.
 Box = tuple[str, list[int], list[int], Tensor]
@@ -73,6 +76,10 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "fsdp-mlir-save")
         self._saved: Future[str] | None = None
         self._notices: list[str] = []  # to be told by rank 0, when no collective follows
+        # Of the checkpoint that is being loaded: whether names in it have the prefix of
+        # checkpoint_wrapper, as they once had, and its forms by name, if it has them.
+        self._has_prefixes = False
+        self._forms: dict[str, forms.Form] | None = None
 
     # --- saving
 
@@ -94,6 +101,8 @@ class Checkpoints:
         def prepare() -> tuple[dict[str, Any], list[Box], list[Box], list[Any]]:
             if samples < 0:
                 raise ValueError(f"samples: expected 0 or more, got {samples}")
+            if not path:
+                raise ValueError("save: expected a folder, got ''")
             if keep < 0 or keep == 1:
                 raise ValueError(f"keep: expected 0 (all) or at least 2, got {keep}")
             chunks, own, copy, counted = self._parts(optimizer, extra)
@@ -118,7 +127,7 @@ class Checkpoints:
         _check_alike(calls)
         _check_copies(copies)
         aliases = {
-            alias: param.name
+            self._name(alias): self._name(param.name)
             for param in weights.parameters(self._model)
             for alias in param.aliases
         }
@@ -171,13 +180,19 @@ class Checkpoints:
             # Not the zeros that a plan would begin with: the first step after those would differ.
             given["state"] = {}
         texts: dict[str, dict[str, Any]] = {}
+        formed: dict[str, forms.Form] = {}
+        self._check_names()
         named = list(self._tensors())
         names = self._names()
         updates = None
         for param, entries in given["state"].items():
             for key, value in entries.items():
                 if isinstance(value, Tensor):
-                    named.append((f"{_STATE}{names[param]}.{key}", value))
+                    name = f"{_STATE}{names[param]}.{key}"
+                    named.append((name, value))
+                    form = forms.form_of(name, value, optimizer.params[param])
+                    if form is not None:
+                        formed[name] = form
                     if key == "step" and value.numel() == 1:
                         updates = max(updates or 0, int(value))
                 else:
@@ -198,7 +213,9 @@ class Checkpoints:
                 chunks.append(box)
         text = {
             "extra": encoded(extra, "extra"),
+            "forms": formed,
             "optimizer": optimizer.kind,
+            "own": [name for name, *_ in own],
             "param_groups": encoded(given["param_groups"], "optimizer.param_groups"),
             "state": encoded(texts, "optimizer.state"),
         }
@@ -219,6 +236,8 @@ class Checkpoints:
         self._finish()
         where = _absolute(path)
         _check_alike(self._rendezvous.exchange(f"load({where!r})", 300))
+        if not where:
+            raise ValueError("load: expected a folder, got ''")
         skipped, found = self._runtime.open(where)
         self._notices += [f"{why}; this checkpoint is skipped" for why in skipped]
         resumed = None
@@ -229,6 +248,7 @@ class Checkpoints:
                     self._rendezvous.world_size, self._is_gpu, plan
                 )
             finally:
+                self._has_prefixes, self._forms = False, None
                 self._runtime.close()
             if differences:
                 self._notices.append(
@@ -244,9 +264,17 @@ class Checkpoints:
             raise ValueError(
                 f"{found['path']}: expected {have} loss scaler, as the step has it, got {has} one"
             )
-        (state, extra), _ = together(
-            self._rendezvous, lambda: self._checked(found, optimizer), lambda _: "", _READ_SECONDS
-        )
+        self._has_prefixes = any(weights.saved_name(name) != name for name in found["tensors"])
+
+        def checked() -> tuple[dict[str, Any], Any]:
+            try:
+                return self._checked(found, optimizer)
+            except ValueError as error:
+                if found["path"] in str(error):
+                    raise
+                raise ValueError(f"{found['path']}: {error}") from error
+
+        (state, extra), _ = together(self._rendezvous, checked, lambda _: "", _READ_SECONDS)
         together(
             self._rendezvous,
             lambda: self._take(found, optimizer, state),
@@ -264,6 +292,10 @@ class Checkpoints:
     ) -> tuple[dict[str, Any], Any]:
         """The optimizer's state, and the caller's own; ValueError if the checkpoint is not of this
         model. Changes nothing."""
+        self._check_names()
+        text = self._text(found)
+        self._forms = text.get("forms")
+        saved = self._had(found, text)
         known = set()
         for name, tensor in self._tensors():
             if tensor.is_meta:
@@ -271,10 +303,11 @@ class Checkpoints:
                     f"'{name}' is on 'meta': expected values; give compile an example, or call the "
                     "step once before load"
                 )
+            if name not in saved:
+                raise ValueError(f"{found['path']}: no tensor '{name}', which the model has")
             self._runtime.check(self._own(found, _box(name, tensor.detach())))
             known.add(name)
         params = {new: old for old, new in self._names().items()}
-        text = self._text(found)
         kinds = text.get("optimizer", ""), optimizer.kind
         if all(kinds) and kinds[0] != kinds[1]:
             raise ValueError(
@@ -282,8 +315,8 @@ class Checkpoints:
             )
         own = optimizer.state_dict()
         state: dict[str, Any] = {}
-        for name, (dtype, shape) in found["tensors"].items():
-            if name.startswith("rank.") or name in known:
+        for name, (dtype, shape) in saved.items():
+            if name in known:
                 continue
             param, _, key = name.removeprefix(_STATE).rpartition(".")
             if not name.startswith(_STATE) or param not in params:
@@ -294,7 +327,7 @@ class Checkpoints:
             state.setdefault(param, {}).update(entries)
         groups = decoded(text["param_groups"]) if text else own["param_groups"]
         made = {"state": state, "param_groups": groups}
-        optimizer.check(made, may_be_new=True)
+        optimizer.check(made, saved=True)
         return made, decoded(text["extra"]) if text else None
 
     def _entry(
@@ -309,27 +342,39 @@ class Checkpoints:
     ) -> Tensor:
         """An entry of the optimizer's state as this rank has it: sharded as its own, or as the
         parameter if it has the parameter's shape."""
-        like = own["state"].get(param, {}).get(key)
-        whole = dict(self._model.named_parameters())[param].detach()
-        if not isinstance(like, Tensor) and list(whole.shape) == list(shape) and shape:
-            like = whole
+        whole = optimizer.params[param].detach()
         made = getattr(torch, dtype)
         name = f"{_STATE}{self._names()[param]}.{key}"
-        if not isinstance(like, DTensor) or list(like.shape) != list(shape):
+        if self._forms is None:
+            layout = forms.layout_like(own["state"].get(param, {}).get(key), whole, shape)
+        else:
+            layout = forms.layout_of(name, self._forms.get(name), whole, shape)
+        if isinstance(layout, torch.device):
+            self._check_ranks(found, name, whole, shape)
             tensor = torch.empty(shape, dtype=made, device="cpu")
             self._runtime.read(self._own(found, (name, list(shape), [0] * len(shape), tensor)))
-            return tensor
-        local, offsets = _geometry(name, like)
+            return tensor.to(layout)
+        local, offsets = _geometry(name, layout)
         part = torch.empty(local, dtype=made, device="cpu")
         self._runtime.read((name, list(shape), offsets, part))
         return DTensor.from_local(
-            part.to(like.device),
-            like.device_mesh,
-            like.placements,
+            part.to(layout.device),
+            layout.device_mesh,
+            layout.placements,
             run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
+            shape=layout.shape,
+            stride=torch.empty(layout.shape, device="meta").stride(),
         )
+
+    def _check_ranks(
+        self, found: dict[str, Any], name: str, param: Tensor, shape: Sequence[int]
+    ) -> None:
+        """ValueError for plain state of a rank's part of a parameter, if the parts are others."""
+        ranks = found["world_size"]
+        if not isinstance(param, DTensor) or not shape or ranks == self._rendezvous.world_size:
+            return
+        if any(f"rank.{rank}.{name}" in found["tensors"] for rank in range(ranks)):
+            raise ValueError(f"'{name}': each rank has its own: expected {ranks} ranks")
 
     def _take(self, found: dict[str, Any], optimizer: OptimizerState, state: Any) -> None:
         with torch.no_grad():
@@ -344,9 +389,8 @@ class Checkpoints:
                     for dim in dims:
                         to, part = to.narrow(dim, 0, 1), part.narrow(dim, 0, 1)
                     to.copy_(part)
-        optimizer.load_state_dict(state, may_be_new=True)
-        for param in self._model.parameters():
-            param.grad = None
+        optimizer.load_state_dict(state, saved=True)
+        sharding.drop_gradients(self._model)
         step, seed = found["step"], found["seed"]
         for name, generator in self._generators().items():
             full = f"rank.{self._rendezvous.rank}.{name}"
@@ -359,16 +403,32 @@ class Checkpoints:
             self._runtime.read((full, shape, [0], bytes_))
             generator.set_state(bytes_)
 
-    def _text(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Empty in a checkpoint of fsdp-run."""
-        for rank in (self._rendezvous.rank, 0):
+    def _text(self, found: dict[str, Any], *, of_first: bool = False) -> dict[str, Any]:
+        """This rank's, or rank 0's. Empty in a checkpoint of fsdp-run."""
+        for rank in (0,) if of_first else (self._rendezvous.rank, 0):
             name = f"rank.{rank}.python"
             if name in found["tensors"]:
                 _, shape = found["tensors"][name]
                 blob = torch.empty(shape, dtype=torch.uint8, device="cpu")
                 self._runtime.read((name, shape, [0], blob))
-                return dict(json.loads(bytes(blob.tolist())))
+                return _without_prefixes(json.loads(blob.numpy().tobytes()))
         return {}
+
+    def _had(self, found: dict[str, Any], text: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+        """Dtypes and shapes of the tensors that this rank had, by name: of those that are not all
+        ranks', not each rank had what rank 0 had."""
+        ours = text.get("own", [])
+        others = set(self._text(found, of_first=True).get("own", [])) - set(ours)
+        saved = {
+            name: spec
+            for name, spec in found["tensors"].items()
+            if not _OF_A_RANK.match(name) and name not in others
+        }
+        for name in ours:
+            full, *_ = self._own(found, (name, [], [], torch.empty(0)))
+            if full in found["tensors"]:
+                saved[name] = found["tensors"][full]
+        return saved
 
     def _own(self, found: dict[str, Any], box: Box) -> Box:
         """With the name of this rank's own tensor, if that is not rank 0's."""
@@ -377,14 +437,26 @@ class Checkpoints:
 
     # --- what there is
 
+    def _check_names(self) -> None:
+        """ValueError if a checkpoint has something else under one of the model's names."""
+        params = weights.parameters(self._model)
+        aliases = [alias for param in params for alias in param.aliases]
+        self._runtime.check_names([*aliases, *(name for name, _ in self._tensors())])
+
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for state in (*weights.parameters(self._model), *weights.buffers(self._model)):
-            yield state.name, state.tensor
+            yield self._name(state.name), state.tensor
 
     def _names(self) -> dict[str, str]:
         """The names of parameters in a checkpoint, by those of the optimizer's state."""
         first = {id(state.tensor): state.name for state in weights.parameters(self._model)}
-        return {name: first[id(param)] for name, param in self._model.named_parameters()}
+        return {
+            weights.saved_name(name): self._name(first[id(param)])
+            for name, param in self._model.named_parameters()
+        }
+
+    def _name(self, name: str) -> str:
+        return name if self._has_prefixes else weights.saved_name(name)
 
     def _generators(self) -> dict[str, torch.Generator]:
         found = {"rng.cpu": torch.default_generator}
@@ -394,7 +466,17 @@ class Checkpoints:
 
 
 def _absolute(path: str | Path) -> str:
+    if path == "":  # which would be the working directory
+        return ""
     return os.path.abspath(Path(path).expanduser())
+
+
+def _without_prefixes(text: dict[str, Any]) -> dict[str, Any]:
+    """With the optimizer's names as they are now."""
+    for group in text["param_groups"]:
+        group["params"] = [weights.saved_name(name) for name in group["params"]]
+    text["state"] = {weights.saved_name(name): value for name, value in text["state"].items()}
+    return text
 
 
 def _copy(parts: Sequence[tuple[str, DTensor]], world_size: int) -> list[Any]:
@@ -432,7 +514,7 @@ def _check_alike(said: Sequence[str]) -> None:
             raise ValueError(f"rank {rank} calls {other}, rank 0 {said[0]}")
 
 
-def _geometry(name: str, tensor: DTensor) -> tuple[list[int], list[int]]:
+def _geometry(name: str, tensor: DTensor | forms.Layout) -> tuple[list[int], list[int]]:
     """Shape and offsets of this rank's part."""
     mesh, placements = tensor.device_mesh, tensor.placements
     for axis, placement in enumerate(placements):

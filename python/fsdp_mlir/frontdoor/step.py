@@ -25,11 +25,12 @@ from fsdp_mlir.frontdoor.plans import (
 )
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.modules import sharding
+from fsdp_mlir.modules.hooks import AfterStep
 from fsdp_mlir.state import optimizers, own_step
 from fsdp_mlir.state.model_state import ModelState
 from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.step import eager
-from fsdp_mlir.step.batches import Batch, Inputs, form, split, tensors
+from fsdp_mlir.step.batches import OTHER_CALL, OTHER_VALUES, Batch, Inputs, form, split, tensors
 from fsdp_mlir.step.eager import Clipping
 from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import EachLoss, Loss, TrainingStep
@@ -41,11 +42,6 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 # What a rank tells the others before a call.
 _READY, _COMPILE, _EAGER, _OTHER_VALUES, _FOR_FSDP2 = range(5)
 _BITS = 3  # of one of these
-
-_WHY_OTHER_VALUES = (
-    "values that decide a shape, as those of a mask, are not those of the batch that it was "
-    "compiled for, here or on another rank"
-)
 
 # Of torch.amp.GradScaler.
 _INIT_SCALE = 2.0**16
@@ -114,6 +110,7 @@ class Step:
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
         self._evaluators: dict[Any, Compiled] = {}
         self._steps = 0
+        self._own_update = AfterStep(optimizer, self._count)  # the loop's, of gradients from here
         # Of all plans, once one has run.
         self._scaler: tuple[float, int] | None = None
         self._updates: int | None = None
@@ -182,6 +179,7 @@ class Step:
         gradients in the parameters, added to those already there, as loss.backward() does with
         FSDP2."""
         microbatches = split(self._inputs.named(args, kwargs), 1)
+        self._own_update.expect()
         sharding.reshard(self._groups)
         compiled = self._plan("backward", microbatches, list(self._model.parameters()))
         if compiled is None:
@@ -202,6 +200,7 @@ class Step:
         count = len(batches)
         if count == 1:
             return [scalar_of(self.backward(batches[0]))]
+        self._own_update.expect()
         sharding.reshard(self._groups)
         alike = len({form(batch) for batch in batches}) == 1
         params = list(self._model.parameters())
@@ -230,8 +229,12 @@ class Step:
         self._update()
         self._steps += 1
 
+    def _count(self) -> None:
+        self._steps += 1
+
     def _update(self) -> None:
         sharding.reshard(self._groups)
+        self._own_update.forget()  # whoever calls this counts the step
         norm = self._clipping.apply(self._model) if self._clipping else None
         self._result = _Result(norm, self._result.loss_scale, False)
         self._optimizer.step()
@@ -307,8 +310,8 @@ class Step:
 
     @property
     def steps(self) -> int:
-        """Training steps so far: calls of the step, and of update, including those before the
-        checkpoint that was loaded."""
+        """Training steps so far: calls of the step, of update, and of optimizer.step() after
+        backward or accumulate, including those before the checkpoint that was loaded."""
         return self._steps
 
     def save(
@@ -323,9 +326,9 @@ class Step:
         """Saves to `folder`/step-N, where N is `steps`, as fsdp-run does (docs/checkpoints.md): the
         parameters, buffers, the optimizer's state and settings, the loss scaler, and each rank's
         generators. `extra`: what else the loop needs on this rank, such as the state dict of a
-        scheduler or a loader, made of None, numbers, text, bytes, tensors, and lists, tuples and
-        dicts of these. `samples`: the number of data samples that all ranks have taken, for
-        fsdp-run.
+        scheduler or a loader, made of None, numbers, text, bytes, tensors, NumPy's numbers and
+        arrays, and lists, tuples and dicts of these. `samples`: the number of data samples that all
+        ranks have taken, for fsdp-run.
 
         `keep`: how many of the newest checkpoints stay; 0: all. Without `wait`, it copies all of
         this and writes the copies during the next steps: the future that it returns, or the next
@@ -357,6 +360,7 @@ class Step:
         )
         if found is not None:
             self._steps = found.step
+            self._own_update.forget()
             self._updates, self._scaler = found.counters.updates, found.counters.scaler
         return found
 
@@ -413,7 +417,8 @@ class Step:
             self._plans.trained.settle()
         key = self._requests.key(kind, microbatches, params)
         compiled = self._cache.get(key)
-        if why := self._requests.why_eager(kind, len(microbatches), params):
+        why = self._requests.why_eager(kind, len(microbatches), params)
+        if why or (key not in self._cache and (why := self._inputs.vary(microbatches[0]))):
             own = _FOR_FSDP2
         elif (
             not may
@@ -444,7 +449,7 @@ class Step:
                 return False
             if training:
                 unchanged.renew()
-        return compiled.bound.buffers(compiled.captured.constants)
+        return compiled.bound.tensors(compiled.captured.constants)
 
     def _is_unsettled(self, compiled: Compiled) -> bool:
         """Whether what forward leaves in Python, such as a table that it makes once, decides what
@@ -471,11 +476,12 @@ class Step:
             return _EAGER
         word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> _BITS << _BITS
         words = self._run(self._agreement.exchange, word | own)
-        if any(other >> _BITS << _BITS != word for other in words):
+        alike = all(other >> _BITS << _BITS == word for other in words)
+        if not alike and key[0] == "evaluate":
             return _EAGER
-        said = max(other - word for other in words)
-        if said == _OTHER_VALUES:
-            why = _WHY_OTHER_VALUES
+        said = max(other - word for other in words) if alike else _FOR_FSDP2
+        if said == _OTHER_VALUES or not alike:
+            why = OTHER_VALUES if alike else OTHER_CALL
         elif said == _FOR_FSDP2:
             why = why or "so does the call on another rank"
         if said >= _OTHER_VALUES and why not in self._told:
@@ -524,6 +530,7 @@ class Step:
         elif not args:
             args = tuple(example)
         batch = self._inputs.named(args, kwargs)
+        self._inputs.vary(batch)
         sharding.reshard(self._groups)
         if self._agreement is not None:
             params = list(self._model.parameters())

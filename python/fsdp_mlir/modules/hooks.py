@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +48,31 @@ def _nothing(*_: Any) -> None:
     pass
 
 
+class AfterStep:
+    """Calls a method after a step that is expected of the optimizer itself, while the method's
+    object is there. A plan that updates in the optimizer's place need not."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None, method: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self._method = weakref.WeakMethod(method)
+        self._is_expected = False
+
+    def expect(self) -> None:
+        self._is_expected = True
+        if self._optimizer is not None:
+            self._optimizer.register_step_post_hook(self)
+            self._optimizer = None  # which has this now
+
+    def forget(self) -> None:
+        self._is_expected = False
+
+    def __call__(self, *_: Any) -> None:
+        method = self._method()
+        if method is not None and self._is_expected:
+            self._is_expected = False
+            method()
+
+
 def of_step(optimizer: torch.optim.Optimizer) -> str:
     """Describes what runs around or in place of the step of the optimizer's class; empty if nothing
     does."""
@@ -57,7 +83,8 @@ def of_step(optimizer: torch.optim.Optimizer) -> str:
         ("register_optimizer_step_post_hook", _global_optimizer_post_hooks),
     ):
         for hook in hooks.values():
-            return f"the hook {named(hook)} of {method}"
+            if not isinstance(hook, AfterStep):
+                return f"the hook {named(hook)} of {method}"
     other = _other_step(optimizer)
     return "" if other is None else f"{named(other)} as optimizer.step"
 

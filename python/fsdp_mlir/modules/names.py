@@ -43,6 +43,28 @@ def chains(code: CodeType) -> frozenset[tuple[str, ...]]:
     return _scanned(code)[1]
 
 
+# What gives names at run time: as globals, and as attributes of anything.
+_NAMESPACES = {"globals", "eval", "exec", "__import__", "import_module"}
+_OF_NAMESPACES = {"import_module", "__globals__", "f_globals"}
+
+
+def namespace_in(code: CodeType) -> str | None:
+    """What a function uses to read names that its code does not have, such as eval."""
+    operations, found = _scanned(code)
+    for operation, name in sorted(operations):
+        is_global = operation in ("LOAD_GLOBAL", "LOAD_NAME")
+        if name in (_NAMESPACES if is_global else _OF_NAMESPACES):
+            return name
+    given = (("sys", "modules"), *(("builtins", name) for name in sorted(_NAMESPACES)))
+    return next((".".join(chain) for chain in given if chain in found), None)
+
+
+def texts_in(code: CodeType) -> set[str]:
+    """The texts in a function's code, which may be names."""
+    inner = (texts_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return {each for each in code.co_consts if isinstance(each, str)}.union(*inner)
+
+
 def _named_operations(code: CodeType) -> frozenset[tuple[str, str]]:
     return _scanned(code)[0]
 

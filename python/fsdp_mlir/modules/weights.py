@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.nn.parameter import UninitializedTensorMixin
 
@@ -87,6 +88,11 @@ def parameters(model: nn.Module) -> list[State]:
         if fault:
             raise located(source_of(model), f"parameter '{state.name}' {fault}")
     return states
+
+
+def saved_name(name: str) -> str:
+    """As state_dict() names it: without the prefix of checkpoint_wrapper."""
+    return name.replace(_CHECKPOINT_PREFIX, "")
 
 
 def buffers(model: nn.Module) -> list[State]:

@@ -138,7 +138,7 @@ def _kind(value: Any) -> str:
 def _of_state(optimizer: Optimizer, groups: Sequence[Group]) -> Iterator[str]:
     seen: set[int] = set()
     for group in groups:
-        names = _state_names(group)
+        names = state_names(group)
         for param in group["params"] if names else ():
             if param.requires_grad:
                 state = optimizer.state.get(param) or {}
@@ -161,7 +161,8 @@ def _of_tensors(
         seen.add(id(value))
 
 
-def _state_names(group: Group) -> tuple[str, ...]:
+def state_names(group: Group) -> tuple[str, ...]:
+    """Of each parameter of a group."""
     if "betas" not in group:
         return (_MOMENTUM,) if group["momentum"] != 0 else ()
     return _OF_ADAM if group["amsgrad"] else _OF_ADAM[:-1]

@@ -7,11 +7,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 _TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
 _BYTES, _FLOAT, _TENSOR = "$bytes", "$float", "$tensor"
+_NUMBER, _ARRAY = "$number", "$array"
+
+# Kinds of NumPy's dtypes of which the bytes and the dtype's text are all: no objects, no fields.
+_KINDS = "biufcmMSU"
 
 
 def encoded(value: Any, where: str) -> Any:
@@ -38,13 +43,24 @@ def encoded(value: Any, where: str) -> Any:
         return {_BYTES: b64encode(value).decode()}
     if type(value) in (Tensor, nn.Parameter):
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        data = bytes(plain.reshape(-1).view(torch.uint8).tolist()) if plain.numel() else b""
+        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         dtype = str(plain.dtype).removeprefix("torch.")
         return {_TENSOR: [dtype, list(plain.shape), b64encode(data).decode()]}
+    if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in _KINDS:
+        data, dtype = b64encode(value.tobytes()).decode(), value.dtype.str
+        if type(value) is value.dtype.type:
+            return {_NUMBER: [dtype, data]}
+        if type(value) is np.ndarray:
+            return {_ARRAY: [dtype, list(value.shape), data]}
     raise ValueError(
-        f"{where}: expected None, numbers, text, bytes, tensors, and lists, tuples and dicts of "
-        f"these, got '{type(value).__name__}'"
+        f"{where}: expected None, numbers, text, bytes, tensors, arrays, and lists, tuples and "
+        f"dicts of these, got '{_full_name(type(value))}'"
     )
+
+
+def _full_name(kind: type) -> str:
+    name = kind.__qualname__
+    return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
 
 
 def decoded(value: Any) -> Any:
@@ -66,6 +82,16 @@ def _tensor(parts: list[Any]) -> Tensor:
     )
 
 
+def _array(parts: list[Any]) -> np.ndarray:
+    dtype, shape, text = parts
+    return np.ndarray(shape, dtype, buffer=bytearray(b64decode(text)))
+
+
+def _number(parts: list[Any]) -> np.generic:
+    dtype, text = parts
+    return _array([dtype, (), text])[()]
+
+
 def _pairs(pairs: list[Any]) -> dict[Any, Any]:
     return {decoded(key): decoded(item) for key, item in pairs}
 
@@ -77,4 +103,6 @@ _DECODERS = {
     _BYTES: b64decode,
     _FLOAT: float,
     _TENSOR: _tensor,
+    _NUMBER: _number,
+    _ARRAY: _array,
 }
