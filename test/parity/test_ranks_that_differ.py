@@ -81,6 +81,45 @@ os._exit(0)
 """
 )
 
+CACHED = EQUAL.replace(
+    "example=batch)", 'example=batch, cache=sys.argv[0] + ".plans" if rank == 0 else None)'
+)
+
+NESTED = (
+    SCRIPT
+    + """
+import warnings
+dist.init_process_group("gloo")
+
+class Nested(Model):
+    def forward(self, batch):
+        return super().forward(batch["x"])
+
+def told(fallback, batches):
+    model = Nested()
+    fsdp_mlir.fully_shard(model)
+    step = fsdp_mlir.compile(model, optimizer=(torch.optim.SGD, {"lr": 0.1}), fallback=fallback)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for each in batches:
+                step(batch={"x": each})
+        except Exception as error:
+            return [str(error)]
+    return [str(each.message) for each in caught if "without a plan" in str(each.message)]
+
+x = batch["x"]
+assert told("error", [x, x + rank, x * 2]) == [], "other data"
+short = x[: 3 - rank]
+line = "the call is not that of the other ranks"
+lines = told("eager", [x, short, x, short])
+assert len(lines) == (rank == 0) and all(line in each for each in lines), lines
+lines = told("error", [x, short])
+assert len(lines) == 1 and line in lines[0], lines
+os._exit(0)
+"""
+)
+
 # Code of forward, a change before `compile`, and what the message says.
 DIFFERENT: dict[str, tuple[str, str, list[str]]] = {
     "an_attribute": (
@@ -138,3 +177,17 @@ def test_another_step(name: str, tmp_path: Path) -> None:
 def test_values_of_each_rank(change: Any, tmp_path: Path) -> None:
     """FSDP2 does not make them equal either."""
     both(EQUAL, tmp_path, "pass", change)
+
+
+def test_data_and_forms_of_each_rank(tmp_path: Path) -> None:
+    """Other data in a container has the same plan; a batch of another form has a line, or is an
+    error, on all ranks."""
+    both(NESTED, tmp_path, "pass", "pass")
+
+
+def test_a_cache_of_some_ranks(tmp_path: Path) -> None:
+    """Runs without it, after a line."""
+    errors = both(CACHED, tmp_path, "pass", "pass")
+    lines = [[line for line in text.splitlines() if "cache" in line] for text in errors]
+    assert "plans are neither kept nor found: rank 1 has no cache, others have" in lines[0][0]
+    assert not lines[1] and [path.name for path in tmp_path.iterdir()] == ["script.py"]

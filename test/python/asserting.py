@@ -33,6 +33,37 @@ def assert_async(_: nn.Module, y: Tensor) -> Tensor:
     return y
 
 
+def _small(y: Tensor) -> bool:
+    return bool((y < 100).all())
+
+
+class _Checks:
+    @staticmethod
+    def large(y: Tensor) -> bool:
+        return not _small(y)
+
+
+def helpers(_: nn.Module, y: Tensor) -> Tensor:
+    assert _small(y)
+    if _Checks.large(y):
+        raise ValueError("large")
+    return y
+
+
+def distribution(_: nn.Module, y: Tensor) -> Tensor:
+    return y + torch.distributions.Normal(y, y.square().exp()).log_prob(y.detach())
+
+
+def any_of_helpers(_: nn.Module, y: Tensor) -> Tensor:
+    assert any(map(_small, [y * 1000, y]))
+    return y
+
+
+def kept(_: nn.Module, y: Tensor) -> Tensor:
+    small = _small(y)
+    return y if small else y * 2
+
+
 def either(_: nn.Module, y: Tensor) -> Tensor:
     assert (y > 0).all() or (y < 1).all()
     return y

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsdp_mlir import CaptureError, CompileError
+from fsdp_mlir.frontdoor import planning
 from fsdp_mlir.frontdoor.planning import Compiler
 from fsdp_mlir.models.llama import llama_debug
 from fsdp_mlir.state import optimizers
@@ -141,6 +142,56 @@ def test_the_configs_optimizer() -> None:
     eager_step(model, torch.optim.SGD(model.parameters(), lr=0.1), BATCH)
     step(BATCH)
     assert_same_state(step, model)
+
+
+class Square(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))).square().mean()
+
+
+def test_exchanged_modules_whose_state_is_the_plans() -> None:
+    model = sharded(Square())
+    options = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    step = fsdp_mlir.compile(model, optimizer=options)
+    step(BATCH["x"])
+    model.first, model.second = model.second, model.first
+    with pytest.raises(CompileError, match=r"a parameter or a buffer is not what the plan expects"):
+        step(BATCH["x"])
+
+
+def test_more_plans_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a factor that is another one in each step: without a capture, and with FSDP2's bits."""
+    captures = []
+    capture = planning.capture
+
+    def counted(*args: Any, **options: Any) -> Any:
+        captures.append(1)
+        return capture(*args, **options)
+
+    monkeypatch.setattr(planning, "capture", counted)
+    monkeypatch.setattr("fsdp_mlir.frontdoor.plans.LIMIT", 2)
+    model, other = sharded(Square()), sharded(Square())
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, optimizer=SGD)
+    for number in range(4):
+        for each in (model, other):
+            each.set_gradient_divide_factor(1.0 + number)
+        if number < 2:
+            loss = step(BATCH["x"])
+        else:
+            with pytest.warns(UserWarning, match=r"there are 2 plans of the model already"):
+                loss = step(BATCH["x"])
+        want = other(BATCH["x"])
+        want.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(loss, want.detach())
+    assert len(captures) == 2
 
 
 def test_clipping_shows_the_norm() -> None:
@@ -441,7 +492,7 @@ def test_microbatches_share_the_samples() -> None:
         ({"mesh": {}}, CompileError, "'mesh' follows from the other arguments"),
         ({"clip_grad_norm": 1.0}, CompileError, "'clip_grad_norm' follows from the other argum"),
         ({"no_such_option": 1}, CompileError, 'unknown key "no_such_option"'),
-        ({"example": {"x": [3]}}, CaptureError, "'x': expected a tensor"),
+        ({"example": {"x": {3}}}, CaptureError, "'x': expected a tensor"),
         ({"fallback": "none"}, ValueError, "expected 'eager' or 'error', got 'none'"),
         ({"comm": "nccl"}, ValueError, "comm: expected 'shm' or 'gloo', got 'nccl'"),
     ],

@@ -87,6 +87,12 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "bool": lambda h: h.softmax(-1).masked_fill(torch.ones(4, dtype=torch.bool), 0.5) * h,
     "memory_format": lambda h: h.view(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
     "lists": lambda h: h.sum([0, 1]) + h[:, None, [True, False, True, True]].sum(),
+    "number_first": lambda h: (
+        torch.add(0.3333, h, alpha=0.7) * torch.sub(1, h) + torch.div(2.3, h.cosh())
+    ),
+    "number_before_bfloat16": lambda h: torch.add(0.3333, h.bfloat16(), alpha=0.7).float(),
+    "number_before_scalar": lambda h: h * torch.mul(0.3333, h.bfloat16().sum()),
+    "number_before_integers": lambda h: h * torch.sub(0.3333, h.detach().long()),
     "string": lambda h: nn.functional.gelu(h, approximate="tanh"),
 }
 

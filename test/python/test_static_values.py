@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import asserting
 import fsdp_mlir
+import numpy as np
 import pytest
 import torch
 from fsdp_mlir.support.errors import CaptureError
@@ -165,6 +168,8 @@ def test_what_may_change_is_refused(tmp_path: Path, body: Any, message: str) -> 
         (asserting.checks, 2),
         (asserting.check_tensor, 1),
         (asserting.assert_async, 1),
+        (asserting.helpers, 2),
+        (asserting.distribution, 3),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -173,10 +178,92 @@ def test_assertions_are_calls(tmp_path: Path, body: Any, count: int) -> None:
     assert captured.ops().count("aten::_assert_async") == count
     assert_same_step(model, captured, {"x": X})
     with pytest.raises(RuntimeError, match=r"(does not hold: \S*asserting\.py:\d+|but got zero)"):
-        captured.run_calls({"x": X * float("nan") if body is asserting.raises else X * 1000})
+        of_nan = body in (asserting.raises, asserting.distribution)
+        captured.run_calls({"x": X * float("nan") if of_nan else X * 1000})
 
 
-@pytest.mark.parametrize("body", [asserting.either, asserting.raises_in_one_case])
+def test_an_assertion_that_is_frequent(tmp_path: Path) -> None:
+    """Python runs its calls by other instructions."""
+
+    def body(model: Model, y: Tensor) -> Tensor:
+        for _ in range(40):
+            asserting.helpers(model, y)
+        return y
+
+    _, captured = capture(body, tmp_path)
+    assert captured.ops().count("aten::_assert_async") == 80
+
+
+@pytest.mark.parametrize(
+    "body",
+    [asserting.either, asserting.raises_in_one_case, asserting.any_of_helpers, asserting.kept],
+)
 def test_a_branch_is_no_assertion(tmp_path: Path, body: Any) -> None:
     with pytest.raises(CaptureError, match=DATA):
         capture(body, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reader", "read"),
+    [
+        ("tolist", lambda t: t.tolist()),
+        ("numpy", lambda t: t.numpy()),
+        ("array", np.asarray),
+        ("repr", repr),
+        ("repr", str),
+        ("format", lambda t: f"{t}"),
+        ("data_ptr", lambda t: t.data_ptr()),
+        ("deepcopy", copy.deepcopy),
+        ("reduce_ex", pickle.dumps),
+        ("reduce_ex", copy.copy),
+        ("dlpack", np.from_dlpack),
+        ("to_dlpack", lambda t: torch.utils.dlpack.to_dlpack(t)),
+        ("repr", lambda t: repr(nn.Parameter(t, requires_grad=False))),
+    ],
+)
+def test_a_read_that_no_dispatch_sees(
+    tmp_path: Path, reader: str, read: Callable[[Tensor], Any]
+) -> None:
+    """Of a tensor that is neither parameter nor buffer; outside of captures it is as before."""
+    before = dict(vars(Tensor))
+
+    def body(model: Model, y: Tensor) -> Tensor:
+        read(model.held[0])
+        return y
+
+    with pytest.raises(CaptureError, match=rf"'{reader}' depends on the data of a tensor"):
+        capture(body, tmp_path)
+    assert dict(vars(Tensor)) == before
+    read(torch.ones(2))
+
+
+def test_a_read_of_what_data_was_written_to(tmp_path: Path) -> None:
+    def body(_: Model, y: Tensor) -> Tensor:
+        table = torch.arange(6)
+        table.add_(y[0].long())
+        return y * table.tolist()[0]
+
+    with pytest.raises(CaptureError, match="'tolist' depends on the data of a tensor"):
+        capture(body, tmp_path)
+
+
+def test_a_read_of_what_the_step_makes(tmp_path: Path) -> None:
+    def body(_: Model, y: Tensor) -> Tensor:
+        rows = torch.tensor([2, 0]).tolist()
+        return y[rows] + len(f"{torch.ones(2, dtype=torch.int)}")
+
+    model, captured = capture(body, tmp_path)
+    assert_same_step(model, captured, {"x": X})
+
+
+def test_a_message_of_torch_may_show_a_tensor(tmp_path: Path) -> None:
+    def body(model: Model, y: Tensor) -> Tensor:
+        try:
+            torch._utils._get_device_index(model.held[0])
+        except ValueError as error:
+            assert "tensor([" in str(error)
+        else:
+            raise AssertionError
+        return y
+
+    capture(body, tmp_path)

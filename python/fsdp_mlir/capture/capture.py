@@ -131,7 +131,7 @@ def unlogged() -> Iterator[None]:
 
 def capture(
     model: nn.Module,
-    args: Sequence[Tensor] = (),
+    args: Sequence[Any] = (),
     kwargs: dict[str, Any] | None = None,
     *,
     loss: Loss | None = None,
@@ -152,11 +152,12 @@ def capture(
     The tensors in `args` and `kwargs` are examples: their shapes and dtypes are captured, and their
     dim 0 is the batch of one rank; a scalar becomes a batch of one element in the graph. The
     graph's inputs have the names in `kwargs`; those of `args` are arg0, arg1, …. Numbers, strings
-    and None in `kwargs` are part of the step. `loss` maps the model's output to a scalar; inputs
-    with the names of further parameters of `loss` go to it and not to the model. Without `loss` the
-    output itself, or its `.loss`, is the scalar. A ComputeLoss maps the model and the inputs to the
-    scalar. The model is captured in the mode, train or eval, that it is in. The step is recorded
-    without data, so a model on `meta` works at any size.
+    and None in `kwargs` are part of the step, and so is the form of a container of tensors
+    (step/nested.py), whose tensors are inputs such as `batch['x'][0]`. `loss` maps the model's
+    output to a scalar; inputs with the names of further parameters of `loss` go to it and not to
+    the model. Without `loss` the output itself, or its `.loss`, is the scalar. A ComputeLoss maps
+    the model and the inputs to the scalar. The model is captured in the mode, train or eval, that
+    it is in. The step is recorded without data, so a model on `meta` works at any size.
 
     The graph is for tensors on `device`, wherever the model's own tensors are: "cpu", or "cuda"
     with the GPU's architecture in `device_arch`, such as "sm_90". PyTorch then chooses the

@@ -119,6 +119,18 @@ class Trace:
     kernels: dict[int, FunctionType] = field(default_factory=dict)
 
 
+def all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The value of every schema argument, defaults filled in."""
+    return [
+        kwargs[formal.name]
+        if formal.name in kwargs
+        else args[position]
+        if position < len(args)
+        else formal.default_value
+        for position, formal in enumerate(func._schema.arguments)
+    ]
+
+
 def split_arguments(func: OpOverload, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """The values as positional and keyword arguments."""
     pairs = list(zip(func._schema.arguments, values, strict=True))

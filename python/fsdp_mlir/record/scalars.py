@@ -27,6 +27,9 @@ _BOOL_RESULT = {
     aten.constant_pad_nd,
 }
 
+# Of PyTorch's wrapped numbers.
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
 
 def kinds_of(schema_type: Any) -> str:
     """The kinds of a schema type, with those of its element."""
@@ -46,12 +49,16 @@ def with_scalars(
     an int, if the result's dtype stays the same.
     """
     schema = func._schema
-    wrapped = [
-        formal.type.kind() == "TensorType" and isinstance(value, (bool, int, float, complex))
-        for formal, value in zip(schema.arguments, args, strict=True)
-    ]
+    wrapped = _wrapped(func, args)
     if any(wrapped):
-        func = _scalar_overload(func, wrapped, location)
+        overload = _scalar_overload(func, wrapped)
+        if overload is None:
+            raise located(
+                location,
+                f"'{func}' takes a Python number for a tensor, and has no overload with a Scalar "
+                "there; pass a tensor",
+            )
+        func = overload
         schema = func._schema
     for position, formal in enumerate(schema.arguments):
         value = args[position]
@@ -59,6 +66,33 @@ def with_scalars(
             args[position] = int(value)
             _keep_bool(func, args, result, location)
     return func, args
+
+
+def numbers_as_tensors(func: OpOverload, args: list[Any]) -> list[tuple[int, torch.dtype]]:
+    """The positions of numbers that stand for a tensor where no overload takes a Scalar, as in
+    `torch.add(0.3, x)`, and the dtypes of tensors without dimensions that give the same result.
+
+    That is the wrapped number's own dtype, which ATen computes with, where such a tensor does not
+    decide the result's."""
+    wrapped = _wrapped(func, args)
+    others = [arg for arg in args if isinstance(arg, Tensor)]
+    if not others or not any(wrapped) or _scalar_overload(func, wrapped) is not None:
+        return []
+    found = []
+    for position, number in enumerate(args):
+        if wrapped[position]:
+            dtype = torch.result_type(others[0], number)
+            if others[0].dim() and dtype == others[0].dtype:
+                dtype = _DTYPES.get(type(number), dtype)
+            found.append((position, dtype))
+    return found
+
+
+def _wrapped(func: OpOverload, args: list[Any]) -> list[bool]:
+    return [
+        formal.type.kind() == "TensorType" and isinstance(value, (bool, int, float, complex))
+        for formal, value in zip(func._schema.arguments, args, strict=True)
+    ]
 
 
 def takes_numbers_alone(func: OpOverload, args: list[Any]) -> bool:
@@ -97,9 +131,7 @@ def _keep_bool(func: OpOverload, args: list[Any], result: Any, location: Locatio
         )
 
 
-def _scalar_overload(
-    func: OpOverload, wrapped: list[bool], location: Location | None
-) -> OpOverload:
+def _scalar_overload(func: OpOverload, wrapped: list[bool]) -> OpOverload | None:
     """The overload of `func` that takes Scalar exactly where `wrapped` says, else as it was."""
     packet = func.overloadpacket
     formals = func._schema.arguments
@@ -112,8 +144,4 @@ def _scalar_overload(
             for other, formal, scalar in zip(others, formals, wrapped, strict=True)
         ):
             return candidate
-    raise located(
-        location,
-        f"'{func}' takes a Python number for a tensor, and has no overload with a Scalar there; "
-        "pass a tensor",
-    )
+    return None

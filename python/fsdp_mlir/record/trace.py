@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,16 +29,29 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.modules.placed import has_wrapper
 from fsdp_mlir.modules.weights import State
-from fsdp_mlir.record import collectives, operators, places
+from fsdp_mlir.record import collectives, operators, places, reads
 from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
 from fsdp_mlir.record.draws import Draw, Draws, is_draw, outcome
-from fsdp_mlir.record.graph import Node, Origin, Ref, TensorType, Trace, split_arguments
+from fsdp_mlir.record.graph import (
+    Node,
+    Origin,
+    Ref,
+    TensorType,
+    Trace,
+    all_arguments,
+    split_arguments,
+)
 from fsdp_mlir.record.known import KnownValues, flat_tensors
 from fsdp_mlir.record.masks import BY_COUNT, shaped_by_values
 from fsdp_mlir.record.plain import decided_by_data
-from fsdp_mlir.record.scalars import rounds_number, takes_numbers_alone, with_scalars
+from fsdp_mlir.record.scalars import (
+    numbers_as_tensors,
+    rounds_number,
+    takes_numbers_alone,
+    with_scalars,
+)
 from fsdp_mlir.record.strides import of_kernels
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
 from fsdp_mlir.support.layouts import placeholder
@@ -136,6 +150,12 @@ class Recorder(TorchDispatchMode):
     def name_of(self, tensor: Tensor) -> str | None:
         return self._names.get(id(tensor))
 
+    def check_read(self, tensor: Tensor, reader: str, caller: FrameType) -> None:
+        """CaptureError if Python code must not know the data of a tensor."""
+        if not self._known.has(tensor):
+            why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
+            raise located(self.sources.frame(caller), f"'{reader}' {why}")
+
     def begin_backward(self) -> None:
         self.trace.backward_begin = len(self.trace.nodes)
 
@@ -161,7 +181,7 @@ class Recorder(TorchDispatchMode):
             )
         if func is aten.lift_fresh.default:
             return self._literal(func, args[0], origin)
-        values = collectives.named(func, _all_arguments(func, args, kwargs))
+        values = collectives.named(func, all_arguments(func, args, kwargs))
         is_foreign = operators.is_foreign(func) and operators.takes_part(func)
         if is_foreign and operators.is_composite(func):
             with self:
@@ -469,6 +489,11 @@ class Recorder(TorchDispatchMode):
         if self._device != "cpu":
             places.check(func, values, result, origin.location)
         self._check_relied_on(func, values, origin)
+        for at, dtype in numbers_as_tensors(func, values) if func.namespace == "aten" else ():
+            number = aten.scalar_tensor.default(values[at], dtype=dtype)
+            made = [values[at], dtype, None, None, None]
+            self._record(aten.scalar_tensor.default, made, number, origin)
+            values = [*values[:at], number, *values[at + 1 :]]
         args = [self._refs(value, origin) for value in values]
         if func.namespace == "aten":
             func, args = with_scalars(func, args, result, origin.location)
@@ -541,22 +566,11 @@ def _has_ref(value: Any) -> bool:
     return isinstance(value, Ref)
 
 
-def _all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The value of every schema argument, defaults filled in."""
-    return [
-        kwargs[formal.name]
-        if formal.name in kwargs
-        else args[position]
-        if position < len(args)
-        else formal.default_value
-        for position, formal in enumerate(func._schema.arguments)
-    ]
-
-
 @contextmanager
 def _located_errors(recorder: Recorder) -> Iterator[None]:
     try:
-        yield
+        with reads.asking(recorder, recorder.sources, recorder.check_read):
+            yield
     except CaptureError:
         raise
     except Exception as error:

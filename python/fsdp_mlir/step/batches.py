@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.step.nested import form as form_of
+from fsdp_mlir.step.nested import named_leaves, rebuilt
 from fsdp_mlir.step.training_step import ComputeLoss, Loss, required_inputs, signature_of
 from fsdp_mlir.support.layouts import Strides, laid_out
 
 Batch = dict[str, Any]
+
+# Why a batch has no plan.
+OTHER_VALUES = (
+    "values that decide a shape, as those of a mask, are not those of the batch that it was "
+    "compiled for, here or on another rank"
+)
+OTHER_CALL = (
+    "the call is not that of the other ranks, whose inputs, modes or settings have another form"
+)
+
+# As a model has plans.
+_MOST_FORMS = 8
 
 
 class Inputs:
@@ -22,11 +37,13 @@ class Inputs:
         self._loss = loss
         self._names: list[str] | None = None
         self.positional = 0
+        self._forms: dict[Any, set[Any]] = {}
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
         """A call's inputs, always in the same order. The first call determines which ones they are;
         later calls may leave out, or add, inputs that have a default. TypeError for others."""
-        if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
+        alone = args[0] if len(args) == 1 and not kwargs else None
+        if alone is not None and not isinstance(alone, Tensor) and not _is_dataclass(alone):
             args, kwargs = ((), args[0]) if isinstance(args[0], Mapping) else (tuple(args[0]), {})
         if self._names is None:
             behind = required_inputs(self._loss)
@@ -44,6 +61,25 @@ class Inputs:
             got = ", ".join([f"'{key}'" for key in kwargs] + [f"{len(args)} by position"])
             raise TypeError(f"expected the inputs {expected}, got {got}")
         return {name: given[name] for name in [*names, *sorted(changed)] if name in given}
+
+    def vary(self, batch: Batch) -> str:
+        """Why a batch of a form that is new is none for another plan: each value of its numbers and
+        strings would need its own. Empty while there have been few for the same tensors."""
+        tensors = tuple(
+            (path, _form_of_tensor(value))
+            for name, given in batch.items()
+            for path, value in named_leaves(name, given)
+            if isinstance(value, Tensor)
+        )
+        forms = self._forms.setdefault(tensors, set())
+        if len(forms) < _MOST_FORMS:
+            forms.add(form(batch))
+        if form(batch) in forms:
+            return ""
+        return (
+            f"the numbers and strings among the inputs have had more than {_MOST_FORMS} values "
+            "for tensors of one form, and each value is another step; give what varies as a tensor"
+        )
 
     def _is_optional(self, name: str) -> bool:
         if self._names is not None and name in self._names[: self.positional]:
@@ -63,40 +99,53 @@ class Inputs:
 
 def split(batch: Batch, count: int) -> list[Batch]:
     """The batches of `count` microbatches. Inputs without samples go to each of them."""
+    if count == 1:
+        return [dict(batch)]
     pieces: list[Batch] = [{} for _ in range(count)]
     for name, value in batch.items():
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            for piece in pieces:
-                piece[name] = value
-            continue
-        if count > 1 and value.shape[0] % count:
-            raise ValueError(
-                f"input '{name}': expected a number of samples that {count} microbatches "
-                f"share, got shape {list(value.shape)}"
-            )
-        parts = value.chunk(count) if count > 1 else (value,)
-        for piece, part in zip(pieces, parts, strict=True):
-            piece[name] = part
+        chunks = [_chunks(*leaf, count) for leaf in named_leaves(name, value) if _is_tensor(*leaf)]
+        for index, piece in enumerate(pieces):
+            piece[name] = rebuilt(value, iter([parts[index] for parts in chunks]))
     return pieces
+
+
+def _chunks(name: str, value: Tensor, count: int) -> tuple[Tensor, ...]:
+    if value.dim() == 0:
+        return (value,) * count
+    if value.shape[0] % count:
+        raise ValueError(
+            f"input '{name}': expected a number of samples that {count} microbatches "
+            f"share, got shape {list(value.shape)}"
+        )
+    return value.chunk(count)
+
+
+def _is_tensor(_: str, value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_dataclass(value: Any) -> bool:
+    """Unlike one that is a mapping of inputs."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, Mapping)
 
 
 def tensors(batch: Batch) -> list[Tensor]:
     """As a plan takes them."""
     return [
         (value if value.dim() else value.reshape(1)).detach().cpu().resolve_conj().resolve_neg()
-        for value in batch.values()
+        for name, given in batch.items()
+        for _, value in named_leaves(name, given)
         if isinstance(value, Tensor)
     ]
 
 
 def form(batch: Batch) -> tuple[Any, ...]:
     """The form by which plans are told apart. Equal on ranks that have batches of the same form."""
-    return tuple(
-        (name, str(value.dtype), tuple(value.shape), _strides(value))
-        if isinstance(value, Tensor)
-        else (name, repr(value))
-        for name, value in batch.items()
-    )
+    return tuple((name, form_of(value, _form_of_tensor)) for name, value in batch.items())
+
+
+def _form_of_tensor(value: Tensor) -> tuple[Any, ...]:
+    return str(value.dtype), tuple(value.shape), _strides(value), value.requires_grad
 
 
 def _strides(value: Tensor) -> Strides | None:

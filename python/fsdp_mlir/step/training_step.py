@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import stateless
 
+from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
 
@@ -61,7 +62,8 @@ class TrainingStep(nn.Module):
     are not tensors. Without `loss` the output itself, or its `.loss`, is the loss. A ComputeLoss
     gets the model and the inputs instead. With `outputs` the loss may be a part of what `loss`
     gives (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names come with a dim
-    0 of one element, which the model does not see.
+    0 of one element, which the model does not see. In place of an input that `containers` has come
+    the tensors in it (nested.py).
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class TrainingStep(nn.Module):
         constants: Mapping[str, Any] | None = None,
         outputs: OutputsOfModes | None = None,
         scalars: Iterable[str] = (),
+        containers: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -85,6 +88,7 @@ class TrainingStep(nn.Module):
         self._outputs = outputs
         self._evaluating = False
         self._scalars = frozenset(scalars)
+        self._containers = dict(containers or {})
         self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -129,11 +133,43 @@ class TrainingStep(nn.Module):
 
     def value(self, inputs: Sequence[Tensor]) -> Any:
         """What `loss` gives, or the model without it."""
-        if self._scalars:
-            inputs = [
-                x.reshape(()) if name in self._scalars else x
-                for name, x in zip(self.names, inputs, strict=True)
-            ]
+        with self._held(inputs) as inputs:
+            return self._called(inputs)
+
+    @contextmanager
+    def _held(self, tensors: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """The inputs in whose place these tensors come. CaptureError if the body changes one that
+        is a container."""
+        if not self._scalars and not self._containers:
+            yield tensors
+            return
+        each = iter(tensors)
+
+        def tensor(name: str) -> Tensor:
+            return next(each).reshape(()) if name in self._scalars else next(each)
+
+        inputs, before = [], []
+        for name in self.names:
+            held = self._containers.get(name)
+            leaves = named_leaves(name, held) if name in self._containers else [(name, Tensor())]
+            found = [tensor(path) for path, leaf in leaves if isinstance(leaf, Tensor)]
+            inputs.append(rebuilt(held, iter(found)) if name in self._containers else found[0])
+            before.append(named_leaves(name, inputs[-1]))
+        yield inputs
+        for name, value, leaves in zip(self.names, inputs, before, strict=True):
+            after = named_leaves(name, value)
+            same = len(after) == len(leaves) and all(
+                old[0] == new[0] and old[1] is new[1]
+                for old, new in zip(leaves, after, strict=True)
+            )
+            if not same:
+                raise located(
+                    source_of(self.model),
+                    f"input '{name}' is changed in forward: what it holds would stay as it was for "
+                    "the caller; change a copy of it",
+                )
+
+    def _called(self, inputs: Sequence[Any]) -> Any:
         keywords: dict[str, Any] = dict(
             zip(self.names[self._positional :], inputs[self._positional :], strict=True)
         )
@@ -220,32 +256,40 @@ def _kept_as_they_are() -> Iterator[None]:
 
 def split_constants(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What may be an input of the graph, and what is part of it: numbers, strings and None."""
-    constants = {k: v for k, v in given.items() if isinstance(v, (bool, int, float, str, NoneType))}
+    kinds = (bool, int, float, str, NoneType)
+    constants = {k: v for k, v in given.items() if isinstance(v, kinds) and is_plain(v)}
     return {k: v for k, v in given.items() if k not in constants}, constants
 
 
 def example_inputs(
-    model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The graph's inputs by name, those of `args` as arg0, arg1, …; CaptureError for what is not
-    data."""
-    inputs: dict[str, Tensor] = {f"arg{i}": value for i, value in enumerate(args)}
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The graph's inputs by name, and what the model gets, of `args` as arg0, arg1, …;
+    CaptureError for what is not data."""
+    given: dict[str, Any] = {f"arg{i}": value for i, value in enumerate(args)}
     for name, value in kwargs.items():
-        if name in inputs:
+        if name in given:
             raise CaptureError(f"the keyword '{name}' is taken by a positional input")
-        inputs[name] = value
-    for name, value in inputs.items():
-        if not isinstance(value, Tensor):
-            raise located(
-                source_of(model),
-                f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in the "
-                "model or wrap the model in one that takes tensors only",
-            )
-        if value.layout != torch.strided:
-            raise located(source_of(model), f"input '{name}': expected a dense tensor")
-        if value.requires_grad:
-            raise located(source_of(model), f"input '{name}' requires grad: expected data")
-    return inputs
+        given[name] = value
+    inputs: dict[str, Tensor] = {}
+    for top, holder in given.items():
+        for name, value in named_leaves(top, holder):
+            if is_plain(value) and name != top:
+                continue
+            if not isinstance(value, Tensor):
+                raise located(
+                    source_of(model),
+                    f"input '{name}': expected a tensor, got '{type(value).__name__}'; set it in "
+                    "the model or wrap the model in one that takes tensors only",
+                )
+            if value.layout != torch.strided:
+                raise located(source_of(model), f"input '{name}': expected a dense tensor")
+            if value.requires_grad:
+                raise located(source_of(model), f"input '{name}' requires grad: expected data")
+            if name in inputs:
+                raise located(source_of(model), f"input '{name}' has a name that another one has")
+            inputs[name] = value
+    return inputs, given
 
 
 def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.device import Device
@@ -20,7 +20,7 @@ class Asked:
     """The arguments of `capture` (capture/capture.py), which says what they mean."""
 
     model: nn.Module
-    args: Sequence[Tensor]
+    args: Sequence[Any]
     kwargs: Mapping[str, Any]
     loss: Loss | None
     init: Factory | None

@@ -40,11 +40,18 @@ class ModelView:
         model = asked.model
         units = Units(read_policy(asked.config), model)
         tensors, constants = split_constants(asked.kwargs)
-        inputs = example_inputs(model, asked.args, tensors)
+        inputs, given = example_inputs(model, asked.args, tensors)
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
         step = TrainingStep(
-            model, list(inputs), len(asked.args), asked.loss, constants, asked.outputs, scalars
+            model,
+            list(given),
+            len(asked.args),
+            asked.loss,
+            constants,
+            asked.outputs,
+            scalars,
+            {name: value for name, value in given.items() if not isinstance(value, Tensor)},
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):

@@ -1,0 +1,142 @@
+"""Values that hold tensors: lists, tuples, mappings, dataclasses, and classes that
+`torch.utils._pytree` knows.
+
+An input may be one. Its tensors are then inputs of the step, and its form is a part of the step:
+the containers with their keys, and the numbers, strings and None in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+_PLAIN = (bool, int, float, complex, str, bytes, NoneType, torch.dtype, torch.device, torch.Size)
+_DEEPEST = 20  # of containers in each other; a cycle has no end
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """A container taken apart: how to say where each part is, and how to put others together."""
+
+    form: str
+    names: list[str]
+    values: list[Any]
+    build: Callable[[list[Any]], Any]
+
+
+def named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What is no container in `value`, by names such as `batch['x'][0]`, in order."""
+    return list(_leaves(name, value, 0))
+
+
+def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same containers, made anew, with those tensors in place of the ones in `value`."""
+
+    def build(value: Any, depth: int) -> Any:
+        if isinstance(value, Tensor):
+            return next(tensors)
+        parts = _parts(value, depth)
+        return parts.build([build(each, depth + 1) for each in parts.values]) if parts else value
+
+    return build(value, 0)
+
+
+def form(value: Any, of_tensor: Callable[[Tensor], Any]) -> Any:
+    """What two values that are alike but for the data of tensors have in common. Of an object that
+    cannot be a part of a step, only the class."""
+
+    def told(value: Any, depth: int) -> Any:
+        if isinstance(value, Tensor):
+            return of_tensor(value)
+        parts = _parts(value, depth)
+        if parts is not None:
+            return parts.form, tuple(told(each, depth + 1) for each in parts.values)
+        return (_class(value), repr(value)) if is_plain(value) else (_class(value),)
+
+    return told(value, 0)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a string or the like, and nothing more: its text tells all of it."""
+    return type(value) in _PLAIN or isinstance(value, (Enum, np.generic))
+
+
+def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    parts = None if isinstance(value, Tensor) else _parts(value, depth)
+    if parts is None:
+        yield name, value
+        return
+    for key, each in zip(parts.names, parts.values, strict=True):
+        yield from _leaves(name + key, each, depth + 1)
+
+
+def _parts(value: Any, depth: int) -> _Parts | None:
+    """None for what is no container that is known."""
+    if is_plain(value) or depth > _DEEPEST:
+        return None
+    node = _pytree.SUPPORTED_NODES.get(_pytree._get_node_type(value))
+    if node is not None:
+        values, context = node.flatten_fn(value)
+        text = _told(context)
+        if text is None:
+            return None
+        keys = list(value) if isinstance(value, Mapping) else range(len(values))
+        names = [f"[{key!r}]" for key in keys]
+        if len(names) != len(values):
+            names = [f"[{index}]" for index in range(len(values))]
+        unflatten = node.unflatten_fn
+        return _Parts(
+            f"{_class(value)} {text}", names, values, lambda parts: unflatten(parts, context)
+        )
+    if _is_its_attributes(value):
+        names = list(vars(value))
+
+        def build(parts: list[Any]) -> Any:
+            made = object.__new__(type(value))
+            vars(made).update(zip(names, parts, strict=True))
+            return made
+
+        form = f"{_class(value)} {names}"
+        return _Parts(form, [f".{name}" for name in names], list(vars(value).values()), build)
+    return None
+
+
+def _is_its_attributes(value: Any) -> bool:
+    """Whether a dataclass or mapping, such as the batches of transformers, holds nothing besides
+    its attributes, with which another one can be made."""
+    kind = type(value)
+    if not dataclasses.is_dataclass(kind) and not isinstance(value, Mapping):
+        return False
+    if isinstance(value, nn.Module) or not hasattr(value, "__dict__"):
+        return False
+    if any(vars(base).get("__slots__") for base in kind.__mro__):
+        return False
+    try:
+        object.__new__(kind)
+    except TypeError:  # its memory is that of a dict or the like
+        return False
+    return True
+
+
+def _class(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _told(context: Any) -> str | None:
+    """Keys and other data of a container, if they are the same in every process."""
+    if is_plain(context):
+        return f"{_class(context)} {context!r}"
+    if isinstance(context, type):
+        return f"{context.__module__}.{context.__qualname__}"
+    if type(context) in (list, tuple):
+        texts = [_told(each) for each in context]
+        return None if None in texts else str(texts)
+    return None
