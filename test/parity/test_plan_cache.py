@@ -135,6 +135,7 @@ def job(kept: tuple[Path, list[list[float]]]) -> Iterator[Job]:
 
 SAME = {
     "nothing": "",
+    "hooks_of_others": "for _ in range(9): nn.Linear(1, 1).register_forward_hook(print)",
     "values": (
         "rate = 0.02\nmodel[0].inner.weight.data.mul_(2)\nmodel[0].table = torch.linspace(1, 2, 8)"
     ),
@@ -146,13 +147,44 @@ def test_the_same_step_is_taken(job: Job, kept: tuple[Path, list[list[float]]], 
     job.before(SAME[name])
     captured, numbers, _ = job.run()
     assert (captured, len(job.entries())) == (0, 1)
-    assert (numbers == kept[1]) == (name == "nothing")
+    assert (numbers == kept[1]) == (name != "values")
     shutil.move(job.cache, job.folder / "aside")
     try:
         captured, again, _ = job.run()
         assert captured == 1 and again == numbers
     finally:
         shutil.rmtree(job.cache)
+        shutil.move(job.folder / "aside", job.cache)
+
+
+# After rank 0 has found the entry, another process removes it. How often the ranks capture then.
+GONE = {
+    "before_all_ranks_have_read_it": ("PlanCache.captured", 1),
+    "after_all_ranks_have_read_it": ("Plans._sent", 0),
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_an_entry_that_goes_meanwhile(
+    job: Job, kept: tuple[Path, list[list[float]]], name: str
+) -> None:
+    method, captures = GONE[name]
+    job.before(
+        "import shutil\n"
+        "from fsdp_mlir.frontdoor.plan_cache import PlanCache\n"
+        "from fsdp_mlir.frontdoor.plans import Plans\n"
+        f"before = {method}\n"
+        "def then(*args):\n"
+        "    shutil.rmtree(folder + '/cache', ignore_errors=True)\n"
+        "    return before(*args)\n"
+        f"{method} = then"
+    )
+    shutil.copytree(job.cache, job.folder / "aside")
+    try:
+        captured, numbers, _ = job.run()
+        assert captured == captures and numbers == kept[1]
+    finally:
+        shutil.rmtree(job.cache, ignore_errors=True)
         shutil.move(job.folder / "aside", job.cache)
 
 
@@ -180,6 +212,13 @@ def test_another_step_is_captured(job: Job, name: str) -> None:
 
 # What differs lies behind something whose name, code and text are the same.
 HIDDEN = {
+    "item_of_a_dict_with_attributes": (
+        "class Node(dict):\n    __getattr__ = dict.__getitem__\nmodel[0].config = Node(by=VALUE)"
+    ),
+    "order_of_a_dict": (
+        "names = sorted(('by', 'to'), reverse=VALUE > 2)\n"
+        "model[0].config = dict.fromkeys(names, 1.0)"
+    ),
     "owner_of_a_method": (
         "class Held:\n"
         "    def __init__(self, by): self.by = by\n"
@@ -242,6 +281,11 @@ UNKEPT = {
     "object": (
         "model[0].kept = (each for each in range(3))",
         "'0.kept' holds a builtins.generator",
+    ),
+    "any_name": (
+        "import helper\n"
+        "helper.shift = lambda x: x + vars(helper)['AMOUNT'] + eval('helper.AMOUNT')",
+        "'<lambda>' may read any name by 'eval'",
     ),
     "file": (
         "import helper, pathlib\n"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import array
 import collections
 import contextvars
+import ctypes
 import functools
+import io
+import itertools
 import os
 import random
 import types
@@ -23,6 +28,14 @@ from twins import Twins
 SGD = (torch.optim.SGD, {"lr": 0.1})
 X = {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
 FACTOR: contextvars.ContextVar[float] = contextvars.ContextVar("FACTOR", default=1.0)
+
+
+class Node(dict):
+    __getattr__ = dict.__getitem__
+
+
+class Items(list):
+    pass
 
 
 class Slots:
@@ -96,6 +109,22 @@ HELD: dict[str, Held] = {
         lambda h: h["a"]["b"],
         lambda h, v: h["a"].update(b=v),
     ),
+    "a dict with attributes in a dict": (
+        lambda: {"a": Node(b=1.0)},
+        lambda h: h["a"].b,
+        lambda h, v: h["a"].update(b=v),
+    ),
+    "a list of a class in a tuple": (
+        lambda: (Items([1.0]),),
+        lambda h: h[0][0],
+        lambda h, v: set_item(h[0], v),
+    ),
+    "the order of a dict": (
+        lambda: {2.0: "a", 3.0: "b"},
+        lambda h: next(iter(h)),
+        lambda h, v: h.update({next(iter(h)): h.pop(next(iter(h)))}),
+    ),
+    "a byte": (lambda: bytearray(1), lambda h: h[0], lambda h, v: set_item(h, int(v))),
     "an array": (lambda: np.ones(3), lambda h: h[0], set_item),
     "a long list": (lambda: [1.0] * 500, lambda h: h[0], set_item),
     "a deque": (lambda: collections.deque([1.0]), lambda h: h[0], set_item),
@@ -132,6 +161,46 @@ def test_a_change_inside_is_seen(name: str) -> None:
     FACTOR.set(1.0)
 
 
+class Own:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class Schedule:
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def gain(self) -> float:
+        return self.settings.a.b.gain
+
+
+# What makes the two outer objects, and the innermost one.
+NAMESPACES: dict[str, tuple[Any, Any, Any]] = {
+    "of types": (types.SimpleNamespace,) * 3,
+    "of argparse": (argparse.Namespace,) * 3,
+    "in an object": (Own, types.SimpleNamespace, argparse.Namespace),
+    "with objects": (argparse.Namespace, Own, types.SimpleNamespace),
+}
+
+
+@pytest.mark.parametrize("by", ["a closure", "a method", "getattr"])
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_a_change_in_a_namespace_outside_is_seen(name: str, by: str) -> None:
+    outer, middle, inner = NAMESPACES[name]
+    # The optimizer, whose settings the loop changes, is not part of the configuration.
+    settings = outer(a=middle(b=inner(gain=1.0)), optimizer=torch.optim.SGD([torch.ones(1)], 0.1))
+    gets = {
+        "a closure": lambda: settings.a.b.gain,
+        "a method": Schedule(settings).gain,
+        "getattr": lambda: functools.reduce(getattr, ["a", "b", "gain"], settings),
+    }
+    pair = Twins(lambda: Holding(None, lambda _: gets[by]()), X, SGD, fallback="error")
+    pair.assert_equal_steps(1)
+    for value in (2.0, 3.0):
+        settings.a.b.gain = value
+        pair.assert_equal_steps(1)
+
+
 class OfEnvironment(Base):
     def forward(self, x: Tensor) -> Tensor:
         return self.outputs(x).mean() * float(os.environ["FACTOR"])
@@ -143,6 +212,153 @@ def test_a_change_of_the_environment_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     pair.assert_equal_steps(1)
     monkeypatch.setenv("FACTOR", "2.0")
     pair.assert_equal_steps(1)
+
+
+class OfTaken(Base):
+    """Computes with what `take` gives, another number in each step."""
+
+    def __init__(self, take: Callable[[], float]) -> None:
+        super().__init__()
+        self.take = take
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outputs(x).mean() * self.take()
+
+
+def numbers() -> Iterator[float]:
+    yield from (1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+def of_closure(iterator: Iterator[float]) -> Callable[[], float]:
+    return lambda: next(iterator)
+
+
+class OfIterator:
+    def __init__(self) -> None:
+        self.iterator = numbers()
+
+    def step(self) -> float:
+        return next(self.iterator)
+
+
+def of_object() -> Callable[[], float]:
+    held = OfIterator()
+    return lambda: held.step()
+
+
+GLOBAL_ITERATOR: Iterator[float] = iter(())
+
+
+def of_global() -> Callable[[], float]:
+    global GLOBAL_ITERATOR
+    GLOBAL_ITERATOR = itertools.count(1.0)  # for both models
+    return lambda: next(GLOBAL_ITERATOR)
+
+
+def nested(iterator: Iterator[float]) -> Callable[[], float]:
+    held = ((functools.partial(next, iterator),), 0)
+    return lambda: held[0][0]()
+
+
+TAKERS: dict[str, Callable[[], Callable[[], float]]] = {
+    "a cycle": lambda: of_closure(itertools.cycle([1.0, 2.0, 3.0])),
+    "a count": lambda: of_closure(itertools.count(1)),
+    "items of a list": lambda: of_closure(iter([1.0, 2.0, 3.0, 4.0])),
+    "a generator": lambda: of_closure(numbers()),
+    "an object's": of_object,
+    "a method": lambda: itertools.count(1.0).__next__,
+    "a generator's method": lambda: functools.partial(numbers().send, None),
+    "a partial": lambda: functools.partial(next, numbers()),
+    "a partial in tuples": lambda: nested(numbers()),
+    "a method in a closure": lambda: (lambda get: lambda: get())(numbers().__next__),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_a_capture_takes_nothing(name: str) -> None:
+    with pytest.warns(UserWarning, match="takes an item|uses no iterators"):
+        pair = Twins(lambda: OfTaken(TAKERS[name]()), X, SGD)
+    pair.assert_equal_steps(3)
+
+
+def test_a_capture_takes_nothing_of_a_global() -> None:
+    with pytest.warns(UserWarning, match="takes an item from 'test_held_state.GLOBAL_ITERATOR'"):
+        Twins(lambda: OfTaken(of_global()), X, SGD)
+    assert next(GLOBAL_ITERATOR) == 1.0
+
+
+def counting(held: Any) -> Callable[[], float]:
+    def take() -> float:
+        held[0] += 1
+        return float(held[0])
+
+    return take
+
+
+def reading() -> Callable[[], float]:
+    lines = io.StringIO("1\n2\n3\n4\n5\n")
+    return lambda: float(lines.readline())
+
+
+WRITERS: dict[str, Callable[[], Callable[[], float]]] = {
+    "an array": lambda: counting(np.zeros(2)),
+    "an array of a tensor": lambda: counting(torch.zeros(1).numpy()),
+    "bytes": lambda: counting(bytearray(1)),
+    "Python's array": lambda: counting(array.array("l", [0])),
+    "a view": lambda: counting(memoryview(bytearray(1))),
+    "a C array": lambda: counting((ctypes.c_int * 2)()),
+    "a file": reading,
+    "a list's method": lambda: [5.0, 4.0, 3.0, 2.0, 1.0].pop,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_capture_writes_nothing(name: str) -> None:
+    with pytest.warns(UserWarning, match="changes in each step"):
+        pair = Twins(lambda: OfTaken(WRITERS[name]()), X, SGD)
+    pair.assert_equal_steps(3)
+
+
+def of_context() -> float:
+    FACTOR.set(FACTOR.get() + 1)
+    return FACTOR.get()
+
+
+def of_environment() -> float:
+    os.environ["FACTOR"] = str(int(os.environ["FACTOR"]) + 1)
+    os.environ["OTHER_FACTOR"] = "1"
+    return float(os.environ["FACTOR"])
+
+
+def test_a_capture_writes_no_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FACTOR", "1")
+    FACTOR.set(1.0)
+    for take in (of_context, of_environment):
+        with pytest.warns(UserWarning, match="changes in each step"):
+            Twins(lambda take=take: OfTaken(take), X, SGD)
+    assert FACTOR.get() == 1.0
+    assert os.environ["FACTOR"] == os.getenv("FACTOR") == "1"
+    assert "OTHER_FACTOR" not in os.environ
+
+
+class Filling(Base):
+    """Writes a table in its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.is_filled = np.zeros(1), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_filled:
+            self.table[0], self.is_filled = 3.0, True
+        return self.outputs(x).mean() * float(self.table[0])
+
+
+def test_what_every_step_writes_is_left() -> None:
+    pair = Twins(Filling, X, SGD, fallback="error")
+    assert not pair.ours.is_filled and pair.ours.table[0] == 0.0
+    pair.assert_equal_steps()
+    assert pair.ours.is_filled and pair.ours.table[0] == 3.0
 
 
 def triangle() -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsdp_mlir
 import numpy as np
 import pytest
 import stateful
 from fsdp_mlir.modules import outside
-from fsdp_mlir.modules.place import Place
+from fsdp_mlir.modules.place import Place, is_part_of
 from test_proof import Net, captured
 from torch import Tensor, nn
 
@@ -110,6 +112,16 @@ def test_patterns_read_attributes_whose_names_no_code_has() -> None:
 
     for loss in (by_name, by_position):
         assert outside.attributes_read(nn.Linear(2, 2), loss) is None
+
+
+def test_parts_of_a_librarys_object() -> None:
+    """A nested configuration is one; what leads into the library is not."""
+    one, other = pytest.mark.skip, pytest.mark.xfail
+    assert is_part_of(type(one), other)
+    assert not is_part_of(type(one), one.mark)
+    assert not is_part_of(type(one), Path())
+    assert is_part_of(type(one), SimpleNamespace())
+    assert is_part_of(Namespace, _Matched())
 
 
 def test_numbers_that_are_made_at_each_look() -> None:

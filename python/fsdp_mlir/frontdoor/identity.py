@@ -23,9 +23,10 @@ from fsdp_mlir.frontdoor.library_code import LibraryCode
 from fsdp_mlir.frontdoor.telling import ADDRESS, Teller, Untold
 from fsdp_mlir.frontdoor.unchanged import STATE_DICT_HOOKS
 from fsdp_mlir.modules import outside
-from fsdp_mlir.modules.names import names_in
-from fsdp_mlir.modules.outside import GLOBAL_HOOKS
-from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.modules.names import names_in, namespace_in
+from fsdp_mlir.modules.outside import GLOBAL_HOOKS, OF_MODULES
+from fsdp_mlir.modules.place import is_library
+from fsdp_mlir.modules.python_state import Leaf, PythonState
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.support.numerics import numerics
 
@@ -49,6 +50,9 @@ _OF_PROCESS = {
     *("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "FSDP_MLIR_CACHE"),
 }
 _OF_JOB = ("TORCHELASTIC_", "SLURM_", "PBS_", "LSB_", "SSH_", "XDG_", "KUBERNETES_", "PMI", "OMPI_")
+
+# Attributes and globals with hooks by their ids.
+_BY_ID = {*GLOBAL_HOOKS, *(name for name in OF_MODULES if "_hooks" in name)}
 
 # In the paths of attributes: hooks that do not affect a step, the attributes that hold FSDP2's own
 # state, which the policy describes, and a hash of a transformers configuration that each process
@@ -132,6 +136,31 @@ def _settings() -> Iterator[str]:
         raise Untold("a mode of torch is entered")
 
 
+def _numbered(held: Mapping[str, Any]) -> dict[tuple[str, int], str]:
+    """For each id of a hook, by the name of what holds it: its place there, and when it was
+    registered among the hooks of all. The ids count the hooks of the process."""
+    hooks = {key: [*value] for key, value in held.items() if key in _BY_ID}
+    order = {id: at for at, id in enumerate(sorted({id for ids in hooks.values() for id in ids}))}
+    return {
+        (key, id): f"{at}, {order[id]}" for key, ids in hooks.items() for at, id in enumerate(ids)
+    }
+
+
+def _with_numbered_hooks(
+    leaves: Mapping[str, Leaf], model: nn.Module, loss: Any
+) -> dict[str, Leaf]:
+    """The leaves, with paths that do not depend on the ids of hooks."""
+    modules = list(model.named_modules())
+    if isinstance(loss, nn.Module):
+        modules += loss.named_modules(prefix="loss")
+    renamed = {
+        f"{name}{'.' if name else ''}{key}[{id}]": f"{name}.{key}[{number}]"
+        for name, module in modules
+        for (key, id), number in _numbered(vars(module)).items()
+    }
+    return {renamed.get(path, path): leaf for path, leaf in leaves.items()}
+
+
 def _environment() -> Iterator[str]:
     for name, value in sorted(os.environ.items()):
         if name not in _OF_PROCESS and not name.startswith(_OF_JOB):
@@ -147,7 +176,9 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     teller = Teller({**others, **modules})
     if loss is not None and not isinstance(loss, nn.Module):
         yield f"loss {teller.told(loss, 'loss')}"
-    hooks = [*map(vars(nn.modules.module).get, GLOBAL_HOOKS)]
+    every = {key: getattr(nn.modules.module, key) for key in GLOBAL_HOOKS}
+    numbers = _numbered(every)
+    hooks = [{numbers[key, id]: hook for id, hook in every[key].items()} for key in every]
     yield f"hooks of all modules {teller.told(hooks, 'a hook of all modules')}"
     tensors: dict[int, str] = {}
     called: list[Any] = []
@@ -164,7 +195,8 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
 
     state = PythonState.of(model, loss)
     first_at: dict[int, str] = {}
-    for path, (kind_of_leaf, value) in sorted(state.leaves.items()):  # sets have no order
+    leaves = _with_numbered_hooks(state.leaves, model, loss)
+    for path, (kind_of_leaf, value) in sorted(leaves.items()):  # sets have no order
         if any(key in path for key in _SKIPPED):
             continue
         if ADDRESS in path:
@@ -178,6 +210,9 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
             yield f"object {path} {teller.class_(value)}"
         else:
             yield f"{kind_of_leaf} {path} {value}"
+    for path, keys in sorted(state.orders.items()):
+        if path.rpartition(".")[2] not in _BY_ID and not any(key in path for key in _SKIPPED):
+            yield f"order {path} {keys}"
     for found in outside.code(model, loss):
         yield f"code {teller.told(found, found.__qualname__)}"
     for name, module in others.items():
@@ -189,6 +224,9 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
         yield f"held {place.label} {tell(value, place.label)}"
     functions = [value for value in called if callable(value) and not isinstance(value, type)]
     yield from LibraryCode(teller).lines([*reached.functions, *functions])
+    for function in reached.functions:
+        if not is_library(function) and (name := namespace_in(function.__code__)):
+            raise Untold(f"'{function.__qualname__}' may read any name by '{name}'")
     names = {name for function in reached.functions for name in names_in(function.__code__)}
     for name in sorted(names & _ASKED.keys()):
         yield f"call {name} {_ASKED[name]()}"

@@ -3,8 +3,8 @@ which objects its names hold, the modules that the model does not have, the code
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -14,33 +14,130 @@ from torch import Tensor, nn
 
 from fsdp_mlir.modules import outside
 from fsdp_mlir.modules.outside import OF_MODULES, STATE_DICT_HOOKS
-from fsdp_mlir.modules.place import ABSENT, SCALARS, Place
+from fsdp_mlir.modules.place import ABSENT, SCALARS, Place, built_in, slot_names
 
 MEMBERS = ("_parameters", "_buffers", "_modules")
+_BY_IDENTITY = (type(None), nn.Module, type, FunctionType)
+_EXACT_WHEN_EMPTY = (dict, OrderedDict, list, set, deque)
 _MOST_ITEMS = 1 << 16  # of a list or the like that is compared by its items
 
 
 def shallow(value: Any) -> Any:
-    """A copy of a list or the like, so that its items are compared."""
-    if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
-        return dict(dict.items(value))  # as stored: a subclass may compute what it returns
-    if type(value) in (list, set, deque) and len(value) <= _MOST_ITEMS:
-        return type(value)(value)
-    return value
+    """A copy of a list or the like, so that its items are compared: as they are stored, which a
+    subclass may hide."""
+    kind = built_in(type(value))
+    if kind in (None, tuple, frozenset) or kind.__len__(value) > _MOST_ITEMS:
+        return value
+    if kind is deque:
+        return deque(deque.__iter__(value), value.maxlen)
+    return dict(kind.items(value)) if issubclass(kind, dict) else kind(kind.__iter__(value))
 
 
 def same(now: Any, before: Any) -> bool:
-    """Tensors are compared by identity: equal ones may be written later."""
+    """Whether a value is as `shallow` gave it. Tensors are compared by identity: equal ones may be
+    written later."""
     if now is before or isinstance(now, Tensor) or isinstance(before, Tensor):
         return now is before
-    return equal({"": now}, {"": before})
-
-
-def equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
     try:
-        return now == before
+        return {"": now} == {"": before} and _is_exact(now, before)
     except Exception:  # such as the truth value of a different tensor
         return False
+
+
+def _is_exact(now: Any, before: Any) -> bool:
+    """Whether values that are equal also have equal types, items in the same order, and zeros of
+    the same sign."""
+    kind = built_in(type(now))
+    if kind is None:
+        if isinstance(now, (float, complex)):
+            return repr(now) == repr(before)
+        return now is before or not isinstance(now, Tensor)
+    of_before = built_in(type(before))
+    items, items_before = kind.__iter__(now), of_before.__iter__(before)
+    if kind in (set, frozenset):  # whose copies may have another order
+        return set(map(id, items)) == set(map(id, items_before)) or (
+            set(map(_typed, kind.__iter__(now))) == set(map(_typed, of_before.__iter__(before)))
+        )
+    if not issubclass(kind, dict):
+        return _are_exact(items, items_before)
+    keys, keys_before = list(items), list(items_before)
+    values, values_before = kind.values(now), of_before.values(before)
+    return keys == keys_before and (
+        _are_exact(keys, keys_before) and _are_exact(values, values_before)
+    )
+
+
+def _are_exact(now: Iterable[Any], before: Iterable[Any]) -> bool:
+    return all(
+        a is b or (type(a) is type(b) and _is_exact(a, b)) for a, b in zip(now, before, strict=True)
+    )
+
+
+def _typed(value: Any) -> tuple[Any, ...]:
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value
+
+
+class Snapshot:
+    """The values of names, such as a module's attributes, as they were."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = dict(values)
+        self.copies = {name: shallow(value) for name, value in values.items()}
+        # A comparison of all names at once finds most changes; what may be equal and yet another
+        # value is looked at after that. Most modules have containers for hooks, which are empty.
+        self._orders: list[tuple[str, list[str]]] = []
+        self._single: list[tuple[str, str, Tensor]] = []  # which compare without an error
+        self._exact: list[tuple[str, Any, bool]] = []
+        for name, value in values.items():
+            if name in MEMBERS:
+                self._orders += [(name, list(value))] if len(value) > 1 else []
+                tensors = ((key, x) for key, x in value.items() if isinstance(x, Tensor))
+                self._single += [(name, key, x) for key, x in tensors if x.numel() == 1]
+            elif not isinstance(value, _BY_IDENTITY) and not (
+                type(value) in _EXACT_WHEN_EMPTY and not value
+            ):
+                self._exact.append((name, value, value is not self.copies[name]))
+
+    def holds(self, now: dict[str, Any]) -> bool:
+        """Whether nothing has changed."""
+        try:
+            if now != self.copies:
+                return False
+        except Exception:  # as in `same`
+            return False
+        for name, order in self._orders:
+            if list(now[name]) != order:
+                return False
+        for kind, name, tensor in self._single:
+            if now[kind][name] is not tensor:
+                return False
+        for name, value, is_copied in self._exact:
+            if (is_copied or now[name] is not value) and not self.has(name, now[name]):
+                return False
+        return True
+
+    def has(self, name: str, now: Any) -> bool:
+        """Whether that is the value of a name."""
+        before = self.values.get(name, ABSENT)
+        return now is before if before is ABSENT else _has(now, type(before), self.copies[name])
+
+
+class Read:
+    """The value of a place, as it was."""
+
+    def __init__(self, place: Place) -> None:
+        value = place.value()
+        self.place, self._read = place, reader(place)
+        self.copy, self._kind = shallow(value), type(value)
+
+    def holds(self) -> bool:
+        now = self._read()
+        return now is self.copy or _has(now, self._kind, self.copy)
+
+
+def _has(now: Any, kind: type, before: Any) -> bool:
+    """Whether a value is of a class, and as `shallow` gave it."""
+    return type(now) is kind and same(now, before)
 
 
 def reader(place: Place) -> Callable[[], Any]:
@@ -61,10 +158,7 @@ class _Module:
         if type(module).__module__.partition(".")[0] == "torch":
             names = None  # its code was not looked into
         self._names = names
-        self._attributes = {
-            name: dict(value) if name in MEMBERS else shallow(value)
-            for name, value in vars(module).items()
-        }
+        self._attributes = Snapshot(vars(module))
         self._tensors = [
             (members, name, tensor, _form(tensor))
             for members in (module._parameters, module._buffers)
@@ -80,11 +174,11 @@ class _Module:
             if members.get(name) is not tensor or _form(tensor) != form:
                 return name
         now, before = vars(self.module), self._attributes
-        if equal(now, before):
+        if before.holds(now):
             return None
-        for name in (now.keys() | before.keys()) - STATE_DICT_HOOKS:
+        for name in (now.keys() | before.values.keys()) - STATE_DICT_HOOKS:
             read = self._names is None or name in self._names or name in OF_MODULES
-            if read and not same(now.get(name, ABSENT), before.get(name, ABSENT)):
+            if read and not before.has(name, now.get(name, ABSENT)):
                 return name
         return None
 
@@ -108,7 +202,7 @@ class _Function:
         if not all(now is before for now, before in parts):
             return False
         keywords = self.function.__kwdefaults__
-        return keywords is None or equal(keywords, self._keywords)
+        return keywords is None or same(keywords, self._keywords)
 
 
 class Calls:
@@ -171,7 +265,7 @@ def _is_alike(now: Any, before: Any, depth: int = 3) -> bool:
     if type(now) is not type(before) or depth == 0:
         return False
     if isinstance(now, SCALARS):
-        return bool(now == before)
+        return same(now, before)
     if isinstance(now, partial):
         parts = [(each.func, each.args, each.keywords) for each in (now, before)]
         return all(_is_alike(*pair, depth - 1) for pair in zip(*parts, strict=True))
@@ -180,6 +274,6 @@ def _is_alike(now: Any, before: Any, depth: int = 3) -> bool:
         return len(now) == len(before) and all(_is_alike(*pair, depth - 1) for pair in pairs)
     if isinstance(now, (type, nn.Module, FunctionType, Tensor)) or not hasattr(now, "__dict__"):
         return False
-    if outside.slot_names(type(now)) or vars(now).keys() != vars(before).keys():
+    if slot_names(type(now)) or vars(now).keys() != vars(before).keys():
         return False
     return all(_is_alike(vars(now)[name], vars(before)[name], depth - 1) for name in vars(now))

@@ -26,8 +26,20 @@ import torch
 from torch import Tensor, nn
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils.hooks import RemovableHandle
 
-from fsdp_mlir.modules.place import ABSENT, CONTAINERS, GENERATORS, SCALARS, is_library
+from fsdp_mlir.modules.outside import HOOKS
+from fsdp_mlir.modules.place import (
+    ABSENT,
+    BUFFERS,
+    CONTAINERS,
+    GENERATORS,
+    POINTERS,
+    SCALARS,
+    built_in,
+    bytes_of,
+    is_library,
+)
 from fsdp_mlir.support.errors import CompileError
 
 _MAX_DEPTH = 60
@@ -53,6 +65,11 @@ class Teller:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = {id(module): name for name, module in modules.items()}
+        self._hooks = {
+            id(vars(module).get(key)): f"{name}.{key}"
+            for name, module in modules.items()
+            for key in HOOKS
+        }
         self._known: dict[int, tuple[int, Any]] = {}  # kept alive, so that their ids stay theirs
         self._classes: dict[type, str] = {}
         self._lenient = False
@@ -89,6 +106,11 @@ class Teller:
             if value.nbytes > _MAX_BYTES:
                 return self._refused(f"'{path}' holds an array of {value.nbytes} bytes", value)
             return f"array {value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        if isinstance(value, BUFFERS):
+            data = bytes_of(value)
+            return f"{tell(type(value))} {len(data)} {hashlib.sha256(data).hexdigest()}"
+        if isinstance(value, POINTERS):
+            return self._refused(f"'{path}' is a pointer", value)
         if isinstance(value, MethodType):
             return f"{tell(value.__func__)} of {tell(value.__self__)}"
         if isinstance(value, partial):
@@ -114,6 +136,11 @@ class Teller:
             return name_of(type(value))
         if isinstance(value, logging.Logger):
             return f"logger {value.name}"
+        if isinstance(value, RemovableHandle):
+            hooks = value.hooks_dict_ref()
+            where = self._hooks.get(id(hooks)) or tell(list((hooks or {}).values()))
+            at = list(hooks or ()).index(value.id) if value.id in (hooks or ()) else None
+            return f"{tell(type(value))} {where} {at}"
         if isinstance(value, weakref.ref):
             return f"reference {tell(value())}"
         if isinstance(value, nn.Module):
@@ -163,12 +190,13 @@ class Teller:
             return self._refused(f"'{path}' holds {len(value)} items", value)
         if isinstance(value, deque):
             held.append(f"at most {value.maxlen}")
+        kind = built_in(type(value))
         if isinstance(value, dict):
-            held += [f"{tell(key)}: {tell(item)}" for key, item in dict.items(value)]
+            held += [f"{tell(key)}: {tell(item)}" for key, item in kind.items(value)]
         elif isinstance(value, (set, frozenset)):  # which have no order to number what they hold
             held += sorted(Teller({}).told(item, path) for item in value)
         elif isinstance(value, CONTAINERS):
-            held += [tell(item) for item in value]
+            held += [tell(item) for item in kind.__iter__(value)]
         slots = [name for base in type(value).__mro__ for name in _slots(base)]
         attributes = getattr(value, "__dict__", None)
         named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
@@ -185,16 +213,20 @@ class Teller:
         if kind not in self._classes:
             self._classes[kind] = name_of(kind)  # which its own methods may close over
             lines = [line for base in kind.__mro__ for line in self._members(base, path)]
+            if not is_library(type(kind)):
+                lines.append(self.class_(type(kind), path))
             digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
             self._classes[kind] = f"{name_of(kind)} {digest[:16]}"
         return self._classes[kind]
 
     def _members(self, base: type, path: str) -> Iterator[str]:
         yield name_of(base)
-        if base in (object, *_BUILT_IN):
+        if base in (object, type, *_BUILT_IN):
             return
         lenient, librarys = self._lenient, is_library(base)
         for name, value in sorted(vars(base).items()):
+            if base is RemovableHandle and name == "next_id":
+                continue  # how many hooks this process has registered
             self._lenient = lenient or librarys
             try:
                 yield f"{name} {self._member(name, value, f'{path}.{name}')}"

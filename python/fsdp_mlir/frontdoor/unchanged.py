@@ -7,7 +7,6 @@ in their memory.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, equal, reader, same, shallow
+from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, Read, Snapshot, same
 from fsdp_mlir.modules import hooks
 from fsdp_mlir.modules.outside import (
     GLOBAL_HOOKS,
@@ -26,8 +25,8 @@ from fsdp_mlir.modules.outside import (
     attributes_read,
     reached,
 )
-from fsdp_mlir.modules.place import ABSENT, SCALARS, Place
-from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.modules.place import ABSENT, CONTAINERS, SCALARS, Place, built_in
+from fsdp_mlir.modules.python_state import PythonState, shown
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
@@ -55,16 +54,17 @@ class _Held:
     owner: Mapping[str, Any] | Place
     key: str
     change: _Change  # its text is the path
+    whole: bool = True  # also what is deep in it
 
     def inside(self) -> PythonState | None:
         """All that it holds; None if that is too much to compare."""
         owner = self.owner
         value = owner.value() if isinstance(owner, Place) else owner.get(self.key, ABSENT)
-        return PythonState.inside(self.change.text, value, _MOST_LEAVES)
+        return PythonState.inside(self.change.text, value, _MOST_LEAVES, whole=self.whole)
 
     def changed(self, before: PythonState) -> str:
         """The first path that differs."""
-        return next(iter(before.changes(self.inside() or PythonState())), "")
+        return next(map(shown, before.changes(self.inside() or PythonState())), "")
 
 
 class Unchanged:
@@ -81,39 +81,40 @@ class Unchanged:
     def renew(self) -> None:
         """Takes the snapshot again."""
         self._modules = []
-        self._objects: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        self._objects: dict[int, tuple[str, Any, Snapshot]] = {}
         classes = {}
         for name, module in self._named_modules().items():
-            attributes = {
-                key: dict(value) if key in MEMBERS else shallow(value)
-                for key, value in vars(module).items()
-            }
-            self._modules.append((name, module, type(module), attributes))
+            self._modules.append((name, module, type(module), Snapshot(vars(module))))
             classes[type(module)] = type(module).forward
             for key, value in vars(module).items():
                 if _is_settings(value):
-                    kept = {k: shallow(v) for k, v in vars(value).items()}
-                    self._objects.setdefault(id(value), (_dotted(name, key), value, kept))
+                    kept = (_dotted(name, key), value, Snapshot(vars(value)))
+                    self._objects.setdefault(id(value), kept)
         self._forwards = list(classes.items())
         self._globals = _global_hooks()
         found = reached(self._model, self._loss, self._kernels)
-        self._outside = [(place, reader(place), shallow(place.value())) for place in found.places]
+        self._outside = [Read(place) for place in found.places]
         self._calls = Calls(found)
         # Modules may share a value, such as their model's configuration.
         once = {id(value): held for value, held in reversed(list(self._holding()))}
-        self._deep = [(held, inside) for held in once.values() if (inside := held.inside())]
+        self._deep = []
+        for held in once.values():
+            for each in (held, replace(held, whole=False)):
+                if (inside := each.inside()) is not None:
+                    self._deep.append((each, inside))
+                    break
 
     def _holding(self) -> Iterator[tuple[Any, _Held]]:
         """The values that hold more than plain values and tensors, and where they are."""
         for name, module, _, attributes in self._modules:
-            for key, value in attributes.items():
+            for key, value in attributes.values.items():
                 if key not in MEMBERS and key not in OF_MODULES and _is_deep(value):
                     change = _Change((id(module), key), _dotted(name, key), attribute=True)
-                    yield vars(module)[key], _Held(vars(module), key, change)
-        for place, _, value in self._outside:
-            if _is_deep(value):
+                    yield value, _Held(vars(module), key, change)
+        for place in (each.place for each in self._outside):
+            if _is_deep(value := place.value()):
                 change = _Change(place.key, place.label, attribute=place.attribute)
-                yield place.value(), _Held(place, "", change)
+                yield value, _Held(place, "", change)
 
     def _named_modules(self) -> dict[str, nn.Module]:
         named = dict(self._model.named_modules())
@@ -124,24 +125,22 @@ class Unchanged:
     def holds(self) -> bool:
         """Whether nothing has changed."""
         for _, module, kind, attributes in self._modules:
-            if type(module) is not kind or not equal(module.__dict__, attributes):
+            if type(module) is not kind or not attributes.holds(module.__dict__):
                 return False
         for _, value, attributes in self._objects.values():
-            if not equal(value.__dict__, attributes):
+            if not attributes.holds(value.__dict__):
                 return False
         if any(kind.forward is not forward for kind, forward in self._forwards):
             return False
-        for _, read, before in self._outside:
-            now = read()
-            if now is not before and not same(now, before):
-                return False
+        if not all(each.holds() for each in self._outside):
+            return False
         if not self._calls.holds():
             return False
         for held, before in self._deep:
             now = held.inside()
-            if now is None or now.leaves != before.leaves:
+            if now is None or not now.is_as(before):
                 return False
-        return equal(_global_hooks(), self._globals)
+        return same(_global_hooks(), self._globals)
 
     def holds_what_matters(self, *, training: bool) -> bool:
         """Whether nothing has changed except attributes that no code reads and, without `training`,
@@ -171,9 +170,10 @@ class Unchanged:
             if now is not module or type(now) is not kind:
                 yield _Change((id(module), ""), f"{_module(name)} is another one")
                 continue
-            for key in sorted({*vars(module), *before}):
+            for key in sorted({*vars(module), *before.values}):
                 if key in MEMBERS:
-                    yield from _member(id(module), name, key, vars(module)[key], before[key])
+                    held = vars(module)[key], before.copies[key]
+                    yield from _member(id(module), name, key, *held)
                 elif key not in STATE_DICT_HOOKS:
                     yield from _attribute(id(module), name, key, vars(module), before)
         known = {name for name, _, _, _ in self._modules}
@@ -181,7 +181,7 @@ class Unchanged:
             if name not in known:
                 yield _Change((id(module), ""), f"{_module(name)} is new")
         for place, value, before in self._objects.values():
-            for key in sorted({*vars(value), *before}):
+            for key in sorted({*vars(value), *before.values}):
                 yield from _attribute(id(value), place, key, vars(value), before)
         for kind, forward in self._forwards:
             if kind.forward is not forward:
@@ -189,11 +189,11 @@ class Unchanged:
                 yield _Change((id(kind), ""), f"forward of '{kind.__name__}' is another one", where)
         for key, text in self._calls.changes():
             yield _Change(key, text)
-        for place, _, before in self._outside:
-            now = place.value()
-            if not same(now, before):
-                text = f"'{place.label}' is {_shown(now)}, the step was compiled with"
-                text = f"{text} {_shown(before)}"
+        for each in self._outside:
+            if not each.holds():
+                place = each.place
+                text = f"'{place.label}' is {_shown(place.value())}, the step was compiled with"
+                text = f"{text} {_shown(each.copy)}"
                 yield _Change(place.key, text, attribute=place.attribute)
         for held, inside in self._deep:
             if path := held.changed(inside):
@@ -214,12 +214,16 @@ def _member(
         if (one is None) != (other is None) or (kind == "_parameters" and one is not other):
             text = f"'{_dotted(place, key)}' is another one, new or gone"
             yield _Change((owner, key), text)
+    if [key for key in now if key in before] != [key for key in before if key in now]:
+        text = f"{_module(place)} has its {kind[1:]} in another order"
+        yield _Change((owner, kind), text)
 
 
 def _attribute(
-    owner: int, place: str, key: str, now: dict[str, Any], before: dict[str, Any]
+    owner: int, place: str, key: str, now: dict[str, Any], snapshot: Snapshot
 ) -> Iterator[_Change]:
-    if key in now and key in before and equal({key: now[key]}, {key: before[key]}):
+    before = snapshot.copies
+    if snapshot.has(key, now.get(key, ABSENT)):
         return
     if key == "training":
         mode = "train" if now[key] else "eval"
@@ -245,6 +249,8 @@ def _changed_hooks(
             yield _Change((owner, method), text, source_of(hook), hook=True)
     if before.keys() - now.keys():
         yield _Change((owner, method), f"a hook of {method} of {of} was removed")
+    if [key for key in now if key in before] != [key for key in before if key in now]:
+        yield _Change((owner, method), f"hooks of {method} of {of} are in another order")
 
 
 def _shown(value: Any) -> str:
@@ -264,11 +270,15 @@ def _dotted(place: str, key: str) -> str:
 
 def _is_deep(value: Any) -> bool:
     """Whether a change inside a value may leave the value itself equal."""
-    if isinstance(value, Mapping):
-        value = list(dict.values(value)) if isinstance(value, dict) else [value]
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return any(not isinstance(item, (*SCALARS, Tensor)) for item in value)
-    return not isinstance(value, (*SCALARS, Tensor, type, nn.Module)) and not callable(value)
+    kind = built_in(type(value))
+    if kind is not None:
+        if type(value) not in CONTAINERS:  # a subclass, which may have attributes
+            return True
+        items = [*kind.__iter__(value), *(kind.values(value) if issubclass(kind, dict) else ())]
+        return any(type(item) not in SCALARS and not isinstance(item, Tensor) for item in items)
+    if isinstance(value, SCALARS):  # such as the member of an enumeration
+        return type(value) not in SCALARS
+    return not isinstance(value, (Tensor, type, nn.Module)) and not callable(value)
 
 
 def _is_settings(value: Any, depth: int = 2) -> bool:

@@ -14,34 +14,45 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
-from functools import _lru_cache_wrapper, lru_cache, partial
+from functools import _lru_cache_wrapper, partial
 from operator import attrgetter, methodcaller
-from types import (
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from fsdp_mlir.modules.names import chains, names_held, names_in, read_by, used
+from fsdp_mlir.modules.names import (
+    chains,
+    names_held,
+    names_in,
+    namespace_in,
+    read_by,
+    texts_in,
+    used,
+)
 from fsdp_mlir.modules.place import (
     ABSENT,
     CONTAINERS,
     DATA,
     GENERATORS,
+    NAMESPACES,
     SCALARS,
     Code,
     Place,
+    function_of,
     is_library,
+    is_no_models,
+    is_ours,
+    is_part_of,
+    methods_of,
+    slot_names,
 )
+from fsdp_mlir.modules.untaken import is_taken_from
 
 _DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
@@ -58,7 +69,6 @@ GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
-_NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 # Attributes of nn.Module that do not affect a step.
 STATE_DICT_HOOKS = {
     "_state_dict_hooks",
@@ -128,7 +138,7 @@ def _places(
     if loss is not None and not isinstance(loss, nn.Module):
         found.add_object("(loss)", loss)
     for module in modules:
-        found.add_class(type(module), _is_no_models)
+        found.add_class(type(module), is_no_models)
         for name, held in vars(module).items():
             label = f"{type(module).__qualname__}.{name}"
             if callable(held) and not isinstance(held, (type, nn.Module, Tensor)):
@@ -174,11 +184,6 @@ def is_users(attribute: str) -> bool:
     return attribute not in OF_MODULES and not attribute.startswith("__composable_api_")
 
 
-def _is_no_models(value: Code) -> bool:
-    """Of PyTorch, NumPy or the standard library."""
-    return (getattr(value, "__module__", None) or "").partition(".")[0] in _NO_MODELS
-
-
 class _Places:
     """With `own`, the modules of model and loss, also finds what else the code calls: `held`,
     `modules`, and the code of what containers hold."""
@@ -196,15 +201,16 @@ class _Places:
         self._items = 0  # in them
         self._named: set[str] = set()  # by the code that was looked into
         self._got: set[str] = set()  # by objects such as operator.attrgetter
+        self._wrappers: dict[int, FunctionType] = {}  # of libraries
         self._owners: list[tuple[str, dict[str, Any]]] = []  # of methods
+        self._of_library: list[tuple[str, dict[str, Any], type]] = []  # see _add_parts
         self._searched: dict[int, Any] = {}  # for Python modules
         self._python: dict[int, ModuleType] = {}  # modules of Python that are held as values
 
     def all(self) -> list[Place]:
-        known = (-1, -1, -1, -1)
-        while self._functions or known != (
-            known := (len(self._named), len(self._got), len(self._reached), len(self._python))
-        ):
+        known: tuple[int, ...] = ()
+        found = (self._named, self._got, self._reached, self._python, self._of_library)
+        while self._functions or known != (known := tuple(map(len, found))):
             while self._functions:
                 self._look_into(self._functions.pop())
             for label, module in list(self._reached.values()):
@@ -212,6 +218,8 @@ class _Places:
             for label, attributes in self._owners:
                 for name in sorted(self._got & attributes.keys()):
                     self._add(attributes, name, f"{label}.{name}")
+            for parts in list(self._of_library):
+                self._add_parts(*parts)
             for python in list(self._python.values()):
                 self._add_members(python, self._named)
             for name in sorted(_OPERATORS | (self._named & _OF_TENSORS)):
@@ -251,11 +259,13 @@ class _Places:
             elif self._is_new(base):
                 for name in list(vars(base)):
                     self._add_member(base, name, skips)
+        if type(owner) is not type:
+            self.add_class(type(owner), skips)
 
     def _add_member(self, owner: type, name: str, skips: Callable[[Code], bool]) -> bool:
         """An attribute of a class, or the code of a method; whether it is one."""
         label = f"{owner.__qualname__}.{name}"
-        function = _function_of(vars(owner)[name])
+        function = function_of(vars(owner)[name])
         if function is not None:
             self._add_function(function, skips)
             self._hold(Place(owner, name, label))
@@ -297,6 +307,9 @@ class _Places:
             self._reach(label, value)
         elif isinstance(value, (attrgetter, methodcaller)):
             self._got |= names_held(value)
+        elif isinstance(value, BuiltinMethodType):  # such as that of a list
+            if isinstance(value.__self__, DATA) or is_taken_from(value.__self__):
+                self._add({"__self__": value.__self__}, "__self__", f"{label}.__self__")
         elif not isinstance(value, logging.Logger):
             self._add_attributes(label, value)
 
@@ -316,14 +329,14 @@ class _Places:
         names."""
         names = self._names()
         for base in type(module).__mro__:
-            if _is_no_models(base):
+            if is_no_models(base):
                 self._hold_methods(base)
                 continue
             for name in list(vars(base)):
                 if names is None or name in names or name.startswith("__"):
-                    self._add_member(base, name, _is_no_models)
+                    self._add_member(base, name, is_no_models)
         attributes = vars(module)
-        if names is None or _is_no_models(type(module)):
+        if names is None or is_no_models(type(module)):
             names = frozenset({*module._modules, *attributes})
         for name in module._modules.keys() & names:
             if (part := module._modules[name]) is not None:
@@ -376,7 +389,7 @@ class _Places:
             read |= names
             for base in type(owner).__mro__:
                 for name in names & vars(base).keys():
-                    member = _function_of(vars(base)[name])
+                    member = function_of(vars(base)[name])
                     if member is not None:
                         waiting.append(member)
                     if not is_library(base):
@@ -399,6 +412,7 @@ class _Places:
         for name in () if is_library(type(value)) else slots:
             self._add(value, name, f"{label}.{name}", attribute=named_only)
         if is_library(type(value)):  # such as a namespace or a configuration: only its data
+            self._of_library.append((label, attributes, type(value)))
             names = {name for name, item in attributes.items() if isinstance(item, DATA)}
             names -= {"__annotations__"}
             for item in attributes.values():  # what functools.cache or a cached_property wraps
@@ -406,16 +420,44 @@ class _Places:
                     self._add_function(item)
         else:
             self.add_class(type(value))
-            named = {n for function in _methods(type(value)) for n in names_in(function.__code__)}
+            named = {n for function in methods_of(type(value)) for n in names_in(function.__code__)}
             names = {*attributes, *named}  # an attribute may be set later
         for name in sorted(names.difference(slots)):
             self._add(attributes, name, f"{label}.{name}", attribute=named_only)
 
+    def _add_parts(self, label: str, attributes: dict[str, Any], owner: type) -> None:
+        """The objects in an object of a library's class that code names: all of a namespace, which
+        may be a configuration; of others, which lead into the library, those that are not its."""
+        is_namespace = issubclass(owner, NAMESPACES)
+        any_name = is_namespace and not self._named.isdisjoint(_DYNAMIC)
+        for name, item in list(attributes.items()):
+            is_part = is_part_of(owner, item)
+            follows = (is_namespace or is_part) if name in self._named else any_name and is_part
+            if follows and not isinstance(item, DATA):
+                self._add(attributes, name, f"{label}.{name}")
+
     def _add_function(
         self, function: FunctionType, skips: Callable[[Code], bool] = is_library
     ) -> None:
-        if not skips(function) and self._is_new(function):
-            self._functions.append(function)
+        if not skips(function):
+            if self._is_new(function):
+                self._functions.append(function)
+        elif function.__closure__ and id(function) not in self._wrappers:
+            self._wrappers[id(function)] = function
+            self._look_into_wrapper(function)
+
+    def _look_into_wrapper(self, function: FunctionType) -> None:
+        """A library's function, such as one of functools.singledispatch: the functions that were
+        given to it."""
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            content = Place(cell, name, name).value()
+            items = list(content.values())[:_MOST_ITEMS] if type(content) is dict else [content]
+            found = [item for item in items if isinstance(item, FunctionType)]
+            if type(content) is dict and not all(map(is_library, found)):
+                self._add(cell, name, f"{function.__qualname__}.{name}")
+            for each in found:
+                self._add_function(each)
 
     def _look_into(self, function: FunctionType) -> None:
         names = set(names_in(function.__code__))
@@ -446,6 +488,12 @@ class _Places:
             is_list = type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple)
             if is_list or (self._reaches and not isinstance(value, DATA)):
                 self._add(defaults, name, f"{function.__qualname__}, default {name}")
+        if namespace_in(function.__code__):
+            for name in sorted(texts_in(function.__code__)):
+                if name in known:
+                    self._add(known, name, f"{function.__module__}.{name}", names)
+                elif isinstance(module := sys.modules.get(name), ModuleType):
+                    self._add_members(module, names)
         if names & {"environ", "getenv"}:
             self._add(vars(os.environ), "_data", "os.environ")
 
@@ -473,11 +521,14 @@ class _Places:
             self.add_class(value)
         elif isinstance(value, DATA) or value is ABSENT:
             self._by_key.setdefault(place.key, place)
+            if not is_library(type(value)):  # such as a dict with methods of its own
+                self.add_class(type(value))
             self.find_modules(value)
             self.look_inside(label, None if value is ABSENT else value)
-        elif not _is_ours(value):
+        elif not is_ours(value):
             self._hold(place)
-            if isinstance(value, FunctionType) and not is_library(value):
+            is_own = isinstance(value, FunctionType) and not is_library(value)
+            if is_own or is_taken_from(value):
                 self._by_key.setdefault(place.key, place)
             self.add_object(label, value)
 
@@ -523,7 +574,7 @@ class _Places:
         if isinstance(value, type):
             self.add_class(value)
         elif isinstance(value, (FunctionType, MethodType, partial)) or not (
-            value is ABSENT or is_library(type(value)) or _is_ours(value)
+            value is ABSENT or is_library(type(value)) or is_ours(value)
         ):
             self.add_object(label, value)
 
@@ -546,34 +597,3 @@ class _Places:
         new = id(value) not in self._seen
         self._seen[id(value)] = value
         return new
-
-
-def _is_ours(value: Any) -> bool:
-    """An object of this package, such as the compiled step, which a trainer may hold."""
-    package = type(value).__module__.partition(".")[0]
-    return package == __name__.partition(".")[0] and not isinstance(value, nn.Module)
-
-
-def _function_of(member: Any) -> FunctionType | None:
-    """That of a method or a property of a class."""
-    member = member.fget if isinstance(member, property) else member
-    member = getattr(member, "__func__", member)
-    return member if isinstance(member, FunctionType) else None
-
-
-@lru_cache(maxsize=1024)
-def slot_names(owner: type) -> tuple[str, ...]:
-    """Of attributes that objects of a class have outside of `__dict__`."""
-    found = [
-        name
-        for base in owner.__mro__
-        for name, member in vars(base).items()
-        if isinstance(member, MemberDescriptorType)
-    ]
-    return tuple(found)
-
-
-def _methods(owner: type) -> Iterator[FunctionType]:
-    for base in owner.__mro__:
-        if not is_library(base):
-            yield from (value for value in vars(base).values() if isinstance(value, FunctionType))

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
+import array
+import ctypes
 import enum
 import random
 import sys
 import sysconfig
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from types import CellType, FunctionType, ModuleType
+from functools import lru_cache, partial
+from types import CellType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SCALARS = (
     *(bool, int, float, complex, str, bytes, type(None), enum.Enum),
     *(torch.dtype, torch.device, torch.Size),
 )
 CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque)
+# Of bytes that may be written in place; memory that they point to is not theirs.
+BUFFERS = (
+    *(bytearray, array.array, memoryview),
+    *(ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union),
+)
+POINTERS = (ctypes._Pointer, ctypes._CFuncPtr)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-DATA = (*SCALARS, *CONTAINERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
+DATA = (*SCALARS, *CONTAINERS, *BUFFERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
+NAMESPACES = (SimpleNamespace, argparse.Namespace)
+_NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _NUMBERS = (bool, int, float, complex)
+_BUILT_IN = {dict, OrderedDict, list, tuple, set, frozenset, deque}
 Code = FunctionType | ModuleType | type
 
 
@@ -35,6 +48,30 @@ class _Absent:
 
 
 ABSENT = _Absent()
+
+
+@lru_cache(maxsize=4096)
+def built_in(kind: type) -> Any:
+    """Of a class of containers, the base whose methods give the items as they are stored; None for
+    other classes. A subclass may compute what its own methods return."""
+    if issubclass(kind, torch.Size):
+        return None
+    return next((base for base in kind.__mro__ if base in _BUILT_IN), None)
+
+
+def bytes_of(buffer: Any) -> bytes:
+    try:
+        return memoryview(buffer).tobytes()
+    except ValueError:  # it was released
+        return b""
+
+
+def size_of(buffer: Any) -> int:
+    """In bytes."""
+    try:
+        return memoryview(buffer).nbytes
+    except ValueError:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -97,3 +134,58 @@ def is_library(value: Code) -> bool:
         if file is None and module is not None and getattr(module, "__spec__", module) is None:
             return False  # made by code, and not imported
     return file is None or file.startswith(_LIBRARIES)
+
+
+def is_no_models(value: Code) -> bool:
+    """Of PyTorch, NumPy or the standard library."""
+    return (getattr(value, "__module__", None) or "").partition(".")[0] in _NO_MODELS
+
+
+def is_ours(value: Any) -> bool:
+    """An object of this package, such as the compiled step, which a trainer may hold."""
+    package = type(value).__module__.partition(".")[0]
+    return package == __name__.partition(".")[0] and not isinstance(value, nn.Module)
+
+
+def is_part_of(owner: type, item: Any) -> bool:
+    """Whether an attribute of an object of that class, a library's, is part of a configuration: a
+    namespace, an object of the model's code, or one that has a base with the owner."""
+    kind = type(item)
+    shared = {base for base in owner.__mro__ if not is_no_models(base)} & {*kind.__mro__}
+    return issubclass(kind, NAMESPACES) or bool(shared) or not (callable(item) or is_library(kind))
+
+
+def function_of(member: Any) -> FunctionType | None:
+    """That of a method or a property of a class."""
+    member = member.fget if isinstance(member, property) else member
+    member = getattr(member, "__func__", member)
+    return member if isinstance(member, FunctionType) else None
+
+
+@lru_cache(maxsize=1024)
+def slot_names(owner: type) -> tuple[str, ...]:
+    """Of attributes that objects of a class have outside of `__dict__`."""
+    found = [
+        name
+        for base in owner.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, MemberDescriptorType)
+    ]
+    return tuple(found)
+
+
+def has_own_attributes(value: Any) -> bool:
+    """Whether to look inside: an object of the model's that is not a function, a class or a part of
+    PyTorch."""
+    if isinstance(value, (type, nn.Module, partial, *POINTERS)) or callable(value):
+        return False
+    package = (type(value).__module__ or "").partition(".")[0]
+    return package not in ("torch", "builtins") and (
+        hasattr(value, "__dict__") or bool(slot_names(type(value)))
+    )
+
+
+def methods_of(owner: type) -> Iterator[FunctionType]:
+    for base in owner.__mro__:
+        if not is_library(base):
+            yield from (value for value in vars(base).values() if isinstance(value, FunctionType))

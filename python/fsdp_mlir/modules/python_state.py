@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import itertools
 import os
 import random
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,35 +19,30 @@ import numpy as np
 import xxhash
 from torch import Tensor, nn
 
-from fsdp_mlir.modules.outside import places_and_memos, slot_names
-from fsdp_mlir.modules.place import ABSENT, CONTAINERS, GENERATORS, SCALARS, Place
-from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.modules import in_place
+from fsdp_mlir.modules.outside import places_and_memos
+from fsdp_mlir.modules.place import (
+    ABSENT,
+    BUFFERS,
+    CONTAINERS,
+    GENERATORS,
+    SCALARS,
+    Place,
+    built_in,
+    bytes_of,
+    has_own_attributes,
+    size_of,
+    slot_names,
+)
+from fsdp_mlir.modules.untaken import guarded
 
-_MAX_DEPTH = 6
+_MAX_DEPTH = 6  # of objects in objects
+_MAX_NESTED = 64  # of containers
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
 
 
-class _TooManyLeavesError(Exception):
+class _TooMuchError(Exception):
     pass
-
-
-class _Untaken:
-    """Stands for an iterator, of which a capture must take nothing: most cannot be wound back."""
-
-    def __init__(self, name: object, iterator: Iterator[Any]) -> None:
-        self._named = f"'{name}', a {type(iterator).__name__}"
-
-    def __iter__(self) -> _Untaken:
-        return self
-
-    def __next__(self) -> Any:
-        raise CaptureError(
-            f"the step takes an item from {self._named}, which a captured step does not do; give "
-            "it as an input"
-        )
-
-    def __getattr__(self, attribute: str) -> Any:
-        raise CaptureError(f"'{attribute}' of {self._named}: a captured step uses no iterators")
 
 
 # What a step leaves in Python, as a call that puts it there.
@@ -62,13 +58,17 @@ class PythonState:
     takes to restore the containers. Objects that are compared by identity are kept alive."""
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
+    orders: dict[str, list[str]] = field(default_factory=dict)  # of the items of dicts
     _contents: list[tuple[Any, Any]] = field(default_factory=list)  # container, shallow copy
     _seen: dict[int, Any] = field(default_factory=dict)
     _outside: list[tuple[Place, Any]] = field(default_factory=list)  # with its value
     _slots: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)  # object, attributes
     _generators: list[tuple[Any, Any]] = field(default_factory=list)  # with its state
+    _written: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of in_place, with copies
     _memos: list[tuple[Any, int]] = field(default_factory=list)  # of functools, with its misses
     _most: int | None = None  # leaves
+    _deepest: int = _MAX_DEPTH
+    _whole: bool = False  # it is an error if something is too deep
 
     @staticmethod
     def of(model: nn.Module, loss: Callable[..., Any] | None = None) -> PythonState:
@@ -88,19 +88,21 @@ class PythonState:
         return state
 
     @staticmethod
-    def inside(path: str, value: Any, most: int) -> PythonState | None:
-        """What a value at `path` holds; None if that is more than `most` leaves. Generators, and
-        arrays of more than a megabyte, are compared by identity."""
-        state = PythonState(_most=most)
+    def inside(path: str, value: Any, most: int, *, whole: bool) -> PythonState | None:
+        """What a value at `path` holds; None if that is more than `most` leaves, or deeper than can
+        be followed. Unless `whole`, what is deep is compared by identity. So are generators, and
+        arrays and buffers of more than a megabyte."""
+        state = PythonState(_most=most, _deepest=_MAX_NESTED if whole else _MAX_DEPTH, _whole=whole)
         try:
             state._add(path, value, 0)
-        except _TooManyLeavesError:
+        except _TooMuchError:
             return None
         return state
 
     def restore(self) -> None:
-        """Puts every attribute, container and generator back as it was, and empties memos of calls
-        that have others than before; tensors keep their data."""
+        """Puts every attribute, container and generator back as it was, with the data of arrays and
+        the like (in_place.py), and empties memos of calls that have others than before; tensors
+        keep their data."""
         for container, content in self._contents:
             _refill(container, content)
         for owner, attributes in self._slots:
@@ -115,39 +117,55 @@ class PythonState:
                 place.put(value)
         for generator, before in self._generators:
             _set_state(generator, before)
+        for owner, copy in self._written.values():
+            in_place.put(owner, copy)
         for memo, misses in self._memos:
             if memo.cache_info().misses != misses:
                 memo.cache_clear()
 
     @contextmanager
     def untaken(self) -> Iterator[None]:
-        """In the body, a forward that takes an item from an iterator among the attributes fails
-        with a CaptureError."""
-        lent = []
+        """In the body, a forward that takes an item from an iterator among the attributes, or
+        outside of the model, fails with a CaptureError."""
+        lent: list[tuple[Callable[[Any], None], Callable[[], Any], Any, Any]] = []
+
+        def lend(name: Any, value: Any, put: Any, get: Any) -> None:
+            if (guard := guarded(name, value)) is not value:
+                lent.append((put, get, value, guard))
+
         for container, content in self._contents:
+            kind = built_in(type(container))
             for key, value in _items(content):
-                if _is_iterator(value):
-                    get = container.get if isinstance(container, dict) else partial(_at, container)
-                    lent.append((container.__setitem__, get, key, value))
+                get = partial(kind.get if isinstance(container, dict) else _at, container, key)
+                lend(key, value, partial(kind.__setitem__, container, key), partial(get, None))
         for owner, attributes in self._slots:
             for name, value in attributes.items():
-                if _is_iterator(value):
-                    put, get = partial(object.__setattr__, owner), partial(getattr, owner)
-                    lent.append((put, get, name, value))
-        guards = [_Untaken(key, value) for _, _, key, value in lent]
+                put = partial(object.__setattr__, owner, name)
+                lend(name, value, put, partial(getattr, owner, name, None))
+        for place, value in self._outside:
+            lend(place.label, value, place.put, place.value)
         try:
-            for (put, _, key, _), guard in zip(lent, guards, strict=True):
-                put(key, guard)
+            for put, _, _, guard in lent:
+                put(guard)
             yield
         finally:
-            for (put, get, key, value), guard in zip(lent, guards, strict=True):
-                if get(key, None) is guard:
-                    put(key, value)
+            for put, get, value, guard in lent:
+                if get() is guard:
+                    put(value)
 
     def changes(self, after: PythonState) -> list[str]:
         """The paths that differ, in order."""
         paths = dict.fromkeys([*self.leaves, *after.leaves])
-        return [path for path in paths if self.leaves.get(path) != after.leaves.get(path)]
+        return [
+            path
+            for path in paths
+            if self.leaves.get(path) != after.leaves.get(path)
+            or _is_other_order(self.orders.get(path, []), after.orders.get(path, []))
+        ]
+
+    def is_as(self, other: PythonState) -> bool:
+        """Whether nothing differs."""
+        return self.leaves == other.leaves and self.orders == other.orders
 
     def left(self, after: PythonState) -> list[Left]:
         """How to put in place what a step has changed, if `after` is the state after it: plain
@@ -161,12 +179,19 @@ class PythonState:
                 found.append(partial(_refill, container, content))
             elif isinstance(container, dict):
                 found += _changed(partial(_set_item, container), old, content, known)
+                if _is_other_order([*old], [*content]) and _is_left(content, known):
+                    found.append(partial(_refill, container, content))
             elif not _same_items(enumerate(old), enumerate(content)) and _is_left(content, known):
                 found.append(partial(_refill, container, content))
         slots = {id(owner): attributes for owner, attributes in self._slots}
         for owner, attributes in after._slots:
             if id(owner) in slots:
                 found += _changed(partial(_set_slot, owner), slots[id(owner)], attributes, known)
+        for key, (owner, copy) in after._written.items():
+            written = self._written.get(key, (owner, copy))[1]
+            is_plain = not isinstance(owner, ContextVar) or _is_left(copy, known)
+            if is_plain and not in_place.is_same(written, copy):
+                found.append(partial(in_place.put, owner, copy))
         places = {place.key: value for place, value in self._outside}
         for place, value in after._outside:
             old = places.get(place.key, ABSENT)
@@ -195,13 +220,17 @@ class PythonState:
     def _add_place(self, place: Place) -> None:
         value = place.value()
         if place.owner is vars(os.environ):
-            value = dict(value)  # which is not put back: the process has a copy of its own
+            value = dict(value)  # which is put back by os.environ: the process has a copy
+            self._keep(os.environ)
         else:
             self._outside.append((place, value))
         path = place.label
         while path in self.leaves:  # a variable of another closure of one function
             path += "'"
-        if value is not ABSENT and not (type(value) in CONTAINERS and len(value) > _MAX_SHARED):
+        kind = built_in(type(value))
+        if kind is not None and kind.__len__(value) > _MAX_SHARED:
+            self._identify(path, "object", value)
+        elif value is not ABSENT:
             self._add(path, value, 0)
 
     def _add_module(self, prefix: str, module: nn.Module) -> None:
@@ -217,16 +246,23 @@ class PythonState:
 
     def _add(self, path: str, value: Any, depth: int) -> None:
         if self._most is not None and len(self.leaves) >= self._most:
-            raise _TooManyLeavesError
+            raise _TooMuchError
+        kind = built_in(type(value))
         if self._most is not None and _is_costly(value):
             self._identify(path, "object", value)
         elif isinstance(value, SCALARS):
-            self.leaves[path] = ("value", repr(value))
+            self._add_scalar(path, value, depth)
         elif isinstance(value, Tensor):
             self._identify(path, "tensor", value)
         elif isinstance(value, np.ndarray):
+            self._keep(value)
             digest = _digest(value.tobytes())
             self.leaves[path] = ("value", f"{value.dtype}{list(value.shape)} {digest}")
+        elif isinstance(value, BUFFERS):
+            self._keep(value)
+            data = bytes_of(value)
+            text = f"{type(value).__name__} of {len(data)} bytes {_digest(data)}"
+            self.leaves[path] = ("value", text)
         elif isinstance(value, GENERATORS):
             before = _state_of(value)
             self.leaves[path] = ("value", f"state {_digest(_bytes(before))}")
@@ -234,59 +270,139 @@ class PythonState:
                 self._seen[id(value)] = value
                 self._generators.append((value, before))
         elif isinstance(value, ContextVar):
+            self._keep(value)
             self.leaves[path] = ("type", type(value))
             self._add(f"{path}.get()", value.get(ABSENT), depth)
-        elif id(value) in self._seen or depth == _MAX_DEPTH:
+        elif isinstance(value, io.IOBase) and self._most is None and _is_read(value):
+            self._keep(value)
+            where, data = in_place.position(value)
+            self.leaves[path] = ("value", f"at {where} {_digest(repr(data).encode())}")
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._add_attributes(path, value, depth)
+        elif id(value) in self._seen or (kind is None and not has_own_attributes(value)):
             self._identify(path, "object", value)
-        elif type(value) in (*CONTAINERS, Counter):  # subclasses may do more than hold items
-            self._add_container(path, value, depth)
-        elif _has_own_attributes(value):
+        elif depth >= self._most_depth(kind):
+            if self._whole:
+                raise _TooMuchError
+            self._identify(path, "object", value)
+        else:
             self._seen[id(value)] = value
-            attributes = dict(getattr(value, "__dict__", {}))
-            if attributes:
-                self._contents.append((vars(value), dict(attributes)))
-            if slots := _in_slots(value):
-                self._slots.append((value, slots))
             self.leaves[path] = ("type", type(value))
-            for name, member in (attributes | slots).items():
-                self._add(f"{path}.{name}", member, depth + 1)
-        else:
-            self._identify(path, "object", value)
+            if kind is not None:
+                self._add_items(path, value, kind, depth)
+            if kind is None or not _is_plain(value):
+                self._add_attributes(path, value, depth)
 
-    def _add_container(self, path: str, value: Any, depth: int) -> None:
-        self._seen[id(value)] = value
-        self.leaves[path] = ("type", type(value))
-        if isinstance(value, dict):
-            members: Iterator[tuple[str, Any]] = ((f"[{k!r:.40}]", v) for k, v in value.items())
-        elif isinstance(value, (set, frozenset)):
-            members = ((f"{{{member!r:.40}}}", member) for member in value)
+    def _keep(self, owner: Any) -> None:
+        """A copy for `restore`, which no comparison before a step needs."""
+        if self._most is None and id(owner) not in self._written:
+            self._written[id(owner)] = (owner, in_place.copied(owner))
+
+    def _most_depth(self, kind: Any) -> int:
+        """Containers are data; objects may lead anywhere, which a capture does not follow."""
+        return _MAX_NESTED if kind is not None and self._most is None else self._deepest
+
+    def _add_scalar(self, path: str, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in SCALARS:
+            self.leaves[path] = ("value", repr(value))
+            return
+        base = next(each for each in kind.__mro__ if each in SCALARS)
+        self.leaves[path] = ("value", f"{kind.__qualname__} {base.__repr__(value)}")
+        if id(value) not in self._seen:  # members of an enumeration may hold each other
+            self._seen[id(value)] = value
+            self._add_attributes(path, value, depth)
+
+    def _add_items(self, path: str, value: Any, kind: Any, depth: int) -> None:
+        if issubclass(kind, dict):
+            names = self.orders[path] = []
+            for index, (key, member) in enumerate(kind.items(value)):
+                name = f"[{key!r}]" if _names_itself(key) else f"[#{index}]"
+                names.append(name)
+                if type(key) not in SCALARS:
+                    self._add(f"{path}.keys()[{index}]", key, depth + 1)
+                self._add(self._unused(path + name), member, depth + 1)
+        elif kind in (set, frozenset):
+            for member in kind.__iter__(value):
+                self._add(self._unused(f"{path}{{{member!r}}}"), member, depth + 1)
         else:
-            members = ((f"[{i}]", member) for i, member in enumerate(value))
-        for name, member in members:
-            self._add(path + name, member, depth + 1)
-        if not isinstance(value, (tuple, frozenset)):
-            self._contents.append((value, value.copy()))
+            for index, member in enumerate(kind.__iter__(value)):
+                self._add(f"{path}[{index}]", member, depth + 1)
+        if kind not in (tuple, frozenset):
+            self._contents.append((value, _copied(value, kind)))
+
+    def _add_attributes(self, path: str, value: Any, depth: int) -> None:
+        attributes = dict(getattr(value, "__dict__", {}))
+        if attributes:
+            self._contents.append((vars(value), dict(attributes)))
+        if slots := _in_slots(value):
+            self._slots.append((value, slots))
+        for name, member in (attributes | slots).items():
+            # Of a member of an enumeration, what Python itself keeps there does not count.
+            if not isinstance(value, enum.Enum) or name == "_value_" or name[:1] != "_":
+                self._add(f"{path}.{name}", member, depth + 1)
+
+    def _unused(self, path: str) -> str:
+        """Objects may have the same text."""
+        while path in self.leaves:
+            path += "'"
+        return path
 
     def _identify(self, path: str, kind: str, value: Any) -> None:
         self._seen[id(value)] = value
         self.leaves[path] = (kind, id(value))
 
 
+def shown(path: str) -> str:
+    """As a message has it: keys may be long."""
+    return path if len(path) <= 120 else f"{path[:70]}…{path[-49:]}"
+
+
+def _names_itself(key: Any) -> bool:
+    """Whether the text of a key tells it from others."""
+    if type(key) is tuple:
+        return all(map(_names_itself, key))
+    return type(key) in SCALARS or isinstance(key, (enum.Enum, type))
+
+
+def _is_plain(container: Any) -> bool:
+    """Whether it is all that it holds."""
+    return type(container) in CONTAINERS or type(container) is Counter
+
+
+def _is_other_order(left: list[Any], right: list[Any]) -> bool:
+    """Whether these are the same keys in another order."""
+    try:
+        return left != right and len(left) == len(right) and set(left) == set(right)
+    except Exception:  # keys that do not compare, such as tensors
+        return False
+
+
+def _copied(container: Any, kind: Any) -> Any:
+    """The items as they are stored, in a dict, set, list or deque."""
+    if issubclass(kind, dict):
+        return dict(kind.items(container))
+    if kind is deque:
+        return deque(deque.__iter__(container), container.maxlen)
+    return kind(kind.__iter__(container))
+
+
 def _refill(container: Any, content: Any) -> None:
+    kind = built_in(type(container))
     if isinstance(container, dict):
-        # Not Counter's update, which adds, nor dict's of an OrderedDict, which has an order of its
-        # own.
-        kind = OrderedDict if isinstance(container, OrderedDict) else dict
+        # Not Counter's update, which adds.
         if not _same_items(kind.items(container), content.items()):
             kind.clear(container)
-            kind.update(container, content)
+            for key, value in content.items():
+                kind.__setitem__(container, key, value)
     elif isinstance(container, set):
-        if container != content:
-            container.clear()
-            container.update(content)
-    elif not _same_items(enumerate(container), enumerate(content)):
-        container.clear()
-        container.extend(content)
+        if set(set.__iter__(container)) != content:
+            set.clear(container)
+            set.update(container, content)
+    elif not _same_items(enumerate(kind.__iter__(container)), enumerate(content)):
+        kind.clear(container)
+        kind.extend(container, content)
 
 
 def _changed(
@@ -299,10 +415,11 @@ def _changed(
 
 
 def _set_item(container: dict[Any, Any], key: Any, value: Any) -> None:
+    kind = built_in(type(container))
     if value is ABSENT:
-        container.pop(key, None)
+        kind.pop(container, key, None)
     else:
-        container[key] = value
+        kind.__setitem__(container, key, value)
 
 
 def _set_slot(owner: Any, name: str, value: Any) -> None:
@@ -319,31 +436,26 @@ def _is_left(value: Any, known: dict[int, Any], depth: int = 0) -> bool:
         return True
     if depth == _MAX_DEPTH:
         return False
-    if isinstance(value, dict) and type(value) in (*CONTAINERS, Counter):
-        value = [*dict.keys(value), *dict.values(value)]
-    if type(value) in CONTAINERS:
-        return all(_is_left(item, known, depth + 1) for item in value)
-    if isinstance(value, Tensor) or not _has_own_attributes(value):
+    if (kind := built_in(type(value))) is not None:
+        items = [*kind.__iter__(value), *(kind.values(value) if issubclass(kind, dict) else ())]
+        if not all(_is_left(item, known, depth + 1) for item in items):
+            return False
+    elif isinstance(value, Tensor) or not has_own_attributes(value):
         return False
     members = {**getattr(value, "__dict__", {}), **_in_slots(value)}
     return all(_is_left(item, known, depth + 1) for item in members.values())
 
 
 def _items(content: Any) -> Iterable[tuple[Any, Any]]:
-    """Of a container that has places for them."""
+    """Of the copy of a container that has places for them."""
     if isinstance(content, dict):
-        return dict.items(content)
+        return content.items()
     return enumerate(content) if isinstance(content, (list, deque)) else ()
 
 
 def _at(items: Any, index: int, default: Any) -> Any:
-    return items[index] if index < len(items) else default
-
-
-def _is_iterator(value: Any) -> bool:
-    """Whether that is its whole state, unlike that of a file or of an object of the model's."""
-    own = isinstance(value, (io.IOBase, Tensor)) or callable(value) or _has_own_attributes(value)
-    return isinstance(value, Iterator) and not own
+    kind = built_in(type(items))
+    return kind.__getitem__(items, index) if index < kind.__len__(items) else default
 
 
 def _same_items(left: Iterable[tuple[Any, Any]], right: Iterable[tuple[Any, Any]]) -> bool:
@@ -357,32 +469,27 @@ def _same_key(left: Any, right: Any) -> bool:
     return left is right or (not isinstance(left, Tensor) and bool(left == right))
 
 
-def _has_own_attributes(value: Any) -> bool:
-    """Whether to look inside: an object of the model's that is not a function, a class or a part of
-    PyTorch."""
-    if isinstance(value, (type, nn.Module, partial)) or callable(value):
-        return False
-    package = (type(value).__module__ or "").partition(".")[0]
-    return package not in ("torch", "builtins") and (
-        hasattr(value, "__dict__") or bool(slot_names(type(value)))
-    )
-
-
 def _in_slots(value: Any) -> dict[str, Any]:
     names = slot_names(type(value))
     found = {name: getattr(value, name, ABSENT) for name in names}
     return {name: member for name, member in found.items() if member is not ABSENT}
 
 
+def _is_read(file: io.IOBase) -> bool:
+    return in_place.position(file) is not ABSENT
+
+
 def _is_costly(value: Any) -> bool:
     """To be compared by its data in each step."""
+    if isinstance(value, BUFFERS):
+        return size_of(value) > 1 << 20
     return isinstance(value, GENERATORS) or (
         isinstance(value, np.ndarray) and value.nbytes > 1 << 20
     )
 
 
 def _digest(data: bytes) -> str:
-    return xxhash.xxh3_64_hexdigest(data)[:8]
+    return xxhash.xxh3_64_hexdigest(data)
 
 
 def _state_of(generator: Any) -> Any:
