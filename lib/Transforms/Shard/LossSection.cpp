@@ -92,10 +92,15 @@ Checked LossSection::analyze() {
   if (!seed)
     return Obstacle{loss, "is not what backward begins with"};
   anchor = findAnchor();
-  for (CallOp call : calls)
+  for (CallOp call : calls) {
     for (Value operand : call.getOperands())
       if (Checked obstacle = checkOperand(call, operand))
         return obstacle;
+    for (Operation *user : call->getUsers())
+      if (!roles.contains(dyn_cast<CallOp>(user)) &&
+          user->isBeforeInBlock(anchor))
+        return Obstacle{user, "needs all rows before the loss"};
+  }
   return std::nullopt;
 }
 
@@ -297,7 +302,7 @@ Checked LossSection::checkOperand(CallOp user, Value value) {
   if (isMade(value)) {
     if (getRole(user) == Role::RowProduct && value == user.getOperands().back())
       return Obstacle{user, "multiplies the logits by themselves"};
-    return isWide(value) || value.getDefiningOp() == loss
+    return isWide(value) || value == CallOp(loss).getResult(1)
                ? Checked()
                : Obstacle{user, "needs all rows before"};
   }
