@@ -96,6 +96,8 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "reduce_each_microbatch": ("false", MICROBATCHES),
     "all_reduce_each_microbatch": ("false", MICROBATCHES),
     "reshard_after_backward": ("false", MICROBATCHES),
+    "inexact": ("{loss_chunks: 3}",),
+    "inexact.loss_chunks": ("3",),
     "grad_scaler": ("{growth_factor: 3}",),
     "grad_scaler.init_scale": ("2",),
     "grad_scaler.growth_factor": ("3",),
