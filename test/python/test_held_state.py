@@ -255,6 +255,20 @@ def of_global() -> Callable[[], float]:
     return lambda: next(GLOBAL_ITERATOR)
 
 
+def of_default(iterator: Iterator[float]) -> Callable[[], float]:
+    def take(one: float = 1.0, held: Iterator[float] = iterator) -> float:
+        return one * next(held)
+
+    return take
+
+
+def of_keyword(iterator: Iterator[float]) -> Callable[[], float]:
+    def take(*, held: Iterator[float] = iterator) -> float:
+        return next(held)
+
+    return take
+
+
 def nested(iterator: Iterator[float]) -> Callable[[], float]:
     held = ((functools.partial(next, iterator),), 0)
     return lambda: held[0][0]()
@@ -270,6 +284,8 @@ TAKERS: dict[str, Callable[[], Callable[[], float]]] = {
     "a generator's method": lambda: functools.partial(numbers().send, None),
     "a partial": lambda: functools.partial(next, numbers()),
     "a partial in tuples": lambda: nested(numbers()),
+    "a default": lambda: of_default(numbers()),
+    "a keyword's default": lambda: of_keyword(numbers()),
     "a method in a closure": lambda: (lambda get: lambda: get())(numbers().__next__),
 }
 

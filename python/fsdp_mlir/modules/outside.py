@@ -482,12 +482,17 @@ class _Places:
         own = used(function.__code__, {"STORE_ATTR"}) if function.__name__ in names else ()
         for name in sorted({*vars(function), *own} - {"__annotations__"}):
             self._add(vars(function), name, f"{function.__qualname__}.{name}")
-        defaults = dict(function.__kwdefaults__ or {})
-        defaults |= {str(i): value for i, value in enumerate(function.__defaults__ or ())}
-        for name, value in defaults.items():
-            is_list = type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple)
-            if is_list or (self._reaches and not isinstance(value, DATA)):
-                self._add(defaults, name, f"{function.__qualname__}, default {name}")
+        positional = {str(i): value for i, value in enumerate(function.__defaults__ or ())}
+        for owner in (function.__kwdefaults__ or {}, positional):
+            for name, value in owner.items():
+                is_list = type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple)
+                is_more = self._reaches and not isinstance(value, DATA)
+                if is_list or is_more or is_taken_from(value):
+                    self._add(owner, name, f"{function.__qualname__}, default {name}")
+        if is_taken_from(function.__defaults__):
+            self._add(
+                function, "__defaults__", f"{function.__qualname__}.__defaults__", attribute=True
+            )
         if namespace_in(function.__code__):
             for name in sorted(texts_in(function.__code__)):
                 if name in known:
