@@ -68,6 +68,13 @@ std::optional<SmallVector<int64_t>> mlir::fsdp::getStrides(Value value) {
   return computeStrides(type.getShape());
 }
 
+bool mlir::fsdp::isRowMajor(Value value) {
+  std::optional<SmallVector<int64_t>> strides = getStrides(value);
+  return strides &&
+         *strides ==
+             computeStrides(cast<RankedTensorType>(value.getType()).getShape());
+}
+
 int64_t mlir::fsdp::getNumBytes(RankedTensorType type) {
   Type element = type.getElementType();
   auto complex = dyn_cast<ComplexType>(element);

@@ -31,11 +31,13 @@ aten::CallOp mlir::fsdp::findBackwardSeed(ProgramOp program) {
     auto call = dyn_cast<aten::CallOp>(op);
     if (!backward || !call)
       continue;
-    bool isOne = call.getCallee() == "aten::ones_like"
-                     ? call.getOperands() == ValueRange(loss)
-                     : call.getCallee() == "aten::full" &&
-                           call.getResultTypes() == TypeRange(loss.getType());
-    return isOne ? call : aten::CallOp();
+    bool isLike = call.getCallee() == "aten::ones_like" &&
+                  call.getOperands() == ValueRange(loss);
+    bool isFilled =
+        call.getCallee() == "aten::full" &&
+        call.getResultTypes() == TypeRange(loss.getType()) &&
+        call.getArgs()[1] == Builder(call.getContext()).getI64IntegerAttr(1);
+    return isLike || isFilled ? call : aten::CallOp();
   }
   return {};
 }

@@ -37,7 +37,7 @@ def body(name: str, batch: int = 4, seq: int = 9) -> Model:
     return Model(f"chunked_models:{name}", "layers.*", "tokens,targets", 50, seq, batch)
 
 
-CHUNKED = ["Body", "Capped", "Summed", "Weighted", "Tied", "Transposed"]
+CHUNKED = ["Body", "Capped", "Summed", "Weighted", "Tied", "Transposed", "Penalised"]
 STATS = ("--world-size", 2, "--emit", "stats")
 SIZES = {2: [18, 18], 5: [8, 8, 8, 8, 4], 100: [1] * 36}
 WHOLE = {

@@ -29,6 +29,9 @@ ArrayRef<int64_t> getWrittenOperands(aten::CallOp call);
 /// Strides in elements; none where the program does not say them.
 std::optional<SmallVector<int64_t>> getStrides(Value value);
 
+/// Whether the program says that the value is row-major.
+bool isRowMajor(Value value);
+
 /// Bytes of a dense tensor.
 int64_t getNumBytes(RankedTensorType type);
 

@@ -55,6 +55,7 @@ public:
     int64_t size = llvm::divideCeil(rows, numChunks);
     for (int64_t begin = 0; begin < rows; begin += size) {
       copies.clear();
+      slices.clear();
       first = begin;
       last = std::min(begin + size, rows);
       for (CallOp call : section.getCalls())
@@ -148,7 +149,7 @@ private:
 
   /// The chunk's part of a tensor from outside: its rows, or its columns.
   Value slice(CallOp user, Value value, int64_t dim) {
-    Value &part = copies[value];
+    Value &part = slices[{value, dim}];
     if (part)
       return part;
     Value &whole = flat[value];
@@ -233,7 +234,7 @@ private:
       return;
     }
     case Role::ColumnProduct:
-      accumulate(original, "aten::addmm_", callee, type, arguments);
+      accumulate(original, arguments);
       return;
     case Role::ColumnSum:
       emitColumnSum(original, arguments);
@@ -245,15 +246,15 @@ private:
   }
 
   /// The products of the chunks are added as the products are made.
-  void accumulate(CallOp original, StringRef inPlace, StringRef callee,
-                  RankedTensorType type, ArrayRef<OpFoldResult> arguments) {
+  void accumulate(CallOp original, ArrayRef<OpFoldResult> arguments) {
+    RankedTensorType type = getType(original.getResult(0));
     Value &sum = sums[original.getResult(0)];
     if (!sum) {
-      sum = call(original, type, callee, arguments);
+      sum = call(original, type, original.getCallee(), arguments);
       return;
     }
     CallOp added =
-        create(original, type, inPlace,
+        create(original, type, "aten::addmm_",
                {sum, arguments[0], arguments[1], number(1), number(1)});
     added.setViews(ArrayRef<int64_t>{0});
     added.setMutates(ArrayRef<int64_t>{0});
@@ -328,8 +329,9 @@ private:
   Reduction reduction = Mean;
   OpBuilder builder;
 
-  int64_t first = 0, last = 0;                     ///< rows of the chunk
-  llvm::DenseMap<Value, Value> copies;             ///< the chunk's
+  int64_t first = 0, last = 0;         ///< rows of the chunk
+  llvm::DenseMap<Value, Value> copies; ///< the chunk's
+  llvm::DenseMap<std::pair<Value, int64_t>, Value> slices; ///< the chunk's
   llvm::DenseMap<Value, Value> flat;               ///< outside, all rows in one
   llvm::DenseMap<Value, Value> sums;               ///< of the chunks so far
   llvm::DenseMap<Value, SmallVector<Value>> parts; ///< of the chunks so far

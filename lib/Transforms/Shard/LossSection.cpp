@@ -1,8 +1,6 @@
 //===- LossSection.cpp - what is computed row by row around a loss --------===//
 #include "LossSection.h"
 
-#include "mlir/Dialect/Utils/IndexingUtils.h"
-
 using namespace mlir;
 using namespace mlir::fsdp;
 using aten::CallOp;
@@ -15,11 +13,6 @@ RankedTensorType getType(Value value) {
   return cast<RankedTensorType>(value.getType());
 }
 int64_t getLastSize(Value value) { return getType(value).getShape().back(); }
-
-bool isRowMajor(Value value) {
-  std::optional<SmallVector<int64_t>> strides = getStrides(value);
-  return strides && *strides == computeStrides(getType(value).getShape());
-}
 
 bool isCall(CallOp call, ArrayRef<StringRef> callees) {
   return llvm::is_contained(callees, call.getCallee());
@@ -298,9 +291,23 @@ Operation *LossSection::findAnchor() const {
   return first;
 }
 
+/// Whether a product takes a value of the section where its role does not: only
+/// if there are as many rows as classes, shapes alone do not tell.
+bool LossSection::multipliesWrongly(CallOp product, Value value) const {
+  bool isLeft = value != product.getOperands().back();
+  switch (getRole(product)) {
+  case Role::RowProduct:
+    return !isLeft || isTransposed(value);
+  case Role::ColumnProduct:
+    return isWide(value) && isTransposed(value) != isLeft;
+  default:
+    return false;
+  }
+}
+
 Checked LossSection::checkOperand(CallOp user, Value value) {
   if (isMade(value)) {
-    if (getRole(user) == Role::RowProduct && value == user.getOperands().back())
+    if (multipliesWrongly(user, value))
       return Obstacle{user, "multiplies the logits by themselves"};
     return isWide(value) || value == CallOp(loss).getResult(1)
                ? Checked()

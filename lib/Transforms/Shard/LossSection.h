@@ -78,6 +78,7 @@ private:
   bool hasWideShape(Value value) const;
   bool hasRows(Value value) const;
   Operation *findAnchor() const;
+  bool multipliesWrongly(aten::CallOp product, Value value) const;
   Checked checkOperand(aten::CallOp user, Value value);
   Checked hoist(aten::CallOp user, Value value);
 

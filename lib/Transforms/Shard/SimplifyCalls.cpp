@@ -124,13 +124,6 @@ bool isElementwise(CallOp call) {
                             call.getCallee());
 }
 
-bool isRowMajor(Value value) {
-  std::optional<SmallVector<int64_t>> strides = getStrides(value);
-  return strides &&
-         *strides ==
-             computeStrides(cast<RankedTensorType>(value.getType()).getShape());
-}
-
 bool haveSameLayout(Value a, Value b) {
   if (a.getType() != b.getType())
     return false;

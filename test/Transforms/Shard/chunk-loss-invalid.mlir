@@ -116,3 +116,27 @@ fsdp.program @train_step(%x: tensor<4x3xf32>, %y: tensor<4xi64>) -> tensor<f32> 
   fsdp.gradients [@w] %dw : tensor<3x5xf32>
   fsdp.return %nll#0 : tensor<f32>
 }
+
+// -----
+
+// As many rows as classes: the shapes do not tell what a product sums over.
+
+// expected-warning @below {{the loss stays whole: aten::mm multiplies the logits by themselves}}
+fsdp.chunked_loss {chunks = 2}
+fsdp.param @w : tensor<3x4xf32>
+fsdp.program @train_step(%x: tensor<4x3xf32>, %y: tensor<4xi64>) -> tensor<f32> {
+  fsdp.phase forward
+  %w = fsdp.read @w : tensor<3x4xf32>
+  %logits = aten.call "aten::mm"(%x, %w) : (tensor<4x3xf32>, tensor<3x4xf32>) -> tensor<4x4xf32>
+  %log = aten.call "aten::_log_softmax"(%logits, 1, false) : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %nll:2 = aten.call "aten::nll_loss_forward"(%log, %y, none, 2, -100) : (tensor<4x4xf32>, tensor<4xi64>) -> (tensor<f32>, tensor<f32>)
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%nll#0, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
+  %d = aten.call "aten::nll_loss_backward"(%one, %log, %y, none, 2, -100, %nll#1) : (tensor<f32>, tensor<4x4xf32>, tensor<4xi64>, tensor<f32>) -> tensor<4x4xf32>
+  // expected-note @below {{here}}
+  %p = aten.call "aten::mm"(%d, %log) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %xt = aten.call "aten::t"(%x) {strides = [array<i64: 1, 3>], views = array<i64: 0>} : (tensor<4x3xf32>) -> tensor<3x4xf32>
+  %dw = aten.call "aten::mm"(%xt, %p) : (tensor<3x4xf32>, tensor<4x4xf32>) -> tensor<3x4xf32>
+  fsdp.gradients [@w] %dw : tensor<3x4xf32>
+  fsdp.return %nll#0 : tensor<f32>
+}

@@ -91,3 +91,33 @@ fsdp.program @train_step(%x: tensor<4x3xf32>, %y: tensor<4xi64>) -> tensor<f32> 
   fsdp.gradients [@b] %db : tensor<1x5xf32>
   fsdp.return %nll#0 : tensor<f32>
 }
+
+// -----
+
+// A matrix of as many columns as rows, of which the products take a chunk's rows
+// and a chunk's columns.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[ROWS:.+]] = aten.call "aten::slice.Tensor"(%[[X:.+]], 0, 0, 2, 1) {{.*}} -> tensor<2x4xf32>
+// CHECK-NEXT:    aten.call "aten::mm"(%[[ROWS]], %{{.+}}) {{.*}} -> tensor<2x5xf32>
+// CHECK:         %[[COLUMNS:.+]] = aten.call "aten::slice.Tensor"(%[[X]], 1, 0, 2, 1) {strides = [array<i64: 4, 1>], views = array<i64: 0>} : (tensor<4x4xf32>) -> tensor<4x2xf32>
+// CHECK-NEXT:    aten.call "aten::mm"(%[[COLUMNS]], %{{.+}}) {{.*}} -> tensor<4x5xf32>
+fsdp.chunked_loss {chunks = 2}
+fsdp.param @w : tensor<4x5xf32>
+fsdp.param @v : tensor<4x4xf32> {frozen}
+fsdp.program @train_step(%x: tensor<4x4xf32>, %y: tensor<4xi64>) -> tensor<f32> {
+  fsdp.phase forward
+  %w = fsdp.read @w : tensor<4x5xf32>
+  %v = fsdp.read @v : tensor<4x4xf32>
+  %h = aten.call "aten::mul.Tensor"(%x, %v) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %logits = aten.call "aten::mm"(%h, %w) : (tensor<4x4xf32>, tensor<4x5xf32>) -> tensor<4x5xf32>
+  %log = aten.call "aten::_log_softmax"(%logits, 1, false) : (tensor<4x5xf32>) -> tensor<4x5xf32>
+  %nll:2 = aten.call "aten::nll_loss_forward"(%log, %y, none, 2, -100) : (tensor<4x5xf32>, tensor<4xi64>) -> (tensor<f32>, tensor<f32>)
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%nll#0, none, none, none, false, 1) : (tensor<f32>) -> tensor<f32>
+  %d = aten.call "aten::nll_loss_backward"(%one, %log, %y, none, 2, -100, %nll#1) : (tensor<f32>, tensor<4x5xf32>, tensor<4xi64>, tensor<f32>) -> tensor<4x5xf32>
+  %g = aten.call "aten::_log_softmax_backward_data"(%d, %log, 1, 6) : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<4x5xf32>
+  %dw = aten.call "aten::mm"(%h, %g) : (tensor<4x4xf32>, tensor<4x5xf32>) -> tensor<4x5xf32>
+  fsdp.gradients [@w] %dw : tensor<4x5xf32>
+  fsdp.return %nll#0 : tensor<f32>
+}
