@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import outside
-from fsdp_mlir.modules.outside import OF_MODULES, STATE_DICT_HOOKS
+from fsdp_mlir.modules.hooks import STATE_DICT_HOOKS
+from fsdp_mlir.modules.outside import OF_MODULES
 from fsdp_mlir.modules.place import ABSENT, SCALARS, Place, built_in, slot_names
 
 MEMBERS = ("_parameters", "_buffers", "_modules")

@@ -28,7 +28,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils.hooks import RemovableHandle
 
-from fsdp_mlir.modules.outside import HOOKS
+from fsdp_mlir.modules.hooks import HOOKS
 from fsdp_mlir.modules.place import (
     ABSENT,
     BUFFERS,

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, Read, Snapshot, same
 from fsdp_mlir.modules import hooks
+from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS, STATE_DICT_HOOKS
 from fsdp_mlir.modules.outside import (
-    GLOBAL_HOOKS,
-    HOOKS,
     OF_MODULES,
-    STATE_DICT_HOOKS,
     attributes_read,
     reached,
 )

@@ -1,4 +1,4 @@
-"""Hooks of parameters and optimizers, which no plan calls."""
+"""Where modules have their hooks; and hooks of parameters and optimizers, which no plan calls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,27 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fsdp_mlir.support.errors import CaptureError, in_torch, prefixed, source_of
+
+# Of modules, by what registers them; of all modules.
+HOOKS = {
+    "_forward_pre_hooks": "register_forward_pre_hook",
+    "_forward_hooks": "register_forward_hook",
+    "_backward_pre_hooks": "register_full_backward_pre_hook",
+    "_backward_hooks": "register_full_backward_hook",
+}
+GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+# Attributes of nn.Module that do not affect a step.
+STATE_DICT_HOOKS = {
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+}
 
 
 def check_parameter(name: str, param: Tensor) -> None:

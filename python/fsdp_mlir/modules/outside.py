@@ -26,6 +26,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS
 from fsdp_mlir.modules.names import (
     chains,
     names_held,
@@ -56,26 +57,6 @@ from fsdp_mlir.modules.untaken import is_taken_from
 
 _DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
-# Of modules, by what registers them; of all modules.
-HOOKS = {
-    "_forward_pre_hooks": "register_forward_pre_hook",
-    "_forward_hooks": "register_forward_hook",
-    "_backward_pre_hooks": "register_full_backward_pre_hook",
-    "_backward_hooks": "register_full_backward_hook",
-}
-GLOBAL_HOOKS = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
-# Attributes of nn.Module that do not affect a step.
-STATE_DICT_HOOKS = {
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-}
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")
 # Attributes of every module, of hooks for instance.
 OF_MODULES = frozenset(vars(nn.Module()))
