@@ -148,10 +148,11 @@ def test_what_forward_changes() -> None:
 
 
 def test_microbatches() -> None:
-    batch = {"given": {"u": torch.arange(8.0).reshape(4, 2), "name": "q"}, "of": Sample(tensor())}
+    batch: dict[str, Any] = {"given": {"u": torch.arange(8.0).reshape(4, 2), "name": "q"}}
+    batch["of"] = Sample(torch.arange(4.0))
     first, second = split(batch, 2)
     assert torch.equal(second["given"]["u"], batch["given"]["u"][2:])
-    assert first["given"]["name"] == "q" and torch.equal(first["of"].x, batch["of"].x[:1])
+    assert first["given"]["name"] == "q" and torch.equal(first["of"].x, batch["of"].x[:2])
     assert split(batch, 1)[0]["given"] is batch["given"]
     with pytest.raises(ValueError, match=r"input 'given\['u'\]': expected a number of samples"):
         split(batch, 3)
@@ -168,3 +169,10 @@ def test_forms() -> None:
     assert len(set(forms)) == len(values) and not any(" at 0x" in text for text in forms)
     assert form({"given": Holder(x)}) == form({"given": Holder(x + 1)})
     assert form({"given": defaultdict(lambda: 0)}) == form({"given": defaultdict(lambda: 1)})
+
+
+def test_microbatches_of_a_list_of_samples() -> None:
+    """Whose tensors have other sizes than the batch: halves of each would be no samples."""
+    batch = {"x": torch.zeros(4, 3), "boxes": [{"at": torch.zeros(2, 4)} for _ in range(4)]}
+    with pytest.raises(ValueError, match=r"input 'boxes\[0\]\['at'\]': expected 4 samples"):
+        split(batch, 2)

@@ -102,8 +102,20 @@ def split(batch: Batch, count: int) -> list[Batch]:
     if count == 1:
         return [dict(batch)]
     pieces: list[Batch] = [{} for _ in range(count)]
+    samples: int | None = None
     for name, value in batch.items():
-        chunks = [_chunks(*leaf, count) for leaf in named_leaves(name, value) if _is_tensor(*leaf)]
+        leaves = [leaf for leaf in named_leaves(name, value) if _is_tensor(*leaf)]
+        for path, leaf in leaves:
+            if leaf.dim() == 0:
+                continue
+            samples = leaf.shape[0] if samples is None else samples
+            if path != name and leaf.shape[0] != samples:  # such as a list of a sample each
+                raise ValueError(
+                    f"input '{path}': expected {samples} samples, as the inputs before it have, "
+                    f"for {count} microbatches to share, got shape {list(leaf.shape)}; give the "
+                    "microbatches one by one, to step.accumulate or step.backward"
+                )
+        chunks = [_chunks(*leaf, count) for leaf in leaves]
         for index, piece in enumerate(pieces):
             piece[name] = rebuilt(value, iter([parts[index] for parts in chunks]))
     return pieces
