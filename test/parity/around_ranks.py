@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as checkpoint
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultAllGather,
     DefaultReduceScatter,
@@ -67,7 +67,8 @@ class Loop:
         self, model: Any, compiled: bool, optimizer: Any = SGD, count: int = 1, **options: Any
     ) -> None:
         ignored = options.pop("ignored", set())
-        self.model, self.count = fully_shard(model, ignored_params=ignored), count
+        policy = options.pop("policy", {})
+        self.model, self.count = fully_shard(model, ignored_params=ignored, **policy), count
         self.optimizer = optimizer[0](model.parameters(), **optimizer[1])
         if count > 1:
             options["gradient_accumulation_steps"] = count
@@ -85,7 +86,7 @@ class Loop:
             total += loss.item()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return torch.tensor(total / self.count).item()
+        return torch.tensor(total / self.count, dtype=loss.dtype).item()
 
     def evaluate(self, x: Tensor) -> float:
         if self.compiled is not None:
@@ -389,6 +390,50 @@ def gradients_that_are_off(compiled: bool) -> list[Any]:
 
 
 # With what the line says that tells of a step without a plan; empty where there is none.
+class Averaging(nn.Module):
+    """Its forward assigns a buffer, and leaves a tensor for the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(self.linear(x))
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0).to(self.mean.dtype)
+        self.spread = (x - self.mean).square().mean()
+        return x * self.spread
+
+
+class Leaving(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = Averaging()
+
+    def scaled(self, x: Tensor) -> Tensor:
+        averaged: Tensor = self.c(x)
+        return averaged
+
+
+def what_forward_leaves(compiled: bool) -> list[Any]:
+    found: list[Any] = []
+    bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    recomputed = {"match": "c"}
+    for count, policy in ((1, {}), (2, {}), (2, {"mp_policy": bfloat16})):
+        for options in ({}, {"activation_checkpoint": recomputed}) if count == 2 else ({},):
+            model = Leaving()
+            loop = Loop(
+                model, compiled, count=count, policy=policy, **(options if compiled else {})
+            )
+            kept = []
+            for number in range(3):
+                before = model.c.mean
+                found.append(loop.step(batch(number)))
+                kept += [before, model.c.mean, model.c.spread]
+            found += [each.double().sum().item() for each in kept] + loop.weights()
+    return found
+
+
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     betas_of_a_loaded_state: "",
     other_memory: "",
@@ -403,6 +448,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     settings_after_the_first_step: "set_custom_",
     gradients_that_are_off: "gradients are off around the call",
     after_a_forward_that_raised: "",
+    what_forward_leaves: "",
 }
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.archive.writer import Contents, Written, write
 from fsdp_mlir.check import proof
-from fsdp_mlir.modules.python_state import Left
+from fsdp_mlir.modules.left import Left
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
@@ -42,7 +42,8 @@ class CaptureSummary:
     itself made. `relied_on`: values of inputs, buffers and constants that decided shapes; `sources`
     maps the names that these use for buffers and constants to their own names. `operators` are the
     names of operators that are not ATen's. `kernels` are the Python functions whose calls stand in
-    the graph in place of an operator. `left` and `unsettled` are those of proof.Checked.
+    the graph in place of an operator. `assigned` are the buffers that forward assigns, which the
+    step changes in place. `left` and `unsettled` are those of proof.Checked.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class CaptureSummary:
     sources: dict[str, str] = field(repr=False)
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = field(default=(), repr=False)
+    assigned: frozenset[str] = frozenset()
     left: tuple[Left, ...] = field(default=(), repr=False)
     unsettled: bool = False
 
@@ -90,6 +92,7 @@ class CaptureSummary:
             sources={f"b{index}": name for index, name in enumerate(buffers)},
             operators=tuple(dict.fromkeys(map(qualified, contents.foreign()))),
             kernels=tuple(recording.kernels()),
+            assigned=frozenset(view.step.assigned),
             left=tuple(contents.checked.left),
             unsettled=contents.checked.unsettled,
         )

@@ -179,6 +179,7 @@ class _Eager:
                 ):
                     loss = view.step.forward(inputs)
                     loss.backward()
+                    view.step.settle(slots)
                 if tape is not None:
                     tape.end_step()
                 gradients = {n: p.grad for n, p in params.items() if p.grad is not None}
@@ -192,6 +193,7 @@ class _Eager:
                     _eager_failures(),
                 ):
                     loss = view.step.forward(inputs)
+                    view.step.settle(slots)
                 results[-1]["the loss in eval mode after it"] = _bits(local(loss))
         return results
 

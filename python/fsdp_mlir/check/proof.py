@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fsdp_mlir.check import eager_check
 from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
-from fsdp_mlir.modules.python_state import Left, PythonState
+from fsdp_mlir.modules.left import Left, tensors_of
+from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
@@ -58,6 +59,9 @@ def check(recorded: Recorded) -> Checked:
     finally:
         before.restore()
     _check_counters(view, before, first, second)
+    kept = view.step.left if not cached else None
+    if kept is not None and kept.paths:
+        _check_steady(view, first, second)
     check_shared_memory(view, recording.trace.constants, recording.written)
 
     checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if wanted is None else wanted)
@@ -82,14 +86,16 @@ def check(recorded: Recorded) -> Checked:
             f"{_attributes(changed)} changed in forward, and the next step depends on it; capture "
             "with check=True, which runs two steps, or call the model once before capture",
         )
-    lost = [path for path in changed if not cached and first.holds_computed(path)]
-    if lost:
+    after = recording.trained or first
+    left = before.left(after, kept) if changed else []
+    put = tensors_of(left)
+    made = first.made_since(before) if not cached else []
+    if lost := [path for path in made if id(first.tensors()[path]) not in put]:
         warnings.warn(
             f"{_attributes(lost)} set in forward, and no later step reads it; the compiled step "
             "does not set it",
             stacklevel=3,
         )
-    left = before.left(recording.trained or first) if changed else []
     return Checked(recording, checked, left, cached)
 
 
@@ -143,6 +149,20 @@ def _check_counters(
                 source_of(view.model),
                 f"attribute '{path}' changes in each step (from {was[0]} to {was[1]} to {value}), "
                 "which a captured step does not do; keep it in a buffer that is changed in place",
+            )
+
+
+def _check_steady(view: ModelView, first: PythonState, second: PythonState) -> None:
+    """CaptureError if a step leaves its tensors elsewhere than the one before it, as in a list that
+    grows."""
+    old, new = first.tensors(), second.tensors()
+    there = set(map(id, old.values()))
+    for path in first.changes(second):
+        if path in new and (path not in old or id(new[path]) in there):
+            raise located(
+                source_of(view.model),
+                f"forward leaves a tensor at '{path}' in one step and elsewhere in the next, which "
+                "a captured step does not do; clear what holds it in forward",
             )
 
 

@@ -108,7 +108,8 @@ class PlanCache:
             if any(tensor is None for tensor in constants.values()):
                 return None
             texts = [str(text) for text in entry["warnings"]]
-            captured = Captured(entry["digest"], constants, (training, evaluation))
+            outputs, assigned = (training, evaluation), frozenset(entry["assigned"])
+            captured = Captured(entry["digest"], constants, outputs, assigned=assigned)
         if captured is not None:  # warnings may be errors, which are not the entry's
             for text in texts:
                 warnings.warn(text, stacklevel=7)
@@ -176,6 +177,7 @@ class PlanCache:
             "digest": captured.digest,
             "constants": kinds,
             "outputs": outputs,
+            "assigned": sorted(captured.assigned),
             "places": places,
             "warnings": captured.warnings,
             "loaded": [

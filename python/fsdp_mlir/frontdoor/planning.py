@@ -17,7 +17,7 @@ from fsdp_mlir.archive.fingerprint import Fingerprint, first_difference
 from fsdp_mlir.capture.capture import capture
 from fsdp_mlir.frontdoor import files_read
 from fsdp_mlir.frontdoor.plain_model import plain
-from fsdp_mlir.modules.python_state import Left
+from fsdp_mlir.modules.left import Left
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.step.training_step import OutputsOfModes
@@ -31,8 +31,8 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `left` and `unsettled` are those of its CaptureSummary. `files`: what the step read
-    from there."""
+    `kernels`, `assigned`, `left` and `unsettled` are those of its CaptureSummary. `files`: what the
+    step read from there."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -43,6 +43,7 @@ class Captured:
     warnings: list[str] = field(default_factory=list)
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = ()
+    assigned: frozenset[str] = frozenset()
     left: tuple[Left, ...] = ()
     unsettled: bool = False
     files: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ class Recipe:
             warned,
             done.operators,
             done.kernels,
+            done.assigned,
             done.left,
             done.unsettled,
             tuple(dict.fromkeys(files)),

@@ -28,6 +28,7 @@ from fsdp_mlir.frontdoor.planning import Captured, Compiler, Recipe
 from fsdp_mlir.frontdoor.requests import Request
 from fsdp_mlir.frontdoor.unchanged import Unchanged
 from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.modules.left import Lasts, Leaving
 from fsdp_mlir.record import collectives
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.state.trained import Bound, Trained
@@ -65,6 +66,7 @@ class Compiled:
     policy: str
     unchanged: Unchanged
     plan_hash: str  # of the plans of all ranks
+    leaving: Leaving
     loss_dtype: torch.dtype = field(init=False)
     _has_run: Captured | None = field(default=None, init=False)
 
@@ -85,13 +87,26 @@ class Compiled:
                     return False
         return True
 
-    def leave(self) -> None:
-        """After a step: puts what its forward leaves in Python in place, which is the same each
-        time."""
-        for put in self.captured.left:
-            put()
-        if self.captured.left and self._has_run is not self.captured:
+    def is_current(self, *, training: bool) -> bool:
+        """Whether the model is what it was when it was captured, as far as that matters."""
+        with self.leaving.compared(self.captured.left):
+            if not self.unchanged.holds():
+                if not self.unchanged.holds_what_matters(training=training):
+                    return False
+                if training:
+                    self.unchanged.renew()
+            return True
+
+    def renew(self) -> None:
+        """Takes the model as it is now for what was captured."""
+        with self.leaving.compared(self.captured.left):
             self.unchanged.renew()
+
+    def leave(self) -> None:
+        """After a step: puts what its forward leaves in Python in place."""
+        self.leaving.after_step(self.captured.left)
+        if self.captured.left and self._has_run is not self.captured:
+            self.renew()
             self._has_run = self.captured
 
     def returned(self, loss: float, *, evaluation: bool = False) -> Any:
@@ -141,6 +156,7 @@ class Plans:
         self._meeting = rendezvous
         self._first: Any = None
         self._made: list[Compiled] = []
+        self._lasts: Lasts = {}
         self.trained: Trained | None = None
 
     def compile(self, request: Request, allowed_library: str = "") -> Compiled:
@@ -165,7 +181,8 @@ class Plans:
                 if made.policy == policy and made.captured.digest == captured.digest:
                     self._warn_of_what_is_not_done(made)
                     made.captured = captured
-                    made.unchanged.renew()
+                    made.leaving.captured(captured.left)
+                    made.renew()
                     self._bind(made)
                     return made
             if len(self._made) >= LIMIT:
@@ -176,7 +193,12 @@ class Plans:
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
         unchanged = Unchanged(self._model, self._loss, captured.kernels)
-        made = Compiled(session, bound, captured, policy, unchanged, plan_hash)
+        made = Compiled(
+            session, bound, captured, policy, unchanged, plan_hash, Leaving(self._lasts)
+        )
+        if captured.left:
+            made.leaving.captured(captured.left)
+            made.renew()
         self._bind(made)
         self._made.append(made)
         return made
@@ -243,7 +265,7 @@ class Plans:
     def _bind(self, made: Compiled) -> None:
         def bind() -> None:
             made.bound.renew(self._model)
-            if not made.bound.tensors(made.captured.constants):
+            if not made.bound.tensors(made.captured.constants, made.captured.assigned):
                 raise NoPlan("a parameter or a buffer is not what the plan expects")
 
         self.together(bind, lambda _: "")

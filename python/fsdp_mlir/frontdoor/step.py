@@ -443,13 +443,9 @@ class Step:
         return compiled if said in (_READY, _COMPILE) else None
 
     def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
-        unchanged = compiled.unchanged
-        if not unchanged.holds():
-            if not unchanged.holds_what_matters(training=training):
-                return False
-            if training:
-                unchanged.renew()
-        return compiled.bound.tensors(compiled.captured.constants)
+        if not compiled.is_current(training=training):
+            return False
+        return compiled.bound.tensors(compiled.captured.constants, compiled.captured.assigned)
 
     def _is_unsettled(self, compiled: Compiled) -> bool:
         """Whether what forward leaves in Python, such as a table that it makes once, decides what

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import io
-import itertools
 import os
 import random
 from collections import Counter, deque
@@ -20,6 +19,19 @@ import xxhash
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import in_place
+from fsdp_mlir.modules.left import (
+    MAX_DEPTH,
+    Copies,
+    Left,
+    Placing,
+    Slots,
+    in_slots,
+    is_left,
+    refill,
+    same_items,
+    set_item,
+    set_slot,
+)
 from fsdp_mlir.modules.outside import places_and_memos
 from fsdp_mlir.modules.place import (
     ABSENT,
@@ -32,11 +44,9 @@ from fsdp_mlir.modules.place import (
     bytes_of,
     has_own_attributes,
     size_of,
-    slot_names,
 )
 from fsdp_mlir.modules.untaken import guarded
 
-_MAX_DEPTH = 6  # of objects in objects
 _MAX_NESTED = 64  # of containers
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
 
@@ -44,9 +54,6 @@ _MAX_SHARED = 1000  # elements of a container that no module of the model holds
 class _TooMuchError(Exception):
     pass
 
-
-# What a step leaves in Python, as a call that puts it there.
-Left = Callable[[], None]
 
 # How a leaf compares: by value, as a tensor by identity, as any other object by identity.
 Leaf = tuple[str, Any]
@@ -67,15 +74,18 @@ class PythonState:
     _written: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of in_place, with copies
     _memos: list[tuple[Any, int]] = field(default_factory=list)  # of functools, with its misses
     _most: int | None = None  # leaves
-    _deepest: int = _MAX_DEPTH
+    _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
+    _from_end: bool = False
 
     @staticmethod
-    def of(model: nn.Module, loss: Callable[..., Any] | None = None) -> PythonState:
+    def of(
+        model: nn.Module, loss: Callable[..., Any] | None = None, *, from_end: bool = False
+    ) -> PythonState:
         """The current state, with that of a loss function and of what their code reads from outside
         (outside.py), such as globals. For parameters, buffers and submodules only their names
-        count."""
-        state = PythonState()
+        count. Items of lists have their indices in their paths; if asked, those `from_end`."""
+        state = PythonState(_from_end=from_end)
         for path, module in model.named_modules():
             state._add_module(f"{path}." if path else "", module)
         if isinstance(loss, nn.Module):
@@ -92,7 +102,7 @@ class PythonState:
         """What a value at `path` holds; None if that is more than `most` leaves, or deeper than can
         be followed. Unless `whole`, what is deep is compared by identity. So are generators, and
         arrays and buffers of more than a megabyte."""
-        state = PythonState(_most=most, _deepest=_MAX_NESTED if whole else _MAX_DEPTH, _whole=whole)
+        state = PythonState(_most=most, _deepest=_MAX_NESTED if whole else MAX_DEPTH, _whole=whole)
         try:
             state._add(path, value, 0)
         except _TooMuchError:
@@ -104,9 +114,9 @@ class PythonState:
         the like (in_place.py), and empties memos of calls that have others than before; tensors
         keep their data."""
         for container, content in self._contents:
-            _refill(container, content)
+            refill(container, content)
         for owner, attributes in self._slots:
-            for name in _in_slots(owner):
+            for name in in_slots(owner):
                 if name not in attributes:
                     delattr(owner, name)
             for name, value in attributes.items():
@@ -167,36 +177,43 @@ class PythonState:
         """Whether nothing differs."""
         return self.leaves == other.leaves and self.orders == other.orders
 
-    def left(self, after: PythonState) -> list[Left]:
+    def left(self, after: PythonState, slots: Slots | None = None) -> list[Left]:
         """How to put in place what a step has changed, if `after` is the state after it: plain
-        values, and tensors and objects that were there before."""
-        known = {**self._seen, **{id(container): container for container, _ in self._contents}}
+        values, tensors and objects that were there before, and tensors that have `slots`."""
+        copies = Copies(slots) if slots and slots.paths else None
+        held = {id(container) for container, _ in self._contents}
+        place = Placing({*self._seen, *held}, copies)
         before = {id(container): content for container, content in self._contents}
-        found: list[Left] = []
+        found: list[Left] = [] if copies is None else [copies]
         for container, content in after._contents:
             old = before.get(id(container))
             if old is None:  # which one of the others may hold
-                found.append(partial(_refill, container, content))
+                if copies is None or not copies.holds(content):
+                    found.append(partial(refill, container, content))
             elif isinstance(container, dict):
-                found += _changed(partial(_set_item, container), old, content, known)
-                if _is_other_order([*old], [*content]) and _is_left(content, known):
-                    found.append(partial(_refill, container, content))
-            elif not _same_items(enumerate(old), enumerate(content)) and _is_left(content, known):
-                found.append(partial(_refill, container, content))
-        slots = {id(owner): attributes for owner, attributes in self._slots}
+                for key, new in _changed(old, content):
+                    get = partial(built_in(type(container)).get, container, key, ABSENT)
+                    put = partial(set_item, container, key)
+                    found += place.put(container, key, get, put, new)
+                if _is_other_order([*old], [*content]):
+                    found += place.refill(container, content)
+            elif not same_items(old, content):
+                found += place.refill(container, content)
+        slotted = {id(owner): attributes for owner, attributes in self._slots}
         for owner, attributes in after._slots:
-            if id(owner) in slots:
-                found += _changed(partial(_set_slot, owner), slots[id(owner)], attributes, known)
+            for name, new in _changed(slotted.get(id(owner), attributes), attributes):
+                get = partial(getattr, owner, name, ABSENT)
+                found += place.put(owner, name, get, partial(set_slot, owner, name), new)
         for key, (owner, copy) in after._written.items():
             written = self._written.get(key, (owner, copy))[1]
-            is_plain = not isinstance(owner, ContextVar) or _is_left(copy, known)
+            is_plain = not isinstance(owner, ContextVar) or is_left(copy, place.known)
             if is_plain and not in_place.is_same(written, copy):
                 found.append(partial(in_place.put, owner, copy))
-        places = {place.key: value for place, value in self._outside}
-        for place, value in after._outside:
-            old = places.get(place.key, ABSENT)
-            if value is not old and _is_left(value, known):
-                found.append(partial(place.put, value))
+        places = {each.key: value for each, value in self._outside}
+        for each, value in after._outside:
+            old = places.get(each.key, ABSENT)
+            if value is not old:
+                found += place.put(each, "", each.value, each.put, value)
         return found
 
     def holds_computed(self, path: str) -> bool:
@@ -204,6 +221,10 @@ class PythonState:
         weights."""
         kind, value = self.leaves.get(path, ("none", None))
         return kind == "tensor" and not isinstance(self._seen[value], nn.Parameter)
+
+    def made_since(self, before: PythonState) -> list[str]:
+        """The paths of tensors that a step after `before` has made, and left there."""
+        return [path for path in before.changes(self) if self.holds_computed(path)]
 
     def held(self, identity: int) -> Any:
         """The tensor or object of a leaf that is compared by identity."""
@@ -327,7 +348,8 @@ class PythonState:
             for member in kind.__iter__(value):
                 self._add(self._unused(f"{path}{{{member!r}}}"), member, depth + 1)
         else:
-            for index, member in enumerate(kind.__iter__(value)):
+            first = -kind.__len__(value) if self._from_end else 0
+            for index, member in enumerate(kind.__iter__(value), first):
                 self._add(f"{path}[{index}]", member, depth + 1)
         if kind not in (tuple, frozenset):
             self._contents.append((value, _copied(value, kind)))
@@ -336,7 +358,7 @@ class PythonState:
         attributes = dict(getattr(value, "__dict__", {}))
         if attributes:
             self._contents.append((vars(value), dict(attributes)))
-        if slots := _in_slots(value):
+        if slots := in_slots(value):
             self._slots.append((value, slots))
         for name, member in (attributes | slots).items():
             # Of a member of an enumeration, what Python itself keeps there does not count.
@@ -388,62 +410,12 @@ def _copied(container: Any, kind: Any) -> Any:
     return kind(kind.__iter__(container))
 
 
-def _refill(container: Any, content: Any) -> None:
-    kind = built_in(type(container))
-    if isinstance(container, dict):
-        # Not Counter's update, which adds.
-        if not _same_items(kind.items(container), content.items()):
-            kind.clear(container)
-            for key, value in content.items():
-                kind.__setitem__(container, key, value)
-    elif isinstance(container, set):
-        if set(set.__iter__(container)) != content:
-            set.clear(container)
-            set.update(container, content)
-    elif not _same_items(enumerate(kind.__iter__(container)), enumerate(content)):
-        kind.clear(container)
-        kind.extend(container, content)
-
-
-def _changed(
-    put: Callable[[Any, Any], None], old: dict[Any, Any], new: dict[Any, Any], known: dict[int, Any]
-) -> Iterator[Left]:
+def _changed(old: dict[Any, Any], new: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Names with their new values, where these differ."""
     for key in {**old, **new}:
         value = new.get(key, ABSENT)
-        if value is not old.get(key, ABSENT) and _is_left(value, known):
-            yield partial(put, key, value)
-
-
-def _set_item(container: dict[Any, Any], key: Any, value: Any) -> None:
-    kind = built_in(type(container))
-    if value is ABSENT:
-        kind.pop(container, key, None)
-    else:
-        kind.__setitem__(container, key, value)
-
-
-def _set_slot(owner: Any, name: str, value: Any) -> None:
-    if value is not ABSENT:
-        object.__setattr__(owner, name, value)
-    elif hasattr(owner, name):
-        delattr(owner, name)
-
-
-def _is_left(value: Any, known: dict[int, Any], depth: int = 0) -> bool:
-    """Whether a step that computes nothing in Python leaves the same: a plain value, or what was
-    there before. A tensor that the step has made is not."""
-    if value is ABSENT or isinstance(value, (*SCALARS, np.ndarray)) or id(value) in known:
-        return True
-    if depth == _MAX_DEPTH:
-        return False
-    if (kind := built_in(type(value))) is not None:
-        items = [*kind.__iter__(value), *(kind.values(value) if issubclass(kind, dict) else ())]
-        if not all(_is_left(item, known, depth + 1) for item in items):
-            return False
-    elif isinstance(value, Tensor) or not has_own_attributes(value):
-        return False
-    members = {**getattr(value, "__dict__", {}), **_in_slots(value)}
-    return all(_is_left(item, known, depth + 1) for item in members.values())
+        if value is not old.get(key, ABSENT):
+            yield key, value
 
 
 def _items(content: Any) -> Iterable[tuple[Any, Any]]:
@@ -456,23 +428,6 @@ def _items(content: Any) -> Iterable[tuple[Any, Any]]:
 def _at(items: Any, index: int, default: Any) -> Any:
     kind = built_in(type(items))
     return kind.__getitem__(items, index) if index < kind.__len__(items) else default
-
-
-def _same_items(left: Iterable[tuple[Any, Any]], right: Iterable[tuple[Any, Any]]) -> bool:
-    """Whether these are the same keys, and the same objects, in the same order."""
-    pairs = itertools.zip_longest(left, right, fillvalue=(None, None))
-    return all(_same_key(a[0], b[0]) and a[1] is b[1] for a, b in pairs)
-
-
-def _same_key(left: Any, right: Any) -> bool:
-    # Tensors are equal element by element; an optimizer's state has them as keys.
-    return left is right or (not isinstance(left, Tensor) and bool(left == right))
-
-
-def _in_slots(value: Any) -> dict[str, Any]:
-    names = slot_names(type(value))
-    found = {name: getattr(value, name, ABSENT) for name in names}
-    return {name: member for name, member in found.items() if member is not ABSENT}
 
 
 def _is_read(file: io.IOBase) -> bool:

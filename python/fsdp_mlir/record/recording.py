@@ -105,6 +105,11 @@ def record_once(fake: FakeModel) -> Recording:
             loss: Tensor = view.step.forward(fake.inputs)
             return loss
 
+        def evaluate() -> Tensor:
+            loss = forward()
+            view.step.settle(fake.slots)
+            return loss
+
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
             leaves = [fake.params[index] for index in trainable]
             _check_no_gradients(fake, "forward")
@@ -114,6 +119,7 @@ def record_once(fake: FakeModel) -> Recording:
             else:
                 found = torch.autograd.grad(loss, leaves, allow_unused=True)
                 _check_no_gradients(fake, "backward")
+            view.step.settle(fake.slots)
             pairs = zip(found, trainable, strict=True)
             return tuple(_reduced(view, gradient, view.params[i]) for gradient, i in pairs)
 
@@ -154,7 +160,7 @@ def record_once(fake: FakeModel) -> Recording:
             view.step.evaluating(),
             view.step.holding(fake.slots),
         ):
-            value = _own_loss(view, evaluated(forward, evaluator))
+            value = _own_loss(view, evaluated(evaluate, evaluator))
             evaluation_loss = evaluator.name_of(value)
         evaluator.states.check_places()
         if evaluation_loss is None:

@@ -9,7 +9,7 @@ side sees the changes that the other makes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -244,9 +244,13 @@ class Bound:
             slots[state.name] = model.get_submodule(path)._buffers, attribute
         self._slots = [slots.get(name) for name in self._names]
 
-    def tensors(self, constants: Mapping[str, Tensor]) -> bool:
+    def tensors(
+        self, constants: Mapping[str, Tensor], assigned: Collection[str] = frozenset()
+    ) -> bool:
         """Gives the session the model's parameters and buffers, and constants by their names;
-        returns whether they fit. Buffers on 'meta' remain the session's."""
+        returns whether they fit. Buffers on 'meta' remain the session's. Those of `assigned` become
+        new tensors: the step writes in place what forward would have assigned, and who holds the
+        tensor from before keeps its values."""
         # State that only the session has would stay with other parameters.
         may = self._optimizer is not None
         if not self._trained.has(self._order) and not (may and self._trained.arrange(self._order)):
@@ -255,6 +259,8 @@ class Bound:
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
             if tensor is None:
                 return False
+            if name in assigned and slot is not None and not tensor.is_meta:
+                tensor = slot[0][slot[1]] = tensor.clone()
             if tensor.is_meta or _is_bound(self._buffers.get(index), tensor):
                 continue
             own = self._session.buffer(index)

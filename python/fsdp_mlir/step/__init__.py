@@ -3,5 +3,5 @@
 Forward and loss of a model, the batches that they take, what they return besides the loss, and the
 step as FSDP2 makes it.
 
-May include: support.
+May include: support, modules.
 """

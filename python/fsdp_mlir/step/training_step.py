@@ -12,8 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
+from torch.utils._python_dispatch import _disable_current_modes
 
+from fsdp_mlir.modules.left import Slots
+from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
@@ -90,6 +94,9 @@ class TrainingStep(nn.Module):
         self._scalars = frozenset(scalars)
         self._containers = dict(containers or {})
         self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
+        self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
+        # For tensors that forward leaves in Python, which a caller in this process may read.
+        self.left = None if outputs is None else Slots()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError if it is not a scalar loss."""
@@ -118,8 +125,9 @@ class TrainingStep(nn.Module):
 
     @property
     def slots(self) -> list[Tensor]:
-        """The tensors that outputs are copied to, in both modes."""
-        return [slot for each in self._outputs or () for slot in each.slots]
+        """The tensors that outputs are copied to, in both modes, and what is left in Python."""
+        outputs = [slot for each in self._outputs or () for slot in each.slots]
+        return [*outputs, *(self.left.tensors if self.left else ())]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -180,12 +188,37 @@ class TrainingStep(nn.Module):
         output = self.model(*inputs[: self._positional], **keywords)
         return output if self.loss is None else self.loss(output, **beside)
 
+    def settle(self, state: Mapping[str, Tensor]) -> None:
+        """At the end of a step, while the model holds `state`: copies a value that was assigned to
+        a buffer to the tensor that was there, and puts that back, if it has the same form. What
+        follows from parameters by autograd is no such value: the next backward would reach it. The
+        slots of `left` take the tensors that the step has left in Python."""
+        if self.left is not None and not self._evaluating:
+            self.left.take(self._in_python)
+        for slot, tensor in state.items():
+            path, _, name = slot.rpartition(".")
+            buffers = self.model.get_submodule(path)._buffers
+            value = buffers.get(name)
+            if value is None or value is tensor or isinstance(value, DTensor):
+                continue
+            alone = sum(tensor is other for other in state.values()) == 1
+            if alone and not value.requires_grad and _form(value) == _form(tensor):
+                with torch.no_grad():
+                    tensor.copy_(value)
+                buffers[name] = tensor
+                self.assigned.add(slot)
+
+    def _in_python(self) -> dict[str, Tensor]:
+        with _disable_current_modes():
+            return PythonState.of(self.model, self.loss, from_end=True).tensors()
+
     @contextmanager
     def holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
         """The model with `state`, given by the attributes that hold it, in place of its own.
 
         For forward, and for backward, which runs checkpointed regions of the model again.
-        CaptureError if one of these attributes was assigned, since the new value would be lost.
+        CaptureError if one of these attributes was assigned, and `settle` could not keep the new
+        value.
         """
         given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
         after = dict(given)
@@ -221,6 +254,10 @@ class TrainingStep(nn.Module):
         if torch.is_grad_enabled() and not value.requires_grad:
             raise located(where, f"{what} depends on no parameter that requires grad")
         return value
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
 @contextmanager

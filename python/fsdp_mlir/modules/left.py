@@ -1,0 +1,388 @@
+"""What a step leaves in Python, put there again after each compiled step.
+
+A value that forward has computed in Python is the same each time, and so is the call that puts it
+there. The tensors that it has made are not: the compiled step copies them to slots, and what is put
+in place has copies of these.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fsdp_mlir.modules.place import ABSENT, SCALARS, built_in, has_own_attributes, slot_names
+from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.layouts import placeholder
+
+# What a step leaves in Python, as a call that puts it there.
+Left = Callable[[], None]
+
+MAX_DEPTH = 6  # of objects in objects
+
+# Containers that were made, with what they held.
+Parts = list[tuple[Any, Any]]
+
+# The value that was put last, with the containers that were made for it.
+_Last = tuple[Any, Parts]
+
+# By place, for all plans of a model.
+Lasts = dict[tuple[int, Any], _Last]
+
+
+class Slots:
+    """For each tensor that a step makes and leaves in Python, a tensor from outside the step, into
+    which the step copies it. `recorded` are the tensors of the first recording, and `paths` where
+    they are (PythonState, with items of lists from the end, since forward may append them)."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] | None = None
+        self.recorded: list[Tensor] = []
+        self.tensors: list[Tensor] = []
+
+    def take(self, state: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Copies the tensors that are there now, by their paths. The first call is that of the
+        first recording; CaptureError if later ones find other forms."""
+        if self.paths == []:
+            return
+        now = state()
+        if self.paths is None:
+            made = {id(each): path for path, each in now.items() if _is_made(each)}
+            self.paths = list(made.values())
+            self.recorded = [now[path] for path in self.paths]
+            with _disable_current_modes():
+                self.tensors = [placeholder(each).zero_() for each in self.recorded]
+        for path, slot in zip(self.paths, self.tensors, strict=True):
+            tensor = now.get(path)
+            if tensor is None or (tensor.shape, tensor.dtype) != (slot.shape, slot.dtype):
+                raise CaptureError(f"the tensor that forward leaves at '{path}' varies")
+            slot.copy_(tensor.detach())
+
+
+def _is_made(tensor: Tensor) -> bool:
+    """Whether it is a recorded one that may be copied to a slot: of no subclass, such as DTensor,
+    and not what a module holds as a parameter."""
+    return type(tensor) is FakeTensor and tensor.layout == torch.strided
+
+
+class Copies:
+    """Values of a recorded step with tensors of later steps in place of those of the recording. A
+    call begins the next step: it copies the slots."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._recorded, self._slots = slots.recorded, slots.tensors
+        self._made: dict[int, Any] = {}
+
+    def __call__(self) -> None:
+        self._begin([slot.clone() for slot in self._slots])
+
+    def of_slots(self) -> None:
+        """The same with the slots themselves, which stay from step to step."""
+        self._begin(self._slots)
+
+    def _begin(self, tensors: Sequence[Tensor]) -> None:
+        self._made = {id(a): b for a, b in zip(self._recorded, tensors, strict=True)}
+
+    @property
+    def known(self) -> set[int]:
+        """The ids of the tensors of the recording."""
+        return set(map(id, self._recorded))
+
+    def can(self, value: Any) -> bool:
+        """Whether `of` makes such a value; it has in it a tensor of the recording."""
+        if not self.holds(value):
+            return True
+        kind = built_in(type(value))
+        if kind in (set, frozenset) or (kind is tuple and not _is_plain_tuple(value)):
+            return False
+        keys = kind.__iter__(value) if isinstance(value, dict) else ()
+        return not any(map(self.holds, keys)) and all(map(self.can, _members(value)))
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is, or has in it, a tensor of the recording."""
+        return any(True for _ in self.inside(value))
+
+    def inside(self, value: Any, depth: int = 0) -> Iterator[int]:
+        """The ids of such tensors."""
+        if isinstance(value, Tensor):
+            yield from (id(each) for each in self._recorded if each is value)
+        elif not isinstance(value, SCALARS) and depth < MAX_DEPTH:
+            for item in _members(value):
+                yield from self.inside(item, depth + 1)
+
+    def of(self, value: Any, parts: Parts) -> Any:
+        """The value anew; `parts` gets each container that was made, with what it holds."""
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if not self.holds(value):
+            return value
+        kind = built_in(type(value))
+        if kind is tuple:
+            items = [self.of(item, parts) for item in tuple.__iter__(value)]
+            # Others are those of torch.return_types.
+            made = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        else:
+            made = copy.copy(value)
+            if kind is not None:
+                content = self.items(value, parts)
+                refill(made, content)
+                parts.append((made, content))
+            for name, item in in_slots(value).items():
+                object.__setattr__(made, name, self.of(item, parts))
+            if attributes := getattr(value, "__dict__", None):
+                content = self.items(attributes, parts)
+                refill(vars(made), content)
+                parts.append((vars(made), content))
+        self._made[id(value)] = made
+        return made
+
+    def items(self, container: Any, parts: Parts) -> Any:
+        """Those of a container, in a dict or a list."""
+        kind = built_in(type(container))
+        if isinstance(container, dict):
+            return {key: self.of(item, parts) for key, item in kind.items(container)}
+        return [self.of(item, parts) for item in kind.__iter__(container)]
+
+
+def _is_plain_tuple(value: Any) -> bool:
+    kind = type(value)
+    return kind is tuple or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")
+
+
+class MadePlace:
+    """Where a step leaves a value with tensors that it has made; a call puts one there with copies
+    of the last step's. `owner` holds it under a name."""
+
+    def __init__(
+        self,
+        owner: Any,
+        name: Any,
+        get: Callable[[], Any],
+        put: Callable[[Any], None],
+        value: Any,
+        copies: Copies,
+    ) -> None:
+        """`value` is what the recorded step has left."""
+        self._owner = owner  # which keeps its id
+        self.key = id(owner), name
+        self.get, self.put = get, put
+        self.value = value
+        self.copies = copies
+        self.last: _Last = (ABSENT, [])
+
+    def __call__(self) -> None:
+        parts: Parts = []
+        value = self.copies.of(self.value, parts)
+        self.put(value)
+        self.last = value, parts
+
+    def has(self, last: _Last) -> bool:
+        """Whether it has what was put there last, unchanged."""
+        return self.get() is last[0] and all(same_items(*part) for part in last[1])
+
+
+class MadeItems(MadePlace):
+    """The same for the items of a list or the like that was there before."""
+
+    def __init__(self, container: Any, content: Any, copies: Copies) -> None:
+        self._container = container
+        super().__init__(container, "", lambda: container, self._refill, content, copies)
+
+    def _refill(self, content: Any) -> None:
+        refill(self._container, content)
+
+    def __call__(self) -> None:
+        parts: Parts = []
+        content = self.copies.items(self.value, parts)
+        self.put(content)
+        self.last = content, [*parts, (self._container, content)]
+
+    def has(self, last: _Last) -> bool:
+        return all(same_items(*part) for part in last[1])
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What a step leaves, where `known` are the ids of what was there before."""
+
+    known: Collection[int]
+    copies: Copies | None
+
+    def put(
+        self,
+        owner: Any,
+        name: Any,
+        get: Callable[[], Any],
+        put: Callable[[Any], None],
+        value: Any,
+    ) -> Iterator[Left]:
+        """The call that puts `value` there, if it may be left."""
+        if is_left(value, self.known):
+            yield partial(put, value)
+        elif self._is_made(value):
+            assert self.copies is not None
+            yield MadePlace(owner, name, get, put, value, self.copies)
+
+    def refill(self, container: Any, content: Any) -> Iterator[Left]:
+        """The call that gives a container that content, if it may be left."""
+        if is_left(content, self.known):
+            yield partial(refill, container, content)
+        elif self._is_made(content):
+            assert self.copies is not None
+            yield MadeItems(container, content, self.copies)
+
+    def _is_made(self, value: Any) -> bool:
+        if self.copies is None:
+            return False
+        return is_left(value, {*self.known, *self.copies.known}) and self.copies.can(value)
+
+
+def tensors_of(left: Sequence[Left]) -> set[int]:
+    """The ids of the recorded tensors in whose place copies are put."""
+    places = [each for each in left if isinstance(each, MadePlace)]
+    return {found for each in places for found in each.copies.inside(each.value)}
+
+
+class Leaving:
+    """Leaves in Python what the steps of one plan leave there. `lasts` are those of the model."""
+
+    def __init__(self, lasts: Lasts) -> None:
+        self._lasts = lasts
+        self._proven: set[frozenset[Any]] = set()
+
+    def after_step(self, left: Sequence[Left]) -> None:
+        """Puts it in place."""
+        for put in left:
+            put()
+        self._lasts.update({each.key: each.last for each in left if isinstance(each, MadePlace)})
+
+    def captured(self, left: Sequence[Left]) -> None:
+        """The step was captured, with what is in these places now."""
+        self._proven.add(frozenset(self._empty(left)))
+
+    @contextmanager
+    def compared(self, left: Sequence[Left]) -> Iterator[None]:
+        """In the body, the slots are in place of the copies that a step has left, unless something
+        else has been put there since: a comparison finds the same objects after each step. They are
+        also in place of None, if the step was captured with None in the same places."""
+        put: list[tuple[MadePlace, _Last]] = []
+        for each in left:
+            last = self._lasts.get(each.key) if isinstance(each, MadePlace) else None
+            if last is not None and each.has(last):  # type: ignore[attr-defined]
+                put.append((each, last))  # type: ignore[arg-type]
+        empty = self._empty(left)
+        if frozenset(empty) in self._proven:
+            put += [(each, (value, [])) for each, value in empty.values()]
+        for copies in {id(each.copies): each.copies for each, _ in put}.values():
+            copies.of_slots()
+        for each, _ in put:
+            each()
+        try:
+            yield
+        finally:
+            for each, last in put:
+                each.put(last[0])
+
+    def _empty(self, left: Sequence[Left]) -> dict[Any, tuple[MadePlace, Any]]:
+        """The places with None or nothing in them, by what tells them apart."""
+        places = [each for each in left if isinstance(each, MadePlace)]
+        values = [(each, each.get()) for each in places]
+        return {
+            (each.key, value is None): (each, value)
+            for each, value in values
+            if value is None or value is ABSENT
+        }
+
+
+def is_left(value: Any, known: Collection[int], depth: int = 0) -> bool:
+    """Whether a step that computes nothing in Python leaves the same: a plain value, or what was
+    there before, whose ids are `known`. A tensor that the step has made is not."""
+    if value is ABSENT or isinstance(value, (*SCALARS, np.ndarray)) or id(value) in known:
+        return True
+    if depth == MAX_DEPTH:
+        return False
+    if built_in(type(value)) is None and (
+        isinstance(value, Tensor) or not has_own_attributes(value)
+    ):
+        return False
+    return all(is_left(item, known, depth + 1) for item in _members(value))
+
+
+def _members(value: Any) -> list[Any]:
+    """What a value holds: items, keys and attributes."""
+    kind = built_in(type(value))
+    items = [] if kind is None else list(kind.__iter__(value))
+    if isinstance(value, dict):
+        items += kind.values(value)
+    return [*items, *getattr(value, "__dict__", {}).values(), *in_slots(value).values()]
+
+
+def in_slots(value: Any) -> dict[str, Any]:
+    """The attributes of an object that lie in slots of its class."""
+    names = slot_names(type(value))
+    found = {name: getattr(value, name, ABSENT) for name in names}
+    return {name: member for name, member in found.items() if member is not ABSENT}
+
+
+def set_item(container: dict[Any, Any], key: Any, value: Any) -> None:
+    """Puts an item as it is stored; ABSENT removes it."""
+    kind = built_in(type(container))
+    if value is ABSENT:
+        kind.pop(container, key, None)
+    else:
+        kind.__setitem__(container, key, value)
+
+
+def set_slot(owner: Any, name: str, value: Any) -> None:
+    """Puts an attribute that lies in a slot; ABSENT removes it."""
+    if value is not ABSENT:
+        object.__setattr__(owner, name, value)
+    elif hasattr(owner, name):
+        delattr(owner, name)
+
+
+def refill(container: Any, content: Any) -> None:
+    """Gives a container that content, as it is stored."""
+    kind = built_in(type(container))
+    if isinstance(container, dict):
+        # Not Counter's update, which adds.
+        if not same_items(container, content):
+            kind.clear(container)
+            for key, value in content.items():
+                kind.__setitem__(container, key, value)
+    elif isinstance(container, set):
+        if set(set.__iter__(container)) != content:
+            set.clear(container)
+            set.update(container, content)
+    elif not same_items(container, content):
+        kind.clear(container)
+        kind.extend(container, content)
+
+
+def same_items(container: Any, content: Any) -> bool:
+    """Whether these are the same keys, and the same objects, in the same order."""
+    pairs = itertools.zip_longest(*map(_pairs, (container, content)), fillvalue=(None, None))
+    return all(_same_key(a[0], b[0]) and a[1] is b[1] for a, b in pairs)
+
+
+def _pairs(container: Any) -> Iterable[tuple[Any, Any]]:
+    kind = built_in(type(container))
+    if isinstance(container, dict):
+        items: Iterable[tuple[Any, Any]] = kind.items(container)
+        return items
+    return enumerate(kind.__iter__(container))
+
+
+def _same_key(left: Any, right: Any) -> bool:
+    # Tensors are equal element by element; an optimizer's state has them as keys.
+    return left is right or (not isinstance(left, Tensor) and bool(left == right))

@@ -1,0 +1,344 @@
+"""What forward leaves in the model for the loop to read: as after a step of FSDP2, bit for bit."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fsdp_mlir import capture
+from fsdp_mlir.frontdoor.planning import Recipe
+from fsdp_mlir.support.errors import CaptureError
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.utils import ModelOutput
+from twins import Twins
+
+SGD = (torch.optim.SGD, {"lr": 0.1})
+X = {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
+KEPT: dict[int, Tensor] = {}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.aux: Any = None
+        self.items: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.between(torch.tanh(self.a(x)))
+        return self.b(hidden).square().mean()
+
+    def between(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def left(self) -> list[Tensor]:
+        """What a loop reads."""
+        return [self.aux]
+
+
+class OfTheLoss(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = x.square().mean()
+        return x * self.aux
+
+
+class Transposed(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = x.t()
+        return x
+
+
+class Dropped(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = nn.functional.dropout(x, 0.5)
+        return self.aux
+
+
+class Input(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.aux = x
+        return super().forward(x)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Checkpointed(Net):
+    reentrant = False
+
+    def between(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.region, x, use_reentrant=self.reentrant)
+        return result
+
+    def region(self, x: Tensor) -> Tensor:
+        self.aux = x.sin()
+        return self.aux * 2
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+class OfBackward(Net):
+    def between(self, x: Tensor) -> Tensor:
+        x.register_hook(lambda gradient: setattr(self, "aux", gradient.norm()))
+        return x
+
+
+class InAList(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.items.clear()
+        self.items += [x.mean(), x.sum()]
+        return x * self.items[0]
+
+    def left(self) -> list[Tensor]:
+        return self.items
+
+
+class InNewContainers(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = {"a": (x.mean(), 1), "b": [x.detach()], "c": collections.deque([x.sum()])}
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.aux["a"][0], *self.aux["b"], *self.aux["c"]]
+
+
+@dataclasses.dataclass
+class Stats:
+    mean: Tensor
+    count: int = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    mean: Tensor
+
+
+@dataclasses.dataclass
+class Output(ModelOutput):
+    mean: Tensor | None = None
+    x: Tensor | None = None
+
+
+class InObjects(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = [Stats(x.mean()), Frozen(x.sum()), Output(mean=x.mean(), x=x), x.max(1)]
+        return x
+
+    def left(self) -> list[Tensor]:
+        stats, frozen, output, most = self.aux
+        return [stats.mean, frozen.mean, *output.to_tuple(), output["x"], most.values, most.indices]
+
+
+class Global(Net):
+    def between(self, x: Tensor) -> Tensor:
+        KEPT[0] = x.mean()
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [KEPT[0]]
+
+
+@contextmanager
+def counted_captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recipe]]:
+    captures: list[Recipe] = []
+    original = Recipe.capture
+
+    def counted(self: Recipe, *args: Any) -> Any:
+        captures.append(self)
+        return original(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recipe, "capture", counted)
+        yield captures
+
+
+MODELS = [
+    *(OfTheLoss, Transposed, Dropped, Input, Checkpointed, Reentrant, OfBackward),
+    *(InAList, InNewContainers, InObjects),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_loop_reads_what_fsdp2_leaves(model: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier: list[tuple[list[Tensor], list[Tensor]]] = []
+    with counted_captures(monkeypatch) as captures:
+        pair = Twins(model, X, SGD, fallback="error")
+        for _ in range(4):
+            pair.assert_equal_steps(1)
+            assert_alike(pair)
+            read = pair.ours.left()
+            earlier.append(([*read], [tensor.clone() for tensor in read]))
+    assert len(captures) == 1
+    for read, values in earlier:  # which a loop may keep
+        assert all(map(torch.equal, read, values))
+
+
+def assert_alike(pair: Twins) -> None:
+    got, want = pair.ours.left(), pair.theirs.left()
+    assert len(got) == len(want) > 0
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+def test_tensors_left_in_globals() -> None:
+    pair = Twins(Global, X, SGD, fallback="error")
+    pair.step(pair.batch)
+    got = KEPT[0]
+    pair.theirs(**pair.batch)
+    assert torch.equal(got, KEPT[0])
+
+
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "none": lambda model: setattr(model, "aux", None),
+    "removed": lambda model: delattr(model, "aux"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_loop_may_take_it_away(
+    change: Callable[[Net], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted_captures(monkeypatch) as captures:
+        pair = Twins(OfTheLoss, X, SGD, fallback="error")
+        for _ in range(4):
+            pair.assert_equal_steps(1)
+            assert_alike(pair)
+            pair.change(change)
+    assert len(captures) <= 2
+
+
+class Skipping(Net):
+    def between(self, x: Tensor) -> Tensor:
+        if isinstance(self.aux, dict) and self.aux.get("skip"):
+            return x
+        self.aux = {"mean": x.mean()}
+        return x * self.aux["mean"]
+
+
+def test_what_a_loop_puts_there_counts() -> None:
+    """It may decide what the next step is."""
+    pair = Twins(Skipping, X, SGD, fallback="error")
+    pair.assert_equal_steps(2)
+    pair.change(lambda model: model.aux.update(skip=True))
+    pair.assert_equal_steps(2)
+    assert torch.equal(pair.ours.aux["mean"], pair.theirs.aux["mean"])
+    pair.change(lambda model: setattr(model, "aux", None))
+    pair.assert_equal_steps(2)
+    assert torch.equal(pair.ours.aux["mean"], pair.theirs.aux["mean"])
+
+
+def test_two_plans_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted_captures(monkeypatch) as captures:
+        pair = Twins(OfTheLoss, X, SGD, fallback="error")
+        for number in range(6):
+            pair.batch = {"x": X["x"][: 4 - 2 * (number % 2)]}
+            pair.assert_equal_steps(1)
+            assert_alike(pair)
+    assert len(captures) <= 3
+
+
+class Growing(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.items.append(x.mean().detach())
+        return x
+
+    def left(self) -> list[Tensor]:
+        return self.items
+
+
+class Rotating(Growing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = collections.deque((torch.zeros(()),) * 3, maxlen=3)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("model", [Growing, Rotating])
+def test_a_list_that_each_step_appends_to_has_no_plan(model: type[Net]) -> None:
+    with pytest.warns(UserWarning, match=r"leaves a tensor at 'items\[\d\]' in one step and else"):
+        pair = Twins(model, X, SGD)
+    for _ in range(4):
+        pair.assert_equal_steps(1)
+        assert_alike(pair)
+
+
+class Averaging(Net):
+    """It assigns its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def between(self, x: Tensor) -> Tensor:
+        before = (x * self.mean).sum()
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.steps = self.steps + 1
+        return (x - self.mean) * before
+
+    def left(self) -> list[Tensor]:
+        return [self.mean, self.steps]
+
+
+def test_assigned_buffers() -> None:
+    pair = Twins(Averaging, X, SGD, fallback="error")
+    for number in range(1, 4):
+        before = pair.ours.mean, pair.theirs.mean
+        pair.assert_equal_steps(1)
+        assert_alike(pair)
+        assert torch.equal(*before)  # who holds the tensor from before keeps its values
+        assert int(pair.ours.steps) == number
+    state = {name: tensor.clone() for name, tensor in pair.ours.state_dict().items()}
+    assert torch.equal(state["mean"], pair.theirs.mean)
+
+
+class Sharing(Averaging):
+    """Which another module still has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a.register_buffer("mean", self.mean)
+
+
+class Attached(Averaging):
+    """The next backward reaches this one's."""
+
+    def between(self, x: Tensor) -> Tensor:
+        self.mean = x.mean(0)
+        return x
+
+
+class Reshaped(Averaging):
+    def between(self, x: Tensor) -> Tensor:
+        self.mean = x.detach().reshape(-1)
+        return x
+
+
+@pytest.mark.parametrize("model", [Sharing, Attached, Reshaped])
+def test_buffers_that_are_not_assigned_in_place(model: type[Net], tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="'mean' was assigned in forward"):
+        capture(model(), kwargs=X, path=tmp_path / "model.pt")
+    with pytest.warns(UserWarning, match="'mean' was assigned in forward"):
+        pair = Twins(model, X, SGD)
+    pair.assert_equal_steps(2)
+    assert torch.equal(pair.ours.mean, pair.theirs.mean)
+
+
+def test_what_runs_elsewhere_leaves_nothing(tmp_path: Path) -> None:
+    """The step of `capture` has no slots: nobody reads them there."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        done = capture(OfTheLoss(), kwargs=X, path=tmp_path / "model.pt")
+    assert done.buffers == 0
+    assert any("'aux' was set in forward" in str(each.message) for each in caught)
