@@ -26,8 +26,9 @@ optimizer: {name: adamw, lr: 3.0e-4, fused: true}
 clip_grad_norm: 1.0
 ```
 
-The file is YAML without anchors and block scalars; JSON is YAML. An unknown key, a key that is
-given twice, and a value that a key cannot have are errors with file, line and column.
+The file is YAML, one document without anchors and block scalars, indented with spaces; JSON is
+YAML. An unknown key, a key that is given twice, and a value that a key cannot have are errors with
+file, line and column.
 
 A *pattern* matches dotted names: `*` stays within one segment of the name, `**` crosses segments,
 and `?` is one letter. A pattern that matches nothing is an error. A number of bytes can have a

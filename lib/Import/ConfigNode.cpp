@@ -3,11 +3,12 @@
 
 #include "fsdp/Support/Files.h"
 #include "fsdp/Support/Nearest.h"
+#include "fsdp/Support/YamlNodes.h"
 #include "fsdp/Support/YamlText.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/Diagnostics.h"
+#include "llvm/Support/FileSystem.h"
 #include "llvm/Support/SourceMgr.h"
-#include "llvm/Support/YAMLParser.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -22,7 +23,13 @@ namespace {
 class ConfigParser {
 public:
   ConfigParser(MLIRContext *context, StringRef path)
-      : context(context), path(path) {}
+      : context(context), path(path) {
+    // Whoever shows a place opens its file again, to show the line: a place in
+    // a pipe or a device is given as `<stdin>` is, which is no path.
+    bool isOther = false;
+    if (!llvm::sys::fs::is_other(path, isOther) && isOther)
+      this->path = ("<" + path + ">").str();
+  }
 
   Location getLoc(unsigned line, unsigned column) {
     return FileLineColLoc::get(context, path, line, column);
@@ -42,23 +49,33 @@ public:
         this);
     yaml::Stream stream(buffer, sources, /*ShowColors=*/false);
     Node root(getLoc(1, 1));
-    if (auto document = stream.begin(); document != stream.end())
-      if (yaml::Node *node = document->getRoot())
-        if (failed(convert(sources, node, root)))
-          return failure();
+    auto document = stream.begin();
+    yaml::Node *node = document->getRoot();
+    if (node && failed(convert(sources, node, root)))
+      return failure();
+    std::optional<SMLoc> next = ::fsdp::findNextDocument(stream, document);
     if (stream.failed() || syntaxError)
       return failure();
+    if (!node)
+      return emitError(getLoc(1, 1)) << "expected YAML";
+    if (next)
+      return emitError(getLoc(sources, *next)) << ::fsdp::kOneDocument;
     return root;
   }
 
 private:
+  Location getLoc(llvm::SourceMgr &sources, SMLoc place) {
+    auto [line, column] = sources.getLineAndColumn(place);
+    return getLoc(line, column);
+  }
+
   LogicalResult convert(llvm::SourceMgr &sources, yaml::Node *node,
                         Node &result, unsigned depth = 0) {
     if (syntaxError)
       return failure(); // the node may have no place in the file
-    auto [line, column] =
-        sources.getLineAndColumn(node->getSourceRange().Start);
-    result.loc = getLoc(line, column);
+    result.loc = getLoc(sources, ::fsdp::startOf(*node));
+    if (!::fsdp::anchorOf(*node).empty())
+      return emitError(result.loc) << ::fsdp::kNoAnchors;
     if (isa<yaml::NullNode>(node))
       return success();
     if (auto *scalar = dyn_cast<yaml::ScalarNode>(node)) {
@@ -94,12 +111,11 @@ private:
       }
       return success(!syntaxError);
     }
-    return emitError(result.loc)
-           << "anchors and block scalars are not allowed here";
+    return emitError(result.loc) << "expected no block scalar";
   }
 
   MLIRContext *context;
-  StringRef path;
+  std::string path;
   bool syntaxError = false;
 };
 } // namespace

@@ -2,6 +2,7 @@
 #include "YamlReader.h"
 
 #include "fsdp/Support/Nearest.h"
+#include "fsdp/Support/YamlNodes.h"
 #include "fsdp/Support/YamlText.h"
 
 #include "llvm/ADT/STLExtras.h"
@@ -9,7 +10,6 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringSet.h"
 #include "llvm/Support/SourceMgr.h"
-#include "llvm/Support/YAMLParser.h"
 
 #include <cmath>
 
@@ -54,10 +54,18 @@ public:
 
   YamlNode run() {
     YamlNode root;
-    if (auto document = stream.begin(); document != stream.end())
-      if (yaml::Node *node = document->getRoot())
-        root = convert(node);
+    auto document = stream.begin();
+    yaml::Node *node = document->getRoot();
+    if (node)
+      root = convert(node);
+    std::optional<SMLoc> next = findNextDocument(stream, document);
     check();
+    if (!node)
+      reader.error(where, "expected YAML");
+    if (next) {
+      std::tie(where.line, where.column) = sources.getLineAndColumn(*next);
+      reader.error(where, kOneDocument);
+    }
     return root;
   }
 
@@ -73,7 +81,9 @@ private:
     check();
     YamlNode result;
     std::tie(result.line, result.column) =
-        sources.getLineAndColumn(node->getSourceRange().Start);
+        sources.getLineAndColumn(startOf(*node));
+    if (!anchorOf(*node).empty())
+      reader.error(result, kNoAnchors);
     if (isa<yaml::NullNode>(node))
       return result;
     if (auto *scalar = dyn_cast<yaml::ScalarNode>(node)) {

@@ -86,6 +86,23 @@ TEST(DeviceModel, NamesWhatIsWrong) {
             "device.yaml:1:1: expected a mapping for a devic");
 }
 
+TEST(DeviceModel, TakesAllOfOneDocument) {
+  std::string more = "expected one YAML document, got more behind its end";
+  EXPECT_EQ(errorOf(std::string(kDevice) + "---\nname: again\n"),
+            "device.yaml:9:1: " + more);
+  EXPECT_EQ(clusterError("{device: h100}\nranks: 8\n"),
+            "cluster.yaml:2:1: " + more);
+  EXPECT_EQ(errorOf("%FOO\n---\n" + std::string(kDevice)),
+            "device.yaml:1:1: expected no directive but %YAML and %TAG");
+  EXPECT_EQ(clusterError("device: h100\noverride:\n\tname: x\n"),
+            "cluster.yaml:3:1: expected spaces as indentation, got a tab");
+  EXPECT_EQ(clusterError("device: &a h100\nranks: *a\n"),
+            "cluster.yaml:1:9: expected a value without anchor and alias");
+  EXPECT_EQ(clusterError("device: h100\noverride: {name: *a}\n"),
+            "cluster.yaml:2:18: expected a value without anchor and alias");
+  EXPECT_EQ(errorOf("---\n" + std::string(kDevice) + "...\n# the end\n"), "");
+}
+
 TEST(DeviceModel, UnknownDeviceNamesTheNearest) {
   try {
     loadDevice("h10");

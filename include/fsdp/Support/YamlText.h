@@ -19,8 +19,9 @@ struct TextDefect {
 };
 
 /// The first byte of the text that is not allowed: one that is not UTF-8, a
-/// control character other than tab and line break, or the start of a flow
-/// collection that is nested deeper than kMaxYamlDepth.
+/// control character other than tab and line break, a tab that indents, a
+/// directive that YAML does not define, or the start of a flow collection that
+/// is nested deeper than kMaxYamlDepth.
 std::optional<TextDefect> findDefect(std::string_view yaml);
 
 } // namespace fsdp
