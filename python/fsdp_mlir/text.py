@@ -21,8 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsdp_mlir.support.files import save_tensors
+from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.files import check_output, save_tensors
 
+_MOST_TOKENS = 1 << 27  # of a file: 1 GiB of inputs, and as much of targets
+_MOST_IDS = 1 << 24  # more than any vocabulary has
 _WORDS = re.compile(rb"\w+|\s+|[^\w\s]")
 
 
@@ -55,7 +58,7 @@ def batches(seq: int, samples: int, vocab: int, shift: int = 1) -> tuple[Tensor,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the batches as safetensors."""
+    """Writes the batches as safetensors; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m fsdp_mlir.text",
         description="Write token batches of the text of Python's pydoc topics.",
@@ -80,11 +83,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = options.names.split(",")
     if len(names) != 2 or not all(names) or names[0] == names[1]:
         parser.error(f"--names: expected two names, got '{options.names}'")
-    for name in ("seq", "samples", "vocab"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name}: expected at least 1, got {getattr(options, name)}")
-    tensors = batches(options.seq, options.samples, options.vocab, options.shift)
-    save_tensors(options.output, dict(zip(names, tensors, strict=True)))
+    bounds = {
+        "seq": (1, _MOST_TOKENS),
+        "samples": (1, _MOST_TOKENS // max(options.seq, 1)),
+        "vocab": (1, _MOST_IDS),
+        "shift": (0, options.seq),
+    }
+    for name, (least, most) in bounds.items():
+        if not least <= (got := getattr(options, name)) <= most:
+            parser.error(f"--{name}: expected at least {least} and at most {most}, got {got}")
+    try:
+        check_output(options.output)
+        tensors = batches(options.seq, options.samples, options.vocab, options.shift)
+        save_tensors(options.output, dict(zip(names, tensors, strict=True)))
+    except (CaptureError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
     print(f"{options.output}: {options.samples} samples of {options.seq} tokens, {names}")
     return 0
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fsdp_mlir.support.files import replacing
+from fsdp_mlir.support.files import check_output, replacing
 
 # Megatron-LM's codes of dtypes, core/datasets/indexed_dataset.py.
 _CODES = {"uint16": 8, "int32": 4}
@@ -156,7 +156,7 @@ def write(
 
 
 def _beside(prefix: Path, suffix: str) -> Path:
-    return prefix.with_name(prefix.name + suffix)
+    return prefix.parent / (prefix.name + suffix)
 
 
 def _require_tokens(lengths: Sequence[int]) -> None:
@@ -220,7 +220,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PREFIX")
     options = parser.parse_args(argv)
     flat = options.format == "flat"
+    suffixes = ("",) if flat else (".idx", ".bin")
     try:
+        for suffix in suffixes:
+            check_output(_beside(options.output, suffix), (*options.inputs, options.tokenizer))
         texts = (text for path in options.inputs for text in documents(path, options.column))
         tokenizer = load_tokenizer(options.tokenizer)
         written = write(texts, tokenizer, options.output, flat=flat, end_token=options.end_token)

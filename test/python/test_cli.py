@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from fsdp_mlir import text
+from fsdp_mlir import text, tokens
 from fsdp_mlir.capture import cli
 from fsdp_mlir.models.llama import llama_debug
 from fsdp_mlir.support.errors import CaptureError
@@ -20,7 +22,7 @@ INPUTS = ["--inputs", "tokens=int64[2,16]<256", "targets=int64[2,16]<256"]
 
 
 def test_capture_command(tmp_path: Path) -> None:
-    path = tmp_path / "sub" / "model.pt"
+    path = tmp_path / "model.pt"
     command = [sys.executable, "-m", "fsdp_mlir.capture", *LLAMA, "--kwargs", '{"seed": 5}']
     result = subprocess.run(
         [*command, *INPUTS, "-o", str(path)], capture_output=True, text=True, check=False
@@ -70,6 +72,11 @@ def test_loss_by_name(tmp_path: Path) -> None:
         ([*LLAMA, "--inputs", "tokens=int64[2,16]<256"], "is no loss"),
         ([*LLAMA, *INPUTS, "--loss", "torch:none"], "module 'torch' has no 'none'"),
         ([*LLAMA, *INPUTS, "--config", "none.yaml"], "cannot read 'none.yaml'"),
+        ([*LLAMA, *INPUTS, "--config", "/dev/zero"], "cannot read '/dev/zero': expected at most"),
+        (
+            [*LLAMA, *INPUTS, "--kwargs", '{"dim": 64, "dim": 32}'],
+            "--kwargs: key 'dim' is given twice",
+        ),
     ],
 )
 def test_errors_are_one_line(
@@ -79,6 +86,102 @@ def test_errors_are_one_line(
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["capture", "text", "tokens"])
+@pytest.mark.parametrize("taken", ["folder", "pipe", "no folder"])
+def test_outputs_are_files(
+    command: str, taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is read or written: a device or a folder is not replaced, none is made."""
+    output = tmp_path / "model.pt"
+    if taken == "folder":
+        output.mkdir()
+        got = "expected a regular file, got a folder"
+    elif taken == "pipe":
+        os.mkfifo(output)
+        got = "expected a regular file, got a pipe or a device"
+    else:
+        output = tmp_path / "none" / "model.pt"
+        got = f"no folder '{output.parent}'"
+    before = list(tmp_path.iterdir())
+    options = ["-o", str(output)]
+    if command == "capture":
+        assert cli.main([*LLAMA, *INPUTS, *options]) == 1
+    elif command == "text":
+        assert text.main(options) == 2
+    else:
+        flat = ["none.txt", "--tokenizer", "none.json", "--format", "flat"]
+        assert tokens.main([*flat, *options]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"error: {output}: cannot be written: {got}\n") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["fsdp.yaml", "link.yaml", "fsdp.pt"])
+def test_an_output_is_no_input(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under whatever name; nor are the weights beside it."""
+    config = tmp_path / ("fsdp.safetensors" if name == "fsdp.pt" else "fsdp.yaml")
+    config.write_text("units: auto\n")
+    (tmp_path / "link.yaml").symlink_to(config)
+    options = ["--config", str(config), "-o", str(tmp_path / name)]
+    assert cli.main([*LLAMA, *INPUTS, *options]) == 1
+    assert f"cannot be written: it is the input '{config}'" in capsys.readouterr().err
+    assert config.read_text() == "units: auto\n"
+
+
+def test_weights_are_not_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.safetensors"
+    assert cli.main([*LLAMA, *INPUTS, "-o", str(path)]) == 1
+    assert f"'{path}': expected another suffix" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "store" / "b.safetensors")
+    for _ in range(2):
+        assert text.main(["--seq", "8", "--samples", "1", "-o", str(tmp_path / "link")]) == 0
+        (tmp_path / "store" / "b.safetensors").touch()
+    assert load_file(tmp_path / "link")["tokens"].shape == (1, 8)
+
+
+def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "b.safetensors"
+    command = [sys.executable, "-m", "fsdp_mlir.text", "-o", str(path)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert f"{path}: cannot be written: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "bounds"),
+    [
+        ("--seq", "1000000000000", "least 1 and at most 134217728"),
+        ("--samples", "0", "least 1 and at most 524288"),
+        ("--samples", "600000", "least 1 and at most 524288"),
+        ("--shift", "-5", "least 0 and at most 256"),
+        ("--shift", "9999999", "least 0 and at most 256"),
+        ("--vocab", "100000000", "least 1 and at most 16777216"),
+    ],
+)
+def test_text_numbers(
+    option: str, value: str, bounds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        text.main([option, value, "-o", str(tmp_path / "b.safetensors")])
+    message = f"error: {option}: expected at {bounds}, got {value}\n"
+    assert capsys.readouterr().err.endswith(message)
     assert list(tmp_path.iterdir()) == []
 
 

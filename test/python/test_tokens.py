@@ -59,6 +59,7 @@ def test_pair(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str
     pyarrow.parquet.write_table(table, tmp_path / "3.parquet")
     inputs = [tmp_path / name for name in ("1.txt", "2.jsonl", "3.parquet")]
     prefix = tmp_path / "new" / "corpus.v1"
+    prefix.parent.mkdir()
     assert make(tokenizer, *inputs, "--end-token", END, "-o", prefix) == 0
     out = capsys.readouterr().out
     assert out == f"14 tokens of 5 documents, uint16; fsdp-run --data {prefix}\n"
@@ -121,6 +122,8 @@ def test_bad_input(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixtur
     table.write_bytes(b"PAR1")
     assert "rows.parquet: " in error(table)
     assert "the tokenizer has no token '</s>'" in error(good, "--end-token", "</s>")
+    assert make(tokenizer, good, "--format", "flat", "-o", good) == 2
+    assert f"it is the input '{good}'" in capsys.readouterr().err and good.read_text() == "a"
     tokenizer.write_text("{}")
     assert "tokenizer.json: no tokenizer" in error(good)
     tokenizer.unlink()

@@ -27,6 +27,8 @@ from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
+from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.files import check_output
 from fsdp_mlir.view.asked import Asked, Factory
 from fsdp_mlir.view.device import Device
 from fsdp_mlir.view.fake_model import FakeModel
@@ -196,7 +198,8 @@ def capture(
     that FSDP shards over, this one among them, in the order of the mesh. The plan is told what the
     other axes are, which its simulation needs (planned_mesh.py).
 
-    Raises CaptureError, and then writes nothing. The model is unchanged in any case.
+    Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
+    replace `config`. The model is unchanged in any case.
     """
     start = time.perf_counter()
     asked = Asked(
@@ -214,6 +217,11 @@ def capture(
         device=Device.of(device, device_arch, torch_version),
         data_ranks=data_ranks,
     )
+    if asked.path.suffix == ".safetensors":
+        raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")
+    inputs = [asked.config] if asked.config else []
+    check_output(asked.path, inputs)
+    check_output(asked.path.with_suffix(".safetensors"), inputs)
     with uncollected(), unlogged():
         view = ModelView.of(asked)
         fake = FakeModel(view)

@@ -75,7 +75,11 @@ def _example(match: re.Match[str], dtype: torch.dtype) -> Tensor:
 
 def _line(error: BaseException) -> str:
     """What an error of others says, in one line of bounded length, without C++'s frames."""
-    text = " ".join(str(error).partition("Exception raised from ")[0].split())
+    return _line_of(str(error).partition("Exception raised from ")[0])
+
+
+def _line_of(said: str) -> str:
+    text = " ".join(said.split())
     return text if len(text) <= _SAID else f"{text[:_SAID]}…"
 
 
@@ -99,12 +103,22 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys are different."""
+    found: dict[str, Any] = {}
+    for key, value in members:
+        if key in found:
+            raise CaptureError(f"--kwargs: key '{_line_of(key)}' is given twice")
+        found[key] = value
+    return found
+
+
 def model_factory(
     name: str, kwargs: str, mesh: DeviceMesh | None = None
 ) -> Callable[[], nn.Module]:
     """The named factory bound to a JSON object's members, and to the mesh if there is one."""
     try:
-        members = json.loads(kwargs)
+        members = json.loads(kwargs, object_pairs_hook=_object)
     except (json.JSONDecodeError, RecursionError) as error:
         raise CaptureError(f"--kwargs is not JSON: {_line(error)}") from error
     if not isinstance(members, dict):

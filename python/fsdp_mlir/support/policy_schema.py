@@ -17,9 +17,11 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.files import read_text
 
 Key = dict[str, Any]
 
+_MOST_BYTES = 16 << 20  # of a file, as kMaxYamlBytes
 _TEXTS = ("pattern", "operator", "path", "name")
 _BOUNDS = {
     "least": ("of at least", lambda x, bound: x >= bound),
@@ -118,7 +120,7 @@ def read(path: Path) -> dict[str, Any]:
     """The keys that capture needs, as plain values; CaptureError for a value that a key cannot
     have."""
     try:
-        root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+        root = yaml.compose(read_text(path, _MOST_BYTES), Loader=yaml.SafeLoader)
     except OSError as error:
         raise CaptureError(f"cannot read '{path}': {(error.strerror or '').lower()}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
