@@ -11,14 +11,17 @@
 #include <CLI/CLI.hpp>
 #include <c10/util/Logging.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 using namespace fsdp::runtime;
 
@@ -137,6 +140,13 @@ void convert(const std::string &from, const std::string &to,
   printLine(to + ": from " + summary(opened));
 }
 
+/// What was printed may still be in memory.
+void finishOutput() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout))
+    throw RunError(std::string("standard output: cannot be written: ") +
+                   std::strerror(errno));
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -174,25 +184,36 @@ int main(int argc, char **argv) {
                          "Hugging Face, with {} for a number");
   converting->add_option("--plan", context.planPath,
                          "the plan of the run, for native checkpoints");
-  converting
-      ->add_option("--seed", context.start.seed,
-                   "with --to native: the seed to continue with, as for "
-                   "fsdp-run --seed")
-      ->capture_default_str()
-      ->check(wholeNumber(0, kMaxSeed));
-  converting
-      ->add_option("--samples", context.start.samples,
-                   "with --to native: samples already taken from the data; by "
-                   "default as many as the plan takes in that many steps")
-      ->check(wholeNumber(0, kMaxCount));
+  auto *seed = converting
+                   ->add_option("--seed", context.start.seed,
+                                "with --to native: the seed to continue with, "
+                                "as for fsdp-run --seed")
+                   ->capture_default_str()
+                   ->check(wholeNumber(0, kMaxSeed));
+  auto *samples =
+      converting
+          ->add_option("--samples", context.start.samples,
+                       "with --to native: samples already taken from the data; "
+                       "by default as many as the plan takes in that many "
+                       "steps")
+          ->check(wholeNumber(0, kMaxCount));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp &help) {
     return app.exit(help);
   } catch (const CLI::ParseError &error) {
-    return report(error, kExitBadInput);
+    if (!app.get_subcommands().empty())
+      return report(error, kExitBadInput);
+    std::vector<std::string> given = app.remaining();
+    return report(InputError("expected show, verify or convert, got " +
+                             (given.empty() ? "none" : "\"" + given[0] + "\"")),
+                  kExitBadInput);
   }
   try {
+    for (const CLI::Option *option : {seed, samples})
+      if (option->count() > 0 && form != "native")
+        throw InputError(option->get_name() + ": expected --to native, got " +
+                         form);
     if (!mapPath.empty())
       context.names.emplace(mapPath);
     if (!context.planPath.empty())
@@ -203,6 +224,7 @@ int main(int argc, char **argv) {
       printLine(from + ": whole: " + summary(openCheckpoint(from, {})));
     else
       convert(from, to, form, context);
+    finishOutput();
   } catch (const InputError &error) {
     return report(error, kExitBadInput);
   } catch (const fsdp::plan::PlanError &error) {

@@ -274,18 +274,18 @@ readStoredZip(const std::string &place, std::span<const std::byte> bytes) {
 
 void writeStoredZip(const std::vector<ZipRecord> &records,
                     const std::function<void(std::string_view)> &write) {
-  // PyTorch's writer cannot handle exceptions from what it calls.
+  // PyTorch's writer cannot handle exceptions from what it calls, and where it
+  // is told of a failure, its destructor tries to write the end, fails again
+  // and throws: it is not told.
   std::exception_ptr failure;
   auto forward = [&](const void *data, size_t size) -> size_t {
-    if (failure)
-      return 0;
     try {
-      write({static_cast<const char *>(data), size});
-      return size;
+      if (!failure)
+        write({static_cast<const char *>(data), size});
     } catch (...) {
       failure = std::current_exception();
-      return 0;
     }
+    return size;
   };
   try {
     caffe2::serialize::PyTorchStreamWriter writer(forward);
