@@ -406,7 +406,8 @@ TEST_F(FsdpRun, RefusesRanksOfAnotherJobAtItsPort) {
     EXPECT_EQ(stranger.status, 1);
     EXPECT_THAT(stranger.err,
                 testing::MatchesRegex("fsdp-run: error: rank 1: another job is "
-                                      "at 127.0.0.1:[0-9]+: [^\n]*\n"));
+                                      "at 127.0.0.1:[0-9]+, which differs from "
+                                      "this rank's in --steps\n"));
     for (const ToolResult &result : results)
       EXPECT_EQ(result.status, 0) << result.err;
   }
@@ -432,13 +433,71 @@ TEST_F(FsdpRun, RefusesRanksWithOtherData) {
   for (const auto &wrong : {shuffled, others}) {
     ToolResult stranger = runTool(wrong, rankAt(port, 1, 2));
     EXPECT_EQ(stranger.status, 1);
-    EXPECT_THAT(stranger.err, HasSubstr("its plan, data, options or run id "
-                                        "differ from this rank's"));
+    EXPECT_THAT(stranger.err, HasSubstr("differs from this rank's in data\n"));
   }
   results[1] = runTool(moved, rankAt(port, 1, 2));
   first.join();
   for (const ToolResult &result : results)
     EXPECT_EQ(result.status, 0) << result.err;
+}
+
+TEST_F(FsdpRun, RefusesRanksWithOtherWeightsOrSeeds) {
+  writeSample(dir, samplePlan(2));
+  std::string weights = dir / "model.safetensors", copy = dir / "copy";
+  std::filesystem::copy(weights, copy);
+  Tensors changed = sampleWeights();
+  changed["b"][4] += 1;
+  writeTensors(dir / "other", changed);
+  std::vector<std::string> args = {dir / "plan.json", "--weights", weights};
+  auto with = [&](const std::vector<std::string> &more) {
+    std::vector<std::string> all = {dir / "plan.json"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  int port = freePort();
+  std::vector<ToolResult> results(2);
+  std::thread first([&] { results[0] = runTool(args, rankAt(port, 0, 2)); });
+  const std::pair<std::vector<std::string>, const char *> wrong[] = {
+      {with({"--weights", dir / "other"}), "weights"},
+      {with({"--weights", copy, "--seed", "1"}), "data, --seed, --init-seed"},
+      {with({"--weights", copy, "--weights-hash", "xxh3:0"}),
+       "weights, --weights-hash"}};
+  for (const auto &[given, names] : wrong) {
+    ToolResult stranger = runTool(given, rankAt(port, 1, 2));
+    EXPECT_EQ(stranger.status, 1);
+    EXPECT_THAT(stranger.err, HasSubstr("differs from this rank's in " +
+                                        std::string(names) + "\n"));
+  }
+  results[1] = runTool(with({"--weights", copy}), rankAt(port, 1, 2));
+  first.join();
+  for (const ToolResult &result : results)
+    EXPECT_EQ(result.status, 0) << result.err;
+}
+
+// The other host's copy of the plan's weights is another one.
+TEST_F(FsdpRun, EveryFileOfWeightsIsChecked) {
+  plan::Plan plan = samplePlan(2);
+  writeTensors(dir / "model.safetensors", sampleWeights());
+  plan.weights.hash = runtime::SafeTensors(dir / "model.safetensors").hash();
+  writeSample(dir, plan);
+  std::filesystem::create_directory(dir / "host");
+  std::filesystem::copy(dir / "plan.json", dir / "host/plan.json");
+  Tensors changed = sampleWeights();
+  changed["b"][4] += 1;
+  writeTensors(dir / "host/model.safetensors", changed);
+  int port = freePort();
+  std::vector<ToolResult> results(2);
+  std::thread first(
+      [&] { results[0] = runTool({dir / "plan.json"}, rankAt(port, 0, 2)); });
+  results[1] = runTool({dir / "host/plan.json"}, rankAt(port, 1, 2));
+  first.join();
+  EXPECT_EQ(results[0].status, 1);
+  EXPECT_EQ(results[0].err, "");
+  EXPECT_EQ(results[1].status, 2);
+  EXPECT_THAT(results[1].err,
+              testing::MatchesRegex("fsdp-run: error: rank 1: [^\n]*host/"
+                                    "model.safetensors: expected weights with "
+                                    "hash [^\n]*\n"));
 }
 
 // The steps last until the second process is there; it ends them.

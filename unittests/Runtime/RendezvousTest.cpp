@@ -88,7 +88,7 @@ TEST(Rendezvous, RefusesAGroupWithoutTheRank) {
 TEST(Rendezvous, DoesNotWaitForARankThatIsThereTwice) {
   uint16_t port = LocalStore(2).port();
   auto errors = forkRanks(3, [&](int64_t process) {
-    Rendezvous rendezvous({{process == 0 ? 0 : 1, 2, "127.0.0.1", port}}, "",
+    Rendezvous rendezvous({{process == 0 ? 0 : 1, 2, "127.0.0.1", port}}, {},
                           std::chrono::seconds(60));
     if (process == 0)
       rendezvous.exchange("");

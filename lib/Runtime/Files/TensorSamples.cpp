@@ -124,6 +124,7 @@ public:
            (even ? std::to_string(count()) + " samples" : "uneven inputs") +
            ")";
   }
+  std::vector<std::string> paths() const override { return {file->path()}; }
   std::string hash() const override { return tensors->hash(); }
   void checkHash() const override { tensors->checkHash(); }
 

@@ -313,6 +313,13 @@ std::string TokenFile::fingerprint() const {
          " " + data.sampledHash() + (index ? " " + index->sampledHash() : "");
 }
 
+std::vector<std::string> TokenFile::paths() const {
+  std::vector<std::string> paths = {data.path()};
+  if (index)
+    paths.push_back(index->path());
+  return paths;
+}
+
 std::string TokenFile::describe() const {
   std::string text = std::string(plan::dtypeName(type)) + ", " +
                      std::to_string(count) + " tokens";

@@ -114,6 +114,7 @@ public:
     return text + (documents == Documents::Within ? " within " : " cross ") +
            file->fingerprint();
   }
+  std::vector<std::string> paths() const override { return file->paths(); }
   std::string describe() const override {
     std::string text = file->file().path() + " (" + file->describe() + ", " +
                        std::to_string(samples) + " samples of " +

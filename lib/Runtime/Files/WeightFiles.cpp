@@ -2,6 +2,7 @@
 #include "fsdp/Runtime/Files/WeightFiles.h"
 #include "fsdp/Plan/ParseJson.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Files/WatchedFile.h"
 #include "fsdp/Runtime/Memory/Layout.h"
 #include "fsdp/Support/Files.h"
 
@@ -186,6 +187,22 @@ void WeightFiles::read(const plan::Buffer &buffer, at::Tensor to) const {
 void WeightFiles::dropPages() const {
   for (const SafeTensors &file : files)
     file.dropPages();
+}
+
+std::vector<std::string> WeightFiles::paths() const {
+  std::vector<std::string> paths;
+  for (const SafeTensors &file : files)
+    paths.push_back(file.path());
+  if (filePath.ends_with(".json"))
+    paths.push_back(filePath);
+  return paths;
+}
+
+std::string WeightFiles::fingerprint() const {
+  std::string text;
+  for (const std::string &path : paths())
+    text += WatchedFile(path).sampledHash() + "\n";
+  return hashBytes(text);
 }
 
 void WeightFiles::checkHash() const {

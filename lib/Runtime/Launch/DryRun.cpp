@@ -212,6 +212,7 @@ void printOutputs(const RunFiles &files, const RunOptions &options) {
 
 void dryRun(const RunOptions &options, std::optional<int64_t> ranks) {
   RunFiles files(options, /*first=*/true);
+  files.checkHashes(options);
   checkRanks(files, options, ranks);
   printPlan(files.plan, options);
   printSteps(files, options);

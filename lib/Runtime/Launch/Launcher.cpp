@@ -409,6 +409,7 @@ void checkRanks(const RunFiles &files, const RunOptions &options,
 
 RunEnd runForked(const RunOptions &options, std::optional<int64_t> ranks) {
   RunFiles files(options, /*first=*/true);
+  files.checkHashes(options);
   checkRanks(files, options, ranks);
   Ties ties(files, options);
 

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <map>
 #include <regex>
+#include <sstream>
 
 #include <unistd.h>
 
@@ -34,11 +35,33 @@ constexpr char kErrorMark = '!';
 constexpr auto kPatience = std::chrono::seconds(30);
 constexpr auto kPause = std::chrono::milliseconds(100);
 
+/// What a job shows to others: a line with a hash and a name for each part.
+std::string showJob(const JobParts &job) {
+  std::string shown;
+  for (const auto &[name, text] : job)
+    shown += hashBytes("shown " + name + "\n" + text) + " " + name + "\n";
+  return shown;
+}
+
+/// The parts in which two jobs differ, by what they show.
+std::string differences(const std::string &own, const std::string &other) {
+  std::string names;
+  std::istringstream ownLines(own), otherLines(other);
+  for (std::string line, there; std::getline(ownLines, line);) {
+    size_t name = line.find(' ');
+    if (!std::getline(otherLines, there) || there.find(' ') != name ||
+        there.substr(name) != line.substr(name))
+      return "its program";
+    if (line != there)
+      names += (!names.empty() ? ", " : "") + line.substr(name + 1);
+  }
+  return names;
+}
+
 } // namespace
 
 Rendezvous::Rendezvous(std::optional<RankEnvironment> environment,
-                       const std::string &job,
-                       std::chrono::milliseconds timeout)
+                       const JobParts &job, std::chrono::milliseconds timeout)
     : timeout(timeout) {
   if (!environment)
     return;
@@ -112,12 +135,14 @@ std::string Rendezvous::numberedInJob(const std::string &message) const {
   });
 }
 
-void Rendezvous::enter(const std::string &job) {
+void Rendezvous::enter(JobParts job) {
   std::string attempt =
       "fsdp-run/" + variableOr("TORCHELASTIC_RESTART_COUNT", "0") + "/";
-  std::string secret =
-      hashBytes(variableOr("TORCHELASTIC_RUN_ID", "") + "\n" + job);
-  std::string shown = hashBytes("shown " + secret);
+  job.emplace_back("run id", variableOr("TORCHELASTIC_RUN_ID", ""));
+  std::string all;
+  for (const auto &[name, text] : job)
+    all += name + "\n" + text + "\n";
+  std::string secret = hashBytes(all), shown = showJob(job);
   std::string found;
   if (ownRank == 0)
     found = store->compareSet(attempt + "job", "", shown);
@@ -127,9 +152,9 @@ void Rendezvous::enter(const std::string &job) {
     throw RunError("rank 0 has not come to " + place + " in " +
                    std::to_string(timeout.count() / 1000) + " s");
   if (found != shown)
-    throw RunError(
-        "another job is at " + place +
-        ": its plan, data, options or run id differ from this rank's");
+    throw RunError("another job is at " + place +
+                   ", which differs from this rank's in " +
+                   differences(shown, found));
   keys = attempt + secret + "/";
   std::string own = processIdentity(getpid());
   if (store->compareSet(keys + "rank " + std::to_string(ownRank), "", own) ==

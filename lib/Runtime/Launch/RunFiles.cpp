@@ -12,6 +12,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 namespace fsdp::runtime {
 
 namespace {
@@ -82,8 +85,8 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
                 ? !CheckpointFolder(options.checkpointPath).steps().empty()
                 : !options.resume.empty();
   if (!resumes)
-    openWeights(options, first);
-  openData(options, first);
+    openWeights(options);
+  openData(options);
   openEvaluation(options);
   if (!first)
     return;
@@ -91,10 +94,6 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
     std::fprintf(stderr, "fsdp-run: warning: %s\n", other.c_str());
   if (!isGpu(options.device))
     warnOfKernelCode(plan, options.planPath, kernelTarget());
-  for (const auto *source : {&data, &evalData})
-    if (const FileData *read = *source ? (*source)->asFiles() : nullptr)
-      for (const auto &samples : read->sources())
-        samples->checkHash();
   openOutputs(options);
 }
 
@@ -130,7 +129,54 @@ void checkGivenHash(const std::string &path, const std::string &want,
 
 } // namespace
 
-void RunFiles::openData(const RunOptions &options, bool first) {
+void RunFiles::checkHashes(const RunOptions &options) const {
+  const FileData *read = data->asFiles();
+  if (read && !options.dataHash.empty())
+    checkGivenHash(options.data.sources[0], options.dataHash,
+                   read->sources()[0]->hash());
+  if (weights && options.weightsPath.empty()) {
+    std::string got = plan.weights.hash.empty() ? "" : weights->hash();
+    if (got != plan.weights.hash)
+      throw InputError(weights->path() + ": expected weights with hash " +
+                       plan.weights.hash + ", got " + got +
+                       "; the file changed since the model was captured "
+                       "(--weights accepts another file)");
+  } else if (weights) {
+    if (!options.weightsHash.empty())
+      checkGivenHash(options.weightsPath, options.weightsHash, weights->hash());
+    weights->checkHash();
+    if (capturedWeights)
+      capturedWeights->checkHash();
+  }
+  for (const auto *source : {&data, &evalData})
+    if (const FileData *files = *source ? (*source)->asFiles() : nullptr)
+      for (const auto &samples : files->sources())
+        samples->checkHash();
+}
+
+std::string RunFiles::identity() const {
+  std::string text;
+  auto add = [&](const std::vector<std::string> &paths) {
+    for (const std::string &path : paths) {
+      struct stat info{};
+      // One that is gone is nobody else's.
+      text += stat(path.c_str(), &info) == 0
+                  ? std::to_string(info.st_dev) + ":" +
+                        std::to_string(info.st_ino) + " "
+                  : path + " of " + std::to_string(getpid()) + " ";
+    }
+  };
+  for (const auto *read : {&weights, &capturedWeights})
+    if (*read)
+      add((*read)->paths());
+  for (const auto *source : {&data, &evalData})
+    if (const FileData *files = *source ? (*source)->asFiles() : nullptr)
+      for (const auto &samples : files->sources())
+        add(samples->paths());
+  return hashBytes(text);
+}
+
+void RunFiles::openData(const RunOptions &options) {
   const std::vector<std::string> &sources = options.data.sources;
   if (sources.empty()) {
     data = makeSyntheticData(plan, options.seed);
@@ -140,14 +186,11 @@ void RunFiles::openData(const RunOptions &options, bool first) {
     throw InputError("--data-hash: expected one source, got " +
                      std::to_string(sources.size()));
   TrainingData opened = runtime::openData(plan, options.data);
-  if (first && !options.dataHash.empty())
-    checkGivenHash(sources[0], options.dataHash,
-                   opened.training->sources()[0]->hash());
   data = std::move(opened.training);
   evalData = std::move(opened.heldOut);
 }
 
-void RunFiles::openWeights(const RunOptions &options, bool first) {
+void RunFiles::openWeights(const RunOptions &options) {
   std::string captured;
   if (!plan.weights.path.empty())
     captured = (std::filesystem::path(options.planPath).parent_path() /
@@ -165,20 +208,8 @@ void RunFiles::openWeights(const RunOptions &options, bool first) {
   if (!weights)
     return;
   weights->check(plan);
-  if (options.weightsPath.empty()) {
-    if (!first || plan.weights.hash.empty())
-      return;
-    if (std::string got = weights->hash(); got != plan.weights.hash)
-      throw InputError(captured + ": expected weights with hash " +
-                       plan.weights.hash + ", got " + got +
-                       "; the file changed since the model was captured "
-                       "(--weights accepts another file)");
+  if (options.weightsPath.empty())
     return;
-  }
-  if (first && !options.weightsHash.empty())
-    checkGivenHash(options.weightsPath, options.weightsHash, weights->hash());
-  if (first)
-    weights->checkHash();
   for (const plan::Buffer &buffer : plan.buffers) {
     if (weights->has(buffer) || initialises || capturedWeights)
       continue;

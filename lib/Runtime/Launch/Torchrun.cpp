@@ -1,5 +1,6 @@
 //===- Torchrun.cpp - ranks that torchrun started -------------------------===//
 #include "fsdp/Runtime/Collectives/DeviceComm.h"
+#include "fsdp/Runtime/Collectives/ProcessIdentity.h"
 #include "fsdp/Runtime/Collectives/ShmComm.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/AgentWatch.h"
@@ -7,6 +8,7 @@
 #include "fsdp/Runtime/Operators/CallTable.h"
 #include "fsdp/Support/Message.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 
@@ -41,23 +43,67 @@ void watchPlaces(Rendezvous &rendezvous) {
   });
 }
 
-/// What all ranks of a job have in common, but not with the ranks of another
-/// job: the plan, the data, and the options that say which collectives there
-/// are.
-std::string jobOf(const RunFiles &files, const RunOptions &options) {
-  std::string text = hashOfPlan(files.plan);
-  for (int64_t number :
-       {int64_t(options.backend), options.steps, options.evalEvery,
-        options.evalBatches, int64_t(!options.outWeightsPath.empty()),
-        int64_t(!options.profilePath.empty()),
-        int64_t(!options.tracePath.empty()), int64_t(options.haltsOnNotFinite),
-        int64_t(!options.checkpointPath.empty()), options.checkpointEvery,
-        int64_t(options.checkpointAsync), int64_t(!options.resume.empty()),
-        int64_t(options.resume == "auto")})
-    text += " " + std::to_string(number);
-  for (const auto *data : {&files.data, &files.evalData})
-    text += " " + (*data ? (*data)->fingerprint() : "none");
-  return text;
+/// The plan, the weights, the data, and the options that say which collectives
+/// there are or which numbers are drawn.
+JobParts jobOf(const RunFiles &files, const RunOptions &options) {
+  auto fingerprint = [](const auto &files) {
+    return files ? files->fingerprint() : "none";
+  };
+  // checkHashes compares the files themselves with what they must be.
+  const std::string &expected = options.weightsPath.empty()
+                                    ? files.plan.weights.hash
+                                    : options.weightsHash;
+  JobParts parts = {
+      {"plan", hashOfPlan(files.plan)},
+      {"weights", expected.empty() ? fingerprint(files.weights) : expected},
+      {"weights of the capture", fingerprint(files.capturedWeights)},
+      {"data", fingerprint(files.data)},
+      {"data of evaluations", fingerprint(files.evalData)},
+      {"--weights-hash", options.weightsHash},
+      {"--data-hash", options.dataHash}};
+  auto add = [&](const char *name, auto number) {
+    parts.emplace_back(name, std::to_string(number));
+  };
+  add("--seed", options.seed);
+  add("--init-seed", options.initSeed.value_or(options.seed));
+  add("--comm", int64_t(options.backend));
+  add("--steps", options.steps);
+  add("--eval-every", options.evalEvery);
+  add("--eval-batches", options.evalBatches);
+  add("--save-weights", !options.outWeightsPath.empty());
+  add("--profile", !options.profilePath.empty());
+  add("--trace", !options.tracePath.empty());
+  add("--halt-on-nonfinite", options.haltsOnNotFinite);
+  add("--checkpoint", !options.checkpointPath.empty());
+  add("--checkpoint-every", options.checkpointEvery);
+  add("--checkpoint-async", options.checkpointAsync);
+  add("whether a checkpoint is found", files.resumes);
+  add("--resume",
+      int64_t(!options.resume.empty()) + int64_t(options.resume == "auto"));
+  return parts;
+}
+
+/// Of the ranks that read the same files, the first compares their hashes. What
+/// one of them finds ends all.
+void checkHashes(const RunFiles &files, const RunOptions &options,
+                 Rendezvous &rendezvous) {
+  std::vector<std::string> readers =
+      rendezvous.exchange(hostIdentity() + " " + files.identity());
+  auto own = size_t(rendezvous.rank());
+  auto first = std::find(readers.begin(), readers.end(), readers[own]);
+  std::string error;
+  try {
+    if (first == readers.begin() + int64_t(own))
+      files.checkHashes(options);
+  } catch (const InputError &found) {
+    error = found.what();
+  }
+  std::vector<std::string> errors = rendezvous.exchange(error);
+  if (!error.empty())
+    throw InputError(error);
+  for (const std::string &other : errors)
+    if (!other.empty())
+      throw AbortedError(other);
 }
 
 std::shared_ptr<Patience> makePatience(const RunFiles &files,
@@ -167,6 +213,7 @@ RunEnd runUnderTorchrun(const RunOptions &options,
   watch.awaitMeeting(meeting);
   try {
     Rendezvous rendezvous(environment, jobOf(files, options), meeting);
+    checkHashes(files, options, rendezvous);
     if (options.backend == Backend::Shm)
       return runOnOneHost(files, options, rendezvous, watch);
     return runOnHosts(files, options, environment, rendezvous, watch);

@@ -43,6 +43,8 @@ public:
   /// What fingerprint() and describe() of a DataSource say about a source.
   virtual std::string fingerprint() const = 0;
   virtual std::string describe() const = 0;
+  /// The files that are read.
+  virtual std::vector<std::string> paths() const = 0;
   /// The hash of the file; throws InputError if the source has several.
   virtual std::string hash() const = 0;
   /// SafeTensors::checkHash.

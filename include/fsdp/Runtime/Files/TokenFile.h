@@ -33,6 +33,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace fsdp::runtime {
 
@@ -75,6 +76,8 @@ public:
   /// tokens".
   std::string fingerprint() const;
   std::string describe() const;
+  /// Of the tokens and, with Megatron-LM, of their index.
+  std::vector<std::string> paths() const;
 
 private:
   explicit TokenFile(WatchedFile file) : data(std::move(file)) {}

@@ -48,6 +48,10 @@ public:
   void read(const plan::Buffer &buffer, at::Tensor to) const;
   /// Releases this process's pages of the files.
   void dropPages() const;
+  /// The files that are read: all of opened(), and the index.
+  std::vector<std::string> paths() const;
+  /// Distinguishes files by their content (WatchedFile::sampledHash).
+  std::string fingerprint() const;
   /// As SafeTensors::hash; an index has none and gives "".
   std::string hash() const;
   /// SafeTensors::checkHash of every file.

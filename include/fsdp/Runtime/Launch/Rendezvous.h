@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace fsdp::runtime {
@@ -24,22 +25,26 @@ namespace fsdp::runtime {
 /// How long starting ranks wait for each other, unless told otherwise.
 inline constexpr std::chrono::milliseconds kMeeting = std::chrono::minutes(5);
 
+/// What the ranks of a job have in common, but not with those of another job:
+/// names, which messages give, and texts.
+using JobParts = std::vector<std::pair<std::string, std::string>>;
+
 /// Where the ranks of one job meet: torchrun's store, or one that rank 0
 /// serves. Without an environment: a single rank, which needs no store.
 ///
 /// Another job may be at the same port. So ranks belong together only if their
-/// `job` is the same: rank 0 leaves a hash of it in the store, and keys begin
-/// with another hash, which nobody learns from the store. Each rank's place can
-/// be taken once; a second process that comes for it is refused. If it comes
-/// before the ranks have met, or shortly after, all ranks are refused: nobody
-/// can tell which processes belong together.
+/// `job` is the same: rank 0 leaves hashes of its parts in the store, and keys
+/// begin with another hash, which nobody learns from the store. Each rank's
+/// place can be taken once; a second process that comes for it is refused. If
+/// it comes before the ranks have met, or shortly after, all ranks are refused:
+/// nobody can tell which processes belong together.
 class Rendezvous {
 public:
-  /// `job`: what the ranks of this job have in common. Throws RunError if there
-  /// is no store, or only that of another job, if this rank is already there,
-  /// or if others have not come within `timeout`.
+  /// Throws RunError if there is no store, or only that of another job, whose
+  /// parts that differ it names, if this rank is already there, or if others
+  /// have not come within `timeout`.
   explicit Rendezvous(std::optional<RankEnvironment> environment,
-                      const std::string &job = "",
+                      const JobParts &job = {},
                       std::chrono::milliseconds timeout = kMeeting);
   /// Of some of the ranks of `all`, in the order of `members`, which has this
   /// rank. These are numbered from 0 in that order. `all` must have met, and
@@ -85,7 +90,7 @@ public:
   void watchPlaces(std::function<void(const std::string &)> onTwice);
 
 private:
-  void enter(const std::string &job);
+  void enter(JobParts job);
   /// Waits until `end` for the key, and returns whether it is there. Meanwhile
   /// throws as confirm does.
   bool waitFor(const std::string &key,

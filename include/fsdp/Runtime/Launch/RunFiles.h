@@ -91,8 +91,15 @@ std::string hashOfPlan(plan::Plan plan);
 struct RunFiles {
   /// Throws InputError or plan::PlanError. Loads the libraries of operators,
   /// which forked ranks then inherit. One process of a run is its `first`: it
-  /// compares hashes, which reads whole files, and owns the output files.
+  /// owns the output files.
   RunFiles(const RunOptions &options, bool first);
+
+  /// Compares the weights and the data with the hashes that the plan, the
+  /// options and the files themselves state, which reads whole files. Throws
+  /// InputError.
+  void checkHashes(const RunOptions &options) const;
+  /// Says which files of this host checkHashes() reads.
+  std::string identity() const;
 
   plan::Plan plan;
   /// Set for runs with checkpoints: the hash of the plan as it was read.
@@ -117,8 +124,8 @@ struct RunFiles {
   int64_t evalBatches = 1;
 
 private:
-  void openWeights(const RunOptions &options, bool first);
-  void openData(const RunOptions &options, bool first);
+  void openWeights(const RunOptions &options);
+  void openData(const RunOptions &options);
   void openEvaluation(const RunOptions &options);
   void openOutputs(const RunOptions &options);
 };
