@@ -83,11 +83,19 @@
 // DIVISION-NEXT: fsdp.unit_pattern "d"{{$}}
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/divisor.yaml 2>&1 | FileCheck %s --check-prefix=DIVISOR
-// DIVISOR: divisor.yaml:1:25: error: expected a number above 0 or null for "gradient_divide_factor", got: "-1"
+// DIVISOR: divisor.yaml:1:25: error: expected a number of at least 1e-27 and at most 1e+27 or null for "gradient_divide_factor", got: "-1"
 // RUN: not fsdp-opt %t/model.mlir --config %t/unit-divisor.yaml 2>&1 | FileCheck %s --check-prefix=UNIT-DIVISOR
-// UNIT-DIVISOR: unit-divisor.yaml:2:49: error: expected a number above 0 or null for "gradient_divide_factor", got: "0"
+// UNIT-DIVISOR: unit-divisor.yaml:2:49: error: expected a number of at least 1e-27 and at most 1e+27 or null for "gradient_divide_factor", got: "0"
 // RUN: not fsdp-opt %t/model.mlir --config %t/word-divisor.yaml 2>&1 | FileCheck %s --check-prefix=WORD-DIVISOR
-// WORD-DIVISOR: word-divisor.yaml:1:44: error: expected a number above 0 or null for "gradient_divide_factor", got: "ranks"
+// WORD-DIVISOR: word-divisor.yaml:1:44: error: expected a number of at least 1e-27 and at most 1e+27 or null for "gradient_divide_factor", got: "ranks"
+
+// What is computed with in float32 must be a number there.
+// RUN: not fsdp-opt %t/model.mlir --config %t/small-divisor.yaml 2>&1 | FileCheck %s --check-prefix=SMALL-DIVISOR
+// SMALL-DIVISOR: small-divisor.yaml:1:25: error: expected a number of at least 1e-27 and at most 1e+27 or null for "gradient_divide_factor", got: "1e-320"
+// RUN: not fsdp-opt %t/model.mlir --config %t/scaler-large.yaml 2>&1 | FileCheck %s --check-prefix=SCALER-LARGE
+// SCALER-LARGE: scaler-large.yaml:1:27: error: expected a number of at least 1e-27 and at most 1e+27 for "init_scale", got: "1e300"
+// RUN: not fsdp-opt %t/model.mlir --config %t/large-dampening.yaml 2>&1 | FileCheck %s --check-prefix=LARGE-DAMPENING
+// LARGE-DAMPENING: large-dampening.yaml:1:35: error: expected a number of at least -1e+27 and at most 1e+27 for "dampening", got: "-1e300"
 
 // RUN: fsdp-opt %t/model.mlir --config %t/scaler.yaml --level captured | FileCheck %s --check-prefix=SCALER
 // SCALER: fsdp.grad_scaler {backoff_factor = 5.000000e-01 : f64, growth_factor = 4.000000e+00 : f64, growth_interval = 100 : i64, init_scale = 6.553600e+04 : f64}
@@ -153,10 +161,10 @@
 // TWICE: twice.yaml:2:1: error: key "mesh" is given twice
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/type.yaml 2>&1 | FileCheck %s --check-prefix=TYPE
-// TYPE: type.yaml:1:17: error: expected a number of at least 0 for "lr", got: "fast"
+// TYPE: type.yaml:1:17: error: expected a number of at least 0 and at most 1e+27 for "lr", got: "fast"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/range.yaml 2>&1 | FileCheck %s --check-prefix=RANGE
-// RANGE: range.yaml:1:17: error: expected a number of at least 0 for "lr", got: "-1.0"
+// RANGE: range.yaml:1:17: error: expected a number of at least 0 and at most 1e+27 for "lr", got: "-1.0"
 
 // RUN: not fsdp-opt %t/model.mlir --config %t/mesh.yaml --world-size 4 2>&1 | FileCheck %s --check-prefix=MESH
 // MESH: mesh.yaml:1:8: error: the mesh has 3 ranks, expected the world size 4
@@ -378,6 +386,15 @@ units:
 
 //--- divisor.yaml
 gradient_divide_factor: -1
+
+//--- small-divisor.yaml
+gradient_divide_factor: 1e-320
+
+//--- scaler-large.yaml
+grad_scaler: {init_scale: 1e300}
+
+//--- large-dampening.yaml
+optimizer: {name: sgd, dampening: -1e300}
 
 //--- unit-divisor.yaml
 units:
