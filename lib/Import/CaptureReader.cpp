@@ -193,7 +193,8 @@ private:
     for (const json &entry : document.at("params"))
       capture.params.push_back({entry.at("name"), entry.at("aliases"),
                                 readSpec(entry), entry.at("requires_grad"),
-                                readDType(entry.at("compute_dtype"))});
+                                readDType(entry.at("compute_dtype")),
+                                entry.at("position")});
     readPrecision(document.at("mixed_precision"));
     document.at("units").get_to(capture.units);
     for (const auto &[module, input] : document.at("entries").items())

@@ -124,6 +124,10 @@ private:
 
   void importDeclarations() {
     llvm::DenseMap<size_t, TypeAttr> gradDtypes = getGradDtypes();
+    bool isInOrder =
+        llvm::is_sorted(capture.params, [](const auto &a, const auto &b) {
+          return a.position < b.position;
+        });
     for (auto [index, param] : llvm::enumerate(capture.params)) {
       ArrayAttr aliases;
       if (!param.aliases.empty()) {
@@ -138,7 +142,9 @@ private:
                       param.computeDtype == param.spec.dtype
                           ? TypeAttr()
                           : TypeAttr::get(getElementType(param.computeDtype)),
-                      gradDtypes.lookup(index));
+                      gradDtypes.lookup(index),
+                      isInOrder ? IntegerAttr()
+                                : builder.getI64IntegerAttr(param.position));
     }
     for (const plan::Buffer &buffer : capture.buffers)
       BufferOp::create(builder, getLoc(buffer.name, "", -1), buffer.name,

@@ -83,7 +83,8 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     Keyed by its qualified name; a tied parameter lists its other names in
     `aliases`. `frozen` parameters get no gradient; nor do those that an
     `fsdp.no_gradient` of the training step names. `ignored` parameters are
-    whole on every rank, and each rank has its own value.
+    whole on every rank, and each rank has its own value. `position` is the
+    parameter's index among model.parameters(), if the ops have another order.
 
     ```mlir
     fsdp.param @layers.0.wq.weight : tensor<64x64xf32> unit @layers.0 sharding <@world, [{"shard"}, {} ]>
@@ -108,7 +109,8 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
                        UnitAttr:$frozen,
                        UnitAttr:$ignored,
                        OptionalAttr<TypeAttr>:$compute_dtype,
-                       OptionalAttr<TypeAttr>:$grad_dtype);
+                       OptionalAttr<TypeAttr>:$grad_dtype,
+                       OptionalAttr<I64Attr>:$position);
   let assemblyFormat = [{
     $sym_name `:` $type (`unit` $unit^)? (`sharding` $sharding^)? attr-dict
   }];

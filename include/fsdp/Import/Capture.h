@@ -19,6 +19,8 @@ struct CapturedParam {
   bool requiresGrad = true;
   /// What the step computes with.
   plan::DType computeDtype = plan::DType::Float32;
+  /// The index in model.parameters().
+  int64_t position = 0;
 
   plan::TensorSpec computeSpec() const { return {spec.shape, computeDtype}; }
 };

@@ -1,10 +1,8 @@
 //===- InsertClipping.cpp - clip the gradients before the update ----------===//
 //
 // The order of the norms in the all-reduced vector decides the last bits of
-// their norm, so it is that of model.parameters(): named_modules() visits a
-// module before its children, and yields its own parameters there. The module
-// has parameters children first, so a module's parameters are one run that
-// ends with its own.
+// their norm, so it is that of model.parameters(). The module has parameters
+// children first.
 //
 //===----------------------------------------------------------------------===//
 #include "fsdp/Transforms/Passes.h"
@@ -18,31 +16,6 @@ namespace mlir::fsdp {
 
 using namespace mlir;
 using namespace mlir::fsdp;
-
-/// Appends `params`, which all lie in the module whose dotted name has
-/// `prefixSize` characters (the last dot included), in the order of
-/// parameters().
-static void appendPreOrder(ArrayRef<ParamOp> params, size_t prefixSize,
-                           SmallVectorImpl<ParamOp> &order) {
-  auto getChild = [&](ParamOp param) {
-    StringRef rest = param.getSymName().drop_front(prefixSize);
-    return rest.contains('.') ? rest.take_until([](char c) { return c == '.'; })
-                              : StringRef();
-  };
-  for (ParamOp param : params)
-    if (getChild(param).empty())
-      order.push_back(param);
-  for (size_t begin = 0; begin < params.size();) {
-    StringRef child = getChild(params[begin]);
-    size_t end = begin + 1;
-    while (end < params.size() && getChild(params[end]) == child)
-      ++end;
-    if (!child.empty())
-      appendPreOrder(params.slice(begin, end - begin),
-                     prefixSize + child.size() + 1, order);
-    begin = end;
-  }
-}
 
 namespace {
 struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
@@ -62,8 +35,10 @@ struct InsertClipping : mlir::fsdp::impl::InsertClippingBase<InsertClipping> {
             << param.getSymNameAttr();
         return signalPassFailure();
       }
-    SmallVector<ParamOp> order;
-    appendPreOrder(llvm::to_vector(module.getOps<ParamOp>()), 0, order);
+    auto order = llvm::to_vector(module.getOps<ParamOp>());
+    llvm::stable_sort(order, [](ParamOp a, ParamOp b) {
+      return a.getPosition().value_or(0) < b.getPosition().value_or(0);
+    });
     StepGradients shards(program, order, isShard);
     if (shards.empty()) {
       policy.emitOpError("expected the program to have gradient shards, "

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from fsdp_mlir.archive import torchscript
 from fsdp_mlir.check.proof import Checked
+from fsdp_mlir.modules import weights
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.record import collectives
 from fsdp_mlir.record.graph import Node, TensorType
@@ -110,15 +111,15 @@ def write(contents: Contents) -> Written:
     data = {name: tensor for name, tensor in named if id(tensor) not in outputs}
     if save_weights:
         data = {state.name: state.tensor for state in (*view.params, *view.buffers)} | data
-    weights_path = None
+    data_path = None
     if data and not any(tensor.is_meta for tensor in data.values()):
-        weights_path = path.with_suffix(".safetensors")
-        file_hash = save_tensors(weights_path, data)
+        data_path = path.with_suffix(".safetensors")
+        file_hash = save_tensors(data_path, data)
         if save_weights:
-            record["weights"] = {"path": weights_path.name, "hash": file_hash}
+            record["weights"] = {"path": data_path.name, "hash": file_hash}
     runnable = graph if torchscript.is_runnable(trace.nodes) else None
     torchscript.save_archive(path, runnable, irs, record)
-    return Written(contents, path, weights_path, path.stat().st_size)
+    return Written(contents, path, data_path, path.stat().st_size)
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -169,6 +170,7 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
     """capture.json, except `files`, and without weights, init and evaluation."""
     view, trace = recording.view, recording.trace
     model, units = view.model, view.units
+    positions = weights.positions(model)
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
@@ -193,6 +195,7 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
                 **_laid_out(param.tensor),
                 "compute_dtype": _dtype(view.computed(param)),
                 "requires_grad": param.tensor.requires_grad,
+                "position": positions[param.name],
             }
             for param in view.params
         ],

@@ -27,15 +27,29 @@ class State:
     spec: DTensorSpec | None = None  # of the DTensor whose local part `tensor` is
 
 
+def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
+    """Every path to every module. Unlike get_submodule, this finds one whose name is that of an
+    attribute of the class."""
+    return dict(model.named_modules(remove_duplicate=False))
+
+
 def slots(model: nn.Module, states: Iterable[State]) -> dict[str, str]:
     """A name for each attribute of a module that holds one of `states`, and the state's first name.
     The attributes of a module that is in the model under several paths are given once."""
     found: dict[tuple[int, str], tuple[str, str]] = {}
+    modules = modules_by_path(model)
     for state in states:
         for name in (state.name, *state.aliases):
             path, _, attribute = name.rpartition(".")
-            found.setdefault((id(model.get_submodule(path)), attribute), (name, state.name))
+            found.setdefault((id(modules[path]), attribute), (name, state.name))
     return dict(found.values())
+
+
+def positions(model: nn.Module) -> dict[str, int]:
+    """For every name of a parameter, its index in model.parameters()."""
+    index = {id(param): index for index, param in enumerate(model.parameters())}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: index[id(param)] for name, param in named}
 
 
 Members = Callable[[nn.Module], Iterable[tuple[str, Tensor | None]]]

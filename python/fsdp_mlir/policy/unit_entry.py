@@ -24,6 +24,7 @@ from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_g
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_mlir.modules.sharding import class_name
+from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.support.errors import CaptureError
 
 # A differentiable value: the node that made it, and which of its results it is.
@@ -153,8 +154,9 @@ class Entries:
 
     def attach(self) -> Iterator[Any]:
         """Registers the hooks, before all others that run before a forward; yields handles."""
+        by_path = modules_by_path(self._model)
         for names in self.units:
-            modules = [self._model.get_submodule(name) for name in names]
+            modules = [by_path[name] for name in names]
             unit = _Unit(modules, partial(self._keep_gradients, names[0]))
             for module in unit.modules:
                 yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)

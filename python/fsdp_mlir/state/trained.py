@@ -238,10 +238,10 @@ class Bound:
         """Finds the plan's parameters and buffers by the names that they have in the model now."""
         self._order = Order(model, self._session)
         # Where the model holds the plan's buffers; the others are constants.
-        slots = {}
+        slots, modules = {}, weights.modules_by_path(model)
         for state in weights.buffers(model):
             path, _, attribute = state.name.rpartition(".")
-            slots[state.name] = model.get_submodule(path)._buffers, attribute
+            slots[state.name] = modules[path]._buffers, attribute
         self._slots = [slots.get(name) for name in self._names]
 
     def tensors(

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.modules.left import Slots
 from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
@@ -195,9 +196,10 @@ class TrainingStep(nn.Module):
         slots of `left` take the tensors that the step has left in Python."""
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python)
+        modules = modules_by_path(self.model)
         for slot, tensor in state.items():
             path, _, name = slot.rpartition(".")
-            buffers = self.model.get_submodule(path)._buffers
+            buffers = modules[path]._buffers
             value = buffers.get(name)
             if value is None or value is tensor or isinstance(value, DTensor):
                 continue

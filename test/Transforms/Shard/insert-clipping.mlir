@@ -1,6 +1,7 @@
 // RUN: fsdp-opt --fsdp-insert-clipping --split-input-file %s | FileCheck %s
 
-// A module's own parameter, @a.scale, comes before its child's, @a.in.w.
+// A module's own parameter, @a.scale, comes before its child's, @a.in.w, in
+// model.parameters().
 
 // CHECK-LABEL: fsdp.program @train_step
 // CHECK:         %[[R:.*]]:2 = fsdp.reduce_scatter @u avg [@a.in.w, @a.scale]
@@ -11,8 +12,8 @@
 fsdp.mesh @world <["shard"=2]>
 fsdp.gradient_clipping {max_norm = 0.5, norm_type = 2.0}
 fsdp.unit @u
-fsdp.param @a.in.w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
-fsdp.param @a.scale : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @a.in.w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {position = 1 : i64}
+fsdp.param @a.scale : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {position = 0 : i64}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
   %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
@@ -24,19 +25,19 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
-// Nested modules, in the order of parameters(); a frozen parameter takes no
-// part.
+// A tied parameter has the place of its first name there, which the names of
+// the ops do not tell; a frozen parameter takes no part.
 
-// CHECK: fsdp.clip_grad_norm [@z, @m.own, @m.b.w, @m.a.own, @m.a.deep.w, @n.w]
+// CHECK: fsdp.clip_grad_norm [@z, @m.a.own, @m.own, @m.b.w, @m.a.deep.w, @n.w]
 fsdp.mesh @world <["shard"=2]>
 fsdp.gradient_clipping {max_norm = 0.5, norm_type = 2.0}
-fsdp.param @m.b.w : tensor<4xf32> sharding <@world, [{"shard"}]>
-fsdp.param @m.a.deep.w : tensor<4xf32> sharding <@world, [{"shard"}]>
-fsdp.param @m.a.own : tensor<4xf32> sharding <@world, [{"shard"}]>
-fsdp.param @m.own : tensor<4xf32> sharding <@world, [{"shard"}]>
-fsdp.param @n.w : tensor<4xf32> sharding <@world, [{"shard"}]>
-fsdp.param @n.frozen : tensor<4xf32> sharding <@world, [{"shard"}]> {frozen}
-fsdp.param @z : tensor<4xf32> sharding <@world, [{"shard"}]>
+fsdp.param @m.b.w : tensor<4xf32> sharding <@world, [{"shard"}]> {position = 3 : i64}
+fsdp.param @m.a.deep.w : tensor<4xf32> sharding <@world, [{"shard"}]> {position = 4 : i64}
+fsdp.param @m.a.own : tensor<4xf32> sharding <@world, [{"shard"}]> {aliases = ["m.tied"], position = 1 : i64}
+fsdp.param @m.own : tensor<4xf32> sharding <@world, [{"shard"}]> {position = 2 : i64}
+fsdp.param @n.w : tensor<4xf32> sharding <@world, [{"shard"}]> {position = 5 : i64}
+fsdp.param @n.frozen : tensor<4xf32> sharding <@world, [{"shard"}]> {frozen, position = 6 : i64}
+fsdp.param @z : tensor<4xf32> sharding <@world, [{"shard"}]> {position = 0 : i64}
 fsdp.program @train_step(%loss: tensor<f32>) -> tensor<f32> {
   %s = fsdp.read @z : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
   fsdp.gradients [@m.b.w, @m.a.deep.w, @m.a.own, @m.own, @n.w, @z] %s, %s, %s, %s, %s, %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
