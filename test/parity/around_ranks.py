@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import json
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fsdp_mlir
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -434,6 +436,139 @@ def what_forward_leaves(compiled: bool) -> list[Any]:
     return found
 
 
+class Drawing(Net):
+    """It draws from the generators of the process what its step does not depend on."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def scaled(self, x: Tensor) -> Tensor:
+        self.draw()
+        return x
+
+
+def seeded() -> None:
+    random.seed(3)
+    np.random.seed(3)
+    np.random.permutation(4)
+
+
+def drawn() -> None:
+    random.random()
+    random.uniform(0, 1)
+    np.random.rand(700)
+
+
+def at_random() -> None:
+    while random.random() < 0.5:
+        pass
+
+
+def _drawing(compiled: bool, *draws: Callable[[], Any]) -> list[Any]:
+    found: list[Any] = []
+    for draw in draws:
+        for count in (1, 2):
+            random.seed(dist.get_rank())
+            np.random.seed(dist.get_rank())
+            loop = Loop(Drawing(draw), compiled, count=count)
+            for number in range(3):
+                factor = random.random() + np.random.rand()
+                found += [factor, loop.step(batch(number) * factor)]
+    return found
+
+
+def draws_of_the_process(compiled: bool) -> list[Any]:
+    return _drawing(compiled, seeded, drawn)
+
+
+def draws_that_decide_how_many(compiled: bool) -> list[Any]:
+    return _drawing(compiled, at_random)
+
+
+class Tied(Net):
+    """A parameter of a module and of its child, as BERT's `cls.predictions.bias`."""
+
+    def __init__(self, size: int = 64) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(8, size), nn.Linear(size, size))
+        self.b = nn.Sequential(nn.Linear(size, size), nn.Linear(size, 8))
+        self.b.bias = self.b[0].bias
+
+
+def norms_of_a_tied_parameter(compiled: bool) -> list[Any]:
+    options = {"max_norm": 1.0} if compiled else {}
+    loop, found = Loop(Tied(), compiled, (torch.optim.SGD, {"lr": 0.0}), **options), []
+    for number in range(60):
+        x = batch(number, 8)
+        if loop.compiled is not None:
+            loop.step(x)
+            found.append(loop.compiled.grad_norm)
+        else:
+            loop.backward(x)
+            norm = torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            loop.optimizer.zero_grad()
+            found.append(whole(norm).item())
+    return found
+
+
+def tied_after_fully_shard(compiled: bool) -> list[Any]:
+    found: list[Any] = []
+    for rows in (8, 11):  # which the ranks share evenly, or not
+        model = Net()
+        model.a, model.b = nn.Linear(8, rows), nn.Linear(rows, 8)
+        model.c = nn.Linear(8, rows)
+        fully_shard(model)
+        model.c.weight = model.a.weight
+        model.forward = lambda x, m=model: m.c(m.b(m.a(x).tanh())).square().mean()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = fsdp_mlir.compile(model, optimizer=optimizer) if compiled else None
+        for number in range(3):
+            if step is not None:
+                found.append(step(batch(number)).item())
+            else:
+                loss = model(batch(number))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.item())
+        found += [part(param).double().sum().item() for param in model.parameters()]
+    return found
+
+
+def inputs_with_gaps(compiled: bool) -> list[Any]:
+    loop, wide, found = Loop(Net(), compiled), batch(0, 64).reshape(16, 32), []
+    views = (wide[::2, :8], wide[:, 5:13], wide[:, :1].expand(16, 8), wide[:, :8].contiguous())
+    for view in views:
+        found += [loop.step(view), loop.evaluate(view)]
+    return found + loop.weights()
+
+
+def an_optimizer_of_more(compiled: bool) -> list[Any]:
+    model, scale = fully_shard(nn.Linear(8, 8)), nn.Parameter(torch.ones(()))
+    torch.nn.init.constant_(model.weight, 0.1)
+    torch.nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1, foreach=False)
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) * scale).square().mean()
+
+    found = []
+    step = None
+    if compiled:
+        step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
+    for number in range(3):
+        if step is not None:
+            loss = step(batch(number))
+        else:
+            loss = compute_loss(model, batch(number))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found += [loss.item(), scale.item()]
+    return found
+
+
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     betas_of_a_loaded_state: "",
     other_memory: "",
@@ -449,6 +584,12 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     gradients_that_are_off: "gradients are off around the call",
     after_a_forward_that_raised: "",
     what_forward_leaves: "",
+    draws_of_the_process: "",
+    draws_that_decide_how_many: "draws from Python's generator of random numbers",
+    norms_of_a_tied_parameter: "",
+    tied_after_fully_shard: "was tied after fully_shard",
+    inputs_with_gaps: "is a view with gaps, of shape",
+    an_optimizer_of_more: "requires grad but is no parameter of the model",
 }
 
 

@@ -159,6 +159,24 @@ def test_inputs_are_tensors(tmp_path: Path, value: object) -> None:
         capture(Model(torch.sum), kwargs={"x": value}, path=tmp_path / "model.pt")
 
 
+class Shadowed(nn.Module):
+    inner = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.linear = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).sum()
+
+
+def test_a_module_that_an_attribute_of_the_class_hides(tmp_path: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"'inner' is hidden by an attribute .* of .* 'Shadowed'"
+    ):
+        capture(Shadowed(), kwargs={"x": torch.randn(2, 3)}, path=tmp_path / "model.pt")
+
+
 class Hidden(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -249,6 +249,84 @@ def test_two_plans_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(captures) <= 3
 
 
+class Lazy(Net):
+    """Its first forward makes what later ones use, and sets a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready, self.scale = False, lambda x: x
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            self.make()
+            self.ready = True
+        return super().forward(x)
+
+    def between(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.scale(x)
+        return scaled
+
+    def make(self) -> None:
+        raise NotImplementedError
+
+    def left(self) -> list[Tensor]:
+        """With what it makes once, in eager code."""
+        return [self(X["x"])]
+
+
+class LazyHook(Lazy):
+    def make(self) -> None:
+        self.b.register_forward_hook(lambda module, args, output: output * 2)
+
+
+class LazyPreHook(Lazy):
+    def make(self) -> None:
+        self.a.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+
+
+class LazyFunction(Lazy):
+    def make(self) -> None:
+        self.scale = lambda x: x * 2  # type: ignore[assignment]
+
+
+class LazyModule(Lazy):
+    def make(self) -> None:
+        self.scale = self.act = nn.Tanh()  # type: ignore[assignment]
+
+
+class LazyForward(Lazy):
+    def make(self) -> None:
+        self.a.forward = lambda x: nn.functional.linear(x, self.a.weight) * 2
+
+
+class Hooked(Lazy):
+    """As transformers' models collect hidden states."""
+
+    def make(self) -> None:
+        self.a.register_forward_hook(lambda module, args, output: self.items.append(output))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.items = []
+        loss = super().forward(x)
+        return loss + self.items[0].square().mean()
+
+
+LAZY = [LazyHook, LazyPreHook, LazyFunction, LazyModule, LazyForward, Hooked]
+
+
+@pytest.mark.parametrize("model", LAZY, ids=lambda model: model.__name__)
+@pytest.mark.filterwarnings("error:.*will not call it")
+def test_what_the_first_forward_makes_is_there_later(model: type[Net]) -> None:
+    pair = Twins(model, X, SGD, fallback="error")
+    for number in range(6):
+        pair.batch = {"x": X["x"][: 4 - 2 * (number // 3)]}
+        pair.assert_equal_steps(1)
+        with torch.no_grad():
+            assert_alike(pair)
+        pair.ours.reshard()
+        pair.theirs.reshard()
+
+
 class Growing(Net):
     def between(self, x: Tensor) -> Tensor:
         self.items.append(x.mean().detach())

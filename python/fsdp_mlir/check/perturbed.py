@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 _WORDS = 624  # of MT19937, the generator of Python's random and of numpy.random
+_EXTREMES = 600
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
@@ -41,12 +42,13 @@ def other_surroundings() -> Iterator[None]:
 def extreme_draws(*, high: bool) -> Iterator[None]:
     """Makes Python's and NumPy's uniform numbers the smallest possible, or the largest.
 
-    A branch that compares one of them with a probability then goes both ways. An MT19937 state of
-    all zeros stays zero; one whose words are tempered to all ones gives 624 of these.
+    A branch that compares one of them with a probability then goes both ways. After the first 600
+    words others follow: a loop may wait for another number.
     """
-    word, position = (_untempered(0xFFFFFFFF), 0) if high else (0, _WORDS)
-    random.setstate((3, (word,) * _WORDS + (position,), None))
-    np.random.set_state(("MT19937", np.full(_WORDS, word, dtype=np.uint32), position))
+    words = [_untempered(0xFFFFFFFF) if high else 0] * _EXTREMES
+    words += np.random.RandomState(0x5EED).randint(1 << 31, size=_WORDS - _EXTREMES).tolist()
+    random.setstate((3, (*words, 0), None))
+    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), 0))
     yield
 
 

@@ -21,7 +21,7 @@ from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
 from fsdp_mlir.modules.left import Left, tensors_of
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
-from fsdp_mlir.record.generators import untouched_generators
+from fsdp_mlir.record.generators import Drawn, noted_draws, untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
 from fsdp_mlir.support.errors import CaptureError, located, short_path, source_of
@@ -36,7 +36,8 @@ CHECKED_BYTES = 256 << 20
 class Checked:
     """A recording that is known to be what the model does, and whether it was run beside eager
     PyTorch. `left` puts in place what a step leaves in Python. `unsettled`: the recorded step is
-    another one once it has run, though with the same bits."""
+    another one once it has run, though with the same bits, or leaves once what `left` cannot put in
+    place, such as a hook."""
 
     recording: Recording
     beside_eager: bool
@@ -52,7 +53,7 @@ def check(recorded: Recorded) -> Checked:
     changed = before.changes(first)
     try:
         with untouched_generators():
-            _check_again(recorded)
+            draws = _check_again(recorded)
             first.restore()
             cached = bool(changed) and _depends_on_state(recording)
             second = PythonState.of(view.model, view.step.loss)
@@ -88,6 +89,8 @@ def check(recorded: Recorded) -> Checked:
         )
     after = recording.trained or first
     left = before.left(after, kept) if changed else []
+    if view.asked.outputs is not None:
+        left += recorded.drawn.left(draws)
     put = tensors_of(left)
     made = first.made_since(before) if not cached else []
     if lost := [path for path in made if id(first.tensors()[path]) not in put]:
@@ -96,7 +99,8 @@ def check(recorded: Recorded) -> Checked:
             "does not set it",
             stacklevel=3,
         )
-    return Checked(recording, checked, left, cached)
+    unsettled = cached or bool(changed and _kept_once(view, before, after, second, left))
+    return Checked(recording, checked, left, unsettled)
 
 
 def _communicates(recording: Recording) -> bool:
@@ -104,18 +108,22 @@ def _communicates(recording: Recording) -> bool:
     return any(node.func.namespace == collectives.NAMESPACE for node in recording.nodes())
 
 
-def _check_again(recorded: Recorded) -> None:
-    """CaptureError if a second recording, in different surroundings, gives a different graph."""
+def _check_again(recorded: Recorded) -> list[Drawn]:
+    """CaptureError if a second recording, in different surroundings, gives a different graph.
+    Returns what it, and others after it, do to Python's and NumPy's generators."""
     recording = recorded.recording
     surroundings = [other_surroundings()]
     if recorded.drawn:
         surroundings += [extreme_draws(high=False), extreme_draws(high=True)]
+    draws = []
     for surrounding in surroundings:
         with untouched_generators(), surrounding:
             try:
-                again = record_once(FakeModel(recording.view))
+                with noted_draws() as drawn:
+                    again = record_once(FakeModel(recording.view))
             finally:
                 recorded.before.restore()
+        draws.append(drawn)
         difference = _difference(recording, again)
         if difference is not None:
             location, text = difference
@@ -125,6 +133,7 @@ def _check_again(recorded: Recorded) -> None:
                 "and torch and another rank; draw by calls of torch on tensors, and keep what "
                 "differs by rank or by step in an input or a buffer",
             )
+    return draws
 
 
 def _depends_on_state(recording: Recording) -> bool:
@@ -150,6 +159,21 @@ def _check_counters(
                 f"attribute '{path}' changes in each step (from {was[0]} to {was[1]} to {value}), "
                 "which a captured step does not do; keep it in a buffer that is changed in place",
             )
+
+
+def _kept_once(
+    view: ModelView, before: PythonState, after: PythonState, second: PythonState, left: list[Left]
+) -> bool:
+    """Whether a step leaves anything that `left` does not put in place, and that the next step does
+    not make anew."""
+    try:
+        for put in left:
+            put()
+        missed = PythonState.of(view.model, view.step.loss).changes(after)
+    finally:
+        before.restore()
+    kept = (path for path in missed if after.leaves.get(path) == second.leaves.get(path))
+    return any(after.leaves.get(path, ("none", None))[0] != "tensor" for path in kept)
 
 
 def _check_steady(view: ModelView, first: PythonState, second: PythonState) -> None:

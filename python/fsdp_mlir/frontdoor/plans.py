@@ -102,9 +102,9 @@ class Compiled:
         with self.leaving.compared(self.captured.left):
             self.unchanged.renew()
 
-    def leave(self) -> None:
+    def leave(self, microbatches: int) -> None:
         """After a step: puts what its forward leaves in Python in place."""
-        self.leaving.after_step(self.captured.left)
+        self.leaving.after_step(self.captured.left, microbatches)
         if self.captured.left and self._has_run is not self.captured:
             self.renew()
             self._has_run = self.captured
@@ -271,7 +271,8 @@ class Plans:
         self.together(bind, lambda _: "")
 
     def _warn_of_what_is_not_done(self, made: Compiled) -> None:
-        if change := made.unchanged.hook():
+        # What an unsettled step has registered itself is in the plan.
+        if not made.captured.unsettled and (change := made.unchanged.hook()):
             warnings.warn(
                 f"{change}; it does not change the plan, which will not call it", stacklevel=6
             )

@@ -254,7 +254,7 @@ class Step:
             and self._is_current(compiled, training=False)
             and compiled.takes([batch])
         )
-        why = around.entered()
+        why = around.entered() or self._inputs.with_gaps(batch)
         own = _FOR_FSDP2 if why else _READY if ready else _EAGER
         if self._agreed(key, own, why) != _READY:
             value = eager.evaluate(self._eager(batch), list(batch.values()))
@@ -418,6 +418,7 @@ class Step:
         key = self._requests.key(kind, microbatches, params)
         compiled = self._cache.get(key)
         why = self._requests.why_eager(kind, len(microbatches), params)
+        why = why or self._inputs.with_gaps(microbatches[0])
         if why or (key not in self._cache and (why := self._inputs.vary(microbatches[0]))):
             own = _FOR_FSDP2
         elif (
@@ -487,7 +488,7 @@ class Step:
 
     def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
         result = self._run(compiled.session.step, [tensors(batch) for batch in microbatches])
-        compiled.leave()
+        compiled.leave(len(microbatches))
         return result
 
     def _run(self, call: Callable[[Any], Any], argument: Any) -> Any:

@@ -253,6 +253,16 @@ def tensors_of(left: Sequence[Left]) -> set[int]:
     return {found for each in places for found in each.copies.inside(each.value)}
 
 
+@dataclass(frozen=True)
+class EachForward:
+    """What a step leaves: a call for each of its microbatches."""
+
+    call: Left
+
+    def __call__(self) -> None:
+        self.call()
+
+
 class Leaving:
     """Leaves in Python what the steps of one plan leave there. `lasts` are those of the model."""
 
@@ -260,10 +270,11 @@ class Leaving:
         self._lasts = lasts
         self._proven: set[frozenset[Any]] = set()
 
-    def after_step(self, left: Sequence[Left]) -> None:
+    def after_step(self, left: Sequence[Left], microbatches: int) -> None:
         """Puts it in place."""
         for put in left:
-            put()
+            for _ in range(microbatches if isinstance(put, EachForward) else 1):
+                put()
         self._lasts.update({each.key: each.last for each in left if isinstance(each, MadePlace)})
 
     def captured(self, left: Sequence[Left]) -> None:

@@ -116,8 +116,22 @@ def escaped(name: str) -> str:
 # ---------------------------------------------------------------------------
 
 
+def _check_ties(model: nn.Module) -> None:
+    """NotImplementedError for a parameter that was tied after fully_shard: FSDP2 gathers it for
+    each of its modules, and reduces a gradient for each."""
+    found: set[int] = set()
+    for group in groups(model):
+        for info in (record._module_info for record in group.fsdp_params):
+            param = info.module._parameters.get(info.param_name)
+            if param is not None and id(param) in found:
+                name = next(name for name, each in model.named_parameters() if each is param)
+                raise NotImplementedError(f"'{name}' was tied after fully_shard; tie it before")
+            found.add(id(param))
+
+
 def config_of(model: nn.Module) -> dict[str, Any]:
     """The policy as keys of fsdp-opt's config, with modules by exact names."""
+    _check_ties(model)
     found = {escaped(name): state for name, state in states(model).items()}
     config: dict[str, Any] = {}
     mesh = mesh_of(model)

@@ -4,38 +4,154 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 
-from fsdp_mlir.support.errors import SourceMap, located
+from fsdp_mlir.modules.left import EachForward
+from fsdp_mlir.support.errors import CaptureError, SourceMap, located
+
+# Words of 32 bits that a step may draw.
+_MOST_WORDS = 1 << 20
+_PERIOD = 624  # words that MT19937 makes at a time
+
+
+class _Python:
+    """Python's generator; its states compare."""
+
+    name = "Python"
+
+    @staticmethod
+    def state() -> Any:
+        return random.getstate()
+
+    @staticmethod
+    def set(state: Any) -> None:
+        random.setstate(state)
+
+    @staticmethod
+    def place(state: Any) -> tuple[int, Any]:
+        """The position among the words that are made at a time, and what is kept besides."""
+        return state[1][-1], state[2]
+
+    @staticmethod
+    def advance(words: int) -> None:
+        for _ in range(words):
+            random.getrandbits(32)
+
+
+class _Numpy:
+    """numpy.random's."""
+
+    name = "NumPy"
+
+    @staticmethod
+    def state() -> Any:
+        state: Any = np.random.get_state()
+        return (state[0], tuple(state[1].tolist()), *state[2:])
+
+    @staticmethod
+    def set(state: Any) -> None:
+        np.random.set_state(state)
+
+    @staticmethod
+    def place(state: Any) -> tuple[int, Any]:
+        return state[2], state[3:]
+
+    @staticmethod
+    def advance(words: int) -> None:
+        np.random.bytes(4 * words)
+
+
+_HOSTS = (_Python, _Numpy)
+
+
+@dataclass
+class Drawn:
+    """The states of Python's and NumPy's generators before a recording, and after it."""
+
+    before: list[Any]
+    after: list[Any] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.after != self.before
+
+    def left(self, others: Sequence[Drawn]) -> list[EachForward]:
+        """What brings the generators from any state to that after a step, as this recording and
+        other ones have it. CaptureError if they draw differently."""
+        found = []
+        for index, host in enumerate(_HOSTS):
+            pairs = [(each.before[index], each.after[index]) for each in (self, *others)]
+            if all(before == after for before, after in pairs):
+                continue
+            words = {_words(host, *pair) for pair in pairs}
+            count, after = next(iter(words)), pairs[0][1]
+            if len(words) == 1 and count is not None:
+                found.append(EachForward(partial(host.advance, count)))
+            elif all(other == after for _, other in pairs):
+                found.append(EachForward(partial(host.set, after)))
+            else:
+                raise CaptureError(
+                    f"forward draws from {host.name}'s generator of random numbers, as often as "
+                    "what it draws decides, which a captured step does not do; draw before the step"
+                )
+        return found
+
+
+def _words(host: Any, before: Any, after: Any) -> int | None:
+    """How many words are drawn between two states; None if that is not how the second came
+    about."""
+    (begin, kept), (end, kept_after) = host.place(before), host.place(after)
+    if kept != kept_after:
+        return None
+    now = host.state()
+    try:
+        host.set(before)
+        count = (end - begin) % _PERIOD
+        host.advance(count)
+        while count < _MOST_WORDS:
+            if host.state() == after:
+                return count
+            host.advance(_PERIOD)
+            count += _PERIOD
+        return None
+    finally:
+        host.set(now)
+
+
+def _states() -> list[Any]:
+    return [host.state() for host in _HOSTS]
 
 
 @contextmanager
-def untouched_generators() -> Iterator[Callable[[], bool]]:
-    """Restores the generators of Python, NumPy and torch at the end. Yields a function that says
-    whether Python's or NumPy's has been drawn from since."""
-    python, numpy = random.getstate(), np.random.get_state()
+def untouched_generators() -> Iterator[Drawn]:
+    """Restores the generators of Python, NumPy and torch at the end. Yields what the body does to
+    Python's and NumPy's."""
     torch_state = torch.random.default_generator.get_state()
-
-    def drawn() -> bool:
-        now: Any = np.random.get_state()
-        return random.getstate() != python or _key(now) != _key(numpy)
-
+    drawn = Drawn(_states())
     try:
         yield drawn
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        drawn.after = _states()
+        for host, state in zip(_HOSTS, drawn.before, strict=True):
+            host.set(state)
         torch.random.default_generator.set_state(torch_state)
 
 
-def _key(state: Any) -> tuple[bytes, int, int]:
-    return state[1].tobytes(), state[2], state[3]
+@contextmanager
+def noted_draws() -> Iterator[Drawn]:
+    """Yields what the body does to Python's and NumPy's generators."""
+    drawn = Drawn(_states())
+    try:
+        yield drawn
+    finally:
+        drawn.after = _states()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from fsdp_mlir.modules.placed import local, local_gradient, unrecorded
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record.draws import Draws
-from fsdp_mlir.record.generators import refused_seeding, untouched_generators
+from fsdp_mlir.record.generators import Drawn, refused_seeding, untouched_generators
 from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
@@ -57,13 +57,12 @@ class Recording:
 @dataclass(frozen=True)
 class Recorded:
     """The first recording, and its side effects: the Python state of the model, which has been
-    restored, and the one that forward left; whether Python's or NumPy's generator was drawn
-    from."""
+    restored, and the one that forward left; what it did to Python's and NumPy's generators."""
 
     recording: Recording
     before: PythonState
     after: PythonState
-    drawn: bool
+    drawn: Drawn
 
 
 def record(fake: FakeModel) -> Recorded:
@@ -83,7 +82,7 @@ def record(fake: FakeModel) -> Recorded:
                     "calls; draw tensors that the step uses by calls of torch",
                 )
             after = PythonState.of(view.model, view.step.loss)
-            return Recorded(recording, before, after, drawn())
+            return Recorded(recording, before, after, drawn)
     finally:
         before.restore()
 

@@ -222,10 +222,18 @@ class OptimizerState:
         return [
             {
                 **{key: value for key, value in group.items() if key != "params"},
-                "params": [self._names[id(param)] for param in group["params"]],
+                "params": [self._name(param) for param in group["params"]],
             }
             for group in self._optimizer.param_groups
         ]
+
+    def _name(self, param: Tensor) -> str:
+        if id(param) not in self._names:
+            raise ValueError(
+                f"the optimizer has a parameter of shape {list(param.shape)} that is not the "
+                "model's: its state has no name; save optimizer.state_dict()"
+            )
+        return self._names[id(param)]
 
     def _steps_of(self, given: Mapping[str, Any]) -> int:
         if self._counts and all(STEPS in group for group in given["param_groups"]):

@@ -47,15 +47,14 @@ def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
 
 
 def check_params(optimizer: Optimizer, params: Sequence[State]) -> None:
-    """CompileError for a parameter that is not the model's."""
+    """CompileError if none of its parameters is the model's."""
     own = {id(param.tensor) for param in params}
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if id(param) not in own:
-                raise CompileError(
-                    f"the optimizer has a parameter of shape {list(param.shape)} that is not the "
-                    "model's; make it after fully_shard"
-                )
+    given = [param for group in optimizer.param_groups for param in group["params"]]
+    if not any(id(param) in own for param in given):
+        raise CompileError(
+            f"the optimizer has {len(given)} parameters and none of the model's; make it after "
+            "fully_shard"
+        )
 
 
 def structure(optimizer: Optimizer, positions: Mapping[int, int]) -> tuple[Any, ...]:

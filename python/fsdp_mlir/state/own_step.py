@@ -47,7 +47,7 @@ def _reasons(optimizer: Optimizer, params: Sequence[Tensor]) -> Iterator[str]:
             yield f"'{key}' of some groups only"
     members = {id(param) for group in groups for param in group["params"]}
     if members - {id(param) for param in params}:
-        yield "a parameter that is not the model's any more"
+        yield "a parameter that is not the model's"
     for param in params:
         if param.requires_grad and id(param) not in members:
             yield "a parameter that requires grad and is not in the optimizer"

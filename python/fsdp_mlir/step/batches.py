@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fsdp_mlir.step.nested import form as form_of
 from fsdp_mlir.step.nested import named_leaves, rebuilt
 from fsdp_mlir.step.training_step import ComputeLoss, Loss, required_inputs, signature_of
-from fsdp_mlir.support.layouts import Strides, laid_out
+from fsdp_mlir.support.layouts import Strides, is_dense, laid_out
 
 Batch = dict[str, Any]
 
@@ -80,6 +80,21 @@ class Inputs:
             f"the numbers and strings among the inputs have had more than {_MOST_FORMS} values "
             "for tensors of one form, and each value is another step; give what varies as a tensor"
         )
+
+    def with_gaps(self, batch: Batch) -> str:
+        """Why a batch has no plan: a plan takes dense tensors, on which sums have other bits than
+        on a view with gaps or repeated elements. Empty if there is no such input."""
+        found = (
+            f"input '{path}' is a view with gaps, of shape {list(value.shape)} and strides "
+            f"{list(value.stride())}, on which sums have other bits than on dense data; give its "
+            ".contiguous()"
+            for name, given in batch.items()
+            for path, value in named_leaves(name, given)
+            if isinstance(value, Tensor)
+            and (value.is_floating_point() or value.is_complex())
+            and not is_dense(value.shape, value.stride())
+        )
+        return next(found, "")
 
     def _is_optional(self, name: str) -> bool:
         if self._names is not None and name in self._names[: self.positional]:

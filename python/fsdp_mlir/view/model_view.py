@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules import hooks, weights
 from fsdp_mlir.modules.placed import local, placed
+from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.policy.policy import Units, read_policy
 from fsdp_mlir.step.training_step import TrainingStep, example_inputs, split_constants
 from fsdp_mlir.support.errors import located, source_of
@@ -117,6 +118,14 @@ def _check_modules(model: nn.Module) -> None:
     """CaptureError for modules whose step involves communication between ranks, or whose parameters
     cannot be replaced."""
     for name, module in model.named_modules():
+        for child, held in module.named_children():
+            if getattr(module, child, None) is not held:
+                raise located(
+                    source_of(model),
+                    f"module '{f'{name}.{child}' if name else child}' is hidden by an attribute "
+                    f"'{child}' of the class '{class_name(module)}', so that code cannot call it; "
+                    "rename one of them",
+                )
         if isinstance(module, torch.jit.ScriptModule):
             raise located(
                 source_of(model),
