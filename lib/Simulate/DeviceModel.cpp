@@ -52,7 +52,7 @@ void readPeaks(const YamlReader &reader, const YamlNode &node,
   reader.forEachEntry(node, "\"peak_flops\"", known, {},
                       [&](StringRef key, const YamlNode &value) {
                         peaks[*plan::parseDType(std::string_view(key))] =
-                            reader.number(key, value, Range::Positive);
+                            reader.number(key, value, Range::Rate);
                       });
   if (!peaks.count(plan::DType::Float32))
     reader.error(node, "missing key \"float32\" in \"peak_flops\"");
@@ -64,18 +64,18 @@ void readLink(const YamlReader &reader, StringRef name, const YamlNode &node,
                       {"bandwidth"}, [&](StringRef key, const YamlNode &value) {
                         if (key == "latency")
                           link.latency =
-                              reader.number(key, value, Range::NonNegative);
+                              reader.number(key, value, Range::Seconds);
                         else
                           link.bandwidth =
-                              reader.number(key, value, Range::Positive);
+                              reader.number(key, value, Range::Rate);
                       });
 }
 
 void readDeviceKey(const YamlReader &reader, StringRef key,
                    const YamlNode &value, DeviceModel &device) {
-  auto rate = [&] { return reader.number(key, value, Range::Positive); };
+  auto rate = [&] { return reader.number(key, value, Range::Rate); };
   auto fraction = [&] { return reader.number(key, value, Range::Fraction); };
-  auto seconds = [&] { return reader.number(key, value, Range::NonNegative); };
+  auto seconds = [&] { return reader.number(key, value, Range::Seconds); };
   auto flag = [&] { return reader.boolean(key, value); };
   if (key == "name")
     device.name = reader.string(key, value);
@@ -92,9 +92,9 @@ void readDeviceKey(const YamlReader &reader, StringRef key,
   else if (key == "op_overhead")
     device.opOverhead = seconds();
   else if (key == "memory_capacity")
-    device.memoryCapacity = int64_t(rate());
+    device.memoryCapacity = int64_t(reader.number(key, value, Range::Bytes));
   else if (key == "ranks_per_host")
-    device.ranksPerHost = reader.integer(key, value, 1);
+    device.ranksPerHost = reader.count(key, value);
   else if (key == "collective_latency")
     device.collectiveLatency = seconds();
   else if (key == "within_host")
@@ -104,7 +104,7 @@ void readDeviceKey(const YamlReader &reader, StringRef key,
   else if (key == "host_link")
     readLink(reader, key, value, device.hostLink);
   else if (key == "collective_slowdown")
-    device.collectiveSlowdown = reader.number(key, value, Range::AtLeastOne);
+    device.collectiveSlowdown = reader.number(key, value, Range::Factor);
   else if (key == "shared_memory")
     device.sharedMemory = flag();
   else if (key == "serial_streams")
@@ -122,15 +122,24 @@ std::string readYaml(const std::string &path) {
   return text;
 }
 
-std::string loadRelative(const std::string &name, const std::string &file) {
-  for (const auto &[shipped, text] : shippedDescriptions())
-    if (shipped == name)
-      return name;
-  if (llvm::sys::path::is_absolute(name))
-    return name;
-  llvm::SmallString<128> path(llvm::sys::path::parent_path(file));
-  llvm::sys::path::append(path, name);
-  return llvm::sys::fs::exists(path) ? path.str().str() : name;
+/// A shipped description, or a file, whose path is relative to `folder`.
+DeviceModel loadFrom(StringRef folder, const std::string &nameOrPath) {
+  for (const auto &[name, text] : shippedDescriptions())
+    if (name == nameOrPath)
+      return parseDevice(text, "devices/" + name.str() + ".yaml");
+  llvm::SmallString<128> path;
+  if (!llvm::sys::path::is_absolute(nameOrPath))
+    path = folder;
+  llvm::sys::path::append(path, nameOrPath);
+  StringRef extension = llvm::sys::path::extension(nameOrPath);
+  if (extension == ".yaml" || extension == ".yml" ||
+      llvm::sys::fs::exists(path))
+    return parseDevice(readYaml(path.str().str()), path.str().str());
+  std::vector<std::string> names = shippedDevices();
+  llvm::SmallVector<StringRef> known(names.begin(), names.end());
+  throw SimulateError("unknown device \"" + nameOrPath + "\"" +
+                      nearest(nameOrPath, known) +
+                      " (or the path of a .yaml file)");
 }
 } // namespace
 
@@ -231,18 +240,7 @@ DeviceModel parseDevice(std::string_view yaml, const std::string &path) {
 }
 
 DeviceModel loadDevice(const std::string &nameOrPath) {
-  for (const auto &[name, text] : shippedDescriptions())
-    if (name == nameOrPath)
-      return parseDevice(text, "devices/" + name.str() + ".yaml");
-  StringRef extension = llvm::sys::path::extension(nameOrPath);
-  if (extension == ".yaml" || extension == ".yml" ||
-      llvm::sys::fs::exists(nameOrPath))
-    return parseDevice(readYaml(nameOrPath), nameOrPath);
-  std::vector<std::string> names = shippedDevices();
-  llvm::SmallVector<StringRef> known(names.begin(), names.end());
-  throw SimulateError("unknown device \"" + nameOrPath + "\"" +
-                      nearest(nameOrPath, known) +
-                      " (or the path of a .yaml file)");
+  return loadFrom("", nameOrPath);
 }
 
 std::vector<std::string> shippedDevices() {
@@ -270,14 +268,14 @@ Cluster parseCluster(std::string_view yaml, const std::string &path,
         if (key == "device") {
           std::string name = reader.string(key, value);
           try {
-            device = loadDevice(loadRelative(name, path));
+            device = loadFrom(llvm::sys::path::parent_path(path), name);
           } catch (const SimulateError &failure) {
             if (StringRef(failure.what()).starts_with("unknown device"))
               reader.error(value, failure.what());
             throw;
           }
         } else if (key == "ranks") {
-          int64_t given = reader.integer(key, value, 1);
+          int64_t given = reader.count(key, value);
           if (given != ranks)
             reader.error(value, "expected \"ranks\" to be the plan's world "
                                 "size " +
@@ -295,10 +293,10 @@ Cluster parseCluster(std::string_view yaml, const std::string &path,
                           readDeviceKey(reader, key, value, device);
                         });
   if (perHost)
-    device.ranksPerHost = reader.integer("ranks_per_host", *perHost, 1);
+    device.ranksPerHost = reader.count("ranks_per_host", *perHost);
   Cluster cluster = clusterOf(std::move(device), ranks);
   if (hosts) {
-    int64_t given = reader.integer("hosts", *hosts, 1);
+    int64_t given = reader.count("hosts", *hosts);
     if (given < cluster.hosts)
       reader.error(*hosts, "expected \"hosts\" to be at least " +
                                std::to_string(cluster.hosts) + " for " +

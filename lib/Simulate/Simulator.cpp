@@ -5,6 +5,8 @@
 #include "fsdp/Plan/Operands.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -16,6 +18,8 @@ using namespace plan;
 namespace {
 
 /// Instructions of a step, each as often as it runs: the time of each is kept.
+/// Its nanoseconds are integers in traces.
+constexpr double kMaxSeconds = 1e9;
 constexpr int64_t kMaxRuns = int64_t(1) << 24;
 
 class Player {
@@ -246,7 +250,15 @@ Timeline simulate(const Plan &plan, const StepCost &cost,
         " instructions to simulate, got " + std::to_string(count) +
         " in each of " + std::to_string(plan.accumulationSteps) +
         " microbatches");
-  return Player(plan, cost, device).run();
+  Timeline timeline = Player(plan, cost, device).run();
+  if (!(timeline.seconds <= kMaxSeconds)) {
+    std::array<char, 64> got;
+    std::snprintf(got.data(), got.size(), "%.3g", timeline.seconds);
+    throw SimulateError("expected a step of at most 1e9 seconds, got one of " +
+                        std::string(got.data()) + " on device \"" +
+                        device.name + "\"");
+  }
+  return timeline;
 }
 
 } // namespace fsdp::simulate

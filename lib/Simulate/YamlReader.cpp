@@ -1,6 +1,7 @@
 //===- YamlReader.cpp - YAML mappings with positions in errors ------------===//
 #include "YamlReader.h"
 
+#include "fsdp/Plan/Limits.h"
 #include "fsdp/Support/Nearest.h"
 #include "fsdp/Support/YamlNodes.h"
 #include "fsdp/Support/YamlText.h"
@@ -10,8 +11,6 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringSet.h"
 #include "llvm/Support/SourceMgr.h"
-
-#include <cmath>
 
 using namespace llvm;
 
@@ -154,36 +153,33 @@ void YamlReader::forEachEntry(const YamlNode &node, const std::string &where,
 
 double YamlReader::number(StringRef key, const YamlNode &node,
                           Range range) const {
-  double value;
-  auto fits = [&] {
-    switch (range) {
-    case Range::NonNegative:
-      return value >= 0;
-    case Range::Positive:
-      return value > 0;
-    case Range::Fraction:
-      return value > 0 && value <= 1;
-    case Range::AtLeastOne:
-      return value >= 1;
-    }
-    llvm_unreachable("all ranges are listed");
+  struct Bounds {
+    double low, high;
+    const char *text;
   };
-  constexpr StringRef names[] = {"of at least 0", "above 0",
-                                 "above 0 and at most 1", "of at least 1"};
+  constexpr Bounds all[] = {{0, 1e6, "from 0 to 1e6"},
+                            {1, 1e30, "from 1 to 1e30"},
+                            {1, 1e18, "from 1 to 1e18"},
+                            {1e-6, 1, "from 1e-6 to 1"},
+                            {1, 1e6, "from 1 to 1e6"}};
+  const Bounds &bounds = all[size_t(range)];
+  double value;
   if (node.kind != YamlNode::Kind::Scalar ||
-      StringRef(node.scalar).getAsDouble(value) || !std::isfinite(value) ||
-      !fits())
-    error(node, "expected a number " + names[size_t(range)].str() + " for \"" +
+      StringRef(node.scalar).getAsDouble(value) ||
+      !(value >= bounds.low && value <= bounds.high))
+    error(node, std::string("expected a number ") + bounds.text + " for \"" +
                     key.str() + "\", got " + describe(node));
   return value;
 }
 
-int64_t YamlReader::integer(StringRef key, const YamlNode &node,
-                            int64_t low) const {
+int64_t YamlReader::count(StringRef key, const YamlNode &node) const {
+  // As many ranks as a job can have.
+  constexpr int64_t most = plan::kMaxWorldSize * plan::kMaxWorldSize;
   int64_t value;
   if (node.kind != YamlNode::Kind::Scalar ||
-      StringRef(node.scalar).getAsInteger(10, value) || value < low)
-    error(node, "expected an integer of at least " + std::to_string(low) +
+      StringRef(node.scalar).getAsInteger(10, value) || value < 1 ||
+      value > most)
+    error(node, "expected an integer from 1 to " + std::to_string(most) +
                     " for \"" + key.str() + "\", got " + describe(node));
   return value;
 }

@@ -44,9 +44,11 @@ public:
                     llvm::ArrayRef<llvm::StringRef> required,
                     const Visit &visit) const;
 
-  enum class Range { NonNegative, Positive, Fraction, AtLeastOne };
+  /// Wide enough for what any device has, and narrow enough to compute with.
+  enum class Range { Seconds, Rate, Bytes, Fraction, Factor };
   double number(llvm::StringRef key, const YamlNode &node, Range range) const;
-  int64_t integer(llvm::StringRef key, const YamlNode &node, int64_t low) const;
+  /// From 1 on.
+  int64_t count(llvm::StringRef key, const YamlNode &node) const;
   bool boolean(llvm::StringRef key, const YamlNode &node) const;
   std::string string(llvm::StringRef key, const YamlNode &node) const;
 

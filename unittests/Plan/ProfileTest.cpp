@@ -73,6 +73,8 @@ TEST(Profile, RefusesWhatIsNone) {
   EXPECT_THAT(error(with("1.000000e-04", "-1.0")),
               HasSubstr("instructions[0].seconds: expected seconds of at "
                         "least 0"));
+  EXPECT_THAT(error(with("1.000000e-04", "1e308")),
+              HasSubstr("expected seconds of at least 0 and at most 1e9"));
   EXPECT_THAT(error(with("\"what\"", "\"wat\"")), HasSubstr("\"what\""));
   EXPECT_THAT(error("[]"), HasSubstr("expected an object"));
   EXPECT_THROW(readProfile("/does/not/exist.json"), PlanError);

@@ -148,6 +148,9 @@ TEST(TraceFile, RefusesWhatIsNoStepOfThePlan) {
               HasSubstr("expected an integer in [0, 1], got 2"));
   EXPECT_THAT(error(with("\"dur\": 1.500", "\"dur\": -1.5")),
               HasSubstr("expected microseconds of at least 0"));
+  EXPECT_THAT(
+      error(with("\"dur\": 1.500", "\"dur\": 1e300")),
+      HasSubstr("expected microseconds of at least 0 and at most 1e15"));
   EXPECT_THAT(error(with("\"pid\": 1, \"ts\"", "\"pid\": 7, \"ts\"")),
               HasSubstr("expected a rank of otherData.ranks, got 7"));
   EXPECT_THAT(

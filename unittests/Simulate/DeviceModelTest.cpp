@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 using namespace fsdp;
 using namespace fsdp::simulate;
+namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 namespace {
@@ -30,9 +34,11 @@ std::string errorOf(const std::string &yaml) {
   return "";
 }
 
-std::string clusterError(const std::string &yaml, int64_t ranks = 16) {
+std::string clusterError(const std::string &yaml,
+                         const std::string &path = "cluster.yaml",
+                         int64_t ranks = 16) {
   try {
-    parseCluster(yaml, "cluster.yaml", ranks);
+    parseCluster(yaml, path, ranks);
   } catch (const SimulateError &error) {
     return error.what();
   }
@@ -63,8 +69,23 @@ TEST(DeviceModel, NamesWhatIsWrong) {
   EXPECT_EQ(errorOf(std::string(kDevice) + "name: again\n"),
             "device.yaml:8:1: key \"name\" is given twice");
   EXPECT_EQ(errorOf(std::string(kDevice) + "matmul_fraction: 1.5\n"),
-            "device.yaml:8:18: expected a number above 0 and at most 1 for "
+            "device.yaml:8:18: expected a number from 1e-6 to 1 for "
             "\"matmul_fraction\", got \"1.5\"");
+  EXPECT_EQ(errorOf(std::string(kDevice) + "memory_fraction: 1e-300\n"),
+            "device.yaml:8:18: expected a number from 1e-6 to 1 for "
+            "\"memory_fraction\", got \"1e-300\"");
+  EXPECT_EQ(errorOf(std::string(kDevice) + "op_overhead: 1e308\n"),
+            "device.yaml:8:14: expected a number from 0 to 1e6 for "
+            "\"op_overhead\", got \"1e308\"");
+  EXPECT_EQ(errorOf(std::string(kDevice) + "memory_capacity: 1e300\n"),
+            "device.yaml:8:18: expected a number from 1 to 1e18 for "
+            "\"memory_capacity\", got \"1e300\"");
+  EXPECT_EQ(errorOf(std::string(kDevice) + "collective_slowdown: nan\n"),
+            "device.yaml:8:22: expected a number from 1 to 1e6 for "
+            "\"collective_slowdown\", got \"nan\"");
+  EXPECT_EQ(clusterError("device: h100\nranks_per_host: 9223372036854775807\n"),
+            "cluster.yaml:2:17: expected an integer from 1 to 1099511627776 "
+            "for \"ranks_per_host\", got \"9223372036854775807\"");
   EXPECT_EQ(errorOf(std::string(kDevice) + "shared_memory: 1\n"),
             "device.yaml:8:16: expected true or false for \"shared_memory\", "
             "got \"1\"");
@@ -191,6 +212,30 @@ TEST(DeviceModel, ReadsACluster) {
               HasSubstr("unknown key \"ranks\" in \"override\""));
   EXPECT_THAT(clusterError("device: cpu\nranks_per_host: 8\n"),
               HasSubstr("expected a device with \"between_hosts\""));
+}
+
+TEST(DeviceModel, AClustersDeviceIsBesideIt) {
+  // Not in the working folder, whether there is such a file or not.
+  fs::path folder = fs::path(testing::TempDir()) / "fsdp-cluster";
+  fs::create_directories(folder / "sub");
+  auto write = [&](const fs::path &name) {
+    std::ofstream(folder / name) << kDevice << "collective_slowdown: 2\n";
+  };
+  auto load = [&](const std::string &name) {
+    return clusterError("device: " + name + "\n",
+                        (folder / "cluster.yaml").string(), 1);
+  };
+  write("sub/own.yaml");
+  write("plain");
+  EXPECT_EQ(load("sub/own.yaml"), "");
+  EXPECT_EQ(load("plain"), "");
+  EXPECT_EQ(load((folder / "plain").string()), "");
+  fs::path before = fs::current_path();
+  fs::current_path(folder / "sub");
+  EXPECT_THAT(load("own.yaml"),
+              HasSubstr((folder / "own.yaml").string() + ": cannot be read"));
+  fs::current_path(before);
+  fs::remove_all(folder);
 }
 
 } // namespace

@@ -56,6 +56,19 @@ TEST(Simulator, StreamsRunBesideEachOther) {
   EXPECT_EQ(t.exposedCommunication(), 1);
 }
 
+TEST(Simulator, AStepThatDoesNotEndIsAnError) {
+  Program p;
+  p.device.name = "slow";
+  p.add(Stream::Compute, 2e9);
+  try {
+    p.run();
+    FAIL();
+  } catch (const SimulateError &error) {
+    EXPECT_STREQ(error.what(), "expected a step of at most 1e9 seconds, got "
+                               "one of 2e+09 on device \"slow\"");
+  }
+}
+
 TEST(Simulator, CollectivesOnTheComputeStreamAreExposed) {
   Program p;
   p.add(Stream::AllGather, 3).stream = Stream::Compute;

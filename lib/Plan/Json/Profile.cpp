@@ -5,7 +5,6 @@
 #include "fsdp/Support/Files.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 
 namespace fsdp::plan {
@@ -116,8 +115,8 @@ struct Signature {
 
 double seconds(const Cursor &cursor) {
   double value = cursor.real();
-  if (!(value >= 0) || !std::isfinite(value))
-    cursor.error("expected seconds of at least 0");
+  if (!(value >= 0 && value <= 1e9))
+    cursor.error("expected seconds of at least 0 and at most 1e9");
   return value;
 }
 

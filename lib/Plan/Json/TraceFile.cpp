@@ -157,8 +157,8 @@ double secondsAt(const Cursor &cursor) {
   if (!cursor.json().is_number())
     cursor.expected("microseconds");
   double value = cursor.json().get<double>();
-  if (!(value >= 0) || !std::isfinite(value))
-    cursor.error("expected microseconds of at least 0");
+  if (!(value >= 0 && value <= 1e15))
+    cursor.error("expected microseconds of at least 0 and at most 1e15");
   return value * 1e-6;
 }
 
