@@ -13,6 +13,7 @@ import torch
 from fsdp_mlir import text, tokens
 from fsdp_mlir.capture import cli
 from fsdp_mlir.models.llama import llama_debug
+from fsdp_mlir.support import files, policy_schema
 from fsdp_mlir.support.errors import CaptureError
 from graphs import Captured, assert_same_step
 from safetensors.torch import load_file
@@ -131,6 +132,18 @@ def test_an_output_is_no_input(
     assert cli.main([*LLAMA, *INPUTS, *options]) == 1
     assert f"cannot be written: it is the input '{config}'" in capsys.readouterr().err
     assert config.read_text() == "units: auto\n"
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PIPE_WAIT_SECONDS", 0)
+    os.mkfifo(tmp_path / "fsdp.yaml")
+    with pytest.raises(CaptureError, match=r"fsdp.yaml': a pipe that nobody writes to$"):
+        policy_schema.read(tmp_path / "fsdp.yaml")
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as file:
+        file.write("units: auto\n")
+    assert policy_schema.read(Path(f"/dev/fd/{reader}")) == {"units": "auto"}
+    os.close(reader)
 
 
 def test_weights_are_not_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,10 @@ TEST(Profile, RefusesWhatIsNone) {
                         "least 0"));
   EXPECT_THAT(error(with("1.000000e-04", "1e308")),
               HasSubstr("expected seconds of at least 0 and at most 1e9"));
+  EXPECT_THAT(
+      error(with("\"instructions\"", "\"scratch_bytes\": 9223372036854775807, "
+                                     "\"instructions\"")),
+      HasSubstr("scratch_bytes: expected an integer in [0, "));
   EXPECT_THAT(error(with("\"what\"", "\"wat\"")), HasSubstr("\"what\""));
   EXPECT_THAT(error("[]"), HasSubstr("expected an object"));
   EXPECT_THROW(readProfile("/does/not/exist.json"), PlanError);

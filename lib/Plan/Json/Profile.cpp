@@ -11,6 +11,9 @@ namespace fsdp::plan {
 
 namespace {
 
+/// More than any memory has, and little enough to add to.
+constexpr int64_t kMaxScratch = int64_t(1) << 60;
+
 std::string specText(const TensorSpec &spec) {
   std::string text(dtypeName(spec.dtype));
   text += '[';
@@ -147,7 +150,7 @@ Profile parseProfile(std::string_view json, const std::string &origin) {
   profile.steps = root.at("steps").integer(1);
   profile.outsideSeconds = seconds(root.at("outside_seconds"));
   if (root.has("scratch_bytes"))
-    profile.scratchBytes = root.at("scratch_bytes").integer(0);
+    profile.scratchBytes = root.at("scratch_bytes").integer(0, kMaxScratch);
   profile.instructions = root.at("instructions").list([](const Cursor &item) {
     item.keys({"what", "seconds"});
     return Profile::Entry{item.at("what").string(),
