@@ -491,12 +491,12 @@ class Plain(Base):
 def test_batches_of_other_strides() -> None:
     """Matrix products of transposed batches have other bits."""
     torch.manual_seed(0)
-    values = torch.randn(64, 8), torch.randn(8, 64).t(), torch.randn(64, 16)[:, ::2]
+    values = torch.randn(64, 8), torch.randn(8, 64).t()
     pair = Twins(Plain, {"x": values[0]}, SGD, fallback="error")
     for value in (*values, *values):
         pair.batch = {"x": value}
         pair.assert_equal_steps(1)
-    assert len(pair.step._cache) == 2  # a plan has no gaps in its inputs
+    assert len(pair.step._cache) == 2
 
 
 def test_a_conjugated_batch() -> None:

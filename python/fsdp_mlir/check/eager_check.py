@@ -90,11 +90,22 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
     example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
     for other in (_shuffled, _rotated):
         batches = [example, [other(tensor) for tensor in example]]
+        if not _relied_on(recording, batches[1]):
+            continue
         try:
             return batches, _Eager(recording).steps(batches)
         except _EagerFailed:
             continue
     return [example] * 2, _Eager(recording).steps([example] * 2)
+
+
+def _relied_on(recording: Recording, batch: list[Tensor]) -> bool:
+    """Whether what the step relies on is the same for these inputs."""
+    view, trace = recording.view, recording.trace
+    sources = {f"i{index}": tensor for index, tensor in enumerate(batch)}
+    held = [*(buffer.tensor for buffer in view.buffers), *trace.constants]
+    sources |= {f"b{index}": tensor for index, tensor in enumerate(held)}
+    return all(each.holds(sources) for each in trace.relied_on)
 
 
 def _line(error: BaseException | None) -> str:

@@ -21,6 +21,9 @@ aten = torch.ops.aten
 # Larger values are not computed: 4 Mi elements.
 _MAX_ELEMENTS = 1 << 22
 
+# Of what a step relies on: it is computed again before each call.
+_MOST_NUMBERS = 64
+
 _UNINITIALISED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
 
 
@@ -28,10 +31,12 @@ class Cones:
     """The calls that values of `trace` follow from. Values are named as in its nodes.
 
     `bind` says where each value lies, and for a constant or a buffer which tensor it stands for.
+    `numbers`: whether the caller compares, before each step, what was relied on for those too.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, numbers: bool) -> None:
         self._trace = trace
+        self._numbers = numbers
         self._storages: dict[str, int] = {}
         self._sources: dict[str, Tensor] = {}
         self._relied_on: set[int] = set()
@@ -71,6 +76,15 @@ class Cones:
                 form = reliance.form_of(value)
                 self._trace.relied_on.append(replace(reliance, form=form))
         return value
+
+    def number(self, name: str, *, literal: bool) -> Any:
+        """The Python number of a value of one element, as `value` gives it; None if there is none
+        that may be relied on."""
+        if not literal and (not self._numbers or len(self._trace.relied_on) >= _MOST_NUMBERS):
+            return None
+        value = self.value(name, literal=literal)
+        with _disable_current_modes():
+            return None if value is None else value.item()
 
     def relies_on(self, tensor: Tensor) -> bool:
         """Whether a value that was returned depends on the memory where `tensor` lies."""

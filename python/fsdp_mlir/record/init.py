@@ -100,7 +100,7 @@ class _InitRecorder(Recorder):
     )
 
     def __init__(self, fake_mode: FakeTensorMode, sources: SourceMap) -> None:
-        super().__init__(fake_mode, ModuleStack(nn.Module()), sources, 0, Device())
+        super().__init__(fake_mode, ModuleStack(nn.Module()), sources, 0, Device(), False)
         self._storages: dict[int, _Storage] = {}
         self._versions: dict[int, tuple[int, int]] = {}
 

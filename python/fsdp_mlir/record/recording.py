@@ -224,7 +224,8 @@ def _has_reentrant_checkpoint(loss: Tensor) -> bool:
 
 def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Recorder:
     view = fake.view
-    recorder = Recorder(fake.mode, modules, sources, len(view.buffers), view.asked.device)
+    numbers = view.asked.outputs is not None
+    recorder = Recorder(fake.mode, modules, sources, len(view.buffers), view.asked.device, numbers)
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)
     for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):

@@ -98,7 +98,9 @@ class Recorder(TorchDispatchMode):
         sources: SourceMap,
         first_constant: int,
         device: Device,
+        numbers: bool,
     ) -> None:
+        """`numbers`: as Cones takes it."""
         super().__init__()
         self._device = device.type
         self._first_constant = first_constant
@@ -110,7 +112,7 @@ class Recorder(TorchDispatchMode):
         self._known = KnownValues()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
-        self._cones = Cones(self.trace)
+        self._cones = Cones(self.trace, numbers)
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
         self._constants: dict[int, FakeTensor] = {}
@@ -341,14 +343,15 @@ class Recorder(TorchDispatchMode):
             known = [self._known.real(tensor) for tensor in flat_tensors(values)]
             with self._fake_mode:
                 return shaped_by_values(func, fakes, known, lambda t: value(t, literal=False))
-        literal = value(fakes[0], literal=True)
-        if literal is not None:
-            with _disable_current_modes():
-                return literal.item()
+        name = self._ref(fakes[0], origin).name
+        if (number := self._cones.number(name, literal=True)) is not None:
+            return number
         wanted = demanded(model_frame()) if fakes[0].dtype == torch.bool else None
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
-        return wanted
+            return wanted
+        is_exact = not fakes[0].is_floating_point() and not fakes[0].is_complex()
+        return self._cones.number(name, literal=False) if is_exact else None
 
     def _assert(self, tensor: Tensor, wanted: bool, origin: Origin) -> None:
         """Records that a bool tensor of one element is `wanted`."""

@@ -52,8 +52,8 @@ def check_params(optimizer: Optimizer, params: Sequence[State]) -> None:
     given = [param for group in optimizer.param_groups for param in group["params"]]
     if not any(id(param) in own for param in given):
         raise CompileError(
-            f"the optimizer has {len(given)} parameters and none of the model's; make it after "
-            "fully_shard"
+            f"the optimizer has {len(given)} parameters that are not the model's, and no others; "
+            "make it after fully_shard"
         )
 
 

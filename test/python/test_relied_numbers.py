@@ -1,0 +1,124 @@
+"""Numbers that Python code reads of tensors that no step computes: a plan serves equal ones."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fsdp_mlir import capture
+from fsdp_mlir.support.errors import CaptureError
+from torch import Tensor, nn
+from twins import Twins
+
+SGD = (torch.optim.SGD, {"lr": 0.1})
+X = {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
+OTHER = "values that decide a shape or a branch"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(8, 8)
+        self.register_buffer("stride", torch.tensor(2))
+        self.register_buffer("kernel", torch.tensor([3, 1]))
+
+    def forward(self, x: Tensor, sizes: Tensor | None = None) -> Tensor:
+        return self.of(self.a(x), x, sizes).square().mean()
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class OfBuffers(Net):
+    """As the convolutions of EnCodec have theirs."""
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        if self.stride > 1:
+            hidden = hidden[:, :: int(self.stride)]
+        return nn.functional.pad(hidden, (0, self.kernel.tolist()[0]))
+
+
+class OfSizes(Net):
+    """As vision models split the patches of a batch by image."""
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        assert sizes is not None
+        parts = hidden.split(sizes.tolist())
+        return torch.stack([part.mean() * (1 + index) for index, part in enumerate(parts)])
+
+
+class OfALimit(Net):
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        assert sizes is not None
+        return hidden if sizes.max() <= 3 else hidden.abs().sqrt()
+
+
+def run(pair: Twins, sizes: list[int]) -> list[str]:
+    """The warnings of two steps."""
+    pair.batch = X | {"sizes": torch.tensor(sizes)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pair.assert_equal_steps()
+    return [str(each.message) for each in caught if "without a plan" in str(each.message)]
+
+
+def test_buffers() -> None:
+    pair = Twins(OfBuffers, X, SGD, fallback="error")
+    pair.assert_equal_steps()
+    pair = Twins(OfBuffers, X, SGD)
+    for stride in (2, 1, 2):
+        pair.change(lambda model, stride=stride: model.stride.fill_(stride))
+        pair.assert_equal_steps()
+
+
+@pytest.mark.parametrize(("model", "other"), [(OfSizes, [2, 2]), (OfALimit, [4, 0])])
+def test_inputs(model: type[Net], other: list[int]) -> None:
+    pair = Twins(model, X | {"sizes": torch.tensor([1, 3])}, SGD)
+    assert run(pair, [1, 3]) == []
+    (told,) = run(pair, other)
+    assert OTHER in told
+    assert run(pair, [1, 3]) == []
+
+
+def test_inputs_of_the_same_branch() -> None:
+    pair = Twins(OfALimit, X | {"sizes": torch.tensor([1, 3])}, SGD, fallback="error")
+    assert run(pair, [2, 2]) == []
+
+
+class OfItsOwn(Net):
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        return hidden * hidden.abs().max().item()
+
+
+class OfFloats(Net):
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        return hidden * x.abs().max().item()
+
+
+class Written(Net):
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        self.stride.add_(1)
+        return hidden * int(self.stride)
+
+
+@pytest.mark.parametrize("model", [OfItsOwn, OfFloats, Written])
+def test_what_steps_change_has_no_plan(model: type[Net]) -> None:
+    with pytest.warns(UserWarning, match="the captured step is static"):
+        pair = Twins(model, X, SGD)
+    pair.assert_equal_steps()
+
+
+def test_what_runs_elsewhere_relies_on_none(tmp_path: Path) -> None:
+    """Nobody compares them there."""
+    for model, batch in ((OfBuffers, X), (OfLimitAlone, X)):
+        with pytest.raises(CaptureError, match="depends on the data of a tensor"):
+            capture(model(), kwargs=batch, path=tmp_path / "model.pt")
+
+
+class OfLimitAlone(Net):
+    def of(self, hidden: Tensor, x: Tensor, sizes: Any) -> Tensor:
+        return hidden if (x > 9).any() else hidden.abs()
