@@ -3,6 +3,7 @@
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 #include "fsdp/Runtime/Devices/Device.h"
+#include "fsdp/Runtime/Error.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -74,6 +75,37 @@ TEST(Reporter, WritesWhatIsCaptured) {
   std::getline(file, line);
   EXPECT_EQ(nlohmann::json::parse(line)["cuda_graphs"],
             "whole step not captured: no \"pool\"");
+}
+
+/// What a resume after step 2 keeps of a metrics file.
+std::string keptOf(const std::string &text) {
+  test::ScratchDir dir;
+  test::writeText(dir / "metrics.jsonl", text);
+  return text.substr(0, bytesOfSteps(dir / "metrics.jsonl", 2));
+}
+
+TEST(Reporter, KeepsTheLinesOfTheStepsBefore) {
+  std::string one = "{\"step\": 1, \"loss\": 5}\n";
+  std::string two = "{\"step\": 2, \"loss\": 4}\n";
+  std::string three = "{\"step\": 3, \"loss\": 3}\n";
+  EXPECT_EQ(keptOf(one + two + three), one + two);
+  EXPECT_EQ(keptOf(three), "");
+  EXPECT_EQ(keptOf(""), "");
+  // Cut.
+  EXPECT_EQ(keptOf(one + two.substr(0, 9)), one);
+  EXPECT_EQ(keptOf(one.substr(0, 5)), "");
+  // Damaged.
+  for (std::string bad : {std::string("{\"step\": 1, \"lo\n"),
+                          std::string(20, '\0') + "\n", std::string("\n")}) {
+    EXPECT_EQ(keptOf(bad + two + three), bad + two);
+    EXPECT_EQ(keptOf(one + bad + two + bad + three), one + bad + two);
+  }
+}
+
+TEST(Reporter, DoesNotCutOtherFiles) {
+  for (const char *text : {"weights", "weights\n", "{}\n", "[1]\n{}\n", "\n"})
+    EXPECT_THROW(keptOf(text), InputError) << text;
+  EXPECT_EQ(bytesOfSteps("/dev/null", 2), 0u);
 }
 
 } // namespace

@@ -165,6 +165,8 @@ void printCheckpoints(const RunFiles &files, const RunOptions &options) {
     return;
   std::unique_ptr<NativeCheckpoint> chosen = chooseCheckpoint(options);
   checkOwn(CheckpointFolder(options.checkpointPath), options, chosen.get());
+  if (chosen && !options.metricsPath.empty())
+    (void)bytesOfSteps(options.metricsPath, chosen->manifest().state.step);
   std::string differences;
   if (chosen)
     differences =

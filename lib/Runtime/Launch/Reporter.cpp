@@ -1,6 +1,7 @@
 //===- Reporter.cpp - the progress of a run, as rank 0 tells it -----------===//
 #include "fsdp/Runtime/Launch/Reporter.h"
 #include "fsdp/Plan/OperatorWork.h"
+#include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/Requests.h"
 
 #include <nlohmann/json.hpp>
@@ -11,10 +12,13 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <string_view>
 
 namespace fsdp::runtime {
 
 namespace {
+
+constexpr std::string_view kLineBegin = "{\"step\": ";
 
 std::string digits9(double value) {
   char text[32];
@@ -41,6 +45,12 @@ std::string duration(double seconds) {
   return text;
 }
 
+/// Whether it is the beginning of what Reporter::writeMetrics writes.
+bool isBegunLine(const std::string &text) {
+  size_t size = std::min(text.size(), kLineBegin.size());
+  return text.substr(0, size) == kLineBegin.substr(0, size);
+}
+
 constexpr double kGiB = 1 << 30;
 /// How much the last step counts in the time of a step.
 constexpr double kNewest = 0.1;
@@ -65,22 +75,34 @@ struct Reporter::Summary {
   bool evaluated = false;
 };
 
-/// Bytes of the leading lines that belong to the first `steps` steps.
-static size_t bytesOfSteps(const std::string &path, int64_t steps) {
+size_t bytesOfSteps(const std::string &path, int64_t steps) {
   std::error_code error;
-  size_t bytes = 0;
   if (steps == 0 || !std::filesystem::is_regular_file(path, error))
-    return bytes;
+    return 0;
   std::ifstream file(path, std::ios::binary);
+  size_t kept = 0, bytes = 0;
+  bool isMetrics = true;
   for (std::string line; std::getline(file, line);) {
     auto tree = nlohmann::json::parse(line, nullptr, false);
-    // The last line may be cut.
-    if (file.eof() || !tree.is_object() || !tree.contains("step") ||
-        !tree["step"].is_number_integer() || tree["step"] > steps)
-      break;
+    bool hasStep = tree.is_object() && tree.contains("step") &&
+                   tree["step"].is_number_integer();
+    // The first line may be the only one, and cut.
+    if (bytes == 0)
+      isMetrics = hasStep || (file.eof() && isBegunLine(line));
+    isMetrics |= hasStep;
     bytes += line.size() + 1;
+    // The last line may be cut.
+    if (file.eof() || (hasStep && tree["step"] > steps))
+      break;
+    // A damaged line costs none of the others.
+    if (hasStep)
+      kept = bytes;
   }
-  return bytes;
+  if (!isMetrics)
+    throw InputError("--metrics: " + path +
+                     ": expected the metrics of the steps before, one JSON "
+                     "object with \"step\" a line, got another file");
+  return kept;
 }
 
 std::optional<double> SaveSlowdown::take() {
@@ -253,7 +275,7 @@ void Reporter::writeMetrics(int64_t step, const Summary &summary,
       static_cast<long long>(memory.bytes()),
       static_cast<long long>(summary.scratch),
       static_cast<long long>(summary.allocations))));
-  file->append("{\"step\": " + std::to_string(step + 1) +
+  file->append(std::string(kLineBegin) + std::to_string(step + 1) +
                ", \"loss\": " + digits9(summary.loss) + ", \"rank_losses\": [" +
                summary.losses + "], " + evaluation + checkpoint + norm +
                scaling + host + common);

@@ -64,6 +64,11 @@ struct ReportSettings {
   std::optional<double> peakFlops;
 };
 
+/// Bytes of the metrics file at `path` up to the last line of its first `steps`
+/// steps; among these lines may be damaged ones. 0 if there is no file. Throws
+/// InputError if `steps` is positive and the file has no line of metrics.
+size_t bytesOfSteps(const std::string &path, int64_t steps);
+
 /// The progress line on stderr, the metrics file, and scalars for TensorBoard.
 class Reporter {
 public:
