@@ -154,6 +154,11 @@ TEST(RankEnvironment, RefusesWhatIsIncomplete) {
               HasSubstr("PMI_RANK: expected a rank below PMI_SIZE=2, got 2"));
   EXPECT_THAT(errorOf(with(kSlurm, {{"SLURM_NTASKS", "8(x2)"}})),
               HasSubstr("SLURM_NTASKS: expected a number"));
+  for (const char *port : {"0", "65536", "70000", "x"})
+    EXPECT_EQ(
+        errorOf(with(kSlurm, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", port}})),
+        "MASTER_PORT: expected a number from 1 to 65535, got \"" +
+            std::string(port) + "\"");
 }
 
 TEST(RankEnvironment, FirstHostOfAList) {

@@ -3,6 +3,7 @@
 #include "fsdp/Runtime/Error.h"
 
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 
 namespace fsdp::runtime {
@@ -13,6 +14,7 @@ constexpr const char *kLoopback = "127.0.0.1";
 /// Below the ports that the kernel gives to programs that do not ask for a
 /// specific one.
 constexpr uint32_t kFirstPort = 20000, kPorts = 10000;
+constexpr int64_t kLastPort = 65535;
 
 struct Launcher {
   const char *rank, *size, *localRank;
@@ -41,15 +43,20 @@ std::string variable(const char *name, const Launcher &launcher) {
                    "--nproc");
 }
 
-int64_t number(const char *name, const Launcher &launcher) {
+int64_t number(const char *name, const Launcher &launcher, int64_t low = 0,
+               int64_t high = INT64_MAX) {
   std::string text = variable(name, launcher);
   int64_t value = 0;
   auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0)
-    throw InputError(std::string(name) + ": expected a number, got \"" + text +
-                     "\"");
-  return value;
+  if (error == std::errc() && end == text.data() + text.size() &&
+      value >= low && value <= high)
+    return value;
+  std::string range = high == INT64_MAX ? ""
+                                        : " from " + std::to_string(low) +
+                                              " to " + std::to_string(high);
+  throw InputError(std::string(name) + ": expected a number" + range +
+                   ", got \"" + text.substr(0, 80) + "\"");
 }
 
 /// Of launchers neither of which started the other.
@@ -148,7 +155,7 @@ std::optional<RankEnvironment> rankEnvironment() {
   else
     environment.masterAddress = deriveAddress(environment, *found);
   if (found == &kTorchrun || get("MASTER_PORT"))
-    environment.masterPort = int(number("MASTER_PORT", *found));
+    environment.masterPort = int(number("MASTER_PORT", *found, 1, kLastPort));
   else
     environment.masterPort = derivePort();
   return environment;
