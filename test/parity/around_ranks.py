@@ -265,6 +265,7 @@ def contexts(compiled: bool) -> list[Any]:
         torch.autograd.graph.saved_tensors_hooks(
             lambda x: x * 0 if x.is_floating_point() else x, lambda x: x
         ),
+        torch.autograd.set_detect_anomaly(True),
     ):
         with context:
             losses.append(loop.step(batch(1)))

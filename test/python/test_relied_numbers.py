@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class OfBuffers(Net):
     def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
         if self.stride > 1:
             hidden = hidden[:, :: int(self.stride)]
-        return nn.functional.pad(hidden, (0, self.kernel.tolist()[0]))
+        return nn.functional.pad(hidden, (0, math.ceil(self.kernel[0] / self.stride)))
 
 
 class OfSizes(Net):

@@ -40,6 +40,8 @@ def entered() -> str:
             return f"the mode '{type(mode).__name__}' is entered around the call"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "saved_tensors_hooks are entered around the call"
+    if torch.is_anomaly_enabled():
+        return "anomalies are detected around the call (torch.autograd.set_detect_anomaly)"
     return ""
 
 

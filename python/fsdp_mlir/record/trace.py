@@ -351,7 +351,8 @@ class Recorder(TorchDispatchMode):
             self._assert(fakes[0], wanted, origin)
             return wanted
         is_exact = not fakes[0].is_floating_point() and not fakes[0].is_complex()
-        return self._cones.number(name, literal=False) if is_exact else None
+        may_recur = is_exact or self._cones.is_of_integers(name)
+        return self._cones.number(name, literal=False) if may_recur else None
 
     def _assert(self, tensor: Tensor, wanted: bool, origin: Origin) -> None:
         """Records that a bool tensor of one element is `wanted`."""
