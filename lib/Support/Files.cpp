@@ -1,5 +1,5 @@
 //===- Files.cpp - whole files, read and written --------------------------===//
-#include "fsdp/Support/Files.h"
+#include "fsdp/Support/Outputs.h"
 
 #include <algorithm>
 #include <array>
@@ -104,8 +104,11 @@ std::string writeFile(const std::string &path, std::string_view text) {
   // What /dev and /proc name may be the file that an output was sent to.
   if (exists && (!S_ISREG(info.st_mode) || path.starts_with("/dev/") ||
                  path.starts_with("/proc/"))) {
-    Descriptor file(open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC));
-    if (file.number < 0 || !writeAll(file.number, text) || !file.finish())
+    std::string error;
+    Descriptor file(openForWriting(path, O_TRUNC | O_CLOEXEC, error));
+    if (file.number < 0)
+      return "cannot be written: " + error;
+    if (!writeAll(file.number, text) || !file.finish())
       return failed("written");
     return "";
   }

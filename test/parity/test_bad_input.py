@@ -231,6 +231,60 @@ def test_data_is_no_safetensors(llama: Captured, plan: Path, tmp_path: Path) -> 
     fails(with_data(plan, tmp_path / "data.safetensors"), "data.safetensors")
 
 
+# --- fsdp-run: what it writes
+
+
+@pytest.mark.parametrize("option", ["--metrics", "--save-weights", "--profile", "--trace"])
+def test_outputs_that_are_inputs(llama: Captured, plan: Path, tmp_path: Path, option: str) -> None:
+    own, weights = tmp_path / "plan.json", tmp_path / "w.safetensors"
+    own.write_bytes(plan.read_bytes())
+    weights.write_bytes(llama.weights.read_bytes())
+    (tmp_path / "hard.json").hardlink_to(own)
+    names = {own: "the plan", tmp_path / "hard.json": "the plan", llama.data: "--data"}
+    for path, name in (names | {weights: "--weights"}).items():
+        before = path.read_bytes()
+        command = [*with_data(own, llama.data, steps=5), "--weights", weights, option, path]
+        for more in ([], ["--dry-run"]):
+            expected = f"error: {option} and {name}: expected two files, got one: {path}"
+            done = execute([*command, *more], timeout=LIMIT_S, check=False)
+            assert (done.returncode, done.stderr) == (2, f"fsdp-run: {expected}\n")
+        assert path.read_bytes() == before
+
+
+def test_the_plans_weights_as_output(llama: Captured, plan: Path) -> None:
+    weights = plan.parent / json.loads(plan.read_text())["weights"]["path"]
+    before = weights.read_bytes()
+    command = [*with_data(plan, llama.data), "--save-weights", weights]
+    fails(command, "--save-weights and the plan's weights: expected two files, got one")
+    assert weights.read_bytes() == before
+
+
+def test_two_outputs_in_one_place(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    command = [*with_data(plan, llama.data, steps=5), "--metrics", tmp_path / "x"]
+    fails([*command, "--trace", tmp_path / "." / "x"], "--metrics and --trace: expected two files")
+    assert not (tmp_path / "x").exists()
+
+
+def test_metrics_to_a_pipe(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [*with_data(plan, llama.data), "--metrics", pipe]
+    fails(command, "pipe: cannot write: a pipe that nobody reads")
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        execute(command, timeout=LIMIT_S)
+        lines = reader.communicate(timeout=LIMIT_S)[0].splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_closed_standard_streams(llama: Captured, plan: Path, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    command = [*with_data(plan, llama.data), "--metrics", metrics]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    execute(closed, timeout=LIMIT_S)
+    lines = metrics.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
 # --- fsdp-run: ranks that die
 
 
@@ -282,6 +336,11 @@ OPTIONS = {
     "nccl_on_the_cpu": (["--comm", "nccl"], "with --device cpu expected shm or gloo"),
     "gloo_on_a_gpu": (["--device", "cuda", "--comm", "gloo"], "expected nccl"),
     "graphs_on_the_cpu": (["--cuda-graphs"], "--cuda-graphs: expected --device cuda"),
+    "rate_that_is_none": (["--peak-flops", "nan"], 'a number from 1 to 1e30, got "nan"'),
+    "rate_too_small": (["--peak-flops", "1e-300"], 'from 1 to 1e30, got "1e-300"'),
+    "rate_of_0": (["--peak-flops", "0"], '--peak-flops: expected a number from 1 to 1e30, got "0"'),
+    "rate_without_end": (["--peak-flops", "inf"], 'from 1 to 1e30, got "inf"'),
+    "no_initialisation": (["--init-seed", "1"], "--init-seed: the plan has no initialisation"),
     "threads_on_a_gpu": (["--device", "cuda", "--streams", "threads"], "expected serial"),
 }
 

@@ -7,6 +7,7 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
 #include "fsdp/Support/Message.h"
+#include "fsdp/Support/Outputs.h"
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Logging.h>
@@ -150,6 +151,7 @@ void finishOutput() {
 } // namespace
 
 int main(int argc, char **argv) {
+  fsdp::reserveStandardStreams();
   // At a limit of file sizes, the write fails, with an error that names the
   // file.
   std::signal(SIGXFSZ, SIG_IGN);

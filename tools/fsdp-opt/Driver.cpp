@@ -10,6 +10,7 @@
 #include "fsdp/Plan/InstructionTable.h"
 #include "fsdp/Plan/Limits.h"
 #include "fsdp/Plan/Memory.h"
+#include "fsdp/Support/Outputs.h"
 #include "fsdp/Transforms/EmitPlan.h"
 #include "fsdp/Transforms/ExploreBuckets.h"
 #include "fsdp/Transforms/ExploreMemory.h"
@@ -287,6 +288,22 @@ LogicalResult printPareto(ModuleOp module, llvm::raw_ostream &os) {
              : success();
 }
 
+/// Rejects an output in the place of the weights, which fsdp-run looks for
+/// beside the plan.
+LogicalResult checkWeights(ModuleOp module, StringRef input, StringRef output) {
+  auto name = module->getAttrOfType<StringAttr>(weightsAttrName);
+  if (output == "-" || !name || name.empty())
+    return success();
+  std::vector<::fsdp::NamedFile> files;
+  for (StringRef beside : {input, output}) {
+    SmallString<128> path = llvm::sys::path::parent_path(beside);
+    llvm::sys::path::append(path, name.getValue());
+    files.push_back({"the weights", path.str().str()});
+  }
+  std::string error = ::fsdp::checkOutputs({{"-o", output.str()}}, files);
+  return error.empty() ? success() : reportError(error);
+}
+
 LogicalResult write(ModuleOp module, StringRef path) {
   std::string text;
   llvm::raw_string_ostream stream(text);
@@ -374,6 +391,18 @@ static LogicalResult enableRemarks(MLIRContext &context,
       context, path,
       isYaml ? llvm::remarks::Format::YAML : llvm::remarks::Format::Bitstream,
       std::move(policy), categories);
+}
+
+/// Rejects options that are given twice, the first in vain.
+static LogicalResult checkRepeats() {
+  for (const auto &entry : cl::getRegisteredOptions())
+    if (const cl::Option &option = *entry.second;
+        option.getNumOccurrencesFlag() == cl::Optional &&
+        option.getNumOccurrences() > 1)
+      return reportError((option.ArgStr.size() > 1 ? "--" : "-") +
+                         option.ArgStr + ": expected it once, got it " +
+                         Twine(option.getNumOccurrences()) + " times");
+  return success();
 }
 
 /// Options of mlir-opt that say how to run passes on a text, one by one.
@@ -465,10 +494,31 @@ bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
          given(level) || given(memoryModel) || isSimulationAsked();
 }
 
+LogicalResult mlir::fsdp::checkFiles(StringRef inputFilename,
+                                     StringRef outputFilename) {
+  std::vector<::fsdp::NamedFile> inputs, outputs;
+  auto add = [](std::vector<::fsdp::NamedFile> &files, StringRef name,
+                StringRef path) {
+    if (!path.empty() && path != "-")
+      files.push_back({name.str(), path.str()});
+  };
+  add(inputs, "the input", inputFilename);
+  add(inputs, "--config", configPath);
+  add(inputs, "--diff", diffPath);
+  llvm::append_range(inputs, getSimulationFiles());
+  llvm::append_range(inputs, getLayoutFiles());
+  add(outputs, "-o", outputFilename);
+  add(outputs, "--remarks-output-file",
+      MlirOptMainConfig::createFromCLOptions().getRemarksOutputFile());
+  std::string error = ::fsdp::checkOutputs(outputs, inputs);
+  return error.empty() ? checkRepeats() : reportError(error);
+}
+
 LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
                                     StringRef outputFilename,
                                     const DialectRegistry &registry) {
-  if (failed(checkOptions()))
+  if (failed(checkFiles(inputFilename, outputFilename)) ||
+      failed(checkOptions()))
     return failure();
   if (!diffPath.empty())
     return writeDifference(inputFilename, outputFilename);
@@ -512,6 +562,8 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   // Remarks that are given at the end.
   if (remark::detail::RemarkEngine *remarks = context.getRemarkEngine())
     remarks->getRemarkEmittingPolicy()->finalize();
+  if (failed(checkWeights(*module, inputFilename, outputFilename)))
+    return failure();
   TimingScope writing = timing.nest("Write");
   return write(*module, outputFilename);
 }

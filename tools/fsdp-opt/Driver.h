@@ -26,6 +26,11 @@ bool showInstructions(llvm::raw_ostream &os);
 /// --emit other than IR.
 bool isDriverInvocation(llvm::StringRef inputFilename);
 
+/// Rejects an output that is a file that is read, and options that are given
+/// twice. Prints errors itself.
+LogicalResult checkFiles(llvm::StringRef inputFilename,
+                         llvm::StringRef outputFilename);
+
 /// Imports (or parses) the input, applies the policy, runs the pipeline (or
 /// the passes given on the command line) and writes what --emit names. With
 /// --diff, writes what changed between two plans.

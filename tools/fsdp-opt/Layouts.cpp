@@ -150,6 +150,13 @@ LogicalResult mlir::fsdp::checkLayoutOptions(bool isAsked) {
   return success();
 }
 
+std::vector<::fsdp::NamedFile> mlir::fsdp::getLayoutFiles() {
+  std::vector<::fsdp::NamedFile> files;
+  for (const std::string &path : otherPaths)
+    files.push_back({"--captures", path});
+  return files;
+}
+
 LogicalResult mlir::fsdp::printLayouts(StringRef path, LoadCapture load,
                                        ApplyPolicy apply,
                                        llvm::raw_ostream &os) {

@@ -2,6 +2,7 @@
 #ifndef FSDP_TOOLS_FSDPOPT_LAYOUTS_H
 #define FSDP_TOOLS_FSDPOPT_LAYOUTS_H
 
+#include "fsdp/Support/Outputs.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/IR/OwningOpRef.h"
 #include "mlir/Support/LogicalResult.h"
@@ -11,6 +12,7 @@
 #include "llvm/Support/raw_ostream.h"
 
 #include <string>
+#include <vector>
 
 namespace mlir::fsdp {
 
@@ -25,6 +27,9 @@ using LoadCapture = llvm::function_ref<OwningOpRef<ModuleOp>(llvm::StringRef)>;
 /// after it has printed why, if none has a plan. Prints errors itself.
 LogicalResult printLayouts(llvm::StringRef path, LoadCapture load,
                            ApplyPolicy apply, llvm::raw_ostream &os);
+
+/// What --captures names.
+std::vector<::fsdp::NamedFile> getLayoutFiles();
 
 /// Rejects the options of --emit layouts without it. Prints errors itself.
 LogicalResult checkLayoutOptions(bool isAsked);

@@ -192,10 +192,27 @@ LogicalResult mlir::fsdp::checkSimulationOptions(StringRef emitted) {
     return reportError("--" + option.ArgStr + ": expected --emit with one of " +
                        known + ", got " + emitted);
   };
+  for (size_t i = 0; i < traceRanks.size(); ++i)
+    if (llvm::is_contained(llvm::ArrayRef(&traceRanks[0], i), traceRanks[i]))
+      return reportError("--ranks: expected different ranks, got " +
+                         llvm::Twine(traceRanks[i]) + " twice");
   return success(succeeded(check(clusterPath, "plan, stats, trace, html")) &&
                  succeeded(check(profilePath, "stats, trace, html")) &&
                  succeeded(check(measuredPath, "stats, trace")) &&
                  succeeded(check(traceRanks, "trace")));
+}
+
+std::vector<::fsdp::NamedFile> mlir::fsdp::getSimulationFiles() {
+  std::vector<::fsdp::NamedFile> files;
+  auto add = [&](const cl::opt<std::string> &option) {
+    if (!option.empty())
+      files.push_back({"--" + option.ArgStr.str(), option});
+  };
+  if (!llvm::is_contained(shippedDevices(), deviceName.getValue()))
+    add(deviceName);
+  for (const auto *option : {&clusterPath, &profilePath, &measuredPath})
+    add(*option);
+  return files;
 }
 
 bool mlir::fsdp::isMeasuredAsked() { return !measuredPath.empty(); }

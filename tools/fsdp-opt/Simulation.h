@@ -4,11 +4,13 @@
 
 #include "fsdp/Plan/Memory.h"
 #include "fsdp/Plan/Plan.h"
+#include "fsdp/Support/Outputs.h"
 #include "mlir/Support/LogicalResult.h"
 #include "llvm/ADT/StringRef.h"
 #include "llvm/Support/raw_ostream.h"
 
 #include <string>
+#include <vector>
 
 namespace mlir::fsdp {
 
@@ -22,6 +24,9 @@ bool isMeasuredAsked();
 /// Rejects options that have no effect on what --emit names. Prints errors
 /// itself.
 LogicalResult checkSimulationOptions(llvm::StringRef emitted);
+
+/// The files that the options name.
+std::vector<::fsdp::NamedFile> getSimulationFiles();
 
 /// The device that --device names, empty without it. Prints errors itself.
 FailureOr<std::string> getDeviceOption();

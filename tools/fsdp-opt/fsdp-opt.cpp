@@ -7,6 +7,7 @@
 #include "Driver.h"
 #include "Report.h"
 
+#include "fsdp/Support/Outputs.h"
 #include "fsdp/Transforms/Passes.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Tools/Plugins/DialectPlugin.h"
@@ -30,6 +31,8 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
   auto config = MlirOptMainConfig::createFromCLOptions();
   if (config.shouldShowDialects() || config.shouldListPasses())
     return MlirOptMain(argc, argv, input, output, registry);
+  if (failed(mlir::fsdp::checkFiles(input, output)))
+    return failure();
   auto buffer = mlir::fsdp::readSource(input);
   if (failed(buffer))
     return failure();
@@ -108,6 +111,7 @@ static int runReporting(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+  ::fsdp::reserveStandardStreams();
   int status = runReporting(argc, argv);
   llvm::outs().flush();
   llvm::errs().flush();

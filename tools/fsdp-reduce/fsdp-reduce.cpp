@@ -4,6 +4,7 @@
 // test, a script that is given a file, does not need to fail.
 //
 //===----------------------------------------------------------------------===//
+#include "fsdp/Support/Outputs.h"
 #include "fsdp/Transforms/Passes.h"
 #include "fsdp/Transforms/StepProgram.h"
 #include "mlir/IR/PatternMatch.h"
@@ -82,6 +83,7 @@ struct AtenReduction : DialectReductionPatternInterface {
 } // namespace
 
 int main(int argc, char **argv) {
+  ::fsdp::reserveStandardStreams();
   mlir::fsdp::registerFSDPPasses();
   mlir::fsdp::registerPipelines();
   DialectRegistry registry;

@@ -86,6 +86,20 @@ const CLI::Validator kDuration(
     },
     "");
 
+/// Others would make an MFU that is no number.
+const CLI::Validator kRate(
+    [](const std::string &text) -> std::string {
+      double value = 0;
+      const char *end = text.data() + text.size();
+      auto read = std::from_chars(text.data(), end, value);
+      if (read.ptr == end && read.ec == std::errc() && value >= 1 &&
+          value <= 1e30)
+        return {};
+      return "expected a number from 1 to 1e30, got \"" + text.substr(0, 80) +
+             "\"";
+    },
+    "");
+
 /// The options of the program, by what they are about, and what they say.
 class Parser {
 public:
@@ -185,7 +199,7 @@ private:
            "--peak-flops", options.peakFlops,
            "peak FLOP/s of a rank's device in the model's dtype; MFU is "
            "the fraction of it that the model needs")
-        ->check(CLI::PositiveNumber);
+        ->check(kRate);
     app.add_flag("--halt-on-nonfinite", options.haltsOnNotFinite,
                  "fail if a loss, or a norm or value of the gradients, is not "
                  "finite, before anything is saved; without this flag there is "

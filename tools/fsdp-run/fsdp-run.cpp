@@ -4,6 +4,7 @@
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Launch/DryRun.h"
 #include "fsdp/Runtime/Launch/Launcher.h"
+#include "fsdp/Support/Outputs.h"
 
 #include <c10/util/Logging.h>
 
@@ -30,6 +31,7 @@ static RunEnd run(const Command &command) {
 }
 
 int main(int argc, char **argv) {
+  fsdp::reserveStandardStreams();
   // At a limit of file sizes, the write fails, with an error that names the
   // file.
   std::signal(SIGXFSZ, SIG_IGN);

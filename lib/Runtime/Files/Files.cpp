@@ -1,6 +1,7 @@
 //===- Files.cpp - what a run reads and writes ----------------------------===//
 #include "fsdp/Runtime/Files/Files.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Support/Outputs.h"
 
 #include <cerrno>
 #include <cstdio>
@@ -133,10 +134,11 @@ LineFile::LineFile(std::string path, size_t kept) : path(std::move(path)) {
     unlink(this->path.c_str());
     isLink = false;
   }
-  int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (kept > 0 ? 0 : O_TRUNC);
-  fd = open(this->path.c_str(), isLink ? flags : flags | O_NOFOLLOW, kMode);
+  int flags = O_CREAT | O_CLOEXEC | (kept > 0 ? 0 : O_TRUNC);
+  std::string error;
+  fd = openForWriting(this->path, isLink ? flags : flags | O_NOFOLLOW, error);
   if (fd < 0)
-    throw InputError(this->path + ": cannot write: " + systemError());
+    throw InputError(this->path + ": cannot write: " + error);
   regular = fstat(fd, &there) == 0 && S_ISREG(there.st_mode);
   if (!writeAll(fd, lines))
     throw InputError(this->path + ": cannot write: " + systemError());

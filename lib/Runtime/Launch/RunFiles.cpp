@@ -8,6 +8,7 @@
 #include "fsdp/Runtime/Execution/StepTrace.h"
 #include "fsdp/Runtime/Operators/KernelTable.h"
 #include "fsdp/Runtime/Operators/OperatorLibraries.h"
+#include "fsdp/Support/Outputs.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -52,6 +53,15 @@ static plan::Plan openPlan(const RunOptions &options) {
   return plan;
 }
 
+/// Of the weights that the plan names; empty: none.
+static std::string capturedPath(const plan::Plan &plan,
+                                const RunOptions &options) {
+  if (plan.weights.path.empty())
+    return "";
+  std::filesystem::path path = options.planPath;
+  return (path.parent_path() / plan.weights.path).string();
+}
+
 void checkMeasuring(const RunOptions &options, int64_t begin) {
   checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, begin,
                  options.steps);
@@ -78,6 +88,10 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
   }
   if (options.backend != Backend::Shm)
     plan::addDeviceBuffers(plan);
+  if (options.initSeed && plan.init.empty())
+    throw InputError(options.planPath +
+                     ": --init-seed: the plan has no initialisation; capture "
+                     "the model on meta");
   checkMeasuring(options, 0);
   if (!options.profilePath.empty() && options.maxStreamDelay)
     throw InputError("--profile: expected --streams serial, got threads");
@@ -94,6 +108,7 @@ RunFiles::RunFiles(const RunOptions &options, bool first)
     std::fprintf(stderr, "fsdp-run: warning: %s\n", other.c_str());
   if (!isGpu(options.device))
     warnOfKernelCode(plan, options.planPath, kernelTarget());
+  checkOutputs(options);
   openOutputs(options);
 }
 
@@ -105,6 +120,37 @@ void warnOfKernelCode(const plan::Plan &plan, const std::string &path,
                  "fsdp-run: warning: %s: the code of its kernels is not run, "
                  "but their calls: %s\n",
                  path.c_str(), why.c_str());
+}
+
+void RunFiles::checkOutputs(const RunOptions &options) const {
+  std::vector<NamedFile> inputs = {{"the plan", options.planPath}};
+  auto add = [&](const char *name, const std::vector<std::string> &paths) {
+    for (const std::string &path : paths)
+      if (!path.empty())
+        inputs.push_back({name, path});
+  };
+  add("the plan's weights", {capturedPath(plan, options)});
+  add("--weights", {options.weightsPath});
+  if (weights && !options.weightsPath.empty())
+    add("--weights", weights->paths());
+  auto addData = [&](const char *name, const DataSource *source) {
+    if (const FileData *files = source ? source->asFiles() : nullptr)
+      for (const auto &samples : files->sources())
+        add(name, samples->paths());
+  };
+  addData("--data", data.get());
+  addData("--eval-data", evalData.get());
+  add("--allow-plugin", {options.allowedPlugin});
+  add("--load", options.operatorLibraries);
+  std::vector<NamedFile> outputs;
+  for (const NamedFile &file : {NamedFile{"--metrics", options.metricsPath},
+                                {"--save-weights", options.outWeightsPath},
+                                {"--profile", options.profilePath},
+                                {"--trace", options.tracePath}})
+    if (!file.path.empty())
+      outputs.push_back(file);
+  if (std::string error = fsdp::checkOutputs(outputs, inputs); !error.empty())
+    throw InputError(error);
 }
 
 void RunFiles::openOutputs(const RunOptions &options) {
@@ -154,8 +200,9 @@ void RunFiles::checkHashes(const RunOptions &options) const {
         samples->checkHash();
 }
 
-std::string RunFiles::identity() const {
+RunFiles::Reading RunFiles::hashed() const {
   std::string text;
+  int64_t bytes = 0;
   auto add = [&](const std::vector<std::string> &paths) {
     for (const std::string &path : paths) {
       struct stat info{};
@@ -164,6 +211,7 @@ std::string RunFiles::identity() const {
                   ? std::to_string(info.st_dev) + ":" +
                         std::to_string(info.st_ino) + " "
                   : path + " of " + std::to_string(getpid()) + " ";
+      bytes += info.st_size;
     }
   };
   for (const auto *read : {&weights, &capturedWeights})
@@ -173,7 +221,7 @@ std::string RunFiles::identity() const {
     if (const FileData *files = *source ? (*source)->asFiles() : nullptr)
       for (const auto &samples : files->sources())
         add(samples->paths());
-  return hashBytes(text);
+  return {hashBytes(text), bytes};
 }
 
 void RunFiles::openData(const RunOptions &options) {
@@ -191,11 +239,7 @@ void RunFiles::openData(const RunOptions &options) {
 }
 
 void RunFiles::openWeights(const RunOptions &options) {
-  std::string captured;
-  if (!plan.weights.path.empty())
-    captured = (std::filesystem::path(options.planPath).parent_path() /
-                plan.weights.path)
-                   .string();
+  std::string captured = capturedPath(plan, options);
   if (!options.weightsPath.empty())
     weights.emplace(options.weightsPath);
   else if (!captured.empty())

@@ -18,6 +18,9 @@ namespace fsdp::runtime {
 
 namespace {
 
+/// Bytes in a millisecond.
+constexpr int64_t kSlowDisk = 20'000;
+
 /// Lets the watch follow a rank for as long as its position is there.
 class Following {
 public:
@@ -84,11 +87,17 @@ JobParts jobOf(const RunFiles &files, const RunOptions &options) {
 }
 
 /// Of the ranks that read the same files, the first compares their hashes. What
-/// one of them finds ends all.
+/// one of them finds ends all. The others wait for it for `meeting` and the
+/// time in which a slow disk gives the bytes.
 void checkHashes(const RunFiles &files, const RunOptions &options,
-                 Rendezvous &rendezvous) {
+                 Rendezvous &rendezvous, AgentWatch &watch,
+                 std::chrono::milliseconds meeting) {
+  RunFiles::Reading read = files.hashed();
   std::vector<std::string> readers =
-      rendezvous.exchange(hostIdentity() + " " + files.identity());
+      rendezvous.exchange(hostIdentity() + " " + read.identity);
+  std::chrono::milliseconds patience =
+      meeting + std::chrono::milliseconds(read.bytes / kSlowDisk);
+  watch.awaitMeeting(patience);
   auto own = size_t(rendezvous.rank());
   auto first = std::find(readers.begin(), readers.end(), readers[own]);
   std::string error;
@@ -98,7 +107,8 @@ void checkHashes(const RunFiles &files, const RunOptions &options,
   } catch (const InputError &found) {
     error = found.what();
   }
-  std::vector<std::string> errors = rendezvous.exchange(error);
+  std::vector<std::string> errors = rendezvous.exchange(error, patience);
+  watch.awaitMeeting(meeting);
   if (!error.empty())
     throw InputError(error);
   for (const std::string &other : errors)
@@ -213,7 +223,7 @@ RunEnd runUnderTorchrun(const RunOptions &options,
   watch.awaitMeeting(meeting);
   try {
     Rendezvous rendezvous(environment, jobOf(files, options), meeting);
-    checkHashes(files, options, rendezvous);
+    checkHashes(files, options, rendezvous, watch, meeting);
     if (options.backend == Backend::Shm)
       return runOnOneHost(files, options, rendezvous, watch);
     return runOnHosts(files, options, environment, rendezvous, watch);

@@ -98,8 +98,12 @@ struct RunFiles {
   /// options and the files themselves state, which reads whole files. Throws
   /// InputError.
   void checkHashes(const RunOptions &options) const;
-  /// Says which files of this host checkHashes() reads.
-  std::string identity() const;
+  /// What checkHashes() reads.
+  struct Reading {
+    std::string identity; ///< says which files of this host
+    int64_t bytes = 0;
+  };
+  Reading hashed() const;
 
   plan::Plan plan;
   /// Set for runs with checkpoints: the hash of the plan as it was read.
@@ -127,6 +131,7 @@ private:
   void openWeights(const RunOptions &options);
   void openData(const RunOptions &options);
   void openEvaluation(const RunOptions &options);
+  void checkOutputs(const RunOptions &options) const;
   void openOutputs(const RunOptions &options);
 };
 
