@@ -570,6 +570,33 @@ def an_optimizer_of_more(compiled: bool) -> list[Any]:
     return found
 
 
+def a_reference_model(compiled: bool) -> list[Any]:
+    """As in preference learning; it has not run before."""
+    reference = fully_shard(Net().requires_grad_(False))
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = reference(x)
+        return (model(x) - wanted + 1).square()
+
+    model = fully_shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = None
+    if compiled:
+        step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
+    found = []
+    for number in range(3):
+        if step is not None:
+            loss = step(batch(number))
+        else:
+            loss = compute_loss(model, batch(number))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     betas_of_a_loaded_state: "",
     other_memory: "",
@@ -590,6 +617,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     norms_of_a_tied_parameter: "",
     tied_after_fully_shard: "was tied after fully_shard",
     inputs_with_gaps: "is a view with gaps, of shape",
+    a_reference_model: "the step calls 'Net', which fully_shard was called on and which is not",
     an_optimizer_of_more: "requires grad but is no parameter of the model",
 }
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,13 +25,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultAllGather,
     DefaultReduceScatter,
 )
-from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
 from fsdp_mlir.modules import weights
-from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support.errors import CompileError, SourceMap, located
 from fsdp_mlir.support.policy_schema import DTYPE_KEYS, DTYPES, key_at
 
 _FLOATS = tuple(getattr(torch, name) for name in DTYPES)
@@ -81,6 +84,24 @@ def reshard(model_groups: list[FSDPParamGroup]) -> None:
     has not ended for FSDP2, whose own reshard() then keeps some unsharded."""
     for group in model_groups:
         group._to_sharded()
+
+
+@contextmanager
+def no_gathers() -> Iterator[None]:
+    """In the body, a call of a module that fully_shard was called on is a CaptureError, before
+    FSDP2 gathers its parameters. The hooks of the model itself are off while it is recorded."""
+    sources = SourceMap()
+
+    def pre_forward(state: FSDPState, module: nn.Module, *_: Any) -> Any:
+        state._training_state = TrainingState.IDLE  # which its caller has set
+        raise located(
+            sources.frame(sys._getframe(1)),
+            f"the step calls '{class_name(module)}', which fully_shard was called on and which is "
+            "not the model; a plan gathers the parameters of one model only",
+        )
+
+    with mock.patch.object(FSDPState, "_root_pre_forward", pre_forward):
+        yield
 
 
 def drop_gradients(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fsdp_mlir.support.errors import SourceMap
@@ -33,6 +34,9 @@ _READS = {
     *_OF_TORCH_TOO,
 }
 
+# Which a fake tensor refuses by itself, with another message.
+_REFUSED = {"numpy", "__array__", "__dlpack__"}
+
 Check = Callable[[Tensor, str, FrameType], None]
 
 
@@ -44,7 +48,8 @@ def asking(mode: TorchDispatchMode, sources: SourceMap, check: Check) -> Iterato
     def asks(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         def asking_read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1)
-            recorded = _has_data(self) and mode in _get_current_dispatch_mode_stack()
+            asked = _has_data(self) or (name in _REFUSED and isinstance(self, FakeTensor))
+            recorded = asked and mode in _get_current_dispatch_mode_stack()
             if recorded and (name not in _OF_TORCH_TOO or _is_model(caller, sources)):
                 check(self, name.strip("_"), caller)
             return read(self, *args, **kwargs)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.modules.placed import local, local_gradient, unrecorded
 from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.modules.sharding import no_gathers
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record.draws import Draws
 from fsdp_mlir.record.generators import Drawn, refused_seeding, untouched_generators
@@ -96,7 +97,13 @@ def record_once(fake: FakeModel) -> Recording:
     sources = SourceMap()
     hooked = view.units.hooked(view.params, view.asked.device.version)
     present = view.asked.device.present()
-    with present, ModuleStack(view.model) as modules, hooked as entries, refused_seeding():
+    with (
+        present,
+        ModuleStack(view.model) as modules,
+        hooked as entries,
+        refused_seeding(),
+        no_gathers(),
+    ):
         recorder = _recorder(fake, modules, sources)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
