@@ -597,6 +597,38 @@ def a_reference_model(compiled: bool) -> list[Any]:
     return found
 
 
+def optimizers_of_the_loop(compiled: bool) -> list[Any]:
+    """Two over the parts of a model, and then one in hooks of backward."""
+    found: list[Any] = []
+    for hooked in (False, True):
+        model = fully_shard(Net())
+        parts = [torch.optim.Muon([model.a.weight]), torch.optim.AdamW([model.b.weight])]
+        if hooked:
+            rest = [torch.optim.SGD([p], lr=0.1) for p in (model.a.bias, model.b.bias)]
+
+            def update(param: Tensor, rest: Any = rest) -> None:
+                for each in rest:
+                    if each.param_groups[0]["params"][0] is param:
+                        each.step()
+                        each.zero_grad()
+
+            for each in rest:
+                each.param_groups[0]["params"][0].register_post_accumulate_grad_hook(update)
+        step = fsdp_mlir.compile(model) if compiled else None
+        for number in range(3):
+            if step is not None:
+                loss = step.backward(batch(number))
+            else:
+                loss = model(batch(number))
+                loss.backward()
+            for each in parts:
+                each.step()
+                each.zero_grad()
+            found.append(loss.item())
+        found += [whole(p).double().sum().item() for p in model.parameters()]
+    return found
+
+
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     betas_of_a_loaded_state: "",
     other_memory: "",
@@ -618,6 +650,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     tied_after_fully_shard: "was tied after fully_shard",
     inputs_with_gaps: "is a view with gaps, of shape",
     a_reference_model: "the step calls 'Net', which fully_shard was called on and which is not",
+    optimizers_of_the_loop: "",
     an_optimizer_of_more: "requires grad but is no parameter of the model",
 }
 

@@ -486,7 +486,7 @@ def test_microbatches_share_the_samples() -> None:
     ("options", "kind", "message"),
     [
         ({"loss": None, "example": BATCH["x"]}, CaptureError, "is no loss"),
-        ({"optimizer": None}, CompileError, "expected an optimizer"),
+        ({"optimizer": 3}, CompileError, "expected an optimizer"),
         ({"optimizer": {"name": "adagrad"}}, CompileError, 'policy.yaml:.*got: "adagrad"'),
         ({"max_norm": -1.0}, ValueError, "max_norm: expected a number of at least 0, got -1.0"),
         ({"mesh": {}}, CompileError, "'mesh' follows from the other arguments"),
@@ -542,3 +542,15 @@ def test_an_operator_that_fails() -> None:
         step(BATCH)
     with pytest.raises(RuntimeError, match=over):
         step({name: tensor[:2] for name, tensor in BATCH.items()})  # which has no plan yet
+
+
+def test_without_an_optimizer() -> None:
+    """The loop uses the gradients itself."""
+    step = compiled(optimizer=None)
+    step.backward(BATCH)
+    for call in (step, step.update, step.save, step.load, step.optimizer_state_dict):
+        arguments = (
+            (BATCH,) if call is step else ("folder",) if call in (step.save, step.load) else ()
+        )
+        with pytest.raises(TypeError, match="expected an optimizer in compile"):
+            call(*arguments)

@@ -41,7 +41,7 @@ def compile(
     *,
     loss: Loss | None = None,
     compute_loss: Callable[..., Tensor] | None = None,
-    optimizer: optimizers.OptimizerSpec,
+    optimizer: optimizers.OptimizerSpec = None,
     example: Example | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
@@ -67,7 +67,8 @@ def compile(
 
     `optimizer` is an optimizer on model.parameters(), or a class, or `(class, arguments)`, or the
     mapping of the config. SGD, Adam and AdamW become part of the plan, with the settings that their
-    groups have at each step; any other optimizer gets the gradients and makes its own step. With
+    groups have at each step; any other optimizer gets the gradients and makes its own step. Without
+    one there are only the step's `backward`, `accumulate` and `evaluate`. With
     `max_norm` the gradients are clipped as by torch.nn.utils.clip_grad_norm_. `options` are further
     keys of fsdp-opt's config (docs/config.md) that the other arguments and fully_shard do not
     determine, such as `gradient_accumulation_steps`. `grad_scaler` may be a torch.amp.GradScaler.

@@ -141,6 +141,7 @@ class Step:
         n `gradient_accumulation_steps` the batch has n times the samples of a microbatch: n
         microbatches in a row, whose mean loss is returned.
         """
+        self._expect_optimizer("step")
         batch = self._inputs.named(args, kwargs)
         microbatches = split(batch, self._requests.count)
         sharding.reshard(self._groups)
@@ -222,6 +223,7 @@ class Step:
     def update(self) -> None:
         """Clips the gradients of the parameters, if asked for, makes the optimizer's step, and
         drops the gradients."""
+        self._expect_optimizer("update")
         if self._optimizer is None:
             raise TypeError("update: expected an optimizer of torch in compile, got a config")
         if self._config.get("lr_schedule"):
@@ -334,6 +336,7 @@ class Step:
         this and writes the copies during the next steps: the future that it returns, or the next
         save or load, waits for that, and a failure becomes a warning. A save that fails, at
         whatever point, leaves older checkpoints as they were."""
+        self._expect_optimizer("save")
         return self._checkpoint.save(
             folder,
             self._state_of_optimizer(makes=False),
@@ -351,6 +354,7 @@ class Step:
         folder. The checkpoint may come from fsdp-run, and from another number of ranks. Raises
         ValueError or RuntimeError, and changes nothing, if it is not one of this model and
         optimizer."""
+        self._expect_optimizer("load")
         sharding.reshard(self._groups)
         found = self._checkpoint.load(
             path,
@@ -363,6 +367,13 @@ class Step:
             self._own_update.forget()
             self._updates, self._scaler = found.counters.updates, found.counters.scaler
         return found
+
+    def _expect_optimizer(self, what: str) -> None:
+        if isinstance(self._optimizer, optimizers.NoOptimizer):
+            raise TypeError(
+                f"{what}: expected an optimizer in compile; without one, step.backward and "
+                "step.accumulate leave gradients for the loop"
+            )
 
     def _of_plans(self) -> tuple[int | None, tuple[float, int] | None]:
         """Updates of a plan's own optimizer, and the loss scaler, as the next step will use
@@ -394,6 +405,7 @@ class Step:
         return self._state_of_optimizer(makes=True)
 
     def _state_of_optimizer(self, *, makes: bool) -> OptimizerState:
+        self._expect_optimizer("the state of the optimizer")
         sharding.reshard(self._groups)
         made = next((made for made in self._cache.values() if made is not None), None)
         session = made.session if made else None

@@ -16,13 +16,24 @@ from fsdp_mlir.support.policy_schema import hyperparameters
 
 Optimizer = torch.optim.Optimizer
 Group = dict[str, Any]
-# An instance, a class or a partial of one, a class with its arguments, or the config's mapping.
-OptimizerSpec = Optimizer | type[Optimizer] | functools.partial | tuple | dict
+# An instance, a class or a partial of one, a class with its arguments, the config's mapping, or
+# none.
+OptimizerSpec = Optimizer | type[Optimizer] | functools.partial | tuple | dict | None
 
 # What the plan takes from a group of torch.optim's, besides what decides its name and kernel.
 SETTINGS = {name: hyperparameters(name) for name in ("sgd", "adam", "adamw")}
 # What is read at each step: everything that does not affect the form of the state.
 FOLLOWED = {key for keys in SETTINGS.values() for key in keys} - {"amsgrad"}
+
+
+class NoOptimizer(Optimizer):
+    """In place of one that compile was not given: whoever owns the loop uses the gradients."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+
+    def step(self, closure: Any = None) -> None:
+        raise TypeError("expected an optimizer in compile")
 
 
 def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
@@ -31,6 +42,8 @@ def instance_of(spec: Any, model: nn.Module) -> Optimizer | None:
 
     What torch.optim refuses raises its own error.
     """
+    if spec is None:
+        return NoOptimizer(model)
     if isinstance(spec, Optimizer):
         return spec
     if isinstance(spec, dict):
