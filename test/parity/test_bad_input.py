@@ -259,6 +259,19 @@ def test_the_plans_weights_as_output(llama: Captured, plan: Path) -> None:
     assert weights.read_bytes() == before
 
 
+@pytest.mark.parametrize("option", ["--resume", "--checkpoint"])
+def test_outputs_in_a_checkpoint(llama: Captured, plan: Path, tmp_path: Path, option: str) -> None:
+    step = tmp_path / "step-2"
+    step.mkdir()
+    (step / "shard").write_text("old")
+    given = step if option == "--resume" else tmp_path
+    for file in (step / "shard", step / "new"):
+        command = [*with_data(plan, llama.data), option, given, "--save-weights", file]
+        fails(command, f"--save-weights and {option}: expected a file that is in no checkpoint")
+    assert [path.name for path in step.iterdir()] == ["shard"]
+    assert (step / "shard").read_text() == "old"
+
+
 def test_two_outputs_in_one_place(llama: Captured, plan: Path, tmp_path: Path) -> None:
     command = [*with_data(plan, llama.data, steps=5), "--metrics", tmp_path / "x"]
     fails([*command, "--trace", tmp_path / "." / "x"], "--metrics and --trace: expected two files")

@@ -62,6 +62,22 @@ static std::string capturedPath(const plan::Plan &plan,
   return (path.parent_path() / plan.weights.path).string();
 }
 
+/// Throws InputError for an output in a checkpoint that the run may read.
+static void checkOutside(const NamedFile &output, const RunOptions &options) {
+  std::error_code error;
+  auto folder = std::filesystem::absolute(output.path, error).parent_path();
+  auto check = [&](const char *option, const std::filesystem::path &folder,
+                   const std::string &path) {
+    if (!path.empty() && std::filesystem::equivalent(folder, path, error))
+      throw InputError(output.name + " and " + option +
+                       ": expected a file that is in no checkpoint, got " +
+                       output.path);
+  };
+  check("--resume", folder, options.resume);
+  if (folder.filename().string().starts_with("step-"))
+    check("--checkpoint", folder.parent_path(), options.checkpointPath);
+}
+
 void checkMeasuring(const RunOptions &options, int64_t begin) {
   checkMeasuring("--profile", options.profilePath, Profiler::kWarmup, begin,
                  options.steps);
@@ -151,6 +167,8 @@ void RunFiles::checkOutputs(const RunOptions &options) const {
       outputs.push_back(file);
   if (std::string error = fsdp::checkOutputs(outputs, inputs); !error.empty())
     throw InputError(error);
+  for (const NamedFile &file : outputs)
+    checkOutside(file, options);
 }
 
 void RunFiles::openOutputs(const RunOptions &options) {
