@@ -93,8 +93,8 @@ private:
   json parseJson(const std::string &text) {
     try {
       json document = plan::parseJson(text, path + ": capture.json");
-      if (document.value("format", json()) != 1)
-        fail("capture.json: expected format 1, got: " +
+      if (document.value("format", json()) != 2)
+        fail("capture.json: expected format 2, got: " +
              document.value("format", json()).dump());
       return document;
     } catch (const plan::PlanError &error) {

@@ -145,7 +145,7 @@ DIFFERENT: dict[str, tuple[str, str, list[str]]] = {
     "a_frozen_parameter": (
         "pass",
         "model.first.bias.requires_grad_(rank == 0)",
-        ["param 'first.bias' of float32[4] requires_grad=False there"],
+        ["param 'first.bias' of float32[4] requires_grad=False position=1 there"],
     ),
 }
 

@@ -200,6 +200,26 @@ def test_tensors_left_in_globals() -> None:
     assert torch.equal(got, KEPT[0])
 
 
+class Recurrent(Net):
+    """It keeps its weights in a list besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 8)
+
+    def between(self, x: Tensor) -> Tensor:
+        result: Tensor = self.rnn(x)[0]
+        return result
+
+
+def test_parameters_in_lists_are_not_copied() -> None:
+    pair = Twins(Recurrent, X, SGD, fallback="error")
+    pair.assert_equal_steps()
+    (compiled,) = pair.step._cache.values()
+    assert compiled is not None
+    assert not compiled.captured.constants
+
+
 CHANGES: dict[str, Callable[[Net], Any]] = {
     "none": lambda model: setattr(model, "aux", None),
     "removed": lambda model: delattr(model, "aux"),

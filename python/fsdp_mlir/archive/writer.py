@@ -27,7 +27,7 @@ from fsdp_mlir.support.numerics import numerics
 from fsdp_mlir.support.version import __version__
 from fsdp_mlir.view.model_view import constant_name
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

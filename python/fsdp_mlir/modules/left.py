@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -71,8 +71,9 @@ class Slots:
 
 def _is_made(tensor: Tensor) -> bool:
     """Whether it is a recorded one that may be copied to a slot: of no subclass, such as DTensor,
-    and not what a module holds as a parameter."""
-    return type(tensor) is FakeTensor and tensor.layout == torch.strided
+    and no parameter, as in the list of an RNN's weights."""
+    is_plain = type(tensor) is FakeTensor and not isinstance(tensor, nn.Parameter)
+    return is_plain and tensor.layout == torch.strided
 
 
 class Copies:
