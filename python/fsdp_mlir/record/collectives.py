@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._ops import OpOverload
+from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import (
     ProcessGroup,
     ReduceOp,
@@ -27,6 +32,8 @@ from fsdp_mlir.record.graph import Node
 NAMESPACE = "_c10d_functional"
 WAIT_FOR_ALL = f"{NAMESPACE}::wait_tensors"  # newer than wait_tensor; returns what it takes
 
+_REDUCTIONS = {"sum", "avg", "min", "max", "product"}
+
 # The names of the groups of this process, by their own names.
 _axes: dict[str, str] = {}
 
@@ -37,6 +44,29 @@ def named(func: OpOverload, values: list[Any]) -> list[Any]:
         return values
     formals = [formal.name for formal in func._schema.arguments]
     return [_text(name, value) for name, value in zip(formals, values, strict=True)]
+
+
+@contextmanager
+def as_functional() -> Iterator[None]:
+    """In the body, torch.distributed.all_reduce of a tensor without gradient, such as a count of
+    tokens, is the functional collective and a copy: a graph has no collective that writes in place.
+    The bits are the same."""
+    all_reduce = dist.all_reduce
+
+    def in_two_calls(
+        tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        name = _text("reduce_op", op)
+        if async_op or tensor.requires_grad or name not in _REDUCTIONS:
+            return all_reduce(tensor, op, group, async_op)
+        reduced = functional.all_reduce(tensor, name, group or dist.group.WORLD)
+        tensor.copy_(functional.wait_tensor(reduced))
+        return None
+
+    with ExitStack() as stack:
+        for module in (dist, distributed_c10d):
+            stack.enter_context(mock.patch.object(module, "all_reduce", in_two_calls))
+        yield
 
 
 def model_parallel(nodes: Iterable[Node], data_ranks: Sequence[int]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from fsdp_mlir.modules.placed import local, local_gradient, unrecorded
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.sharding import no_gathers
 from fsdp_mlir.modules.weights import State
+from fsdp_mlir.record import collectives
 from fsdp_mlir.record.draws import Draws
 from fsdp_mlir.record.generators import Drawn, refused_seeding, untouched_generators
 from fsdp_mlir.record.graph import Node, Trace
@@ -103,6 +104,7 @@ def record_once(fake: FakeModel) -> Recording:
         hooked as entries,
         refused_seeding(),
         no_gathers(),
+        collectives.as_functional(),
     ):
         recorder = _recorder(fake, modules, sources)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
