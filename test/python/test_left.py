@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -440,3 +441,163 @@ def test_what_runs_elsewhere_leaves_nothing(tmp_path: Path) -> None:
         done = capture(OfTheLoss(), kwargs=X, path=tmp_path / "model.pt")
     assert done.buffers == 0
     assert any("'aux' was set in forward" in str(each.message) for each in caught)
+
+
+class Rotated(Averaging):
+    """Its buffers change places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.ones(8))
+
+    def between(self, x: Tensor) -> Tensor:
+        self.last, self.mean = self.mean, self.last
+        return x * self.mean + self.last
+
+    def left(self) -> list[Tensor]:
+        return [self.mean, self.last]
+
+
+def test_buffers_that_change_places() -> None:
+    pair = Twins(Rotated, X, SGD, fallback="error")
+    for _ in range(3):
+        pair.assert_equal_steps(1)
+        assert_alike(pair)
+
+
+class HeldToo(Averaging):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [self.mean]
+
+    def between(self, x: Tensor) -> Tensor:
+        self.mean = self.mean + 1
+        return x * self.mean + self.held[0]
+
+    def left(self) -> list[Tensor]:
+        return [self.mean, *self.held]
+
+
+class Distribution(Net):
+    """Of a class whose objects are not made by copying."""
+
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = torch.distributions.Normal(x, 1.0)
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.aux.mean]
+
+
+class Closure(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = lambda: x
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.aux()]
+
+
+class Uncopied:
+    def __init__(self, mean: Tensor) -> None:
+        self.mean = mean
+
+    def __copy__(self) -> Uncopied:
+        raise NotImplementedError
+
+
+class OfAClassThatDoesNotCopy(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = Uncopied(x.mean())
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.aux.mean]
+
+
+class Parameters(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = [self.a.weight, x.sum()]
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.aux[1]]
+
+
+class TheBuffer(Averaging):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = self.mean[2:4]
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.aux]
+
+
+class StoredDraws(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = random.random()
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [torch.tensor(0.0)]
+
+
+WITHOUT_PLAN = {
+    HeldToo: "'held.0.' keeps what was there",
+    Distribution: "set in each step to what a compiled step cannot put there",
+    Closure: "set in each step to what a compiled step cannot put there",
+    OfAClassThatDoesNotCopy: "set in each step to what a compiled step cannot put there",
+    Parameters: "set in each step to what a compiled step cannot put there",
+    TheBuffer: "set in each step to what a compiled step cannot put there",
+    StoredDraws: "follows from numbers that forward draws",
+}
+
+
+@pytest.mark.parametrize("model", WITHOUT_PLAN, ids=lambda model: model.__name__)
+def test_what_a_plan_cannot_leave(model: type[Net]) -> None:
+    with pytest.warns(UserWarning, match=WITHOUT_PLAN[model]):
+        pair = Twins(model, X, SGD)
+    for _ in range(3):
+        pair.assert_equal_steps(1)
+        assert_alike(pair)
+
+
+class Empty:
+    __slots__ = ("mean",)
+
+
+class EmptySlots(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.aux = Empty()
+
+    def between(self, x: Tensor) -> Tensor:
+        self.aux.mean = x.mean()
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.aux.mean]
+
+
+def test_slots_that_were_empty() -> None:
+    pair = Twins(EmptySlots, X, SGD, fallback="error")
+    for _ in range(3):
+        pair.assert_equal_steps(1)
+        assert_alike(pair)
+
+
+class DrawingAndLeaving(Net):
+    def between(self, x: Tensor) -> Tensor:
+        random.random()
+        self.aux = x.mean()
+        return x
+
+
+def test_a_capture_draws_nothing() -> None:
+    pair = Twins(DrawingAndLeaving, X, SGD, fallback="error", example=None)
+    random.seed(3)
+    pair.step(pair.batch)
+    got = random.random()
+    random.seed(3)
+    random.random()
+    assert got == random.random()

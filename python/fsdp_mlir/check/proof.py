@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsdp_mlir.check import eager_check
 from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
 from fsdp_mlir.modules.left import Left, tensors_of
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
-from fsdp_mlir.record.generators import Drawn, noted_draws, untouched_generators
+from fsdp_mlir.record.generators import Drawn, untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
 from fsdp_mlir.support.errors import CaptureError, located, short_path, source_of
@@ -64,6 +64,7 @@ def check(recorded: Recorded) -> Checked:
     if kept is not None and kept.paths:
         _check_steady(view, first, second)
     check_shared_memory(view, recording.trace.constants, recording.written)
+    _check_held(view, before)
 
     checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if wanted is None else wanted)
     device = view.asked.device
@@ -89,18 +90,23 @@ def check(recorded: Recorded) -> Checked:
         )
     after = recording.trained or first
     left = before.left(after, kept) if changed else []
+    once: list[str] = []
     if view.asked.outputs is not None:
-        left += recorded.drawn.left(draws)
-    put = tensors_of(left)
-    made = first.made_since(before) if not cached else []
-    if lost := [path for path in made if id(first.tensors()[path]) not in put]:
+        once, anew = _not_put(view, before, after, second, left) if changed else ([], [])
+        if anew and not cached:
+            raise located(
+                source_of(view.model),
+                f"{_attributes(anew)} set in each step to what a compiled step cannot put there; "
+                "keep tensors, plain values, and objects of your own classes that hold these",
+            )
+        left += recording.drawn.left(draws)
+    elif lost := first.made_since(before) if not cached else []:
         warnings.warn(
             f"{_attributes(lost)} set in forward, and no later step reads it; the compiled step "
             "does not set it",
             stacklevel=3,
         )
-    unsettled = cached or bool(changed and _kept_once(view, before, after, second, left))
-    return Checked(recording, checked, left, unsettled)
+    return Checked(recording, checked, left, cached or bool(once))
 
 
 def _communicates(recording: Recording) -> bool:
@@ -119,11 +125,12 @@ def _check_again(recorded: Recorded) -> list[Drawn]:
     for surrounding in surroundings:
         with untouched_generators(), surrounding:
             try:
-                with noted_draws() as drawn:
-                    again = record_once(FakeModel(recording.view))
+                again = record_once(FakeModel(recording.view))
+                if recorded.drawn:
+                    _check_stored(recorded, again)
             finally:
                 recorded.before.restore()
-        draws.append(drawn)
+        draws.append(again.drawn)
         difference = _difference(recording, again)
         if difference is not None:
             location, text = difference
@@ -134,6 +141,36 @@ def _check_again(recorded: Recorded) -> list[Drawn]:
                 "differs by rank or by step in an input or a buffer",
             )
     return draws
+
+
+def _check_held(view: ModelView, before: PythonState) -> None:
+    """CaptureError for a buffer that forward assigns and something else holds too, which keeps the
+    tensor from before."""
+    for buffer in view.buffers:
+        if buffer.name not in view.step.assigned:
+            continue
+        memory = buffer.tensor.untyped_storage()._cdata
+        for path, tensor in before.tensors().items():
+            if tensor.untyped_storage()._cdata == memory:
+                raise located(
+                    source_of(view.model),
+                    f"'{buffer.name}' was assigned in forward, and '{path}' keeps what was there; "
+                    "change it in place, as with .copy_()",
+                )
+
+
+def _check_stored(recorded: Recorded, again: Recording) -> None:
+    """CaptureError if what forward leaves follows from what it draws: `again` drew otherwise."""
+    view = recorded.recording.view
+    first = recorded.recording.trained or recorded.after
+    second = again.trained or PythonState.of(view.model, view.step.loss)
+    for path in first.changes(second):
+        if "value" in {state.leaves.get(path, ("none", None))[0] for state in (first, second)}:
+            raise located(
+                source_of(view.model),
+                f"attribute '{path}' follows from numbers that forward draws, which a captured "
+                "step does not compute; draw by calls of torch on tensors",
+            )
 
 
 def _depends_on_state(recording: Recording) -> bool:
@@ -161,19 +198,27 @@ def _check_counters(
             )
 
 
-def _kept_once(
+def _not_put(
     view: ModelView, before: PythonState, after: PythonState, second: PythonState, left: list[Left]
-) -> bool:
-    """Whether a step leaves anything that `left` does not put in place, and that the next step does
-    not make anew."""
+) -> tuple[list[str], list[str]]:
+    """What a step leaves and `left` does not put in place: what the next step keeps, and what it
+    makes anew."""
     try:
         for put in left:
             put()
         missed = PythonState.of(view.model, view.step.loss).changes(after)
     finally:
         before.restore()
-    kept = (path for path in missed if after.leaves.get(path) == second.leaves.get(path))
-    return any(after.leaves.get(path, ("none", None))[0] != "tensor" for path in kept)
+    put_tensors, old, new = tensors_of(left), before.tensors(), after.tensors()
+    missed = [
+        path
+        for path in missed
+        if id(new.get(path)) not in put_tensors
+        # The list that an RNN has of its parameters follows them by itself.
+        and not all(isinstance(each.get(path), nn.Parameter) for each in (old, new))
+    ]
+    once = [path for path in missed if after.leaves.get(path) == second.leaves.get(path)]
+    return once, [path for path in missed if path not in once]
 
 
 def _check_steady(view: ModelView, first: PythonState, second: PythonState) -> None:

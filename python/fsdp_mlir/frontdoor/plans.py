@@ -73,7 +73,7 @@ class Compiled:
     leaving: Leaving
     loss_dtype: torch.dtype = field(init=False)
     _has_run: Captured | None = field(default=None, init=False)
-    _seen: set[Any] = field(default_factory=set, init=False)
+    seen: set[Any] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
@@ -97,13 +97,13 @@ class Compiled:
             if (x := sources.get(name)) is not None and 0 < x.numel() <= _SMALL
         }
         # Most follow from a few numbers, which have been seen before.
-        key = self.captured.digest, tuple(small.items())
+        key = tuple(small.items())
         for each in self.captured.relied_on:
-            seen = key in self._seen and small.keys() >= set(each.outside)
+            seen = key in self.seen and small.keys() >= set(each.outside)
             if not seen and sources.keys() >= set(each.outside) and not each.holds(sources):
                 return False
-        if len(self._seen) < _MOST_SEEN:
-            self._seen.add(key)
+        if len(self.seen) < _MOST_SEEN:
+            self.seen.add(key)
         return True
 
     def is_current(self, *, training: bool) -> bool:
@@ -200,6 +200,7 @@ class Plans:
                 if made.policy == policy and made.captured.digest == captured.digest:
                     self._warn_of_what_is_not_done(made)
                     made.captured = captured
+                    made.seen.clear()
                     made.leaving.captured(captured.left)
                     made.renew()
                     self._bind(made)

@@ -252,9 +252,13 @@ def _changed_hooks(
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
     if isinstance(value, Tensor):
         text = f"a tensor of shape {list(value.shape)}"
+    elif built_in(type(value)) is not None and _is_deep([value]):
+        # What it holds may have no text, such as a parameter without memory.
+        text = f"a '{type(value).__name__}' of {len(value)}"
+    else:
+        text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:60] + "…"
 
 

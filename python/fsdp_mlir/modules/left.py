@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,19 @@ class Slots:
         self.recorded: list[Tensor] = []
         self.tensors: list[Tensor] = []
 
-    def take(self, state: Callable[[], Mapping[str, Tensor]]) -> None:
+    def take(self, state: Callable[[], Mapping[str, Tensor]], own: Collection[int]) -> None:
         """Copies the tensors that are there now, by their paths. The first call is that of the
-        first recording; CaptureError if later ones find other forms."""
+        first recording; CaptureError if later ones find other forms. Memory of the model's `own`
+        parameters and buffers is not copied: it is shared."""
         if self.paths == []:
             return
         now = state()
         if self.paths is None:
-            made = {id(each): path for path, each in now.items() if _is_made(each)}
+            made = {
+                id(each): path
+                for path, each in now.items()
+                if _is_made(each) and each.untyped_storage()._cdata not in own
+            }
             self.paths = list(made.values())
             self.recorded = [now[path] for path in self.paths]
             with _disable_current_modes():
@@ -100,11 +106,16 @@ class Copies:
         return set(map(id, self._recorded))
 
     def can(self, value: Any) -> bool:
-        """Whether `of` makes such a value; it has in it a tensor of the recording."""
+        """Whether `of` makes such a value, which has in it a tensor of the recording, by no code of
+        its class."""
         if not self.holds(value):
             return True
-        kind = built_in(type(value))
+        kind, own = built_in(type(value)), type(value)
+        if isinstance(value, Tensor):
+            return True
         if kind in (set, frozenset) or (kind is tuple and not _is_plain_tuple(value)):
+            return False
+        if kind is not tuple and isinstance(getattr(own, "__copy__", None), FunctionType):
             return False
         keys = kind.__iter__(value) if isinstance(value, dict) else ()
         return not any(map(self.holds, keys)) and all(map(self.can, _members(value)))
@@ -134,6 +145,8 @@ class Copies:
             made = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         else:
             made = copy.copy(value)
+            if made is value:
+                raise TypeError(f"a copy of a '{type(value).__name__}' is the same object")
             if kind is not None:
                 content = self.items(value, parts)
                 refill(made, content)
@@ -245,7 +258,14 @@ class Placing:
     def _is_made(self, value: Any) -> bool:
         if self.copies is None:
             return False
-        return is_left(value, {*self.known, *self.copies.known}) and self.copies.can(value)
+        if not is_left(value, {*self.known, *self.copies.known}) or not self.copies.can(value):
+            return False
+        self.copies.of_slots()
+        try:
+            self.copies.of(value, [])
+        except Exception:  # its class makes no such object
+            return False
+        return True
 
 
 def tensors_of(left: Sequence[Left]) -> set[int]:

@@ -6,6 +6,7 @@ import enum
 import io
 import os
 import random
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ from fsdp_mlir.modules.place import (
     bytes_of,
     has_own_attributes,
     size_of,
+    slot_names,
 )
 from fsdp_mlir.modules.untaken import guarded
 
@@ -301,6 +303,8 @@ class PythonState:
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._add_attributes(path, value, depth)
+        elif isinstance(value, weakref.ref) and self._most is None:
+            self.leaves[path] = ("type", type(value))  # an RNN makes those of its weights anew
         elif id(value) in self._seen or (kind is None and not has_own_attributes(value)):
             self._identify(path, "object", value)
         elif depth >= self._most_depth(kind):
@@ -358,7 +362,8 @@ class PythonState:
         attributes = dict(getattr(value, "__dict__", {}))
         if attributes:
             self._contents.append((vars(value), dict(attributes)))
-        if slots := in_slots(value):
+        slots = in_slots(value)
+        if slot_names(type(value)):
             self._slots.append((value, slots))
         for name, member in (attributes | slots).items():
             # Of a member of an enumeration, what Python itself keeps there does not count.

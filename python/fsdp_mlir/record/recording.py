@@ -17,7 +17,12 @@ from fsdp_mlir.modules.sharding import no_gathers
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record import collectives
 from fsdp_mlir.record.draws import Draws
-from fsdp_mlir.record.generators import Drawn, refused_seeding, untouched_generators
+from fsdp_mlir.record.generators import (
+    Drawn,
+    noted_draws,
+    refused_seeding,
+    untouched_generators,
+)
 from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
@@ -42,6 +47,7 @@ class Recording:
     written: set[str]  # buffers and constants that are changed in place
     units: list[list[str]]  # the modules of each unit but the root
     entries: dict[str, str]  # as unit_entry.Entries.needed has it
+    drawn: Drawn  # by forward and backward
     evaluation: Trace | None = None
     evaluation_loss: str = ""
     trained: PythonState | None = None  # the Python state before that evaluation
@@ -139,6 +145,7 @@ def record_once(fake: FakeModel) -> Recording:
             composites(),
             following,
             view.step.holding(fake.slots),
+            noted_draws() as drawn,
         ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
@@ -156,7 +163,7 @@ def record_once(fake: FakeModel) -> Recording:
         made = partial(Recording, view, modules, recorder.trace, loss, named)
         needed = entries.needed(value)
         if not view.asked.evaluation:
-            return made(recorder.states.written, entries.units, needed)
+            return made(recorder.states.written, entries.units, needed, drawn)
 
         trained = PythonState.of(view.model, view.step.loss)
         evaluator = _recorder(fake, modules, sources)
@@ -167,14 +174,23 @@ def record_once(fake: FakeModel) -> Recording:
             composites(),
             view.step.evaluating(),
             view.step.holding(fake.slots),
+            noted_draws() as drawn_to_evaluate,
         ):
             value = _own_loss(view, evaluated(evaluate, evaluator))
             evaluation_loss = evaluator.name_of(value)
         evaluator.states.check_places()
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
+        if drawn_to_evaluate and view.asked.outputs is not None:
+            raise located(
+                source_of(view.model),
+                "forward in eval mode draws from Python's or NumPy's generator of random numbers, "
+                "which a compiled evaluation does not do",
+            )
         written = recorder.states.written | evaluator.states.written
-        return made(written, entries.units, needed, evaluator.trace, evaluation_loss, trained)
+        return made(
+            written, entries.units, needed, drawn, evaluator.trace, evaluation_loss, trained
+        )
 
 
 def _reduced(view: ModelView, gradient: Tensor | None, param: State) -> Tensor | None:

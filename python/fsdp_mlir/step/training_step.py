@@ -195,20 +195,30 @@ class TrainingStep(nn.Module):
         follows from parameters by autograd is no such value: the next backward would reach it. The
         slots of `left` take the tensors that the step has left in Python."""
         if self.left is not None and not self._evaluating:
-            self.left.take(self._in_python)
-        modules = modules_by_path(self.model)
-        for slot, tensor in state.items():
+            self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})
+        modules, found = modules_by_path(self.model), {}
+        for slot in state:
             path, _, name = slot.rpartition(".")
-            buffers = modules[path]._buffers
-            value = buffers.get(name)
+            found[slot] = modules[path]._buffers, name
+        now = {slot: owner.get(name, state[slot]) for slot, (owner, name) in found.items()}
+        memory = [_memory(value) for value in now.values()]
+        values = {}
+        for slot, tensor in state.items():
+            value = now[slot]
             if value is None or value is tensor or isinstance(value, DTensor):
                 continue
             alone = sum(tensor is other for other in state.values()) == 1
+            alone = alone and memory.count(_memory(value)) == 1
             if alone and not value.requires_grad and _form(value) == _form(tensor):
+                # Buffers may have changed places.
+                moved = any(_memory(value) == _memory(other) for other in state.values())
                 with torch.no_grad():
-                    tensor.copy_(value)
-                buffers[name] = tensor
-                self.assigned.add(slot)
+                    values[slot] = value.clone() if moved else value
+        for slot, value in values.items():
+            owner, name = found[slot]
+            with torch.no_grad():
+                owner[name] = state[slot].copy_(value)
+            self.assigned.add(slot)
 
     def _in_python(self) -> dict[str, Tensor]:
         with _disable_current_modes():
@@ -256,6 +266,13 @@ class TrainingStep(nn.Module):
         if torch.is_grad_enabled() and not value.requires_grad:
             raise located(where, f"{what} depends on no parameter that requires grad")
         return value
+
+
+def _memory(tensor: Tensor | None) -> int:
+    if tensor is None or isinstance(tensor, DTensor):
+        return 0
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
