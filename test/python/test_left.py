@@ -348,6 +348,16 @@ def test_what_the_first_forward_makes_is_there_later(model: type[Net]) -> None:
         pair.theirs.reshard()
 
 
+def test_hooks_of_a_step_with_evaluation() -> None:
+    pair = Twins(LazyHook, X, SGD, fallback="error", evaluation=True)
+    for _ in range(3):
+        pair.assert_equal_steps(1)
+        with torch.no_grad():
+            assert_alike(pair)
+        pair.ours.reshard()
+        pair.theirs.reshard()
+
+
 class Growing(Net):
     def between(self, x: Tensor) -> Tensor:
         self.items.append(x.mean().detach())

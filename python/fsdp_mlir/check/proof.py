@@ -93,6 +93,8 @@ def check(recorded: Recorded) -> Checked:
     once: list[str] = []
     if view.asked.outputs is not None:
         once, anew = _not_put(view, before, after, second, left) if changed else ([], [])
+        # The state before an evaluation has the hooks of the recording itself.
+        once, anew = ([path for path in each if path in changed] for each in (once, anew))
         if anew and not cached:
             raise located(
                 source_of(view.model),
