@@ -105,7 +105,8 @@ def _relied_on(recording: Recording, batch: list[Tensor]) -> bool:
     sources = {f"i{index}": tensor for index, tensor in enumerate(batch)}
     held = [*(buffer.tensor for buffer in view.buffers), *trace.constants]
     sources |= {f"b{index}": tensor for index, tensor in enumerate(held)}
-    return all(each.holds(sources) for each in trace.relied_on)
+    traces = [trace, *([recording.evaluation] if recording.evaluation else [])]
+    return all(each.holds(sources) for one in traces for each in one.relied_on)
 
 
 def _line(error: BaseException | None) -> str:

@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import (
     _register_process_group,
     _resolve_process_group,
 )
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fsdp_mlir.record.graph import Node
 
@@ -57,6 +58,8 @@ def as_functional() -> Iterator[None]:
         tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         name = _text("reduce_op", op)
+        if not _get_current_dispatch_mode_stack():  # another thread's, such as one that saves
+            return all_reduce(tensor, op, group, async_op)
         if async_op or tensor.requires_grad or name not in _REDUCTIONS:
             return all_reduce(tensor, op, group, async_op)
         reduced = functional.all_reduce(tensor, name, group or dist.group.WORLD)
