@@ -11,6 +11,7 @@ import torch
 from fsdp_mlir import capture
 from graphs import Captured
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -67,3 +68,15 @@ def test_generator_stays_as_it_was(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     calls(tmp_path, model)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_is_wrapped_itself(tmp_path: Path) -> None:
+    """Its parameters() leave the wrapper out of their names."""
+    inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    done = capture(
+        checkpoint_wrapper(inner),
+        (torch.randn(2, 3),),
+        loss=torch.sum,
+        path=tmp_path / "model.pt",
+    )
+    assert done.params == 4

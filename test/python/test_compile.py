@@ -548,6 +548,7 @@ def test_without_an_optimizer() -> None:
     """The loop uses the gradients itself."""
     step = compiled(optimizer=None)
     step.backward(BATCH)
+    assert len(step._cache) == 1  # the example has the plan of backward
     for call in (step, step.update, step.save, step.load, step.optimizer_state_dict):
         arguments = (
             (BATCH,) if call is step else ("folder",) if call in (step.save, step.load) else ()

@@ -409,6 +409,7 @@ OUTSIDE: list[tuple[Callable[[Any], Any], str]] = [
     (having(torch.optim.SGD, weight_decay=torch.ones(())), "a tensor as 'weight_decay'"),
     (having(torch.optim.SGD, lr=torch.ones((), requires_grad=True)), "a tensor as 'lr'"),
     (having(torch.optim.SGD, weight_decay=float("nan")), "nan as 'weight_decay'"),
+    (having(torch.optim.SGD, lr=1e30), "1e+30 as 'lr'"),
     (having(torch.optim.SGD, dampening=-(2**60)), f"{-(2**60)} as 'dampening'"),
     (having(torch.optim.SGD, lr=float("inf")), "inf as 'lr'"),
     (having(torch.optim.SGD, lr=-1.0), "-1.0 as 'lr'"),

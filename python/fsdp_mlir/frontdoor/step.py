@@ -543,8 +543,10 @@ class Step:
         sharding.reshard(self._groups)
         if self._agreement is not None:
             params = list(self._model.parameters())
-            kind = "gradients" if self._outside(params) else "update"
-            key = self._requests.key(kind, [batch] * self._requests.count, params)
+            kind, count = "gradients" if self._outside(params) else "update", self._requests.count
+            if isinstance(self._optimizer, optimizers.NoOptimizer):
+                kind, count = "backward", 1
+            key = self._requests.key(kind, [batch] * count, params)
             compiled = self._compile(key, kind, [batch], is_example=True)
             if compiled is not None and self._is_unsettled(compiled):
                 del self._cache[key]  # until the first call, which settles it

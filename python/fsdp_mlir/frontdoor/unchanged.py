@@ -254,12 +254,17 @@ def _changed_hooks(
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         text = f"a tensor of shape {list(value.shape)}"
-    elif built_in(type(value)) is not None and _is_deep([value]):
-        # What it holds may have no text, such as a parameter without memory.
-        text = f"a '{type(value).__name__}' of {len(value)}"
+    elif built_in(type(value)) is not None and _has_tensors(value):
+        text = f"a '{type(value).__name__}' of {len(value)} with tensors"
     else:
         text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether a container may hold tensors: parameters without memory have no text."""
+    inside = PythonState.inside("", value, _MOST_LEAVES, whole=False)
+    return inside is None or bool(inside.tensors())
 
 
 def _module(name: str) -> str:

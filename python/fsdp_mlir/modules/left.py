@@ -173,32 +173,36 @@ def _is_plain_tuple(value: Any) -> bool:
     return kind is tuple or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")
 
 
-class MadePlace:
-    """Where a step leaves a value with tensors that it has made; a call puts one there with copies
-    of the last step's. `owner` holds it under a name."""
+@dataclass(frozen=True)
+class Spot:
+    """A place where a value may be, which `owner` holds under a name."""
 
-    def __init__(
-        self,
-        owner: Any,
-        name: Any,
-        get: Callable[[], Any],
-        put: Callable[[Any], None],
-        value: Any,
-        copies: Copies,
-    ) -> None:
-        """`value` is what the recorded step has left."""
-        self._owner = owner  # which keeps its id
-        self.key = id(owner), name
-        self.get, self.put = get, put
+    owner: Any
+    name: Any
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+class MadePlace:
+    """Where a step leaves a value with tensors that it has made, as the recorded one left `value`;
+    a call puts one there with copies of the last step's."""
+
+    def __init__(self, spot: Spot, value: Any, copies: Copies) -> None:
+        self._spot = spot  # whose owner keeps its id
+        self.key = id(spot.owner), spot.name
+        self.get, self.put = spot.get, spot.put
         self.value = value
         self.copies = copies
         self.last: _Last = (ABSENT, [])
 
     def __call__(self) -> None:
         parts: Parts = []
-        value = self.copies.of(self.value, parts)
+        value = self._anew(parts)
         self.put(value)
         self.last = value, parts
+
+    def _anew(self, parts: Parts) -> Any:
+        return self.copies.of(self.value, parts)
 
     def has(self, last: _Last) -> bool:
         """Whether it has what was put there last, unchanged."""
@@ -209,17 +213,13 @@ class MadeItems(MadePlace):
     """The same for the items of a list or the like that was there before."""
 
     def __init__(self, container: Any, content: Any, copies: Copies) -> None:
-        self._container = container
-        super().__init__(container, "", lambda: container, self._refill, content, copies)
+        spot = Spot(container, "", lambda: container, partial(refill, container))
+        super().__init__(spot, content, copies)
 
-    def _refill(self, content: Any) -> None:
-        refill(self._container, content)
-
-    def __call__(self) -> None:
-        parts: Parts = []
+    def _anew(self, parts: Parts) -> Any:
         content = self.copies.items(self.value, parts)
-        self.put(content)
-        self.last = content, [*parts, (self._container, content)]
+        parts.append((self.get(), content))
+        return content
 
     def has(self, last: _Last) -> bool:
         return all(same_items(*part) for part in last[1])
@@ -232,20 +232,13 @@ class Placing:
     known: Collection[int]
     copies: Copies | None
 
-    def put(
-        self,
-        owner: Any,
-        name: Any,
-        get: Callable[[], Any],
-        put: Callable[[Any], None],
-        value: Any,
-    ) -> Iterator[Left]:
+    def put(self, spot: Spot, value: Any) -> Iterator[Left]:
         """The call that puts `value` there, if it may be left."""
         if is_left(value, self.known):
-            yield partial(put, value)
+            yield partial(spot.put, value)
         elif self._is_made(value):
             assert self.copies is not None
-            yield MadePlace(owner, name, get, put, value, self.copies)
+            yield MadePlace(spot, value, self.copies)
 
     def refill(self, container: Any, content: Any) -> Iterator[Left]:
         """The call that gives a container that content, if it may be left."""
@@ -317,9 +310,9 @@ class Leaving:
             put += [(each, (value, [])) for each, value in empty.values()]
         for copies in {id(each.copies): each.copies for each, _ in put}.values():
             copies.of_slots()
-        for each, _ in put:
-            each()
         try:
+            for each, _ in put:
+                each()
             yield
         finally:
             for each, last in put:

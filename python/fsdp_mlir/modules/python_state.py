@@ -26,6 +26,7 @@ from fsdp_mlir.modules.left import (
     Left,
     Placing,
     Slots,
+    Spot,
     in_slots,
     is_left,
     refill,
@@ -196,7 +197,7 @@ class PythonState:
                 for key, new in _changed(old, content):
                     get = partial(built_in(type(container)).get, container, key, ABSENT)
                     put = partial(set_item, container, key)
-                    found += place.put(container, key, get, put, new)
+                    found += place.put(Spot(container, key, get, put), new)
                 if _is_other_order([*old], [*content]):
                     found += place.refill(container, content)
             elif not same_items(old, content):
@@ -205,7 +206,7 @@ class PythonState:
         for owner, attributes in after._slots:
             for name, new in _changed(slotted.get(id(owner), attributes), attributes):
                 get = partial(getattr, owner, name, ABSENT)
-                found += place.put(owner, name, get, partial(set_slot, owner, name), new)
+                found += place.put(Spot(owner, name, get, partial(set_slot, owner, name)), new)
         for key, (owner, copy) in after._written.items():
             written = self._written.get(key, (owner, copy))[1]
             is_plain = not isinstance(owner, ContextVar) or is_left(copy, place.known)
@@ -215,7 +216,7 @@ class PythonState:
         for each, value in after._outside:
             old = places.get(each.key, ABSENT)
             if value is not old:
-                found += place.put(each, "", each.value, each.put, value)
+                found += place.put(Spot(each, "", each.value, each.put), value)
         return found
 
     def holds_computed(self, path: str) -> bool:

@@ -29,6 +29,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, Train
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fsdp_mlir.modules import weights
 from fsdp_mlir.support.errors import CompileError, SourceMap, located
@@ -90,9 +91,11 @@ def reshard(model_groups: list[FSDPParamGroup]) -> None:
 def no_gathers() -> Iterator[None]:
     """In the body, a call of a module that fully_shard was called on is a CaptureError, before
     FSDP2 gathers its parameters. The hooks of the model itself are off while it is recorded."""
-    sources = SourceMap()
+    sources, allowed = SourceMap(), FSDPState._root_pre_forward
 
-    def pre_forward(state: FSDPState, module: nn.Module, *_: Any) -> Any:
+    def pre_forward(state: FSDPState, module: nn.Module, *inputs: Any) -> Any:
+        if not _get_current_dispatch_mode_stack():  # another thread's
+            return allowed(state, module, *inputs)
         state._training_state = TrainingState.IDLE  # which its caller has set
         raise located(
             sources.frame(sys._getframe(1)),

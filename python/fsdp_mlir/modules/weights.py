@@ -46,10 +46,9 @@ def slots(model: nn.Module, states: Iterable[State]) -> dict[str, str]:
 
 
 def positions(model: nn.Module) -> dict[str, int]:
-    """For every name of a parameter, its index in model.parameters()."""
+    """By a parameter's first name, its index in model.parameters()."""
     index = {id(param): index for index, param in enumerate(model.parameters())}
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: index[id(param)] for name, param in named}
+    return {state.name: index[id(state.tensor)] for state in parameters(model)}
 
 
 Members = Callable[[nn.Module], Iterable[tuple[str, Tensor | None]]]

@@ -86,11 +86,11 @@ class Cones:
         with _disable_current_modes():
             return None if value is None else value.item()
 
-    def is_of_integers(self, name: str) -> bool:
-        """Whether nothing from outside that the value follows from has floating-point data, which
-        is hardly ever the same twice."""
+    def recurs(self, name: str, value: Tensor) -> bool:
+        """Whether a value may be the same in another step, as floating-point data hardly ever is:
+        an integer, or what follows from integers alone."""
         sources = [self._sources.get(each) for each in self._cone(name)[1]]
-        return not any(x is None or x.is_floating_point() or x.is_complex() for x in sources)
+        return _is_exact(value) or all(x is not None and _is_exact(x) for x in sources)
 
     def relies_on(self, tensor: Tensor) -> bool:
         """Whether a value that was returned depends on the memory where `tensor` lies."""
@@ -128,6 +128,10 @@ class Cones:
             if formal.alias_info is not None and formal.alias_info.is_write
             for ref in _refs(value)
         }
+
+
+def _is_exact(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def _results(calls: list[Node]) -> Iterator[str]:

@@ -100,7 +100,6 @@ class Recorder(TorchDispatchMode):
         device: Device,
         numbers: bool,
     ) -> None:
-        """`numbers`: as Cones takes it."""
         super().__init__()
         self._device = device.type
         self._first_constant = first_constant
@@ -350,9 +349,8 @@ class Recorder(TorchDispatchMode):
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
             return wanted
-        is_exact = not fakes[0].is_floating_point() and not fakes[0].is_complex()
-        may_recur = is_exact or self._cones.is_of_integers(name)
-        return self._cones.number(name, literal=False) if may_recur else None
+        recurs = self._cones.recurs(name, fakes[0])
+        return self._cones.number(name, literal=False) if recurs else None
 
     def _assert(self, tensor: Tensor, wanted: bool, origin: Origin) -> None:
         """Records that a bool tensor of one element is `wanted`."""
@@ -458,7 +456,8 @@ class Recorder(TorchDispatchMode):
         The copy keeps the constant from being changed in place by the step.
         """
         with _disable_current_modes():
-            key = (tensor.dtype, tensor.shape, _bytes(tensor))
+            data = bytes(tensor.reshape(-1).view(torch.uint8).numpy())  # of any dtype
+            key = (tensor.dtype, tensor.shape, data)
         constant = self._literals.get(key)
         if constant is None:
             before = len(self.trace.constants)
@@ -596,8 +595,3 @@ def evaluated(forward: Callable[[], Tensor], recorder: Recorder) -> Tensor:
     """Runs forward without gradients under `recorder`; other errors become CaptureErrors."""
     with _located_errors(recorder), recorder, torch.no_grad():
         return forward()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    """Of any dtype, those that NumPy does not have too."""
-    return bytes(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -111,8 +111,8 @@ def _of_number(rule: policy_schema.Key, value: Any) -> str:
     if type(value) not in (int, float, np.float64):
         return f"{_kind(value)} as '{key}', whose arithmetic is not that of a Python number"
     most = _MOST_INTEGER if type(value) is int else sys.float_info.max
-    least, below = max(rule.get("least", -most), -most), rule.get("below", math.inf)
-    within = least <= value < below and value <= most
+    least, most = max(rule.get("least", -most), -most), min(rule.get("most", most), most)
+    within = least <= value < rule.get("below", math.inf) and value <= most
     return "" if within else f"{value} as '{key}'"
 
 
