@@ -249,7 +249,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     norms_of_a_tied_parameter: "",
     tied_after_fully_shard: "was tied after fully_shard",
     inputs_with_gaps: "is a view with gaps, of shape",
-    a_reference_model: "the step calls 'Net', which fully_shard was called on and which is not",
+    a_reference_model: "",
     optimizers_of_the_loop: "",
     an_optimizer_of_more: "requires grad but is no parameter of the model",
 }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import around_models
+import other_models
 import torch
 import torch.distributed as dist
 from around_loop import SGD, Loop, Net, batch, part
@@ -332,6 +333,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     gradients_that_are_off: "gradients are off around the call",
     after_a_forward_that_raised: "",
     **around_models.PROGRAMS,
+    **other_models.PROGRAMS,
 }
 
 

@@ -68,8 +68,9 @@ class Written:
 def write(contents: Contents) -> Written:
     """Writes the archive, and the tensors beside it, to the path that was asked for.
 
-    Without `save_weights` the tensors are only the graph's own constants. Every graph is parsed and
-    its calls are resolved first: if that fails, nothing is written.
+    Without `save_weights` the tensors are only the graph's own constants, and if `outputs` were
+    asked for, those of them that the step itself makes. Every graph is parsed and its calls are
+    resolved first: if that fails, nothing is written.
     """
     recording, init = contents.recording, contents.init
     view, trace = recording.view, recording.trace
@@ -106,9 +107,9 @@ def write(contents: Contents) -> Written:
         for func in contents.foreign()
     }
 
-    outputs = {id(slot) for slot in view.step.slots}
-    named = [(constant_name(i), tensor) for i, tensor in enumerate(constants)]
-    data = {name: tensor for name, tensor in named if id(tensor) not in outputs}
+    # Who executes the step in this process has the others.
+    own = trace.literals if view.asked.outputs is not None else range(len(constants))
+    data = {constant_name(i): constants[i] for i in sorted(own)}
     if save_weights:
         data = {state.name: state.tensor for state in (*view.params, *view.buffers)} | data
     data_path = None

@@ -12,7 +12,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fsdp_mlir.archive.writer import Contents, Written, write
 from fsdp_mlir.check import proof
 from fsdp_mlir.modules.left import Left
+from fsdp_mlir.modules.others import Others, Revised
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
@@ -33,6 +34,9 @@ from fsdp_mlir.view.asked import Asked, Factory
 from fsdp_mlir.view.device import Device
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.model_view import ModelView, constant_name
+
+# Each may find out how other models are used.
+_MOST_RECORDINGS = 4
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class CaptureSummary:
     maps the names that these use for buffers and constants to their own names. `operators` are the
     names of operators that are not ATen's. `kernels` are the Python functions whose calls stand in
     the graph in place of an operator. `assigned` are the buffers that forward assigns, which the
-    step changes in place. `left` and `unsettled` are those of proof.Checked.
+    step changes in place. `left` and `unsettled` are those of proof.Checked. `others`: further
+    sharded models that the step calls.
     """
 
     path: Path
@@ -68,6 +73,7 @@ class CaptureSummary:
     assigned: frozenset[str] = frozenset()
     left: tuple[Left, ...] = field(default=(), repr=False)
     unsettled: bool = False
+    others: Others = field(default_factory=Others, repr=False)
 
     @staticmethod
     def of(written: Written, seconds: float) -> CaptureSummary:
@@ -97,6 +103,7 @@ class CaptureSummary:
             assigned=frozenset(view.step.assigned),
             left=tuple(contents.checked.left),
             unsettled=contents.checked.unsettled,
+            others=view.asked.others or Others(),
         )
 
     def __str__(self) -> str:
@@ -108,6 +115,13 @@ class CaptureSummary:
             f"{self.buffers} buffers, {self.nodes} ops ({forward} forward, {backward} backward), "
             f"{self.grads} gradients, {self.seconds:.2f} s, {self.bytes} bytes, {data}, {check}"
         )
+
+
+def _proven(asked: Asked) -> proof.Checked:
+    for _ in range(_MOST_RECORDINGS):
+        with suppress(Revised):
+            return proof.check(record(FakeModel(ModelView.of(asked))))
+    raise CaptureError("the loss is differentiated through another model in one recording only")
 
 
 @contextmanager
@@ -216,6 +230,7 @@ def capture(
         outputs=outputs,
         device=Device.of(device, device_arch, torch_version),
         data_ranks=data_ranks,
+        others=None if outputs is None else Others(),
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")
@@ -223,10 +238,6 @@ def capture(
     check_output(asked.path, inputs)
     check_output(asked.path.with_suffix(".safetensors"), inputs)
     with uncollected(), unlogged():
-        view = ModelView.of(asked)
-        fake = FakeModel(view)
-        recorded = record(fake)
-        checked = proof.check(recorded)
-        contents = Contents.of(checked)
+        contents = Contents.of(_proven(asked))
         written = write(contents)
     return CaptureSummary.of(written, time.perf_counter() - start)

@@ -56,7 +56,7 @@ def run(recording: Recording) -> bool:
             if view.asked.check:
                 raise located(source_of(view.model), f"eager PyTorch {text}") from failed
             warnings.warn(
-                f"the captured step was not run beside eager PyTorch, which {text}", stacklevel=4
+                f"the captured step was not run beside eager PyTorch, which {text}", stacklevel=5
             )
             return False
         try:
@@ -76,7 +76,7 @@ def run(recording: Recording) -> bool:
             warnings.warn(
                 "the captured step was not compared with eager PyTorch, which gave other bits "
                 "when it ran again",
-                stacklevel=4,
+                stacklevel=5,
             )
             return False
     return True

@@ -76,7 +76,8 @@ def check(recorded: Recorded) -> Checked:
     if wanted and not checked:
         raise CaptureError("check: expected a model and inputs with data, got tensors on 'meta'")
     # Other ranks would have to run it too.
-    checked = checked and device.type == "cpu" and not _communicates(recording)
+    others = view.asked.others is not None and view.asked.others.called
+    checked = checked and device.type == "cpu" and not (others or _communicates(recording))
     if checked:
         try:
             checked = eager_check.run(recording)
@@ -106,7 +107,7 @@ def check(recorded: Recorded) -> Checked:
         warnings.warn(
             f"{_attributes(lost)} set in forward, and no later step reads it; the compiled step "
             "does not set it",
-            stacklevel=3,
+            stacklevel=4,
         )
     return Checked(recording, checked, left, cached or bool(once))
 

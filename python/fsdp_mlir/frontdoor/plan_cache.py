@@ -140,6 +140,9 @@ class PlanCache:
         if captured.left or captured.unsettled:
             self._warn("forward changes what the model keeps in Python")
             return
+        if captured.others.called:
+            self._warn("it calls another model that fully_shard was called on")
+            return
         if captured.files:
             self._warn(f"the step reads '{captured.files[0]}', which may change")
             return

@@ -18,6 +18,7 @@ from fsdp_mlir.capture.capture import capture
 from fsdp_mlir.frontdoor import files_read
 from fsdp_mlir.frontdoor.plain_model import plain
 from fsdp_mlir.modules.left import Left
+from fsdp_mlir.modules.others import Others
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.step.training_step import OutputsOfModes
@@ -31,8 +32,8 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `assigned`, `left` and `unsettled` are those of its CaptureSummary. `files`: what the
-    step read from there."""
+    `kernels`, `assigned`, `left`, `unsettled` and `others` are those of its CaptureSummary.
+    `files`: what the step read from there."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -46,6 +47,7 @@ class Captured:
     assigned: frozenset[str] = frozenset()
     left: tuple[Left, ...] = ()
     unsettled: bool = False
+    others: Others = field(default_factory=Others)
     files: tuple[str, ...] = ()
 
 
@@ -95,6 +97,7 @@ class Recipe:
             done.assigned,
             done.left,
             done.unsettled,
+            done.others,
             tuple(dict.fromkeys(files)),
         )
         return captured, own

@@ -9,7 +9,7 @@ import warnings
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,22 +108,36 @@ class Compiled:
 
     def is_current(self, *, training: bool) -> bool:
         """Whether the model is what it was when it was captured, as far as that matters."""
-        with self.leaving.compared(self.captured.left):
+        with self._compared():
             if not self.unchanged.holds():
                 if not self.unchanged.holds_what_matters(training=training):
                     return False
                 if training:
                     self.unchanged.renew()
-            return True
+            return self.captured.others.hold()
+
+    def gathered(self) -> Compiled:
+        """Before a call of all ranks: itself, with what it takes of other models in place."""
+        if self.captured.others.gather():
+            self.bound.tensors(self.captured.constants, self.captured.assigned)
+        return self
 
     def renew(self) -> None:
         """Takes the model as it is now for what was captured."""
-        with self.leaving.compared(self.captured.left):
+        with self._compared():
             self.unchanged.renew()
+
+    def _compared(self) -> AbstractContextManager[None]:
+        """In the body, the model is as it was before it was captured."""
+        stack = ExitStack()
+        stack.enter_context(self.leaving.compared(self.captured.left))
+        stack.enter_context(self.captured.others.sharded())
+        return stack
 
     def leave(self, microbatches: int) -> None:
         """After a step: puts what its forward leaves in Python in place."""
         self.leaving.after_step(self.captured.left, microbatches)
+        self.captured.others.after_step()
         if self.captured.left and self._has_run is not self.captured:
             self.renew()
             self._has_run = self.captured
@@ -212,7 +226,8 @@ class Plans:
             session, plan_hash = self._open(folder, captured, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
-        unchanged = Unchanged(self._model, self._loss, captured.kernels)
+        with captured.others.sharded():
+            unchanged = Unchanged(self._model, self._loss, captured.kernels)
         made = Compiled(
             session, bound, captured, policy, unchanged, plan_hash, Leaving(self._lasts)
         )
@@ -285,6 +300,7 @@ class Plans:
     def _bind(self, made: Compiled) -> None:
         def bind() -> None:
             made.bound.renew(self._model)
+            made.captured.others.gather()
             if not made.bound.tensors(made.captured.constants, made.captured.assigned):
                 raise NoPlan("a parameter or a buffer is not what the plan expects")
 

@@ -262,7 +262,7 @@ class Step:
             value = eager.evaluate(self._eager(batch), list(batch.values()))
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
-        loss = self._run(compiled.session.evaluate, tensors(batch))
+        loss = self._run(compiled.gathered().session.evaluate, tensors(batch))
         return compiled.returned(loss, evaluation=True)
 
     # --- what the last step said
@@ -453,7 +453,7 @@ class Step:
             if compiled is not None and compiled.captured.relied_on:
                 takes = compiled.takes(microbatches)
                 said = self._agreed(key, _READY if takes else _OTHER_VALUES)
-        return compiled if said in (_READY, _COMPILE) else None
+        return compiled.gathered() if compiled and said in (_READY, _COMPILE) else None
 
     def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
         if not compiled.is_current(training=training):

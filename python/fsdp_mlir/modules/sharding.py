@@ -250,7 +250,7 @@ def _unit_config(state: FSDPState) -> dict[str, Any]:
     if len(state._fsdp_param_groups) > 1:
         raise NotImplementedError("parameters of one call on several meshes are not compiled")
     (group,) = state._fsdp_param_groups
-    for reason in _not_compiled(group, state._mp_policy):
+    for reason in not_compiled(group, state._mp_policy):
         raise NotImplementedError(f"{reason} is not compiled")
     if isinstance(group.offload_policy, CPUOffloadPolicy):
         config["cpu_offload"] = True
@@ -263,7 +263,8 @@ def _unit_config(state: FSDPState) -> dict[str, Any]:
     return config
 
 
-def _not_compiled(group: FSDPParamGroup, precision: MixedPrecisionPolicy) -> Iterator[str]:
+def not_compiled(group: FSDPParamGroup, precision: MixedPrecisionPolicy) -> Iterator[str]:
+    """What of a group no plan has."""
     if group.mesh_info.shard_mesh_dim is None:
         yield "a mesh without a dimension to shard on"
     if group.mesh_info.is_spmd_mesh:

@@ -128,7 +128,7 @@ def warn_of_other_names(model: nn.Module) -> None:
                 f"{name} saves itself under other names or values, by {hooks.named(makers[0])}: "
                 "fsdp-run --save-weights writes parameters and buffers by their own names"
             )
-            warnings.warn(prefixed(source_of(makers[0]), message), stacklevel=4)
+            warnings.warn(prefixed(source_of(makers[0]), message), stacklevel=5)
             return
 
 

@@ -103,13 +103,13 @@ def record_once(fake: FakeModel) -> Recording:
     view = fake.view
     sources = SourceMap()
     hooked = view.units.hooked(view.params, view.asked.device.version)
-    present = view.asked.device.present()
+    present, others = view.asked.device.present(), view.asked.others
     with (
         present,
         ModuleStack(view.model) as modules,
         hooked as entries,
         refused_seeding(),
-        no_gathers(),
+        no_gathers() if others is None else others.recorded(),
         collectives.as_functional(),
     ):
         recorder = _recorder(fake, modules, sources)
@@ -127,6 +127,8 @@ def record_once(fake: FakeModel) -> Recording:
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
             leaves = [fake.params[index] for index in trainable]
             _check_no_gradients(fake, "forward")
+            if others is not None:
+                others.check(loss)
             if _has_reentrant_checkpoint(loss):
                 loss.backward()
                 found = tuple(leaf.grad for leaf in leaves)

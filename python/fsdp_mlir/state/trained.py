@@ -263,6 +263,8 @@ class Bound:
                 tensor = slot[0][slot[1]] = tensor.clone()
             if tensor.is_meta or _is_bound(self._buffers.get(index), tensor):
                 continue
+            if tensor.numel() > 0 and tensor.data_ptr() == 0:  # to be gathered (modules/others.py)
+                continue
             own = self._session.buffer(index)
             fits = (
                 tensor.device.type == "cpu"

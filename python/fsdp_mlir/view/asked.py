@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fsdp_mlir.modules.others import Others
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.device import Device
 
@@ -32,3 +33,4 @@ class Asked:
     outputs: OutputsOfModes | None
     device: Device
     data_ranks: Sequence[int]
+    others: Others | None
