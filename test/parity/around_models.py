@@ -174,23 +174,6 @@ def an_optimizer_of_more(compiled: bool) -> list[Any]:
     return [*trained(model, optimizer, step, compute_loss), scale.item()]
 
 
-def counts_over_the_ranks(compiled: bool) -> list[Any]:
-    """The loss is that of all tokens of the job, of which each rank has other numbers."""
-
-    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
-        wanted = x.sum(1) > 0
-        count, most = wanted.sum(), x.amax()
-        dist.all_reduce(count)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dist.group.WORLD)
-        losses = model.b(torch.tanh(model.a(x / most))).square().mean(1)
-        return torch.where(wanted, losses, 0).sum() * dist.get_world_size() / count
-
-    model = Net()
-    model.forward = lambda x: compute_loss(model, x)
-    loop = Loop(model, compiled)
-    return [loop.step(batch(number, 16)) for number in range(4)] + loop.weights()
-
-
 def a_reference_model(compiled: bool) -> list[Any]:
     """As in preference learning; it has not run before."""
     reference = fully_shard(Net().requires_grad_(False))
@@ -244,7 +227,6 @@ def optimizers_of_the_loop(compiled: bool) -> list[Any]:
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     what_forward_leaves: "",
     draws_of_the_process: "",
-    counts_over_the_ranks: "",
     draws_that_decide_how_many: "draws from Python's generator of random numbers",
     norms_of_a_tied_parameter: "",
     tied_after_fully_shard: "was tied after fully_shard",

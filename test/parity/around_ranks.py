@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import around_models
+import called_collectives
 import other_models
 import torch
 import torch.distributed as dist
@@ -334,6 +335,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     after_a_forward_that_raised: "",
     **around_models.PROGRAMS,
     **other_models.PROGRAMS,
+    **called_collectives.PROGRAMS,
 }
 
 

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._ops import OpOverload
-from torch.distributed import _functional_collectives as functional
-from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import (
     ProcessGroup,
     ReduceOp,
     _register_process_group,
     _resolve_process_group,
 )
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fsdp_mlir.record.collectives_in_place import reduction
 from fsdp_mlir.record.graph import Node
 
 NAMESPACE = "_c10d_functional"
 WAIT_FOR_ALL = f"{NAMESPACE}::wait_tensors"  # newer than wait_tensor; returns what it takes
-
-_REDUCTIONS = {"sum", "avg", "min", "max", "product"}
 
 # The names of the groups of this process, by their own names.
 _axes: dict[str, str] = {}
@@ -45,31 +38,6 @@ def named(func: OpOverload, values: list[Any]) -> list[Any]:
         return values
     formals = [formal.name for formal in func._schema.arguments]
     return [_text(name, value) for name, value in zip(formals, values, strict=True)]
-
-
-@contextmanager
-def as_functional() -> Iterator[None]:
-    """In the body, torch.distributed.all_reduce of a tensor without gradient, such as a count of
-    tokens, is the functional collective and a copy: a graph has no collective that writes in place.
-    The bits are the same."""
-    all_reduce = dist.all_reduce
-
-    def in_two_calls(
-        tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-    ) -> Any:
-        name = _text("reduce_op", op)
-        if not _get_current_dispatch_mode_stack():  # another thread's, such as one that saves
-            return all_reduce(tensor, op, group, async_op)
-        if async_op or tensor.requires_grad or name not in _REDUCTIONS:
-            return all_reduce(tensor, op, group, async_op)
-        reduced = functional.all_reduce(tensor, name, group or dist.group.WORLD)
-        tensor.copy_(functional.wait_tensor(reduced))
-        return None
-
-    with ExitStack() as stack:
-        for module in (dist, distributed_c10d):
-            stack.enter_context(mock.patch.object(module, "all_reduce", in_two_calls))
-        yield
 
 
 def model_parallel(nodes: Iterable[Node], data_ranks: Sequence[int]) -> dict[str, Any] | None:
@@ -118,7 +86,7 @@ def _text(formal: str, value: Any) -> Any:
     if formal == "group_name":
         return _axis(value if isinstance(value, ProcessGroup) else _resolve_process_group(value))
     if formal == "reduce_op" and isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
-        return str(value).rpartition(".")[2].lower()
+        return reduction(value)
     return value
 
 

@@ -15,7 +15,7 @@ from fsdp_mlir.modules.placed import local, local_gradient, unrecorded
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.sharding import no_gathers
 from fsdp_mlir.modules.weights import State
-from fsdp_mlir.record import collectives
+from fsdp_mlir.record.collectives_in_place import as_functional
 from fsdp_mlir.record.draws import Draws
 from fsdp_mlir.record.generators import (
     Drawn,
@@ -110,7 +110,7 @@ def record_once(fake: FakeModel) -> Recording:
         hooked as entries,
         refused_seeding(),
         no_gathers() if others is None else others.recorded(),
-        collectives.as_functional(),
+        as_functional(),
     ):
         recorder = _recorder(fake, modules, sources)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
