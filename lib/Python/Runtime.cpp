@@ -9,6 +9,7 @@
 #include "Checkpoints.h"
 
 #include "fsdp/Plan/ModelCollectives.h"
+#include "fsdp/Plan/SegmentLayout.h"
 #include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Execution/OpenPlan.h"
@@ -24,6 +25,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
+#include <array>
 #include <cstring>
 
 namespace py = pybind11;
@@ -152,6 +154,52 @@ collectives(const plan::Plan &plan) {
   for (const auto *program : {&plan.instructions, &plan.evaluation})
     std::for_each(program->begin(), program->end(), add);
   return found;
+}
+
+/// What the ranks that shard a model together must have in common, beside the
+/// parameters: what each of their collectives moves, in order, and where it
+/// lies in the segment of one host. The calls between them may differ.
+std::string shared(const plan::Plan &plan) {
+  std::string text;
+  auto add = [&](const auto &...parts) { ((text += parts, text += ' '), ...); };
+  auto addNumbers = [&](const auto &numbers) {
+    for (auto number : numbers)
+      add(std::to_string(number));
+    text += '\n';
+  };
+  auto describe = [&](const plan::Instruction &instruction) {
+    std::visit(
+        [&]<typename KindT>(const KindT &kind) {
+          if constexpr (std::is_same_v<KindT, plan::Call>) {
+            if (plan::isModelCollective(kind.op))
+              add(kind.op, plan::axisOf(kind), "\n");
+          } else if constexpr (requires { kind.unit; }) {
+            add(kind.verb, plan.units[size_t(kind.unit)].name,
+                plan::whenName(instruction.when));
+            if constexpr (requires { kind.params; })
+              addNumbers(kind.params);
+            if constexpr (std::is_same_v<KindT, plan::AllGather>)
+              for (plan::ValueId out : kind.outs)
+                add(out == -1 ? "-" : "+");
+            text += '\n';
+          }
+        },
+        instruction.kind);
+  };
+  for (const auto *program : {&plan.instructions, &plan.evaluation})
+    std::for_each(program->begin(), program->end(), describe);
+  const plan::SegmentLayout layout(plan);
+  addNumbers(layout.params);
+  addNumbers(layout.masters);
+  addNumbers(layout.grads);
+  addNumbers(layout.shardGrads);
+  addNumbers(layout.reductionOf);
+  addNumbers(layout.dedicated);
+  for (const plan::SegmentLayout::KeptPlace &place : layout.kept)
+    addNumbers(std::array{size_t(place.group), place.begin, place.stride});
+  addNumbers(std::array{layout.vectorsBegin, layout.areasBegin,
+                        layout.areaBytes, layout.totalBytes});
+  return text;
 }
 
 py::list params(const OpenPlan &self) {
@@ -303,6 +351,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly(
           "collectives",
           [](const OpenPlan &self) { return collectives(self.plan); })
+      .def_property_readonly(
+          "shared", [](const OpenPlan &self) { return shared(self.plan); })
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)
       .def_property_readonly("inputs", &inputs)

@@ -58,6 +58,22 @@ def features_of_all_ranks(compiled: bool) -> list[Any]:
     return _losses(compiled, compute_loss)
 
 
+def features_in_their_places(compiled: bool) -> list[Any]:
+    """Gathered without gradient, but for the own ones, which are put among them: the step of each
+    rank is another one."""
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        own = nn.functional.normalize(x * model(x), dim=1)
+        every = [torch.zeros_like(own) for _ in range(ranks)]
+        dist.all_gather(every, own)
+        every[rank] = own
+        labels = torch.arange(len(x)) + len(x) * rank
+        return nn.functional.cross_entropy(own @ torch.cat(every).T * 5, labels)
+
+    return _losses(compiled, compute_loss)
+
+
 def through_collectives(compiled: bool) -> list[Any]:
     """Those that autograd knows."""
 
@@ -103,6 +119,7 @@ def in_place_and_out(compiled: bool) -> list[Any]:
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     counts_over_the_ranks: "",
     features_of_all_ranks: "",
+    features_in_their_places: "",
     through_collectives: "",
     in_place_and_out: "",
 }

@@ -1,4 +1,4 @@
-"""Ranks whose models differ: what each has of its own stays its own, another step is an error."""
+"""Ranks whose models differ: what each has of its own stays its own, and so does its step."""
 
 from __future__ import annotations
 
@@ -120,32 +120,30 @@ os._exit(0)
 """
 )
 
-# Code of forward, a change before `compile`, and what the message says.
-DIFFERENT: dict[str, tuple[str, str, list[str]]] = {
-    "an_attribute": (
-        "pass",
-        "model.scale = 2.0 + rank",
-        ["rank 1 is not that of rank 0: call", "(%v2, 3.0)", "script.py:19 there", "(%v2, 2.0)"],
-    ),
-    "a_mode": (
-        "x = nn.functional.dropout(x, training=self.training)",
-        "model.train(rank == 0)",
-        [],
-    ),
-    "a_shape": (
-        "pass",
-        "model.table = torch.ones(4) if rank == 0 else torch.ones(1)",
-        ["rank 0: buffer 'table' of float32[1]", "there, buffer 'table' of float32[4]"],
-    ),
+# Code of forward, and a change before `compile`, after which ranks have plans of their own.
+DIFFERENT: dict[str, tuple[str, str]] = {
+    "an_attribute": ("pass", "model.scale = 2.0 + rank"),
+    "a_shape": ("pass", "model.table = torch.ones(4) if rank == 0 else torch.ones(1)"),
     "a_dtype": (
         "pass",
         "model.shift = model.shift.to(torch.float32 if rank == 0 else torch.bfloat16)",
-        ["rank 0: buffer '(constant).0' of bfloat16[4]"],
     ),
+    "a_branch": ("x = x.sin() if rank == 0 else x", "pass"),
+    "a_slice": ("x = x * x.detach()[rank]", "pass"),
+}
+
+# The same, and what the message says, where ranks would reduce other parameters, or in another
+# order.
+APART: dict[str, tuple[str, str, list[str]]] = {
     "a_frozen_parameter": (
         "pass",
         "model.first.bias.requires_grad_(rank == 0)",
         ["param 'first.bias' of float32[4] requires_grad=False position=1 there"],
+    ),
+    "an_unused_parameter": (
+        "x = x if rank == 0 else x.detach()",
+        "fully_shard(model.first)",
+        ["script.py:21", "reduce the same parameters in the same order on every rank"],
     ),
 }
 
@@ -159,8 +157,15 @@ def both(script: str, directory: Path, forward: str, change: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_another_step(name: str, tmp_path: Path) -> None:
-    forward, change, parts = DIFFERENT[name]
+def test_steps_of_each_rank(name: str, tmp_path: Path) -> None:
+    """With FSDP2's bits, and without a line."""
+    errors = both(EQUAL, tmp_path, *DIFFERENT[name])
+    assert not any("without a plan" in text for text in errors), errors
+
+
+@pytest.mark.parametrize("name", APART)
+def test_apart(name: str, tmp_path: Path) -> None:
+    forward, change, parts = APART[name]
     errors = both(FAILING, tmp_path, forward, change)
     lines = [[line for line in text.splitlines() if "Error: " in line] for text in errors]
     assert len(lines[0]) == 1 and lines[0] == lines[1], lines

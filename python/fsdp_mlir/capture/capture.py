@@ -200,7 +200,8 @@ def capture(
     then have the dtype in which they are gathered, and the graph has the casts at unit boundaries
     and sums the gradients of a unit's inputs as FSDP2 does. fsdp-opt reports it if it needs that.
 
-    The step is recorded again with other seeds and as another rank, and must be the same. With
+    The step is recorded again with other seeds and, without `outputs`, as another rank, and must be
+    the same. With
     `check` it is then run on two batches beside eager PyTorch: loss, gradients and buffers must
     have equal bits (eager_check.py). By default this is done if the model and the inputs have data,
     of at most proof.CHECKED_BYTES.

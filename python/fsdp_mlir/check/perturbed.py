@@ -19,14 +19,17 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
 @contextmanager
-def other_surroundings() -> Iterator[None]:
-    """Other seeds, with the second of two numbers of a normal distribution yet to come, and the
-    next rank's number wherever a model may look for it."""
+def other_surroundings(*, of_rank: bool) -> Iterator[None]:
+    """Other seeds, with the second of two numbers of a normal distribution yet to come, and with
+    `of_rank` the next rank's number wherever a model may look for it."""
     random.seed(0x5EED)
     random.gauss()
     np.random.seed(0x5EED)
     np.random.standard_normal()
     torch.manual_seed(0x5EED)
+    if not of_rank:
+        yield
+        return
     ranks = {name: str(int(os.environ.get(name) or 0) + 1) for name in _RANK_VARIABLES}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, ranks))

@@ -1,9 +1,9 @@
 """Proves that a recorded step is what the model does, or names the call where it is not.
 
-When it is recorded again, with different seeds and as another rank, the step must be the same
-graph: otherwise a number that only this run has was baked in. What forward does to the Python state
-of the modules must not matter to the next step. Then the graph runs beside eager PyTorch
-(eager_check.py).
+When it is recorded again, with different seeds and, if it is for all ranks, as another rank, the
+step must be the same graph: otherwise a number that only this run has was baked in. What forward
+does to the Python state of the modules must not matter to the next step. Then the graph runs beside
+eager PyTorch (eager_check.py).
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def _check_again(recorded: Recorded) -> list[Drawn]:
     """CaptureError if a second recording, in different surroundings, gives a different graph.
     Returns what it, and others after it, do to Python's and NumPy's generators."""
     recording = recorded.recording
-    surroundings = [other_surroundings()]
+    # In this process each rank captures its own step.
+    for_all = recording.view.asked.outputs is None
+    surroundings = [other_surroundings(of_rank=for_all)]
     if recorded.drawn:
         surroundings += [extreme_draws(high=False), extreme_draws(high=True)]
     draws = []
@@ -140,8 +142,8 @@ def _check_again(recorded: Recorded) -> list[Drawn]:
             raise located(
                 location,
                 f"the step is not the same each time: {text}, with other seeds of Python, NumPy "
-                "and torch and another rank; draw by calls of torch on tensors, and keep what "
-                "differs by rank or by step in an input or a buffer",
+                f"and torch{' and another rank' if for_all else ''}; draw by calls of torch on "
+                "tensors, and keep what differs by rank or by step in an input or a buffer",
             )
     return draws
 

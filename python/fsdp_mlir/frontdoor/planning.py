@@ -152,18 +152,16 @@ class Compiler:
         self.process.communicate()
 
 
-def check_same(
+def refuse_difference(
     own: Fingerprint, exchange: Callable[[str], list[str]], ranks: Sequence[int]
 ) -> None:
-    """CompileError on every rank of `ranks` if they captured different steps. `exchange` returns
-    the texts of all of them."""
-    if len(set(exchange(own.digest))) == 1:
-        return
+    """CompileError on every rank of `ranks`, which captured steps that differ in what the ranks do
+    together. `exchange` returns the texts of all of them."""
     digests = exchange(own.digests)
     at = next(index for index, other in enumerate(digests) if other != digests[0])
     lines = exchange(str(own.line(first_difference(digests[0], digests[at]))))
     raise CompileError(
         f"the step of rank {ranks[at]} is not that of rank {ranks[0]}: {lines[at]} there, "
-        f"{lines[0]} on rank {ranks[0]}; expected the same model and code on every rank, and what "
-        "differs as an input or a buffer"
+        f"{lines[0]} on rank {ranks[0]}; expected steps that gather and reduce the same parameters "
+        "in the same order on every rank"
     )

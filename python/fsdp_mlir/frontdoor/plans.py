@@ -20,6 +20,7 @@ import xxhash
 import yaml
 from torch import Tensor, nn
 
+from fsdp_mlir.archive.fingerprint import Fingerprint
 from fsdp_mlir.capture.capture import uncollected
 from fsdp_mlir.frontdoor import planning
 from fsdp_mlir.frontdoor.plain_model import forms, plain, whole_values
@@ -149,11 +150,20 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Files:
-    """What a capture gave, and the folder that has plan.json after `make_plan`."""
+    """What a capture gave, and the folder that has plan.json after `make_plan` on a rank that makes
+    one. `makers`: which rank makes each rank's plan, as places among those that shard the model
+    together: the first that captured the same step. `fingerprint`: of the capture."""
 
     folder: Path
     captured: Captured
     make_plan: Callable[[], None]
+    makers: list[int]
+    fingerprint: Fingerprint | None = None
+
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks have one plan."""
+        return set(self.makers) == {0}
 
 
 class Plans:
@@ -210,20 +220,20 @@ class Plans:
             if files is None:
                 files = self._captured(request, text, key, stack)
             captured = files.captured
-            for made in self._made:
-                if made.policy == policy and made.captured.digest == captured.digest:
-                    self._warn_of_what_is_not_done(made)
-                    made.captured = captured
-                    made.seen.clear()
-                    made.leaving.captured(captured.left)
-                    made.renew()
-                    self._bind(made)
-                    return made
+            made = self._made_before(files, policy)
+            if made is not None:
+                self._warn_of_what_is_not_done(made)
+                made.captured = captured
+                made.seen.clear()
+                made.leaving.captured(captured.left)
+                made.renew()
+                self._bind(made)
+                return made
             if len(self._made) >= LIMIT:
                 raise _too_many()
 
             folder = self._sent(files, stack)
-            session, plan_hash = self._open(folder, captured, allowed_library)
+            session, plan_hash = self._open(folder, files, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
         with captured.others.sharded():
@@ -237,6 +247,16 @@ class Plans:
         self._bind(made)
         self._made.append(made)
         return made
+
+    def _made_before(self, files: _Files, policy: str) -> Compiled | None:
+        """An earlier plan of the same step, on all ranks."""
+        key = policy, files.captured.digest
+        keys = [(each.policy, each.captured.digest) for each in self._made]
+        own = keys.index(key) if key in keys else -1
+        if not files.alike:
+            found = self._meeting.exchange(str(own), _EXCHANGE_SECONDS)
+            own = own if len(set(found)) == 1 else -1
+        return self._made[own] if own >= 0 else None
 
     def _merged(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The policy of fully_shard and `config`, which must be the same on all ranks that shard
@@ -271,12 +291,14 @@ class Plans:
         return merged
 
     def _sent(self, files: _Files, stack: ExitStack) -> Path:
-        """The folder where this rank finds rank 0's plan, until the end of `stack`."""
-        first, one_host = self._meeting.rank == 0, self._rendezvous.on_one_host()
+        """The folder where this rank finds its plan, until the end of `stack`."""
+        maker, one_host = files.makers[self._meeting.rank], self._rendezvous.on_one_host()
+        makes = maker == self._meeting.rank
 
         def make() -> str:
-            files.make_plan()
-            if one_host or not first:
+            if makes:
+                files.make_plan()
+            if one_host or not makes:
                 return ""
             return b64encode(zlib.compress((files.folder / "plan.json").read_bytes())).decode()
 
@@ -284,14 +306,14 @@ class Plans:
             return str(files.folder.resolve()) if one_host else str(len(plan))
 
         plan, texts = self.together(make, said, _COMPILE_SECONDS)
-        text = texts[self._group[0]]
+        texts = [texts[rank] for rank in self._group]
         if one_host:
-            return Path(text)
+            return Path(texts[maker])
         pieces = [
-            self._meeting.exchange(plan[begin : begin + _PIECE], _EXCHANGE_SECONDS)[0]
-            for begin in range(0, int(text), _PIECE)
+            self._meeting.exchange(plan[begin : begin + _PIECE], _EXCHANGE_SECONDS)[maker]
+            for begin in range(0, max(map(int, texts)), _PIECE)
         ]
-        if first:
+        if makes:
             return files.folder
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
         (folder / "plan.json").write_bytes(zlib.decompress(b64decode("".join(pieces))))
@@ -336,7 +358,7 @@ class Plans:
             if first and self._path is not None and not self._made:
                 shutil.copytree(own, self._path, dirs_exist_ok=True)
 
-        return _Files(own, captured, copy)
+        return _Files(own, captured, copy, [0] * len(self._group))
 
     def _key(self, request: Request, policy: str) -> str:
         """The same on all ranks; empty where nothing is kept."""
@@ -387,25 +409,19 @@ class Plans:
             _COMPILE_SECONDS,
         )
         captured = replace(captured, unsettled=any(unsettled))
-        self.together(
-            lambda: planning.check_same(
-                fingerprint,
-                lambda own: self._meeting.exchange(own, _EXCHANGE_SECONDS),
-                self._group,
-            ),
-            lambda _: "",
-        )
+        digests = self._meeting.exchange(captured.digest, _EXCHANGE_SECONDS)
+        makers = [digests.index(digest) for digest in digests]
 
         def make_plan() -> None:
-            if compiler is not None:
-                warned = compiler.make_plan(folder, self._meeting.world_size)
-                captured.warnings.extend(warned)
-                if key and self._cache is not None:
-                    self._cache.add(key, folder, captured, loaded)
+            with closing(compiler or Compiler()) as own:
+                warned = own.make_plan(folder, self._meeting.world_size)
+            captured.warnings.extend(warned)
+            if key and self._cache is not None and first and set(makers) == {0}:
+                self._cache.add(key, folder, captured, loaded)
 
-        return _Files(folder, captured, make_plan)
+        return _Files(folder, captured, make_plan, makers, fingerprint)
 
-    def _open(self, folder: Path, captured: Captured, allowed_library: str) -> tuple[Any, str]:
+    def _open(self, folder: Path, files: _Files, allowed_library: str) -> tuple[Any, str]:
         """The session, and a hash of the plans of all ranks."""
         # Whoever writes a library into the script wants it to run.
         allowed = str(folder / allowed_library) if allowed_library else ""
@@ -413,11 +429,20 @@ class Plans:
 
         def opened() -> Any:
             with _as_no_plan():
-                return build.runtime().Session(plan, allowed, captured.operators)
+                return build.runtime().Session(plan, allowed, files.captured.operators)
 
         session, orders = self.together(opened, lambda session: _hashed(session.collectives))
         _, hashes = self.together(lambda: session.plan_hash, str)
 
+        def exchange(own: str) -> list[str]:
+            return self._meeting.exchange(own, _EXCHANGE_SECONDS)
+
+        def check_shared() -> None:
+            if not files.alike and len(set(exchange(_hashed(session.shared)))) > 1:
+                assert files.fingerprint is not None
+                planning.refuse_difference(files.fingerprint, exchange, self._group)
+
+        self.together(check_shared, lambda _: "")
         axes = {axis for _, axis in session.collectives if axis}
 
         def check_order() -> None:
