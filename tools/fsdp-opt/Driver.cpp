@@ -2,7 +2,7 @@
 #include "Driver.h"
 
 #include "Layouts.h"
-#include "Report.h"
+#include "../Report.h"
 #include "Simulation.h"
 #include "Stats.h"
 #include "fsdp/Dialect/Aten.h"

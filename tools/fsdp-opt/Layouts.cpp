@@ -1,6 +1,6 @@
 //===- Layouts.cpp - fsdp-opt --emit layouts ------------------------------===//
 #include "Layouts.h"
-#include "Report.h"
+#include "../Report.h"
 
 #include "fsdp/Dialect/FSDP.h"
 #include "fsdp/Dialect/ModelParallel.h"

@@ -1,6 +1,6 @@
 //===- Simulation.cpp - fsdp-opt --simulate -------------------------------===//
 #include "Simulation.h"
-#include "Report.h"
+#include "../Report.h"
 #include "Stats.h"
 
 #include "fsdp/Simulate/CostModel.h"

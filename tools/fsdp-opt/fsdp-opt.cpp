@@ -4,8 +4,8 @@
 // a captured model (see Driver.h).
 //
 //===----------------------------------------------------------------------===//
+#include "../Report.h"
 #include "Driver.h"
-#include "Report.h"
 
 #include "fsdp/Support/Outputs.h"
 #include "fsdp/Transforms/Passes.h"
@@ -22,6 +22,8 @@
 #include <cstdlib>
 
 using namespace mlir;
+
+constexpr llvm::StringLiteral mlir::fsdp::programName = "fsdp-opt";
 
 /// As mlir-opt does, except that the output is written completely or not at
 /// all.

@@ -1,96 +1,172 @@
 //===- fsdp-reduce.cpp - the smallest program that still shows a fault ----===//
 //
-// As mlir-reduce, with this project's dialects and passes: leaves out what a
-// test, a script that is given a file, does not need to fail.
+// With the command line of mlir-reduce: leaves out what a test, a program that
+// is given a file, does not need to fail.
 //
 //===----------------------------------------------------------------------===//
+#include "../Report.h"
+#include "Reduction.h"
+
+#include "fsdp/Dialect/Aten.h"
+#include "fsdp/Dialect/FSDP.h"
 #include "fsdp/Support/Outputs.h"
-#include "fsdp/Transforms/Passes.h"
-#include "fsdp/Transforms/StepProgram.h"
-#include "mlir/IR/PatternMatch.h"
-#include "mlir/IR/TypeUtilities.h"
-#include "mlir/Reducer/ReductionPatternInterface.h"
-#include "mlir/Tools/mlir-reduce/MlirReduceMain.h"
+#include "mlir/IR/Verifier.h"
+#include "mlir/Parser/Parser.h"
+#include "mlir/Pass/Pass.h"
+#include "mlir/Pass/PassManager.h"
+#include "mlir/Pass/PassRegistry.h"
+#include "llvm/Support/CommandLine.h"
+#include "llvm/Support/FileSystem.h"
+#include "llvm/Support/FileUtilities.h"
+#include "llvm/Support/Program.h"
+#include "llvm/Support/Signals.h"
+#include "llvm/Support/SourceMgr.h"
 
 using namespace mlir;
+using namespace mlir::fsdp;
+namespace cl = llvm::cl;
+
+constexpr llvm::StringLiteral mlir::fsdp::programName = "fsdp-reduce";
 
 namespace {
-/// PyTorch's number of an element type.
-std::optional<int64_t> getScalarType(Type type) {
-  auto integer = dyn_cast<IntegerType>(type);
-  if (type.isF16())
-    return 5;
-  if (type.isF32())
-    return 6;
-  if (type.isF64())
-    return 7;
-  if (type.isBF16())
-    return 15;
-  if (!integer || !integer.isSignless())
-    return std::nullopt;
-  switch (integer.getWidth()) {
-  case 1:
-    return 11;
-  case 32:
-    return 3;
-  case 64:
-    return 4;
-  default:
-    return std::nullopt;
+cl::OptionCategory category("fsdp-reduce options");
+cl::opt<std::string> inputPath(cl::Positional, cl::desc("<input file>"),
+                               cl::init("-"), cl::cat(category));
+cl::opt<std::string> outputPath("o", cl::desc("Output file"),
+                                cl::value_desc("file"), cl::init("-"),
+                                cl::cat(category));
+
+struct ReductionTree : PassWrapper<ReductionTree, OperationPass<ModuleOp>> {
+  MLIR_DEFINE_EXPLICIT_INTERNAL_INLINE_TYPE_ID(ReductionTree)
+
+  ReductionTree() = default;
+  ReductionTree(const ReductionTree &other) : PassWrapper(other) {}
+
+  StringRef getArgument() const final { return "reduction-tree"; }
+  StringRef getDescription() const final {
+    return "Leave out what a test does not need to fail";
   }
-}
 
-/// A call that computes something becomes one of aten::zeros, which needs
-/// nothing of what was before it.
-struct ReplaceByZeros : OpRewritePattern<aten::CallOp> {
-  using OpRewritePattern::OpRewritePattern;
+  void runOnOperation() override {
+    if (failed(reduce()))
+      signalPassFailure();
+  }
 
-  LogicalResult matchAndRewrite(aten::CallOp call,
-                                PatternRewriter &rewriter) const override {
-    if (call.getOperands().empty() || call.getNumResults() == 0 ||
-        !llvm::all_of(call.getResults(), [](Value result) {
-          return getScalarType(getElementTypeOrSelf(result)).has_value();
-        }))
+private:
+  LogicalResult reduce() {
+    if (traversalMode != 0)
+      return reportError("--reduction-tree: traversal-mode: expected 0, got " +
+                         Twine(traversalMode));
+    if (test.empty())
+      return reportError("--reduction-tree: expected test=PROGRAM");
+    FailureOr<bool> shown = showsFault(getOperation());
+    if (failed(shown))
       return failure();
-    SmallVector<Value> zeros;
-    for (Value result : call.getResults()) {
-      auto type = cast<RankedTensorType>(result.getType());
-      Attribute none = aten::NoneAttr::get(getContext());
-      Attribute dtype =
-          rewriter.getI64IntegerAttr(*getScalarType(type.getElementType()));
-      Attribute shape = rewriter.getI64ArrayAttr(type.getShape());
-      auto made = mlir::fsdp::createFor<aten::CallOp>(
-          call, rewriter, type, "aten::zeros", ValueRange(),
-          rewriter.getArrayAttr({shape, dtype, none, none, none}),
-          /*views=*/nullptr, /*mutates=*/nullptr, /*random=*/false,
-          /*reduce_input_of=*/nullptr, /*recompute=*/false,
-          /*strides=*/nullptr, /*schema=*/nullptr);
-      zeros.push_back(made.getResult(0));
-    }
-    rewriter.replaceOp(call, zeros);
+    if (!*shown)
+      return reportError(test + ": expected it to fail for the input, got " +
+                         "exit status 0");
+    FailureOr<OwningOpRef<ModuleOp>> smallest = reduceProgram(
+        getOperation(), [&](ModuleOp program) { return showsFault(program); });
+    if (failed(smallest))
+      return failure();
+    getOperation()->setAttrs((*smallest)->getOperation()->getAttrs());
+    getOperation().getBodyRegion().takeBody((*smallest)->getBodyRegion());
     return success();
   }
-};
 
-struct AtenReduction : DialectReductionPatternInterface {
-  explicit AtenReduction(Dialect *dialect)
-      : DialectReductionPatternInterface(dialect) {}
-
-  void populateReductionPatterns(RewritePatternSet &patterns) const override {
-    patterns.add<ReplaceByZeros>(patterns.getContext());
+  /// Whether the test fails on the program.
+  FailureOr<bool> showsFault(ModuleOp program) {
+    SmallString<128> path;
+    int descriptor = -1;
+    if (std::error_code error = llvm::sys::fs::createTemporaryFile(
+            "fsdp-reduce", "mlir", descriptor, path))
+      return reportError("a temporary file: cannot be created: " +
+                         error.message());
+    llvm::FileRemover remover(path);
+    llvm::sys::RemoveFileOnSignal(path);
+    llvm::raw_fd_ostream stream(descriptor, /*shouldClose=*/true);
+    program->print(stream);
+    stream << '\n';
+    stream.close();
+    if (std::error_code error = stream.error()) {
+      stream.clear_error();
+      return reportError(path + ": cannot be written: " + error.message());
+    }
+    SmallVector<StringRef> arguments = {test};
+    llvm::append_range(arguments, testArguments);
+    arguments.push_back(path);
+    // Standard output may be where the program goes.
+    std::optional<StringRef> redirects[] = {StringRef(), StringRef(),
+                                            std::nullopt};
+    std::string why;
+    int status = llvm::sys::ExecuteAndWait(test, arguments, std::nullopt,
+                                           redirects, /*SecondsToWait=*/0,
+                                           /*MemoryLimit=*/0, &why);
+    if (status == -1)
+      return reportError(
+          test + ": cannot be run: " + StringRef(why).rsplit(": ").second);
+    return status != 0;
   }
+
+  Option<std::string> test{
+      *this, "test",
+      cl::desc("A program that is given a file, and fails if it shows the "
+               "fault")};
+  ListOption<std::string> testArguments{
+      *this, "test-arg", cl::desc("What the test is given before the file")};
+  Option<unsigned> traversalMode{
+      *this, "traversal-mode", cl::desc("As of mlir-reduce, which has only 0"),
+      cl::init(0)};
 };
+
+LogicalResult run(const PassPipelineCLParser &passes) {
+  if (!passes.hasAnyOccurrences())
+    return reportError("expected --reduction-tree='test=PROGRAM'");
+  std::vector<::fsdp::NamedFile> inputs, outputs;
+  if (inputPath != "-")
+    inputs.push_back({"the input", inputPath});
+  if (outputPath != "-")
+    outputs.push_back({"-o", outputPath});
+  if (std::string error = ::fsdp::checkOutputs(outputs, inputs); !error.empty())
+    return reportError(error);
+  auto buffer = readSource(inputPath);
+  if (failed(buffer))
+    return failure();
+  DialectRegistry registry;
+  registry.insert<FSDPDialect, aten::AtenDialect>();
+  MLIRContext context(registry, MLIRContext::Threading::DISABLED);
+  context.printOpOnDiagnostic(false);
+  // Calls of zeros are made in programs without any call.
+  context.loadDialect<FSDPDialect, aten::AtenDialect>();
+  llvm::SourceMgr sources;
+  sources.AddNewSourceBuffer(std::move(*buffer), llvm::SMLoc());
+  ReportStream errors;
+  SourceMgrDiagnosticHandler diagnostics(sources, &context, errors);
+  OwningOpRef<ModuleOp> program = parseSourceFile<ModuleOp>(sources, &context);
+  if (!program)
+    return failure();
+  PassManager manager(&context);
+  if (failed(passes.addToPipeline(manager,
+                                  [](const Twine &message) {
+                                    return reportError(
+                                        StringRef(message.str()).rtrim());
+                                  })) ||
+      failed(manager.run(*program)))
+    return failure();
+  std::string text;
+  llvm::raw_string_ostream stream(text);
+  program->print(stream);
+  stream << '\n';
+  return writeOutput(outputPath, text);
+}
 } // namespace
 
 int main(int argc, char **argv) {
   ::fsdp::reserveStandardStreams();
-  mlir::fsdp::registerFSDPPasses();
-  mlir::fsdp::registerPipelines();
-  DialectRegistry registry;
-  registry.insert<mlir::fsdp::FSDPDialect, aten::AtenDialect>();
-  registry.addExtension(+[](MLIRContext *, aten::AtenDialect *dialect) {
-    dialect->addInterfaces<AtenReduction>();
-  });
-  MLIRContext context(registry);
-  return failed(mlirReduceMain(argc, argv, context));
+  PassRegistration<ReductionTree>();
+  cl::HideUnrelatedOptions(category);
+  PassPipelineCLParser passes("", "Passes that reduce the program");
+  cl::ParseCommandLineOptions(
+      argc, argv, "fsdp-reduce: the smallest program that still shows a fault");
+  return failed(run(passes));
 }

@@ -1,11 +1,10 @@
-//===- Report.cpp - what fsdp-opt reads, writes and says ------------------===//
+//===- Report.cpp - what the compiler's programs read, write and say ------===//
 #include "Report.h"
 
 #include "fsdp/Support/Files.h"
 #include "fsdp/Support/Message.h"
 #include "fsdp/Support/Nesting.h"
 #include "mlir/Bytecode/BytecodeReader.h"
-#include "llvm/ADT/StringRef.h"
 
 using namespace mlir;
 using namespace mlir::fsdp;
@@ -20,7 +19,8 @@ checkNesting(std::unique_ptr<llvm::MemoryBuffer> buffer) {
 }
 
 LogicalResult mlir::fsdp::reportError(const llvm::Twine &message) {
-  llvm::errs() << "fsdp-opt: error: " << ::fsdp::oneLine(message.str()) << '\n';
+  llvm::errs() << programName << ": error: " << ::fsdp::oneLine(message.str())
+               << '\n';
   return failure();
 }
 

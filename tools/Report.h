@@ -1,8 +1,9 @@
-//===- Report.h - what fsdp-opt reads, writes and says --------------------===//
-#ifndef FSDP_TOOLS_FSDPOPT_REPORT_H
-#define FSDP_TOOLS_FSDPOPT_REPORT_H
+//===- Report.h - what the compiler's programs read, write and say --------===//
+#ifndef FSDP_TOOLS_REPORT_H
+#define FSDP_TOOLS_REPORT_H
 
 #include "mlir/Support/LogicalResult.h"
+#include "llvm/ADT/StringRef.h"
 #include "llvm/ADT/Twine.h"
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/raw_ostream.h"
@@ -12,7 +13,10 @@
 
 namespace mlir::fsdp {
 
-/// Prints "fsdp-opt: error: " and the message as one line (Message.h).
+/// Each program defines its own: "fsdp-opt".
+extern const llvm::StringLiteral programName;
+
+/// Prints the program, ": error: " and the message as one line (Message.h).
 LogicalResult reportError(const llvm::Twine &message);
 
 /// A source file's text, nested no deeper than Nesting.h allows; for "-", the
@@ -39,4 +43,4 @@ private:
 
 } // namespace mlir::fsdp
 
-#endif // FSDP_TOOLS_FSDPOPT_REPORT_H
+#endif // FSDP_TOOLS_REPORT_H
