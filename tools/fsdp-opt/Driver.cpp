@@ -1,8 +1,8 @@
 //===- Driver.cpp - fsdp-opt as one command -------------------------------===//
 #include "Driver.h"
 
-#include "Layouts.h"
 #include "../Report.h"
+#include "Layouts.h"
 #include "Simulation.h"
 #include "Stats.h"
 #include "fsdp/Dialect/Aten.h"
@@ -531,7 +531,6 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
   context.loadDialect<FSDPDialect, aten::AtenDialect>();
   auto config = MlirOptMainConfig::createFromCLOptions();
   context.allowUnregisteredDialects(config.shouldAllowUnregisteredDialects());
-  context.printOpOnDiagnostic(false);
   if (failed(enableRemarks(context, config)))
     return reportError("--remarks-output-file: cannot be written: " +
                        config.getRemarksOutputFile());

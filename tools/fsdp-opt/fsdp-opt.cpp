@@ -9,12 +9,15 @@
 
 #include "fsdp/Support/Outputs.h"
 #include "fsdp/Transforms/Passes.h"
+#include "mlir/IR/DialectRegistry.h"
+#include "mlir/IR/MLIRContext.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Tools/Plugins/DialectPlugin.h"
 #include "mlir/Tools/Plugins/PassPlugin.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "mlir/Transforms/Passes.h"
 #include "llvm/Support/CommandLine.h"
+#include "llvm/Support/SourceMgr.h"
 #include "llvm/Support/StringSaver.h"
 
 #include <csignal>
@@ -24,6 +27,26 @@
 using namespace mlir;
 
 constexpr llvm::StringLiteral mlir::fsdp::programName = "fsdp-opt";
+
+namespace {
+/// Prints diagnostics as the driver does, each line bounded (Message.h): a
+/// diagnostic shows its source line, and that of a module with attributes grows
+/// with the model. Loaded by the first of the dialect's ops, so after
+/// MlirOptMain's own handler; the latest handler gets a diagnostic first.
+struct BoundedDiagnostics
+    : DialectExtension<BoundedDiagnostics, mlir::fsdp::FSDPDialect> {
+  BoundedDiagnostics(llvm::SourceMgr &sources, llvm::raw_ostream &stream)
+      : sources(&sources), stream(&stream) {}
+
+  void apply(MLIRContext *context, mlir::fsdp::FSDPDialect *) const override {
+    // For the life of the context, which MlirOptMain ends.
+    new SourceMgrDiagnosticHandler(*sources, context, *stream);
+  }
+
+  llvm::SourceMgr *sources;
+  llvm::raw_ostream *stream;
+};
+} // namespace
 
 /// As mlir-opt does, except that the output is written completely or not at
 /// all.
@@ -38,6 +61,17 @@ static LogicalResult runPassByPass(int argc, char **argv, StringRef input,
   auto buffer = mlir::fsdp::readSource(input);
   if (failed(buffer))
     return failure();
+  llvm::SourceMgr sources;
+  mlir::fsdp::ReportStream errors;
+  // The diagnostics of parts, and those that are expected, are for mlir-opt's
+  // handlers.
+  if (config.inputSplitMarker().empty() && !config.shouldVerifyDiagnostics()) {
+    sources.AddNewSourceBuffer(
+        llvm::MemoryBuffer::getMemBuffer((*buffer)->getMemBufferRef()), {});
+    registry.addExtension(
+        TypeID::get<BoundedDiagnostics>(),
+        std::make_unique<BoundedDiagnostics>(sources, errors));
+  }
   std::string text;
   llvm::raw_string_ostream stream(text);
   if (failed(MlirOptMain(stream, std::move(*buffer), registry, config)))
@@ -68,6 +102,15 @@ static LogicalResult verifyPlugins(ArrayRef<const char *> arguments) {
   return success();
 }
 
+/// An op is where a diagnostic says; printed whole, that may be the module.
+static void printNoOpsByDefault() {
+  registerMLIRContextCLOptions();
+  auto *option =
+      llvm::cl::getRegisteredOptions().lookup("mlir-print-op-on-diagnostic");
+  if (option)
+    static_cast<llvm::cl::opt<bool> *>(option)->setInitialValue(false);
+}
+
 static int run(int count, char **given) {
   // A limit on the size of files is an error of a write, and no death.
   std::signal(SIGXFSZ, SIG_IGN);
@@ -84,6 +127,7 @@ static int run(int count, char **given) {
   auto argc = int(arguments.size());
   auto argv = const_cast<char **>(arguments.data());
   mlir::fsdp::hideLibraryOptions();
+  printNoOpsByDefault();
   mlir::fsdp::registerFSDPPasses();
   mlir::fsdp::registerPipelines();
   registerCanonicalizerPass();
