@@ -19,6 +19,7 @@ from typing import Any
 import around_models
 import called_collectives
 import other_models
+import outside_units
 import torch
 import torch.distributed as dist
 from around_loop import SGD, Loop, Net, batch, part
@@ -336,6 +337,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     **around_models.PROGRAMS,
     **other_models.PROGRAMS,
     **called_collectives.PROGRAMS,
+    **outside_units.PROGRAMS,
 }
 
 

@@ -24,6 +24,7 @@ from fsdp_mlir.archive.writer import Contents, Written, write
 from fsdp_mlir.check import proof
 from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others, Revised
+from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
@@ -165,6 +166,7 @@ def capture(
     device_arch: str | None = None,
     torch_version: str | None = None,
     data_ranks: Sequence[int] = (0,),
+    shown: Shown | None = None,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -213,6 +215,9 @@ def capture(
     that FSDP shards over, this one among them, in the order of the mesh. The plan is told what the
     other axes are, which its simulation needs (planned_mesh.py).
 
+    `shown`: of a model that was sharded, what its code sees of a parameter outside of the forward
+    of its unit.
+
     Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
     replace `config`. The model is unchanged in any case.
     """
@@ -232,6 +237,7 @@ def capture(
         device=Device.of(device, device_arch, torch_version),
         data_ranks=data_ranks,
         others=None if outputs is None else Others(),
+        shown=shown,
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

@@ -30,6 +30,7 @@ from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import IDENTITIES
 from fsdp_mlir.support.errors import CaptureError, Location, located, source_of
 from fsdp_mlir.support.layouts import laid_out_copy
+from fsdp_mlir.view.gathered import Gathered
 from fsdp_mlir.view.model_view import ModelView
 
 aten = torch.ops.aten
@@ -173,12 +174,14 @@ class _Eager:
         }
         buffers = {buffer.name: _on_cpu(buffer.tensor) for buffer in view.buffers}
         slots = view.slots({**params, **buffers})
+        after = view.asked.shown.hooks if view.asked.shown else {}
         results = []
         _seed()
         with (
             _unchanged(view, [*buffers.values(), *self._constants]),
-            view.units.hooked(view.params, view.asked.device.version),
+            view.units.hooked(view.params, view.asked.device.version, after) as entries,
         ):
+            gathered = Gathered(view, list(params.values()), entries)
             for batch in batches:
                 for param in params.values():
                     param.grad = None
@@ -189,7 +192,8 @@ class _Eager:
                     tape or nullcontext(),
                     _eager_failures(),
                 ):
-                    loss = view.step.forward(inputs)
+                    with gathered.in_forward():
+                        loss = view.step.forward(inputs)
                     loss.backward()
                     view.step.settle(slots)
                 if tape is not None:
@@ -204,7 +208,8 @@ class _Eager:
                     view.step.holding(slots),
                     _eager_failures(),
                 ):
-                    loss = view.step.forward(inputs)
+                    with gathered.in_forward():
+                        loss = view.step.forward(inputs)
                     view.step.settle(slots)
                 results[-1]["the loss in eval mode after it"] = _bits(local(loss))
         return results

@@ -19,6 +19,7 @@ from fsdp_mlir.frontdoor import files_read
 from fsdp_mlir.frontdoor.plain_model import plain
 from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others
+from fsdp_mlir.modules.sharding import shown
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.step.training_step import OutputsOfModes
@@ -71,6 +72,7 @@ class Recipe:
         policy, archive = folder / "policy.yaml", folder / "model.pt"
         policy.write_text(self.policy)
         outputs = Outputs(keeps=self.keeps_outputs), Outputs(keeps=self.keeps_outputs)
+        seen = shown(self.model)
         with plain(self.model, values), _noting_warnings() as warned, files_read.noted() as files:
             done = capture(
                 self.model,
@@ -80,6 +82,7 @@ class Recipe:
                 path=archive,
                 save_weights=False,
                 outputs=outputs,
+                shown=seen,
                 **self.options,
             )
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, Train
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fsdp_mlir.modules import weights
@@ -68,6 +70,28 @@ def groups(model: nn.Module) -> list[FSDPParamGroup]:
 def managed(model: nn.Module) -> dict[int, FSDPParam]:
     """FSDP2's record of each sharded parameter, by the id of the parameter."""
     return {id(p.sharded_param): p for group in groups(model) for p in group.fsdp_params}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is seen of a model while nothing is gathered: its sharded parameters by their first
+    names. `hooks`: the key of FSDP2's forward hook, by the id of its module."""
+
+    params: dict[str, DTensor]
+    hooks: dict[int, int]
+
+
+def shown(model: nn.Module) -> Shown:
+    """Reads that from a model."""
+    records, hooks = managed(model), {}
+    for module in model.modules():
+        state = _get_module_fsdp_state(module)
+        handle = None if state is None else state._post_forward_hook_handle
+        for each in getattr(handle, "handles", (handle,)):
+            if each is not None and each.hooks_dict_ref() is module._forward_hooks:
+                hooks[id(module)] = each.id
+    params = {p.name: p.tensor for p in weights.parameters(model) if id(p.tensor) in records}
+    return Shown(params, hooks)
 
 
 def has_parts(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ match one module the first wins. A parameter that is ignored belongs to no unit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -87,6 +87,7 @@ class Entry:
     patterns: tuple[re.Pattern[str], ...]
     by_class: bool
     precision: MixedPrecision | None
+    reshards: bool = True  # after forward
 
     def matches(self, name: str, class_name: str) -> bool:
         subject = class_name if self.by_class else name
@@ -102,6 +103,7 @@ class Policy:
     root: MixedPrecision | None = None
     ignore: tuple[re.Pattern[str], ...] = ()
     sums_first: bool = False
+    reshards_root: bool = False
 
 
 class Units:
@@ -175,9 +177,16 @@ class Units:
         entry = self._entry(module) if module else None
         return entry if entry and len(entry.patterns) > 1 else module
 
-    def _keeping(self, params: Iterable[State], version: Version) -> Keeping:
+    def _resharded(self, units: Sequence[Sequence[str]]) -> set[str]:
+        """Those that are freed after forward, by their first modules."""
+        entries = {unit[0]: self._entry(unit[0]) for unit in units}
+        freed = {name for name, entry in entries.items() if entry and entry.reshards}
+        return freed | ({""} if self._policy.reshards_root else set())
+
+    def _keeping(
+        self, params: Iterable[State], unit_of: Mapping[str, str], version: Version
+    ) -> Keeping:
         """By a unit's first module ("" for the root): its parameters that keep gradients."""
-        first = {name: unit[0] for unit in self.formed(params) for name in unit}
         keeping: Keeping = {}
         for param in params:
             precision, dtype = self.precision_of(param), param.tensor.dtype
@@ -185,20 +194,30 @@ class Units:
             # may_reduce_grad_outside_dp).
             summed = param.spec is not None and any(p.is_replicate() for p in param.spec.placements)
             if precision and not summed and precision.keeps_gradients(dtype, version):
-                unit = first.get(next(iter(self._units_of(param))), "")
                 cast = precision.grad_dtype(dtype, version)
-                keeping.setdefault(unit, []).append((param.name, cast))
+                keeping.setdefault(unit_of[param.name], []).append((param.name, cast))
         return keeping
 
     @contextmanager
-    def hooked(self, params: Sequence[State], version: Version) -> Iterator[Entries]:
+    def hooked(
+        self, params: Sequence[State], version: Version, after: Mapping[int, int] | None = None
+    ) -> Iterator[Entries]:
         """Makes casts at unit boundaries and entry functions as FSDP2 of PyTorch `version` has
         them, and leaves gradients in their dtype where it does.
 
         Every module that a pattern matches is cast here, even one without parameters of its own. In
         a unit of several modules FSDP2 casts at each of them (_register_group_forward_hooks).
+        `after`: of the forward hooks of a module, by its id, those up to this key run before.
         """
-        entries = Entries(self._model, self.formed(params), self._keeping(params, version))
+        units = self.formed(params)
+        first = {name: unit[0] for unit in units for name in unit}
+        unit_of = {
+            param.name: first.get(next(iter(found)), "")
+            for param in params
+            if (found := self._units_of(param))
+        }
+        keeping, resharded = self._keeping(params, unit_of, version), self._resharded(units)
+        entries = Entries(self._model, units, unit_of, keeping, resharded, after or {})
         handles: list[Any] = list(entries.attach())
         hooked: set[int] = set()
         for name, module in self._model.named_modules(remove_duplicate=False):
@@ -243,11 +262,19 @@ def read_policy(path: Path | None) -> Policy:
             _patterns(entry.get("class", entry.get("match"))),
             "class" in entry,
             _mixed_precision(entry["mixed_precision"]) if "mixed_precision" in entry else root,
+            _reshards(entry.get("reshard_after_forward", True)),
         )
         for entry in entries
     ]
     sums_first = not config.get("reduce_each_microbatch", True)
-    return Policy(tuple(units), root, _patterns(config.get("ignore", [])), sums_first)
+    reshards_root = _reshards(config.get("reshard_after_forward", False))
+    ignore = _patterns(config.get("ignore", []))
+    return Policy(tuple(units), root, ignore, sums_first, reshards_root)
+
+
+def _reshards(given: bool | int) -> bool:
+    """Of a group of one rank, each keeps the whole parameters."""
+    return given if isinstance(given, bool) else given > 1
 
 
 def _patterns(given: str | list[str]) -> tuple[re.Pattern[str], ...]:

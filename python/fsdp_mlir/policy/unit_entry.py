@@ -11,11 +11,11 @@ once later outside it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_g
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_mlir.modules.sharding import class_name
-from fsdp_mlir.modules.weights import modules_by_path
+from fsdp_mlir.modules.weights import State, modules_by_path
 from fsdp_mlir.support.errors import CaptureError
 
 # A differentiable value: the node that made it, and which of its results it is.
@@ -72,9 +72,15 @@ class _Renamed(TorchDispatchMode):
 class _Unit:
     """The modules of one `fully_shard` call, and how far the unit's forward has got."""
 
-    def __init__(self, modules: Sequence[nn.Module], left: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        entered: Callable[[], None],
+        left: Callable[[Any], None],
+    ) -> None:
         """`left` is called with the output of the module that runs last."""
         self.modules = set(modules)
+        self._entered = entered
         self._left = left
         self._to_run: set[nn.Module] = set()
         self._running = False
@@ -84,6 +90,7 @@ class _Unit:
         if _in_backward():
             return args, kwargs
         _check_own_parameters(module)
+        self._entered()
         first, self._running = not self._running, True
         if not self._to_run:
             self._to_run |= self.modules
@@ -107,6 +114,8 @@ class _Unit:
     def complete(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         """A forward hook of the root: no longer waits for modules that have not run."""
         if not _in_backward():
+            if self._to_run:
+                self._left(None)
             self._to_run.clear()
             self._running = False
 
@@ -139,16 +148,38 @@ class _Call:
     end: int = 0
 
 
+class Places(Protocol):
+    """Where parameters are put when FSDP2 gathers and frees a unit, which its first module names"""
+
+    def gather(self, unit: str) -> None: ...
+
+    def free(self, unit: str) -> None: ...
+
+
 class Entries:
     """The hooks of a model's units, and a record of what enters its modules.
 
-    `units` are the names of the modules of each unit but the root.
+    `units` are the names of the modules of each unit but the root. Units are named by their first
+    modules: `unit_of` has that of each parameter, `resharded` those that are freed after forward.
+    `after` is that of Units.hooked.
     """
 
-    def __init__(self, model: nn.Module, units: Sequence[Sequence[str]], keeping: Keeping) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[Sequence[str]],
+        unit_of: Mapping[str, str],
+        keeping: Keeping,
+        resharded: Collection[str],
+        after: Mapping[int, int],
+    ) -> None:
         self._model = model
         self.units = [list(names) for names in units]
+        self._unit_of = unit_of
         self._keeping = keeping
+        self._resharded = resharded
+        self._after_hooks = after
+        self.gathered: Places | None = None
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
 
@@ -157,11 +188,13 @@ class Entries:
         by_path = modules_by_path(self._model)
         for names in self.units:
             modules = [by_path[name] for name in names]
-            unit = _Unit(modules, partial(self._keep_gradients, names[0]))
+            unit = _Unit(modules, partial(self._gather, names[0]), partial(self._left, names[0]))
             for module in unit.modules:
                 yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(unit.leave, always_call=True)
+                self._put_later_hooks_last(module)
             yield self._model.register_forward_hook(unit.complete)
+        yield self._model.register_forward_pre_hook(self._enter_root, prepend=True)
         yield self._model.register_forward_hook(self._leave_root)
         for name, module in self._model.named_modules():
             if module is not self._model and any(True for _ in module.parameters()):
@@ -172,9 +205,33 @@ class Entries:
                 yield module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(self._after, always_call=True)
 
+    def unit_of(self, param: State) -> str | None:
+        """None for a parameter that is ignored."""
+        return self._unit_of.get(param.name)
+
+    def _put_later_hooks_last(self, module: nn.Module) -> None:
+        """Behind the one that was registered last: those that run behind FSDP2's."""
+        last, mine = self._after_hooks.get(id(module)), next(reversed(module._forward_hooks))
+        for key in list(module._forward_hooks):
+            if last is not None and last < key != mine:
+                module._forward_hooks.move_to_end(key)
+
+    def _gather(self, unit: str) -> None:
+        if self.gathered is not None:
+            self.gathered.gather(unit)
+
+    def _left(self, unit: str, output: Any) -> None:
+        self._keep_gradients(unit, output)
+        if self.gathered is not None and unit in self._resharded:
+            self.gathered.free(unit)
+
+    def _enter_root(self, _module: nn.Module, _args: Any) -> None:
+        if not _in_backward():
+            self._gather("")
+
     def _leave_root(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if not _in_backward():
-            self._keep_gradients("", output)
+            self._left("", output)
 
     def _keep_gradients(self, unit: str, output: Any) -> None:
         """Does with the unit's parameters what FSDP2 does before the unit's backward."""

@@ -49,6 +49,7 @@ class BoundStates:
 
     def __init__(self) -> None:
         self.written: set[str] = set()
+        self.sharded: dict[int, str] = {}  # of view/gathered.py
         self._by_tensor: dict[int, _Bound] = {}
         self._by_storage: dict[int, _Bound] = {}
         self._constants: dict[int, str] = {}  # names by the storages of stand-ins
@@ -77,6 +78,18 @@ class BoundStates:
                 "its module, which has no gradient; read it as the module's attribute",
             )
         return bound.fake
+
+    def unknown(self, tensor: Tensor) -> str:
+        """Why a call takes a tensor that has no name."""
+        if (name := self.sharded.get(id(tensor))) is not None:
+            return (
+                f"parameter '{name}' is used outside of the forward of its unit, where FSDP2 has "
+                "it sharded; use it in the forward of the module that fully_shard was called on"
+            )
+        return (
+            f"a tensor of shape {list(tensor.shape)} was made before the captured step and is "
+            "neither parameter, buffer nor input"
+        )
 
     def note_writes(self, func: OpOverload, values: list[Any], location: Location | None) -> None:
         """Remembers the buffers and constants that a call writes; CaptureError for a parameter."""

@@ -28,6 +28,7 @@ from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
 from fsdp_mlir.view.fake_model import FakeModel
+from fsdp_mlir.view.gathered import Gathered
 from fsdp_mlir.view.model_view import ModelView
 
 calls_the_model(__file__)
@@ -102,7 +103,8 @@ def record_once(fake: FakeModel) -> Recording:
     """
     view = fake.view
     sources = SourceMap()
-    hooked = view.units.hooked(view.params, view.asked.device.version)
+    after = view.asked.shown.hooks if view.asked.shown else {}
+    hooked = view.units.hooked(view.params, view.asked.device.version, after)
     present, others = view.asked.device.present(), view.asked.others
     with (
         present,
@@ -115,8 +117,13 @@ def record_once(fake: FakeModel) -> Recording:
         recorder = _recorder(fake, modules, sources)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
+        with fake.mode:
+            gathered = Gathered(view, fake.params, entries)
+        recorder.states.sharded = gathered.names
+
         def forward() -> Tensor:
-            loss: Tensor = view.step.forward(fake.inputs)
+            with gathered.in_forward():
+                loss: Tensor = view.step.forward(fake.inputs)
             return loss
 
         def evaluate() -> Tensor:
@@ -170,6 +177,7 @@ def record_once(fake: FakeModel) -> Recording:
         trained = PythonState.of(view.model, view.step.loss)
         evaluator = _recorder(fake, modules, sources)
         evaluator.share_constants(recorder)
+        evaluator.states.sharded = gathered.names
         with (
             fake.mode,
             unrecorded(),

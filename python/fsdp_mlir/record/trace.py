@@ -196,6 +196,11 @@ class Recorder(TorchDispatchMode):
                 constant = func(*args, **kwargs)
             return self._literal(aten.lift_fresh.default, constant, origin)
         fakes = [self._faked(value, origin) for value in values]
+        if func.is_view and (name := self.states.sharded.get(id(fakes[0]))) is not None:
+            args, kwargs = split_arguments(func, fakes)
+            self._alive.append(seen := func(*args, **kwargs))
+            self.states.sharded[id(seen)] = name  # what code looks at, as by to_local()
+            return seen
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
         if is_foreign:
@@ -473,11 +478,7 @@ class Recorder(TorchDispatchMode):
     def _ref(self, tensor: Tensor, origin: Origin) -> Ref:
         name = self._names.get(id(tensor))
         if name is None:
-            raise located(
-                origin.location,
-                f"a tensor of shape {list(tensor.shape)} was made before the captured step and is "
-                "neither parameter, buffer nor input",
-            )
+            raise located(origin.location, self.states.unknown(tensor))
         return Ref(name)
 
     def _refs(self, value: Any, origin: Origin) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from fsdp_mlir.modules.others import Others
+from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.device import Device
 
@@ -34,3 +35,4 @@ class Asked:
     device: Device
     data_ranks: Sequence[int]
     others: Others | None
+    shown: Shown | None

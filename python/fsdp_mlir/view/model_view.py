@@ -40,8 +40,8 @@ class ModelView:
         """CaptureError for a model that cannot be trained as a graph."""
         model = asked.model
         units = Units(read_policy(asked.config), model)
-        tensors, constants = split_constants(asked.kwargs)
-        inputs, given = example_inputs(model, asked.args, tensors)
+        given, constants = split_constants(asked.args, asked.kwargs)
+        inputs = example_inputs(model, given)
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
         step = TrainingStep(

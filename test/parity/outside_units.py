@@ -1,0 +1,125 @@
+"""Programs of around_ranks.py: what code sees of parameters outside of the forward of their
+unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import fsdp_mlir
+import torch
+from around_loop import part, trained
+from other_models import MIXED, Deep
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+
+def _losses(
+    compiled: bool, compute_loss: Callable[..., Tensor], model: Any = None, **policy: Any
+) -> list[Any]:
+    if model is None:
+        model = Deep()
+    for block in model.blocks:
+        fully_shard(block, mp_policy=MIXED, **policy)
+    fully_shard(model, mp_policy=MIXED)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = None
+    if compiled:
+        step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
+    found: list[Any] = trained(model, optimizer, step, compute_loss)
+    return found + [part(param).tolist() for param in model.parameters()]
+
+
+def dtypes(compiled: bool) -> list[Any]:
+    """They are the parameters' own while these are sharded, and those of the policy else."""
+
+    class Casting(Deep):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.enter(x).to(self.blocks[1].up.weight.dtype).exp() / 3
+            for block in self.blocks:
+                x = block(x)
+            return self.head(torch.sigmoid(x.to(self.head.weight.dtype) * 1.3))
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        x = (x * 1.7).to(next(model.parameters()).dtype).sin()
+        return model(x).to(model.blocks[0].up.weight.dtype).square().mean()
+
+    return _losses(compiled, compute_loss, Casting())
+
+
+def classes_and_sizes(compiled: bool) -> list[Any]:
+    """DTensors of this rank's rows."""
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        before = sum(isinstance(param, DTensor) for param in model.parameters())
+        loss = model(x).float().square().mean()
+        params = list(model.parameters())
+        local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in params)
+        return loss * before + loss.sin() * local
+
+    return _losses(compiled, compute_loss)
+
+
+def kept_after_forward(compiled: bool) -> list[Any]:
+    """A penalty on the parameters of units that are not resharded, and of the root."""
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        loss = model(x).float().square().mean()
+        return loss + sum((param.float().square().sum() for param in model.parameters()), 0.0)
+
+    return _losses(compiled, compute_loss, reshard_after_forward=False)
+
+
+def penalties_of_shards(compiled: bool) -> list[Any]:
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        loss = model(x).float().square().mean()
+        penalty = model.blocks[0].up.weight.square().sum()
+        return loss + 0.1 * (penalty.full_tensor() if isinstance(penalty, DTensor) else penalty)
+
+    return _losses(compiled, compute_loss)
+
+
+def norms_in_hooks(compiled: bool) -> list[Any]:
+    """A hook that was registered before fully_shard runs before the unit is freed."""
+    found: list[Any] = []
+    for later in (False, True):
+        model, seen = Deep(), []
+
+        def note(module: nn.Module, _args: Any, output: Tensor, seen: list[Any] = seen) -> Tensor:
+            dtype = module.up.weight.dtype
+            seen[:] = [str(dtype)]
+            return output + (output * 3).to(dtype).sin().to(output.dtype)
+
+        def register(model: Deep = model, note: Any = note) -> None:
+            for block in model.blocks:
+                block.register_forward_hook(note)
+
+        if not later:
+            register()
+        for block in model.blocks:
+            fully_shard(block, mp_policy=MIXED)
+        fully_shard(model, mp_policy=MIXED)
+        if later:
+            register()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def compute_loss(model: Any, x: Tensor) -> Tensor:
+            return model(x).float().square().mean()
+
+        step = None
+        if compiled:
+            step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
+        found += [*trained(model, optimizer, step, compute_loss), *seen]
+        found += [part(param).tolist() for param in model.parameters()]
+    return found
+
+
+# As those of around_models.py.
+PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
+    dtypes: "",
+    classes_and_sizes: "",
+    kept_after_forward: "",
+    penalties_of_shards: "parameter 'blocks.0.up.weight' is used outside of the forward of its",
+    norms_in_hooks: "",
+}
