@@ -25,7 +25,7 @@ class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
     config besides those of fully_shard. The losses of its microbatches go to `each`."""
 
-    args: Sequence[Tensor]
+    args: Sequence[Any]
     kwargs: Mapping[str, Any]
     config: Mapping[str, Any]
     evaluation: bool = False

@@ -179,14 +179,15 @@ class Step:
         """Runs forward and backward of one microbatch and returns its loss. Leaves reduced
         gradients in the parameters, added to those already there, as loss.backward() does with
         FSDP2."""
-        microbatches = split(self._inputs.named(args, kwargs), 1)
+        return self._backward(self._inputs.named(args, kwargs))
+
+    def _backward(self, batch: Batch) -> Any:
+        microbatches = split(batch, 1)
         self._own_update.expect()
         sharding.reshard(self._groups)
         compiled = self._plan("backward", microbatches, list(self._model.parameters()))
         if compiled is None:
-            (value,) = eager.backward(
-                self._eager(microbatches[0]), [list(microbatches[0].values())]
-            )
+            (value,) = eager.backward(self._eager(batch), [list(batch.values())])
             return self._returned(value)
         compiled.bound.optimizer_state(self._steps)
         result = self._train(compiled, microbatches)
@@ -200,7 +201,7 @@ class Step:
         batches = [self._inputs.named((batch,), {}) for batch in microbatches]
         count = len(batches)
         if count == 1:
-            return [scalar_of(self.backward(batches[0]))]
+            return [scalar_of(self._backward(batches[0]))]
         self._own_update.expect()
         sharding.reshard(self._groups)
         alike = len({form(batch) for batch in batches}) == 1
@@ -532,13 +533,7 @@ class Step:
         return compiled
 
     def _compile_example(self, example: Example) -> None:
-        args: tuple[Any, ...] = (example,) if isinstance(example, Tensor) else ()
-        kwargs: dict[str, Any] = {}
-        if isinstance(example, Mapping):
-            kwargs = dict(example)
-        elif not args:
-            args = tuple(example)
-        batch = self._inputs.named(args, kwargs)
+        batch = self._inputs.named((example,), {})
         self._inputs.vary(batch)
         sharding.reshard(self._groups)
         if self._agreement is not None:

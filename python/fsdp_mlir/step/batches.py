@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.step.called import Call, Called
 from fsdp_mlir.step.nested import form as form_of
-from fsdp_mlir.step.nested import named_leaves, rebuilt
-from fsdp_mlir.step.training_step import ComputeLoss, Loss, required_inputs, signature_of
+from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
+from fsdp_mlir.step.training_step import ComputeLoss, Loss, by_position, signature_of
 from fsdp_mlir.support.layouts import Strides, is_dense, laid_out
 
 Batch = dict[str, Any]
@@ -34,33 +36,58 @@ class Inputs:
 
     def __init__(self, model: nn.Module, loss: Loss | None) -> None:
         self._functions = [loss] if isinstance(loss, ComputeLoss) else [model.forward, loss]
-        self._loss = loss
+        self._called = Called(model, loss)
         self._names: list[str] | None = None
+        self._is_one: bool | None = None  # whether a container is an input, and not all of them
         self.positional = 0
         self._forms: dict[Any, set[Any]] = {}
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
         """A call's inputs, always in the same order. The first call determines which ones they are;
         later calls may leave out, or add, inputs that have a default. TypeError for others."""
-        alone = args[0] if len(args) == 1 and not kwargs else None
-        if alone is not None and not isinstance(alone, Tensor) and not _is_dataclass(alone):
-            args, kwargs = ((), args[0]) if isinstance(args[0], Mapping) else (tuple(args[0]), {})
+        held = args[0] if len(args) == 1 and not kwargs and _is_container(args[0]) else None
+        if held is not None:
+            args, kwargs = self._given_as(held)
         if self._names is None:
-            behind = required_inputs(self._loss)
-            if not kwargs and len(args) > len(behind):
-                # The last ones are the loss function's.
-                cut = len(args) - len(behind)
-                args, kwargs = args[:cut], dict(zip(behind, args[cut:], strict=True))
+            args, kwargs = self._called.with_names(args, kwargs)
             self.positional = len(args)
-            self._names = [*(f"arg{i}" for i in range(len(args))), *kwargs]
+            self._names = [*by_position(len(args)), *kwargs]
         names = self._names
-        given = dict(zip(names, args, strict=False)) | dict(kwargs)
-        changed = set(given) ^ set(names)
-        if len(args) + len(kwargs) != len(given) or not all(map(self._is_optional, changed)):
+        if not self._has(args, kwargs):
             expected = ", ".join(f"'{name}'" for name in names)
             got = ", ".join([f"'{key}'" for key in kwargs] + [f"{len(args)} by position"])
-            raise TypeError(f"expected the inputs {expected}, got {got}")
-        return {name: given[name] for name in [*names, *sorted(changed)] if name in given}
+            raise TypeError(f"expected the inputs {expected}, got {got}{self._advice(held)}")
+        given = dict(zip(names, args, strict=False)) | dict(kwargs)
+        more = sorted(set(given) - set(names))
+        return {name: given[name] for name in [*names, *more] if name in given}
+
+    def _given_as(self, held: Any) -> Call:
+        """A container alone: as all inputs, if these can be what it holds, otherwise as one. What
+        the first is, the later ones are too. A function of the model and one input gets it as the
+        loop has it, except a mapping by the name of that input."""
+        if self._called.takes_one and not isinstance(held, Mapping):
+            return (held,), {}
+        apart: Call = ((), held) if isinstance(held, Mapping) else (tuple(held), {})
+        if self._is_one is None:
+            fits = self._called.takes(*apart) or (self._names is not None and self._has(*apart))
+            one = not fits and not self._called.names(apart[1])
+            if one and not self._called.takes((held,), {}) and self._names is None:
+                got = ", ".join(f"'{key}'" for key in apart[1]) or f"{len(apart[0])} by position"
+                raise TypeError(f"expected the inputs of forward, got {got}{self._advice(held)}")
+            self._is_one = one and self._called.takes((held,), {})
+        return ((held,), {}) if self._is_one else apart
+
+    def _has(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether these are the inputs that the first call had, but for optional ones."""
+        assert self._names is not None
+        given = {*self._names[: len(args)], *kwargs}
+        changed = given ^ set(self._names)
+        return len(args) + len(kwargs) == len(given) and all(map(self._is_optional, changed))
+
+    def _advice(self, held: Any) -> str:
+        if held is None or not (name := self._called.one):
+            return ""
+        return f"; a batch that is one input goes by its name, as {name}=batch"
 
     def vary(self, batch: Batch) -> str:
         """Why a batch of a form that is new is none for another plan: each value of its numbers and
@@ -151,9 +178,12 @@ def _is_tensor(_: str, value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _is_dataclass(value: Any) -> bool:
-    """Unlike one that is a mapping of inputs."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, Mapping)
+def _is_container(value: Any) -> bool:
+    """Of inputs, which a dataclass is not unless it is a mapping."""
+    if isinstance(value, Mapping):
+        return True
+    one = isinstance(value, (Tensor, np.ndarray)) or dataclasses.is_dataclass(value)
+    return isinstance(value, Iterable) and not one and not is_plain(value)
 
 
 def tensors(batch: Batch) -> list[Tensor]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import NoneType
 from typing import Any
 
 import torch
@@ -62,13 +61,13 @@ class EachLoss:
 class TrainingStep(nn.Module):
     """Forward and loss of `model` on tensors in the order of `names`.
 
-    The first `positional` inputs go to the model by position, the others by name, except those that
-    `loss` names besides the output, which go only to `loss`. The same holds for `constants`, which
-    are not tensors. Without `loss` the output itself, or its `.loss`, is the loss. A ComputeLoss
-    gets the model and the inputs instead. With `outputs` the loss may be a part of what `loss`
-    gives (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names come with a dim
-    0 of one element, which the model does not see. In place of an input that `containers` has come
-    the tensors in it (nested.py).
+    The inputs arg0, arg1, … go to the model by position, `positional` of them, the others by name,
+    except those that `loss` names besides the output, which go only to `loss`. The same holds for
+    `constants`, which are not tensors. Without `loss` the output itself, or its `.loss`, is the
+    loss. A ComputeLoss gets the model and the inputs instead. With `outputs` the loss may be a part
+    of what `loss` gives (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names
+    come with a dim 0 of one element, which the model does not see. In place of an input that
+    `containers` has come the tensors in it (nested.py).
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class TrainingStep(nn.Module):
         super().__init__()
         self.model = model
         self.names = list(names)
-        self._positional = positional
+        self._by_position = by_position(positional)
         self._each = loss if isinstance(loss, EachLoss) else None
         loss = loss.loss if isinstance(loss, EachLoss) else loss
         self.loss = loss
@@ -94,7 +93,8 @@ class TrainingStep(nn.Module):
         self._evaluating = False
         self._scalars = frozenset(scalars)
         self._containers = dict(containers or {})
-        self._of_loss = _loss_inputs(loss, [*self.names[positional:], *self._constants])
+        by_name = [x for x in (*self.names, *self._constants) if x not in self._by_position]
+        self._of_loss = loss_inputs(loss, by_name)
         self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
         # For tensors that forward leaves in Python, which a caller in this process may read.
         self.left = None if outputs is None else Slots()
@@ -179,14 +179,12 @@ class TrainingStep(nn.Module):
                 )
 
     def _called(self, inputs: Sequence[Any]) -> Any:
-        keywords: dict[str, Any] = dict(
-            zip(self.names[self._positional :], inputs[self._positional :], strict=True)
-        )
-        keywords |= self._constants
+        keywords: dict[str, Any] = dict(zip(self.names, inputs, strict=True)) | self._constants
+        args = [keywords.pop(name) for name in self._by_position]
         if isinstance(self.loss, ComputeLoss):
-            return self.loss(self.model, *inputs[: self._positional], **keywords)
+            return self.loss(self.model, *args, **keywords)
         beside = {name: keywords.pop(name) for name in self._of_loss}
-        output = self.model(*inputs[: self._positional], **keywords)
+        output = self.model(*args, **keywords)
         return output if self.loss is None else self.loss(output, **beside)
 
     def settle(self, state: Mapping[str, Tensor]) -> None:
@@ -310,27 +308,31 @@ def _kept_as_they_are() -> Iterator[None]:
         nn.Module._apply = convert  # type: ignore[method-assign]
 
 
-def split_constants(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What may be an input of the graph, and what is part of it: numbers, strings and None."""
-    kinds = (bool, int, float, str, NoneType)
-    constants = {k: v for k, v in given.items() if isinstance(v, kinds) and is_plain(v)}
-    return {k: v for k, v in given.items() if k not in constants}, constants
+def by_position(count: int) -> list[str]:
+    """The names of as many inputs that have none."""
+    return [f"arg{index}" for index in range(count)]
 
 
-def example_inputs(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The graph's inputs by name, and what the model gets, of `args` as arg0, arg1, …;
-    CaptureError for what is not data."""
-    given: dict[str, Any] = {f"arg{i}": value for i, value in enumerate(args)}
+def split_constants(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By name, `args` as arg0, arg1, …: what may be an input of the graph, and what is part of it:
+    numbers, strings, None and the like."""
+    given: dict[str, Any] = dict(zip(by_position(len(args)), args, strict=True))
     for name, value in kwargs.items():
         if name in given:
             raise CaptureError(f"the keyword '{name}' is taken by a positional input")
         given[name] = value
+    constants = {name: value for name, value in given.items() if is_plain(value)}
+    return {name: value for name, value in given.items() if name not in constants}, constants
+
+
+def example_inputs(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The graph's inputs by name, of what the model gets; CaptureError for what is not data."""
     inputs: dict[str, Tensor] = {}
     for top, holder in given.items():
         for name, value in named_leaves(top, holder):
-            if is_plain(value) and name != top:
+            if is_plain(value):
                 continue
             if not isinstance(value, Tensor):
                 raise located(
@@ -345,10 +347,10 @@ def example_inputs(
             if name in inputs:
                 raise located(source_of(model), f"input '{name}' has a name that another one has")
             inputs[name] = value
-    return inputs, given
+    return inputs
 
 
-def _loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
+def loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
     """The inputs that `loss` names besides the output."""
     if loss is None or isinstance(loss, ComputeLoss):
         return []
