@@ -57,6 +57,15 @@ def test_ignored_parameters(captured: Capture, reference: Reference, patterns: l
     assert_equal_bits(ours, reference(case))
 
 
+@pytest.mark.parametrize("units", ["lm_head", ["transformer.h.*", "lm_head"]], ids=["own", "list"])
+def test_ignored_unit(captured: Capture, reference: Reference, units: str | list[str]) -> None:
+    """A module all of whose parameters are ignored may be among the units, and is none."""
+    model = replace(GPT2, units=[{"match": units}])
+    case = Case(model, ADAMW_FUSED, steps=4, training={"ignore": ["lm_head.weight"]})
+    ours = run_plan(captured(model), case, "ignored_unit")
+    assert_equal_bits(ours, reference(case))
+
+
 def test_tied_across_units(captured: Capture, reference: Reference) -> None:
     """FSDP2 refuses these units and asks to group them; here they are grouped, to the same bits
     as when the root has both."""

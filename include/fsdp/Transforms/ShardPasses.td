@@ -41,7 +41,8 @@ def AssignUnits
     is the root unit if it is among them.
 
     Parameters that an `fsdp.ignore` matches get no unit and are marked
-    `ignored`.
+    `ignored`. A module all of whose parameters are ignored is no unit, as in
+    FSDP2; a pattern may match it, with the root unit's mixed precision.
 
     `reshard_after_forward` defaults to true, and to false for the root unit. A
     `post_forward_size` of 1 becomes `reshard_after_forward = false`, with

@@ -51,6 +51,11 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
         for (StringRef name : getNames(param))
           claimsOf.back().push_back(findClaim(name));
       }
+    // After the claims, so that only modules without others are left.
+    for (auto param : module.getOps<ParamOp>())
+      if (param.getIgnored())
+        for (StringRef name : getNames(param))
+          findIgnoring(name);
     if (failed(eraseMatched(module)) || failed(checkPrecision(module)))
       return signalPassFailure();
 
@@ -62,7 +67,8 @@ struct AssignUnits : mlir::fsdp::impl::AssignUnitsBase<AssignUnits> {
           param.emitWarning("tied parameter has names in different units: \"")
               << param.getSymName() << "\" in \""
               << getClaimName(indices.front()) << "\", \"" << name << "\" in \""
-              << getClaimName(index) << "\"; the units are merged";
+              << getClaimName(index)
+              << "\"; the units are merged, where FSDP2 asks to group them";
         if (getPolicy(index).precision !=
             getPolicy(indices.front()).precision) {
           param.emitError("the mixed precision of its units differs");
@@ -208,6 +214,17 @@ private:
       claims.push_back({std::nullopt, {rootUnitName}});
     }
     return *rootClaim;
+  }
+
+  /// The patterns of the modules that have the ignored parameter `name`. As a
+  /// fully_shard call on a module all of whose parameters are ignored, they
+  /// need not claim anything.
+  void findIgnoring(StringRef name) {
+    for (StringRef prefix = name.rsplit('.').first; prefix != name;
+         name = prefix, prefix = name.rsplit('.').first)
+      if (!claimOfModule.contains(prefix))
+        if (std::optional<size_t> pattern = findPattern(prefix))
+          idle.try_emplace(*pattern, prefix);
   }
 
   size_t addClaim(size_t pattern, StringRef module) {
@@ -361,6 +378,17 @@ private:
                         op.getGradientDivisionAttr()};
       if (failed(normalizePostForwardSize(module, op, policy)))
         return failure();
+      // FSDP2 casts at such a module, too. The captured program has the casts,
+      // but does not list them among those of units.
+      bool claimsAny = llvm::any_of(
+          claims, [&](const Claim &claim) { return claim.pattern == index; });
+      if (auto it = idle.find(index); !claimsAny && it != idle.end() &&
+                                      policy.precision != rootPolicy.precision)
+        return op.emitError("the parameters of module \"")
+               << it->second
+               << "\" are all ignored; expected the mixed precision of the "
+                  "root "
+                  "unit for it";
       policies.push_back(policy);
       op.erase();
     }
@@ -435,5 +463,7 @@ private:
   llvm::StringMap<std::optional<size_t>> claimOfModule;
   SmallVector<Claim> claims;
   std::optional<size_t> rootClaim;
+  /// Of a pattern, a module all of whose parameters are ignored.
+  std::map<size_t, StringRef> idle;
 };
 } // namespace

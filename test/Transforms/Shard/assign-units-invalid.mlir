@@ -147,3 +147,13 @@ fsdp.unit_pattern "b"
 // expected-warning @below {{tied parameter has names in different units: "a.w" in "a", "b.w" in "b"; the units are merged}}
 // expected-error @below {{the gradient division of its units differs}}
 fsdp.param @a.w : tensor<4xf32> {aliases = ["b.w"]}
+
+// -----
+
+// The casts at a module all of whose parameters are ignored are in the captured
+// program, but not among those of units.
+// expected-error @below {{the parameters of module "a" are all ignored; expected the mixed precision of the root unit for it}}
+fsdp.unit_pattern "a" {mixed_precision = #fsdp.mixed_precision<param_dtype = bf16>}
+fsdp.ignore "a.weight"
+fsdp.param @a.weight : tensor<4x4xf32>
+fsdp.param @b.weight : tensor<4x4xf32>

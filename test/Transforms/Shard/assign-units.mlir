@@ -92,6 +92,20 @@ fsdp.param @h.0.up : tensor<4xf32>
 
 // -----
 
+// A module that has no others is no unit, also of a list.
+
+// CHECK:       fsdp.param @emb.weight : tensor<4xf32> {aliases = ["head.weight"], ignored}
+// CHECK-NEXT:  fsdp.unit @layers.0{{$}}
+// CHECK-NEXT:  fsdp.param @layers.0.up : tensor<4xf32> unit @layers.0
+// CHECK-NOT:   fsdp.unit
+fsdp.unit_pattern "layers.*", "head"
+fsdp.unit_pattern "emb"
+fsdp.ignore "head.weight"
+fsdp.param @emb.weight : tensor<4xf32> {aliases = ["head.weight"]}
+fsdp.param @layers.0.up : tensor<4xf32>
+
+// -----
+
 // An integer reshard_after_forward is one of groups, or what it amounts to;
 // that of the root unit too.
 
