@@ -134,9 +134,17 @@ void convert(const std::string &from, const std::string &to,
   } else {
     if (context.plan)
       keepModel(opened.state, *context.plan);
+    size_t ofOptimizer = 0;
     for (const std::string &name :
          writeHuggingFace(to, opened.state, context.map()))
-      printLine("left out: " + name);
+      if (name.starts_with("optimizer."))
+        ++ofOptimizer;
+      else
+        printLine("left out: " + name);
+    // The form has no place for it: what its items are is no news.
+    if (ofOptimizer)
+      printLine("left out: the optimizer's state, " +
+                counted(ofOptimizer, "item"));
   }
   printLine(to + ": from " + summary(opened));
 }
