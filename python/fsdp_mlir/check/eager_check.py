@@ -192,7 +192,7 @@ class _Eager:
                     tape or nullcontext(),
                     _eager_failures(),
                 ):
-                    with gathered.in_forward():
+                    with gathered.in_forward(), view.step.items.replayed():
                         loss = view.step.forward(inputs)
                     loss.backward()
                     view.step.settle(slots)
@@ -208,7 +208,7 @@ class _Eager:
                     view.step.holding(slots),
                     _eager_failures(),
                 ):
-                    with gathered.in_forward():
+                    with gathered.in_forward(), view.step.items.replayed():
                         loss = view.step.forward(inputs)
                     view.step.settle(slots)
                 results[-1]["the loss in eval mode after it"] = _bits(local(loss))

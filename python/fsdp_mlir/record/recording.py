@@ -122,7 +122,7 @@ def record_once(fake: FakeModel) -> Recording:
         recorder.states.sharded = gathered.names
 
         def forward() -> Tensor:
-            with gathered.in_forward():
+            with gathered.in_forward(), view.step.items.recorded():
                 loss: Tensor = view.step.forward(fake.inputs)
             return loss
 

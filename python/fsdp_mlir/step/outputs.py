@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.utils._pytree import (
     treespec_dumps,
     treespec_loads,
 )
+
+from fsdp_mlir.step.items import Formula, is_item, moved, value_of
 
 _LOSS = object()
 _PLAIN = (bool, int, float, str, NoneType)
@@ -61,6 +64,9 @@ class Outputs:
         for leaf in leaves:
             if leaf is loss:
                 plain.append(_LOSS)
+            elif is_item(leaf):
+                plain.append(_Number(moved(leaf.formula, len(tensors))))
+                tensors += leaf.tensors
             elif isinstance(leaf, DTensor):
                 raise error(
                     "an output is a DTensor, expected a tensor, as .to_local() or .full_tensor() "
@@ -92,15 +98,19 @@ class Outputs:
         that is all."""
         if self._form is None:
             return loss
-        leaves = [
-            loss
-            if leaf is _LOSS
-            else self.slots[leaf.index].clone()
-            if isinstance(leaf, _Slot)
-            else leaf
-            for leaf in self._plain
-        ]
-        return tree_unflatten(leaves, self._form)
+
+        def made(leaf: Any) -> Any:
+            if leaf is _LOSS:
+                return loss
+            if isinstance(leaf, _Slot):
+                return self.slots[leaf.index].clone()
+            if isinstance(leaf, _Number):
+                return value_of(leaf.formula, numbers)
+            return leaf
+
+        calculates = any(isinstance(leaf, _Number) for leaf in self._plain)
+        numbers = [s.item() if s.numel() == 1 else None for s in self.slots if calculates]
+        return tree_unflatten(map(made, self._plain), self._form)
 
     def record(self) -> dict[str, Any]:
         """The same without data, as JSON; NotImplementedError for a class that has no JSON form."""
@@ -112,6 +122,8 @@ class Outputs:
                 if leaf is _LOSS
                 else {"slot": leaf.index}
                 if isinstance(leaf, _Slot)
+                else {"formula": leaf.formula}
+                if isinstance(leaf, _Number)
                 else {"value": leaf}
                 for leaf in self._plain
             ],
@@ -125,7 +137,13 @@ class Outputs:
         if record["form"] is not None:
             made._form = treespec_loads(record["form"])
         made._plain = [
-            _LOSS if "loss" in leaf else _Slot(leaf["slot"]) if "slot" in leaf else leaf["value"]
+            _LOSS
+            if "loss" in leaf
+            else _Slot(leaf["slot"])
+            if "slot" in leaf
+            else _Number(leaf["formula"])
+            if "formula" in leaf
+            else leaf["value"]
             for leaf in record["leaves"]
         ]
         made.slots = [
@@ -134,13 +152,15 @@ class Outputs:
         return made
 
 
+@dataclass
 class _Slot:
     """A leaf that lies in a slot."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    index: int
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Slot) and self.index == other.index
 
-    __hash__ = None  # type: ignore[assignment]
+@dataclass
+class _Number:
+    """A leaf that is calculated from slots of one element."""
+
+    formula: Formula

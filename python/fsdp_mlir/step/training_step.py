@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fsdp_mlir.modules.left import Slots
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
+from fsdp_mlir.step.items import Items
 from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
@@ -98,6 +99,7 @@ class TrainingStep(nn.Module):
         self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
         # For tensors that forward leaves in Python, which a caller in this process may read.
         self.left = None if outputs is None else Slots()
+        self._items = Items(), Items()  # as OutputsOfModes
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError if it is not a scalar loss."""
@@ -123,6 +125,11 @@ class TrainingStep(nn.Module):
         """Those that forward takes now."""
         assert self._outputs is not None
         return self._outputs[self._evaluating]
+
+    @property
+    def items(self) -> Items:
+        """Numbers that forward takes from tensors, in this mode."""
+        return self._items[self._evaluating]
 
     @property
     def slots(self) -> list[Tensor]:

@@ -1,0 +1,121 @@
+"""Numbers that a loss function takes from tensors to return them, as FSDP2's step returns them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import fsdp_mlir
+import pytest
+import torch
+from fsdp_mlir import fully_shard
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LABELS = torch.arange(6) % 3
+HISTORY: list[float] = []
+
+
+def of_one_tensor(model: nn.Module, x: Tensor) -> Any:
+    output = model(x)
+    loss, hits = F.cross_entropy(output, LABELS), output.argmax(-1) == LABELS
+    return loss, {
+        "loss": loss.item(),
+        "accuracy": hits.float().mean().item(),
+        "hits": hits.sum().item(),
+        "any": hits.any().item(),
+        "row": output.detach()[0],
+    }
+
+
+def of_several(model: nn.Module, x: Tensor) -> Any:
+    output = model(x)
+    loss, hits = F.cross_entropy(output, LABELS), output.argmax(-1) == LABELS
+    total = sum(loss.item() * weight for weight in (1, 2.5))
+    return {
+        "loss": loss,
+        "percent": round(100 * hits.sum().item() / len(x), 2),
+        "total": total - output.mean().item() ** 2,
+        "perplexity": math.exp(loss.item()) if isinstance(loss.item(), float) else None,
+        "negative": [-abs(output[0, 0].item()), 7 // (1 + hits.sum().item())],
+    }
+
+
+def of_one_element(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss, loss.detach().reshape(1).item(), x.sum().item()
+
+
+def compared(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return (loss * 2 if loss.item() > 100 else loss), 0
+
+
+def kept(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    HISTORY.append(loss.item())
+    return loss, HISTORY[-1]
+
+
+def in_the_loss(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss * loss.item(), 0
+
+
+def as_text(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss, f"{loss.item():.3f}"
+
+
+def as_an_index(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss, [1, 2, 3][(loss > 100).item()]
+
+
+def _results(compute_loss: Callable[..., Any], *, compiled: bool) -> tuple[list[Any], list[str]]:
+    torch.manual_seed(0)
+    model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = None
+    results = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if compiled:
+            step = fsdp_mlir.compile(model, compute_loss=compute_loss, optimizer=optimizer)
+        for number in range(3):
+            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
+            if step is not None:
+                results.append(step(x))
+                continue
+            value = compute_loss(model, x)
+            (value["loss"] if isinstance(value, dict) else value[0]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            results.append(value)
+    lines = [str(each.message) for each in caught]
+    return results, [line for line in lines if "without a plan" in line]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return ("tensor", value.tolist()) if isinstance(value, Tensor) else (type(value), value)
+
+
+@pytest.mark.parametrize("compute_loss", [of_one_tensor, of_several, of_one_element])
+def test_returned(compute_loss: Callable[..., Any]) -> None:
+    (want, _), (got, lines) = (_results(compute_loss, compiled=each) for each in (False, True))
+    assert _plain(got) == _plain(want)
+    assert lines == []
+
+
+@pytest.mark.parametrize("compute_loss", [compared, kept, in_the_loss, as_text, as_an_index])
+def test_used_otherwise(compute_loss: Callable[..., Any]) -> None:
+    """Runs as FSDP2 does, after a line that names the place."""
+    (want, _), (got, lines) = (_results(compute_loss, compiled=each) for each in (False, True))
+    assert _plain(got) == _plain(want)
+    assert len(lines) == 1 and "test_items.py:" in lines[0] and "depends on the data" in lines[0]
