@@ -223,6 +223,104 @@ def optimizers_of_the_loop(compiled: bool) -> list[Any]:
     return found
 
 
+def steps_that_may_raise(loop: Loop, number: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+    try:
+        steps = [loop.step(batch(each).to(dtype)) for each in (number, number + 1)]
+        return [*steps, *loop.weights()]
+    except RuntimeError as error:
+        return [str(error)]
+
+
+class Gained(Net):
+    """With a parameter that is not sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+def dtypes_after_the_first_step(compiled: bool) -> list[Any]:
+    """FSDP2 trains on in mixed precision, and otherwise raises."""
+    found: list[Any] = []
+    bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    changes: list[Callable[[Any], Any]] = [
+        lambda model: None,
+        lambda model: model.bfloat16(),
+        lambda model: model.float(),
+        lambda model: setattr(model.gain, "data", model.gain.data.to(torch.bfloat16)),
+        lambda model: setattr(model.gain, "data", model.gain.data.to(torch.float32)),
+    ]
+    several = [changes[0], lambda model: model.bfloat16().float(), changes[1]]
+    for policy, each in (({"mp_policy": bfloat16}, changes), ({}, several)):
+        model = Gained()
+        loop = Loop(model, compiled, ignored={model.gain}, policy=policy, evaluation=True)
+        for change in each:
+            loop.model.reshard()
+            loop.optimizer.zero_grad()
+            change(model)
+            found += steps_that_may_raise(loop, 0)
+            found += [str(param.dtype) for param in model.parameters()]
+    return found
+
+
+def a_step_of_other_dtypes(compiled: bool) -> list[Any]:
+    """Compiled after the first forward of another dtype."""
+    found: list[Any] = []
+    bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for policy, after in (({"mp_policy": bfloat16}, 1), ({}, 1), ({}, 0)):
+        loop = Loop(Net(), compiled, policy=policy)
+        for number in range(after):
+            found += steps_that_may_raise(loop, number)
+        model = loop.model.to(torch.bfloat16)
+        loop.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if compiled:
+            loop.compiled = fsdp_mlir.compile(model, optimizer=loop.optimizer, example=batch(0))
+        found += steps_that_may_raise(loop, 2, torch.float32 if policy else torch.bfloat16)
+    return found
+
+
+class Stack(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8, bias=False) for _ in range(3)])
+
+    def scaled(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def layers_that_come_and_go(compiled: bool) -> list[Any]:
+    model, found = Stack(), []
+    loop = Loop(model, compiled)
+    first, second, third = model.layers
+    for layers in ([first, second, third], [first, third], [third, second, first]):
+        model.layers = nn.ModuleList(layers)
+        found += [loop.step(batch(0)), loop.step(batch(1)), *loop.weights()]
+    return found
+
+
+def unlike_microbatches(compiled: bool) -> list[Any]:
+    model = Net()
+    loop, found = Loop(model, compiled), []
+    for sizes in ((2, 2), (2, 1), (2, 2, 1), (1, 1)):
+        batches = [batch(number, size) for number, size in enumerate(sizes)]
+        if loop.compiled is not None:
+            found += [float(loss) for loss in loop.compiled.accumulate(batches)]
+        else:
+            for number, x in enumerate(batches):
+                loop.model.set_requires_gradient_sync(number == len(batches) - 1)
+                loss = loop.model(x)
+                loss.backward()
+                found.append(loss.item())
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    return [*found, *loop.weights()]
+
+
 # Each with a part of the line that says why it runs as FSDP2 does; empty for one that has plans.
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     what_forward_leaves: "",
@@ -234,4 +332,8 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     a_reference_model: "",
     optimizers_of_the_loop: "",
     an_optimizer_of_more: "requires grad but is no parameter of the model",
+    dtypes_after_the_first_step: " is torch.bfloat16",
+    a_step_of_other_dtypes: "at the first forward, the dtype with which FSDP2 goes on",
+    layers_that_come_and_go: "not those of its first plan: 'layers.2.weight' is gone",
+    unlike_microbatches: "reduced together differ in their form",
 }

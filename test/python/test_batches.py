@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import UserDict, namedtuple
 from enum import Enum
 from typing import Any
@@ -10,6 +11,7 @@ import fsdp_mlir
 import numpy as np
 import pytest
 import torch
+from fsdp_mlir.frontdoor.plans import NoPlan
 from fsdp_mlir.step.batches import Inputs
 from fsdp_mlir.step.training_step import ComputeLoss
 from torch import Tensor, nn
@@ -238,3 +240,19 @@ def test_each_value_by_position_is_another_plan() -> None:
     for scale in (2.0, 3.0, 2.0, 2, np.float64(2.0)):
         pair.assert_equal(tensor(0), scale)
     assert len(pair.step._cache) == 4
+
+
+def test_unlike_microbatches_are_told_of_once() -> None:
+    pair = Pairs(Model, None, loss=torch.sum)
+    unlike = [tensor(0), tensor(1)[:2]]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batches in (unlike, [*unlike, tensor(2)], [tensor(0)] * 2):
+            pair.step.accumulate(batches)
+    told = [str(each.message) for each in caught if "without a plan" in str(each.message)]
+    assert len(told) == 1 and "microbatches that are reduced together differ" in told[0]
+    strict = Pairs(Model, None, loss=torch.sum, fallback="error")
+    with pytest.raises(NoPlan, match="differ in their form"):
+        strict.step.accumulate(unlike)
+    assert all(param.grad is None for param in strict.ours.parameters())
+    strict.step.accumulate([tensor(0)] * 2)

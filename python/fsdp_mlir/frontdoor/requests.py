@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.state import optimizers
-from fsdp_mlir.step.batches import Batch, Inputs, form
+from fsdp_mlir.step.batches import Batch, Inputs, form, unlike
 from fsdp_mlir.step.eager import Clipping
+from fsdp_mlir.step.training_step import EachLoss
 from fsdp_mlir.support import policy_schema
 
 # Options that say how a loop over microbatches reduces gradients; the first is their number.
 OF_LOOP = policy_schema.keys_where("compile", "loop")
+
+# Of torch.amp.GradScaler.
+_INIT_SCALE = 2.0**16
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,13 @@ class Requests:
         """Microbatches of a whole step."""
         return int(self._config.get(OF_LOOP[0], 1) or 1)
 
+    @property
+    def first_scaler(self) -> tuple[float, int] | None:
+        """The loss scaler of the first step; None without one."""
+        given = self._config.get("grad_scaler")
+        settings = given if isinstance(given, dict) else {}
+        return (float(settings.get("init_scale", _INIT_SCALE)), 0) if given else None
+
     def losses(self, count: int) -> Tensor:
         """Where plans for "accumulate" leave the losses of that many microbatches."""
         return self._each.setdefault(count, torch.zeros(count, dtype=torch.float64))
@@ -96,12 +107,36 @@ class Requests:
         settable = sharding.settable(self._states, between_backwards=False)
         return "evaluate", form(batch), around.settings(), settable
 
-    def why_eager(self, kind: str, count: int, params: list[nn.Parameter]) -> str:
+    def why_eager(
+        self, kind: str, microbatches: Sequence[Batch], params: list[nn.Parameter]
+    ) -> str:
         """Why this call is one for FSDP2, whatever plans there are; empty if it is not."""
+        count = len(microbatches)
         why = around.entered() or around.without_gradients()
         if not why and kind == "gradients" and count > 1 and self._reduces_each:
             why = around.each_microbatch(params)
-        return why
+        if not why and kind == "accumulate":
+            why = unlike(microbatches) or EachLoss.why_not(count, torch.float32)
+        return why or self._inputs.with_gaps(microbatches[0])
+
+    def dtype_changed(self) -> str:
+        """Why FSDP2 alone decides what a step is: it goes on with the dtypes that parameters had
+        at its first forward. Empty if they still have these."""
+        for group in (group for state in self._states for group in state._fsdp_param_groups):
+            for record in group.fsdp_params:
+                dtype = record.sharded_param.dtype
+                before = getattr(record, "orig_dtype", dtype)
+                if dtype == before:
+                    continue
+                if record.all_gather_outputs:
+                    return (
+                        f"'{record._param_fqn}' is {dtype} and was {before} at the first forward, "
+                        "the dtype with which FSDP2 goes on"
+                    )
+                # `compile` has initialised FSDP2, which would have waited for the first forward.
+                group._init_mp_dtypes()
+                break
+        return ""
 
     @property
     def _reduces_each(self) -> bool:

@@ -30,7 +30,7 @@ from fsdp_mlir.state import optimizers, own_step
 from fsdp_mlir.state.model_state import ModelState
 from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.step import eager
-from fsdp_mlir.step.batches import OTHER_CALL, OTHER_VALUES, Batch, Inputs, form, split, tensors
+from fsdp_mlir.step.batches import OTHER_CALL, OTHER_VALUES, Batch, Inputs, split, tensors
 from fsdp_mlir.step.eager import Clipping
 from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import EachLoss, Loss, TrainingStep
@@ -42,9 +42,7 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 # What a rank tells the others before a call.
 _READY, _COMPILE, _EAGER, _OTHER_VALUES, _FOR_FSDP2 = range(5)
 _BITS = 3  # of one of these
-
-# Of torch.amp.GradScaler.
-_INIT_SCALE = 2.0**16
+_ELSEWHERE = "so does the call on another rank"
 
 # As often as a plan may be captured in vain.
 _MOST_UNSETTLED = 8
@@ -204,12 +202,11 @@ class Step:
             return [scalar_of(self._backward(batches[0]))]
         self._own_update.expect()
         sharding.reshard(self._groups)
-        alike = len({form(batch) for batch in batches}) == 1
-        params = list(self._model.parameters())
-        compiled = self._plan(
-            "accumulate", batches, params, may=alike and EachLoss.fits(count, torch.float32)
-        )
-        if compiled is None or not EachLoss.fits(count, compiled.loss_dtype):
+        compiled = self._plan("accumulate", batches, list(self._model.parameters()))
+        if compiled is not None and (why := EachLoss.why_not(count, compiled.loss_dtype)):
+            self._say(why)
+            compiled = None
+        if compiled is None:
             inputs = [list(batch.values()) for batch in batches]
             steps = self._eager(batches[0])
             return [
@@ -264,6 +261,7 @@ class Step:
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
         loss = self._run(compiled.gathered().session.evaluate, tensors(batch))
+        compiled.bound.trained.has_run()
         return compiled.returned(loss, evaluation=True)
 
     # --- what the last step said
@@ -380,10 +378,7 @@ class Step:
         """Updates of a plan's own optimizer, and the loss scaler, as the next step will use
         them."""
         updates = self._updates if self._optimizer is None else None
-        if self._scaler is not None or not (given := self._config.get("grad_scaler")):
-            return updates, self._scaler
-        settings = given if isinstance(given, dict) else {}
-        return updates, (float(settings.get("init_scale", _INIT_SCALE)), 0)
+        return updates, self._scaler or self._requests.first_scaler
 
     @property
     def _checkpoint(self) -> Checkpoints:
@@ -421,22 +416,18 @@ class Step:
         kind: str,
         microbatches: list[dict[str, Any]],
         params: list[nn.Parameter],
-        *,
-        may: bool = True,
     ) -> Compiled | None:
         """The plan for this call, compiled if there is none yet, with what it reads bound to it;
-        None if the call runs as FSDP2 does, which it also does without `may`."""
+        None if the call runs as FSDP2 does."""
         if self._plans.trained is not None:
             self._plans.trained.settle()
         key = self._requests.key(kind, microbatches, params)
         compiled = self._cache.get(key)
-        why = self._requests.why_eager(kind, len(microbatches), params)
-        why = why or self._inputs.with_gaps(microbatches[0])
+        why = self._requests.why_eager(kind, microbatches, params)
         if why or (key not in self._cache and (why := self._inputs.vary(microbatches[0]))):
             own = _FOR_FSDP2
         elif (
-            not may
-            or (key in self._cache and compiled is None)
+            (key in self._cache and compiled is None)
             or not sharding.reduces_now(self._model, self._groups)
             or self._agreement is None
         ):
@@ -445,6 +436,8 @@ class Step:
             own = _READY if compiled and self._is_current(compiled) else _COMPILE
             if own == _READY and compiled and not compiled.takes(microbatches):
                 own = _OTHER_VALUES
+            elif own == _COMPILE and (why := self._changed()):
+                own = _FOR_FSDP2
         said = self._agreed(key, own, why)
         if said == _COMPILE:
             compiled = self._compile(key, kind, microbatches)
@@ -455,6 +448,11 @@ class Step:
                 takes = compiled.takes(microbatches)
                 said = self._agreed(key, _READY if takes else _OTHER_VALUES)
         return compiled.gathered() if compiled and said in (_READY, _COMPILE) else None
+
+    def _changed(self) -> str:
+        """Why there can be no further plan of the model as it is; empty if there can."""
+        trained = self._plans.trained
+        return self._requests.dtype_changed() or (trained.changed(self._model) if trained else "")
 
     def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
         if not compiled.is_current(training=training):
@@ -493,14 +491,20 @@ class Step:
         if said == _OTHER_VALUES or not alike:
             why = OTHER_VALUES if alike else OTHER_CALL
         elif said == _FOR_FSDP2:
-            why = why or "so does the call on another rank"
-        if said >= _OTHER_VALUES and why not in self._told:
+            why = why or _ELSEWHERE
+        if said >= _OTHER_VALUES:
+            self._say(why)
+        return said
+
+    def _say(self, why: str) -> None:
+        """Why a call has no plan, once."""
+        if why not in self._told:
             self._without_plan(NoPlan(why))
             self._told.add(why)
-        return said
 
     def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
         result = self._run(compiled.session.step, [tensors(batch) for batch in microbatches])
+        compiled.bound.trained.has_run()
         compiled.leave(len(microbatches))
         return result
 
@@ -537,6 +541,9 @@ class Step:
         self._inputs.vary(batch)
         sharding.reshard(self._groups)
         if self._agreement is not None:
+            why, told = self._plans.together(self._changed, str)
+            if any(told):
+                return self._say(why or _ELSEWHERE)
             params = list(self._model.parameters())
             kind, count = "gradients" if self._outside(params) else "update", self._requests.count
             if isinstance(self._optimizer, optimizers.NoOptimizer):
@@ -581,10 +588,7 @@ class Step:
             all_reduce_each=options["all_reduce_each_microbatch"],
         )
         self.update()
-        if len(values) == 1:
-            return self._returned(values[0])
-        losses = [scalar_of(value) for value in values]
-        return torch.tensor(sum(x.item() for x in losses) / len(losses), dtype=losses[0].dtype)
+        return self._returned(values[0]) if len(values) == 1 else eager.mean_loss(values)
 
     def _returned(self, value: Any) -> Any:
         """What the caller gets of the value, as a plan would return it."""

@@ -9,6 +9,7 @@ side sees the changes that the other makes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.support import build
-from fsdp_mlir.support.errors import CompileError
 
 # The optimizer's name for state that is not a tensor of the parameter's shape.
 _COUNT = "step"
@@ -58,14 +58,32 @@ class Trained:
         self._order = Order(model, session)
         self._records = dict(self._order.sharded)
         self._pointers: dict[int, int] = {}
+        self._forms = _forms(model)
+        self._fits = True  # as `settle` found
+        self._forwarded = False
 
     def has(self, order: Order) -> bool:
         """Whether each parameter lies where a plan of that order expects it."""
-        return order is self._order or order.held == self._order.held
+        return self._fits and (order is self._order or order.held == self._order.held)
+
+    def changed(self, model: nn.Module) -> str:
+        """What no plan can follow: the memory is for as many parameters of each shape and dtype as
+        the model had. Empty if it still has these, by whatever names."""
+        sharding.reshard(sharding.groups(model))
+        before, now = self._forms, _forms(model)
+        if Counter(before.values()) == Counter(now.values()):
+            return ""
+        name = next(name for name in (*before, *now) if before.get(name) != now.get(name))
+        what = f"is {now.get(name)} and was {before.get(name)}"
+        if name not in before or name not in now:
+            what = "is gone" if name in before else "is new"
+        return f"the model's parameters are not those of its first plan: '{name}' {what}"
 
     def arrange(self, order: Order) -> bool:
         """Moves parameters to where a plan of that order expects them; returns whether they fit
         there."""
+        if not self._fits:
+            return False
         before = {**self._records, **dict(self._order.ignored)}
         sharded = [each for each in order.sharded if before.get(each[0]) is not each[1]]
         ignored = [each for each in order.ignored if before.get(each[0]) is not each[1]]
@@ -104,16 +122,44 @@ class Trained:
 
     def settle(self) -> None:
         """Prepares a compiled step: registers the sharded parameters, and moves values that have
-        since been put elsewhere back."""
+        since been put elsewhere back. One that has another dtype or shape now stays where it is,
+        for FSDP2."""
         sharding.reshard(self._order.groups)
+        self._fits = True
         for index, record in self._order.sharded:
-            if record.sharded_param._local_tensor.data_ptr() != self._pointers[index]:
-                with torch.no_grad():
-                    self._move(index, record)
+            local = record.sharded_param._local_tensor
+            if local.data_ptr() == self._pointers[index]:
+                continue
+            own = _shard(record, self._session.padded_shard(index))
+            if not _are_alike(local, own):
+                self._fits = False
+                continue
+            with torch.no_grad():
+                self._move(index, record)
         for index, param in self._order.ignored:
-            if param.data_ptr() != self._pointers[index]:
-                with torch.no_grad():
-                    self._move_ignored(index, param)
+            if param.data_ptr() == self._pointers[index]:
+                continue
+            own = self._session.shard(index)
+            if not _are_alike(param, own):
+                self._fits = False
+                continue
+            with torch.no_grad():
+                self._move_ignored(index, param)
+
+    def has_run(self) -> None:
+        """After a call of a plan: leaves what FSDP2's first forward would have left, memory of the
+        dtypes that it gathers, so that it takes or refuses later dtypes as it would have."""
+        if self._forwarded:
+            return
+        self._forwarded = True
+        for _, record in self._order.sharded:
+            if record.all_gather_outputs:
+                continue
+            dtype = record.param_dtype or record.sharded_param.dtype
+            size = record.padded_sharded_param_size.numel()
+            ranks, device = record.mesh_info.shard_mesh_size, record.sharded_param.device
+            record.init_all_gather_outputs([size], [dtype], ranks, device)
+            record.free_all_gather_outputs()
 
     @property
     def params(self) -> dict[int, nn.Parameter]:
@@ -145,14 +191,8 @@ class Trained:
 
     @staticmethod
     def _put(record: FSDPParam, flat: Tensor) -> None:
-        dim = record.fsdp_placement.dim
-        local = flat.narrow(dim, 0, record.sharded_size[dim])
+        local = _shard(record, flat)
         param = record.sharded_param
-        if param.dtype != local.dtype:
-            raise CompileError(
-                f"'{record._param_fqn}' is {param.dtype} now and was {local.dtype}, a change that "
-                "FSDP2 does not take after the first forward"
-            )
         if param.is_meta:
             made = nn.Parameter(record.to_sharded_dtensor(local), requires_grad=param.requires_grad)
             # The same object for whoever holds it, such as an optimizer.
@@ -168,6 +208,26 @@ class Trained:
         own = self._session.shard(index)
         _put_ignored(param, own)
         self._pointers[index] = own.data_ptr()
+
+
+def _forms(model: nn.Module) -> dict[str, str]:
+    """Of the whole parameters, by name."""
+    records = sharding.managed(model)
+    return {
+        name: f"{param.dtype}{list(param.shape)}{'' if id(param) in records else ' (ignored)'}"
+        for name, param in model.named_parameters()
+    }
+
+
+def _shard(record: FSDPParam, flat: Tensor) -> Tensor:
+    """The memory of a shard in that of its padded one."""
+    dim = record.fsdp_placement.dim
+    return flat.narrow(dim, 0, record.sharded_size[dim])
+
+
+def _are_alike(tensor: Tensor, memory: Tensor) -> bool:
+    is_empty = tensor.numel() == memory.numel() == 0
+    return tensor.dtype == memory.dtype and (is_empty or tensor.shape == memory.shape)
 
 
 def _put_ignored(param: nn.Parameter, own: Tensor) -> None:
@@ -222,7 +282,7 @@ class Bound:
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
         self._session = session
-        self._trained = trained
+        self.trained = trained
         self._optimizer = optimizer
         self._buffers: dict[int, tuple[Tensor, _Placed]] = {}
         self._states: dict[int, dict[str, tuple[Tensor, _Placed]]] = {}
@@ -253,7 +313,7 @@ class Bound:
         tensor from before keeps its values."""
         # State that only the session has would stay with other parameters.
         may = self._optimizer is not None
-        if not self._trained.has(self._order) and not (may and self._trained.arrange(self._order)):
+        if not self.trained.has(self._order) and not (may and self.trained.arrange(self._order)):
             return False
         for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
@@ -301,7 +361,7 @@ class Bound:
         """What the optimizer has of the state that the session updates, by the plan's index."""
         if self._optimizer is None:
             return {}
-        params, found = self._trained.params, {}
+        params, found = self.trained.params, {}
         for index, names in self._updated.items():
             state = self._optimizer.state.get(params[index], {})
             found[index] = {name: state[name] for name in names if state.get(name) is not None}
@@ -321,7 +381,7 @@ class Bound:
         """After a step: the optimizer's state is what the session updates."""
         if self._optimizer is None or skipped:
             return
-        params = self._trained.params
+        params = self.trained.params
         for index, names in self._updated.items():
             param = params[index]
             state = self._optimizer.state[param]
@@ -333,7 +393,7 @@ class Bound:
                 continue
             for name, tensor in self._session.optimizer_state(index).items():
                 sharded = name != _COUNT
-                state[name] = self._trained.as_part(index, tensor) if sharded else tensor
+                state[name] = self.trained.as_part(index, tensor) if sharded else tensor
             if _COUNT in names and is_empty:
                 state[_COUNT].fill_(1)  # other parameters may have more
             self._states[index] = {name: (state[name], _placed(state[name])) for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -199,6 +199,13 @@ def tensors(batch: Batch) -> list[Tensor]:
 def form(batch: Batch) -> tuple[Any, ...]:
     """The form by which plans are told apart. Equal on ranks that have batches of the same form."""
     return tuple((name, form_of(value, _form_of_tensor)) for name, value in batch.items())
+
+
+def unlike(microbatches: Sequence[Batch]) -> str:
+    """Why they have no plan together: it runs one graph for each. Empty if they are alike."""
+    if len({form(batch) for batch in microbatches}) == 1:
+        return ""
+    return "microbatches that are reduced together differ in their form, and a plan is for one form"
 
 
 def _form_of_tensor(value: Tensor) -> tuple[Any, ...]:

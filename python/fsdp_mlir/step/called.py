@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -29,7 +30,7 @@ class Called:
         self._model = model
         self._loss = loss
 
-    @property
+    @cached_property
     def takes_one(self) -> bool:
         """Whether it is a function of the model and one input: of what the loop has as a batch."""
         return isinstance(self._loss, ComputeLoss) and len(self._positional) == 1

@@ -79,6 +79,12 @@ def backward(
     return values
 
 
+def mean_loss(values: Sequence[Any]) -> Tensor:
+    """Of what `step` returned for each microbatch, as a plan computes it."""
+    losses = [scalar_of(value) for value in values]
+    return torch.tensor(sum(x.item() for x in losses) / len(losses), dtype=losses[0].dtype)
+
+
 def evaluate(step: TrainingStep, batch: Sequence[Any]) -> Any:
     """What `step` returns in eval mode, without gradients."""
     with torch.no_grad(), eval_mode(step.model):

@@ -47,10 +47,12 @@ class EachLoss:
     values: Tensor
 
     @staticmethod
-    def fits(count: int, dtype: torch.dtype) -> bool:
-        """Whether 1 / count times count is 1 in this dtype."""
+    def why_not(count: int, dtype: torch.dtype) -> str:
+        """Why there is none for so many losses of this dtype; empty if there is."""
         one = torch.ones((), dtype=dtype)
-        return bool(one / count * count == one)
+        if bool(one / count * count == one):
+            return ""
+        return f"{count} microbatches together: 1 / {count} times {count} is not 1 in {dtype}"
 
     def noted(self, loss: Tensor) -> Tensor:
         with torch.no_grad():
