@@ -10,9 +10,10 @@ import json
 import operator
 import os
 import sys
+import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import fsdp_mlir
@@ -28,6 +29,7 @@ from torch.distributed.fsdp import fully_shard
 Program = Callable[[], Generator[Any, Any, None]]
 PROGRAMS: dict[str, Program] = {}
 ACT: Any = torch.tanh
+KEPT: list[Any] = []  # which no loss names
 
 
 def program(function: Program) -> Program:
@@ -271,6 +273,177 @@ def attributes_of_an_object() -> Generator[Any, Any, None]:
         yield
 
 
+def coefficient(owner: Any) -> float:
+    return owner.weight
+
+
+@program
+def what_a_method_passes_on() -> Generator[Any, Any, None]:
+    """Attributes of its object that other code reads."""
+
+    class Strategy:
+        def scale(self, trainer: Any) -> float:
+            return trainer.scale + len(trainer)
+
+    class Callback:
+        def on_loss(self, trainer: Any, loss: Tensor) -> Tensor:
+            return loss * trainer.of_callback()
+
+    class Wrapped:
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def __get__(self, owner: Any, kind: Any = None) -> Any:
+            return functools.partial(self.function, owner)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.weight, self.scale, self.epoch, self.length, self.wrapped = 1.0, 1.0, 0, 1, 1.0
+            self.strategy, self.callbacks = Strategy(), [Callback()]
+            self.ramp = lambda trainer: 1.0 + trainer.epoch
+
+        def of_callback(self) -> float:
+            return self.epoch + 1
+
+        def __len__(self) -> int:
+            return self.length
+
+        @Wrapped
+        def factor(self) -> float:
+            return self.wrapped
+
+        def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+            loss = mean(model, x) * coefficient(self) * self.strategy.scale(self) * self.ramp(self)
+            for callback in self.callbacks:
+                loss = callback.on_loss(self, loss)
+            return loss * self.factor()
+
+    trainer = Trainer()
+    yield Net(), trainer.loss
+    for name, value in (("weight", 2), ("scale", 3), ("epoch", 1), ("length", 0), ("wrapped", 0.5)):
+        setattr(trainer, name, value)
+        yield
+
+
+@program
+def an_object_that_is_read_whole() -> Generator[Any, Any, None]:
+    @dataclasses.dataclass
+    class Trainer:
+        beta: float = 1.0
+
+        def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+            return F.smooth_l1_loss(model(x), x, **dataclasses.asdict(self))
+
+    trainer = Trainer()
+    yield Net(), trainer.loss
+    trainer.beta = 0.25
+
+
+@program
+def attributes_that_are_set_later() -> Generator[Any, Any, None]:
+    class Trainer:
+        of_a, kind = 1.0, "a"
+
+        def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+            factor = getattr(self, "factor", 1.0) * getattr(self, f"of_{self.kind}")
+            factor *= getattr(namespace, "factor", 1.0) * getattr(plain, "factor", 1.0)
+            return mean(model, x) * factor * (2 if hasattr(plain, "doubles") else 1)
+
+    class Plain:
+        pass
+
+    namespace, plain, trainer = SimpleNamespace(), Plain(), Trainer()
+    yield Net(), trainer.loss
+    for owner, name, value in (
+        (trainer, "of_a", 2.0),
+        (Trainer, "factor", 3.0),
+        (trainer, "factor", 0.5),
+        (namespace, "factor", 4.0),
+        (plain, "factor", 5.0),
+        (Plain, "doubles", True),
+    ):
+        setattr(owner, name, value)
+        yield
+    del namespace.factor
+
+
+@program
+def weak_references_and_nested_names() -> Generator[Any, Any, None]:
+    class Trainer:
+        gain, bias, power = 1.0, 0.0, 1.0
+
+        def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+            return mean(model, x) * reference().gain + proxy.bias
+
+    trainer = Trainer()
+    KEPT.append(trainer)
+    reference, proxy = weakref.ref(trainer), weakref.proxy(trainer)
+    config = SimpleNamespace(loss=SimpleNamespace(factor=1.0))
+    get = operator.attrgetter("loss.factor")
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return trainer_loss()(model, x) * get(config)
+
+    trainer_loss = weakref.WeakMethod(trainer.loss)
+    yield Net(), loss
+    trainer.gain = 2.0
+    yield
+    trainer.bias = 0.5
+    yield
+    Trainer.gain = trainer.gain = 3.0
+    yield
+    config.loss.factor = 4.0
+
+
+@program
+def an_optimizer_in_a_container() -> Generator[Any, Any, None]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    held: dict[str, Any] = {"tools": [optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)]}
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        optimizer, schedule = held["tools"]
+        rates = optimizer.param_groups[0]["lr"] + schedule.get_last_lr()[0]
+        return mean(model, x) * (rates + schedule.last_epoch)
+
+    yield Net(), loss
+    optimizer.param_groups[0]["lr"] = 0.25
+    yield
+    optimizer.step()
+    held["tools"][1].step()
+
+
+@program
+def memos_of_calls() -> Generator[Any, Any, None]:
+    """They keep what they have returned, as with FSDP2."""
+    state = SimpleNamespace(factor=1.0, of=2, other=1.0)
+
+    @functools.lru_cache
+    def number(of: int) -> float:
+        return state.factor * of
+
+    @functools.lru_cache(maxsize=None, typed=True)
+    def tensor(of: float, *, power: int) -> Tensor:
+        return torch.linspace(0, 1, 8) ** power * state.factor * of
+
+    tensor(1.5, power=2)
+    state.factor = 2.0
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        x = x * tensor(1.5, power=2) + tensor(state.of, power=1)
+        return mean(model, x) * number(state.of) * state.other
+
+    yield Net(), loss
+    state.factor = 3.0
+    yield
+    state.of = 3
+    yield
+    state.of, state.other = 2, 0.5
+    yield
+    number.cache_clear()
+    yield
+    tensor.cache_clear()
+
+
 def batch(number: int) -> Tensor:
     generator = torch.Generator().manual_seed(number + 10 * dist.get_rank())
     return torch.randn(4, 8, generator=generator)
@@ -322,8 +495,16 @@ def what_needs_no_look() -> Generator[Any, Any, None]:
             self.steps, self.criterion = 0, nn.MSELoss()
 
         def loss(self, model: nn.Module, x: Tensor) -> Tensor:
-            return self.criterion(ACT(model(x)), teacher(x))
+            loss = self.criterion(ACT(model(x)), teacher(x))
+            return logged(self, loss) * held["factor"] * getattr(self, "factor", 1.0)
 
+    def logged(trainer: Any, loss: Tensor) -> Tensor:
+        trainer.shown = 1
+        return loss
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    held = {"factor": 2.0, "optimizer": optimizer, "schedule": schedule}
     trainer = Trainer()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -339,6 +520,8 @@ def what_needs_no_look() -> Generator[Any, Any, None]:
         yield
         ACT = functools.partial(torch.mul, other=2.0)
         trainer.steps += 1
+        optimizer.step()
+        schedule.step()
         yield
         trainer.last, trainer.log = 0.5, [1, 2]  # type: ignore[attr-defined]
         yield

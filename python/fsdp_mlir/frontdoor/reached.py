@@ -4,7 +4,7 @@ which objects its names hold, the modules that the model does not have, the code
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fsdp_mlir.modules import outside
+from fsdp_mlir.modules import memos, outside
 from fsdp_mlir.modules.hooks import STATE_DICT_HOOKS
-from fsdp_mlir.modules.outside import OF_MODULES
-from fsdp_mlir.modules.place import ABSENT, SCALARS, Place, built_in, slot_names
+from fsdp_mlir.modules.place import ABSENT, OF_MODULES, SCALARS, Place, built_in, slot_names
 
 MEMBERS = ("_parameters", "_buffers", "_modules")
 _BY_IDENTITY = (type(None), nn.Module, type, FunctionType)
@@ -206,6 +205,35 @@ class _Function:
         return keywords is None or same(keywords, self._keywords)
 
 
+class _Names:
+    """The names of attributes of an object, a class or a Python module."""
+
+    def __init__(self, label: str, owner: Any, attributes: Mapping[str, Any]) -> None:
+        self._label, self._attributes = label, attributes
+        self.owner = owner if isinstance(owner, type) else attributes  # as Place has it
+        self._before = frozenset(attributes)
+
+    def holds(self) -> bool:
+        return self._attributes.keys() == self._before
+
+    def changes(self) -> Iterator[tuple[tuple[int, str], str]]:
+        for name in sorted(self._attributes.keys() ^ self._before):
+            yield (id(self.owner), name), f"'{self._label}.{name}' is new or gone"
+
+
+class _Memo:
+    """Results that functools.lru_cache keeps: those that were there."""
+
+    def __init__(self, memo: memos.Memo[Any]) -> None:
+        self.memo, self._before = memo, memos.held(memo) or {}
+
+    def holds(self) -> bool:
+        if not self._before:
+            return True
+        now = memos.held(self.memo) or {}
+        return all(now.get(key, ABSENT) is value for key, value in self._before.items())
+
+
 class Calls:
     """A snapshot of that. What is compared by identity is kept alive, so that nothing else takes
     its id."""
@@ -214,6 +242,8 @@ class Calls:
         self._held = [(reader(place), shallow(place.value()), place) for place in found.held]
         self._modules = [_Module(label, module, found.names) for label, module in found.modules]
         self._functions = [_Function(function) for function in found.functions]
+        self._memos = [_Memo(memo) for memo in found.memos]
+        self._named = [_Names(*each) for each in found.named]
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
@@ -221,6 +251,8 @@ class Calls:
             now = read()
             if now is not before and not _is_same_object(now, before):
                 return False
+        if not all(each.holds() for each in (*self._named, *self._memos)):
+            return False
         return all(each.holds() for each in self._functions) and not any(
             each.change() for each in self._modules
         )
@@ -234,9 +266,18 @@ class Calls:
             if not function.holds():
                 name = function.function.__qualname__
                 yield (id(function.function), "__code__"), f"the code of '{name}' is another"
+        for each in self._memos:
+            if not each.holds():
+                name = memos.named(each.memo)
+                yield (id(each.memo), ""), f"'{name}' has other results of functools.lru_cache"
         for module in self._modules:
             if name := module.change():
                 yield (id(module.module), name), f"'{module.label}.{name}' is another one"
+
+    def named(self) -> Iterator[tuple[tuple[int, str], str]]:
+        """Attributes that are new or gone, which matters if code reads them."""
+        for each in self._named:
+            yield from each.changes()
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

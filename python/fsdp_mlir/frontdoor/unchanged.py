@@ -18,18 +18,12 @@ from torch import Tensor, nn
 from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, Read, Snapshot, same
 from fsdp_mlir.modules import hooks
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS, STATE_DICT_HOOKS
-from fsdp_mlir.modules.outside import (
-    OF_MODULES,
-    attributes_read,
-    reached,
-)
-from fsdp_mlir.modules.place import ABSENT, CONTAINERS, SCALARS, Place, built_in
+from fsdp_mlir.modules.outside import attributes_read, reached
+from fsdp_mlir.modules.place import ABSENT, CONTAINERS, OF_MODULES, SCALARS, Place, built_in
 from fsdp_mlir.modules.python_state import PythonState, shown
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
-# What reads all attributes of an object without their names.
-_READ_WHOLE = {"asdict", "astuple", "deepcopy", "dumps", "getmembers"}
 _MOST_LEAVES = 2000  # of a value that is compared by all that it holds
 
 
@@ -144,8 +138,6 @@ class Unchanged:
         """Whether nothing has changed except attributes that no code reads and, without `training`,
         train and eval modes."""
         read = attributes_read(self._model, self._loss, self._kernels)
-        if read is not None and read & _READ_WHOLE:
-            read = None
         for change in self._changes():
             unread = change.attribute and read is not None and change.key[1] not in read
             if not unread and (training or not change.mode):
@@ -187,6 +179,8 @@ class Unchanged:
                 yield _Change((id(kind), ""), f"forward of '{kind.__name__}' is another one", where)
         for key, text in self._calls.changes():
             yield _Change(key, text)
+        for key, text in self._calls.named():
+            yield _Change(key, text, attribute=True)
         for each in self._outside:
             if not each.holds():
                 place = each.place

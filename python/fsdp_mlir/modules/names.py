@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from functools import lru_cache, partial
+from itertools import pairwise
 from operator import attrgetter, methodcaller
 from types import CodeType
 
@@ -20,7 +21,8 @@ def names_held(value: attrgetter | methodcaller) -> set[str]:
 
 def read_by(code: CodeType) -> frozenset[str]:
     """All names that a function's code loads."""
-    return frozenset(name for op, name in _named_operations(code) if op.startswith("LOAD_"))
+    names = {name for op, name in _named_operations(code) if op.startswith("LOAD_")}
+    return frozenset(names - _READERS)
 
 
 def used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[str]:
@@ -29,12 +31,39 @@ def used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[str
     return frozenset(name for operation, name in _named_operations(code) if operation in operations)
 
 
-def names_in(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of functions inside it."""
+def names_in(code: CodeType) -> frozenset[str]:
+    """The names in a function's code, and in that of functions inside it. Names of attributes that
+    it gives as constants to getattr or hasattr are among them, "__getattribute__" stands for those
+    that it computes, and for those of patterns."""
+    operations = _named_operations(code)
+    names = {name for op, name in operations if op == "LOAD_ATTR"}
+    return frozenset(names.union(_own_names(code)) - _READERS)
+
+
+def _own_names(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from names_in(constant)
+            yield from _own_names(constant)
+
+
+def passes_on(code: CodeType) -> bool:
+    """Whether a method does anything with its object but name its attributes, such as give it to
+    a function."""
+    if not code.co_argcount:
+        return True
+    return _passes(code, code.co_varnames[0])
+
+
+def _passes(code: CodeType, name: str) -> bool:
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in _NOTHING]
+    for each, following in pairwise(instructions):
+        is_named = each.argval == name or (isinstance(each.argval, tuple) and name in each.argval)
+        is_loaded = each.opname.startswith("LOAD_") and each.opname not in _NO_VARIABLES
+        if is_named and is_loaded and following.opname not in _OF_OBJECTS:
+            return True
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return any(name in each.co_freevars and _passes(each, name) for each in inner)
 
 
 def chains(code: CodeType) -> frozenset[tuple[str, ...]]:
@@ -43,6 +72,14 @@ def chains(code: CodeType) -> frozenset[tuple[str, ...]]:
     return _scanned(code)[1]
 
 
+# Functions that are given names of attributes.
+_READERS = frozenset({"getattr", "hasattr"})
+_NOTHING = {"EXTENDED_ARG", "CACHE", "NOP"}
+_FROM_NAMESPACES = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"}
+_NO_VARIABLES = {*_FROM_NAMESPACES, "LOAD_CONST", "LOAD_CLOSURE"}
+_OF_OBJECTS = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER_ATTR"}
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # What gives names at run time: as globals, and as attributes of anything.
 _NAMESPACES = {"globals", "eval", "exec", "__import__", "import_module"}
 _OF_NAMESPACES = {"import_module", "__globals__", "f_globals"}
@@ -75,17 +112,21 @@ def _scanned(code: CodeType) -> tuple[frozenset[tuple[str, str]], frozenset[tupl
     operations: set[tuple[str, str]] = set()
     found: set[tuple[str, ...]] = set()
     chain: tuple[str, ...] = ()
-    for instruction in dis.get_instructions(code):
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in _NOTHING]
+    for index, instruction in enumerate(instructions):
         name, named = instruction.opname, instruction.argval
         if isinstance(named, str):
             operations.add((name, named))
+            if named in _READERS and name in _FROM_NAMESPACES:
+                given = _constant_given(instructions[index + 1 :]) or "__getattribute__"
+                operations.add(("LOAD_ATTR", given))
         elif name == "MATCH_CLASS":  # reads attributes by constants
             operations.add(("LOAD_ATTR", "__getattribute__"))
         if name in ("LOAD_GLOBAL", "LOAD_NAME"):
             chain = (named,)
         elif chain and name in ("LOAD_ATTR", "LOAD_METHOD"):
             chain = (*chain, named)
-        elif name not in ("EXTENDED_ARG", "CACHE", "PUSH_NULL"):
+        elif name != "PUSH_NULL":
             chain = ()
         if chain:
             found.add(chain)
@@ -94,3 +135,23 @@ def _scanned(code: CodeType) -> tuple[frozenset[tuple[str, str]], frozenset[tupl
         frozenset(operations).union(*(each[0] for each in inner)),
         frozenset(found).union(*(each[1] for each in inner)),
     )
+
+
+def _constant_given(instructions: list[dis.Instruction]) -> str | None:
+    """The text that a function is given as its second argument, if these instructions, which come
+    after it was loaded, call it with a constant there."""
+    depth, given = 0, None
+    for each in instructions:
+        if each.opname == _CALL and each.arg == depth:
+            return given
+        if each.opcode in _JUMPS or each.opname.startswith("RETURN"):
+            return None
+        before = depth
+        depth += dis.stack_effect(each.opcode, each.arg, jump=False)
+        if depth < 0:
+            return None
+        if before == 1 and depth == 2 and isinstance(each.argval, str):
+            given = each.argval if each.opname == "LOAD_CONST" else None
+        elif depth <= 2:
+            given = None
+    return None

@@ -9,67 +9,20 @@ packages.
 
 from __future__ import annotations
 
-import builtins
-import logging
-import os
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, is_dataclass
-from functools import _lru_cache_wrapper, partial
-from operator import attrgetter, methodcaller
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
-import numpy as np
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS
-from fsdp_mlir.modules.names import (
-    chains,
-    names_held,
-    names_in,
-    namespace_in,
-    read_by,
-    texts_in,
-    used,
-)
-from fsdp_mlir.modules.place import (
-    ABSENT,
-    CONTAINERS,
-    DATA,
-    GENERATORS,
-    NAMESPACES,
-    SCALARS,
-    Code,
-    Place,
-    function_of,
-    is_library,
-    is_no_models,
-    is_ours,
-    is_part_of,
-    methods_of,
-    slot_names,
-)
-from fsdp_mlir.modules.untaken import is_taken_from
-
-_DYNAMIC = {"getattr", "__dict__", "vars", "__getattribute__", "attrgetter"}
-_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
-_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")
-# Attributes of every module, of hooks for instance.
-OF_MODULES = frozenset(vars(nn.Module()))
-# What calling a module reads of it.
-OF_CALLS = frozenset(
-    {*nn.Module._wrapped_call_impl.__code__.co_names, *nn.Module._call_impl.__code__.co_names}
-)
-# What a tensor does without being called by name, and all that code may call of it.
-_OPERATORS = frozenset(name for name in dir(Tensor) if name[:2] == "__" and name not in dir(object))
-_OF_TENSORS = frozenset(dir(Tensor))
-_OF_IMPORTS = {"modules", "path", "meta_path", "path_hooks", "path_importer_cache"}  # of sys
-_MOST_ITEMS = 2000  # of containers that are searched for what has code
-_MOST_DEPTH = 6
+from fsdp_mlir.modules.memos import Memo
+from fsdp_mlir.modules.names import read_by
+from fsdp_mlir.modules.place import OF_MODULES as OF_MODULES
+from fsdp_mlir.modules.place import Place, is_no_models, is_users
+from fsdp_mlir.modules.search import DYNAMIC, OF_CALLS, WHOLE, Search
 
 
 @dataclass(frozen=True)
@@ -81,6 +34,8 @@ class Reached:
     modules: list[tuple[str, nn.Module]]  # with what is to be called them in messages
     functions: list[FunctionType]
     names: frozenset[str] | None  # of attributes that this code may read; None if of any name
+    named: list[tuple[str, Any, Mapping[str, Any]]]  # whose attributes may be set later
+    memos: list[Memo[Any]]
 
 
 def reached(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> Reached:
@@ -92,6 +47,8 @@ def reached(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -
         found.modules(),
         [each for each in found.seen() if isinstance(each, FunctionType)],
         found.names(),
+        found.named(),
+        _memos(found),
     )
 
 
@@ -101,19 +58,26 @@ def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) ->
     return _places(model, loss, kernels).all()
 
 
-def places_and_memos(model: nn.Module, loss: Any) -> tuple[list[Place], list[Any]]:
-    """The same, and the functions of functools.lru_cache that their code calls."""
+def kept(model: nn.Module, loss: Any) -> tuple[list[Place], list[Memo[Any]], list[dict[str, Any]]]:
+    """The same, the functions of functools.lru_cache that their code calls, and the attributes of
+    objects, to which it may add."""
     found = _places(model, loss)
-    return found.all(), [each for each in found.seen() if isinstance(each, _lru_cache_wrapper)]
+    named = found.named()
+    objects = [held for _, owner, held in named if not isinstance(owner, (type, ModuleType))]
+    return found.all(), _memos(found), cast(list[dict[str, Any]], objects)
+
+
+def _memos(found: Search) -> list[Memo[Any]]:
+    return [each for each in found.seen() if isinstance(each, Memo)]
 
 
 def _places(
     model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = (), *, reaches: bool = False
-) -> _Places:
+) -> Search:
     modules = list(model.modules())
     if isinstance(loss, nn.Module):
         modules += loss.modules()
-    found = _Places(modules if reaches else None)
+    found = Search(modules, reaches=reaches)
     for kernel in kernels:
         found.add_object(kernel.__qualname__, kernel)
     if loss is not None and not isinstance(loss, nn.Module):
@@ -157,429 +121,4 @@ def attributes_read(
             if isinstance(value, FunctionType) and base.__module__ != FSDPModule.__module__:
                 functions.append(value)
     names = OF_CALLS.union(found.got(), *(read_by(function.__code__) for function in functions))
-    return None if names & _DYNAMIC else names
-
-
-def is_users(attribute: str) -> bool:
-    """Of a module: neither nn.Module's nor what FSDP2 keeps there."""
-    return attribute not in OF_MODULES and not attribute.startswith("__composable_api_")
-
-
-class _Places:
-    """With `own`, the modules of model and loss, also finds what else the code calls: `held`,
-    `modules`, and the code of what containers hold."""
-
-    def __init__(self, own: Iterable[nn.Module] | None = None) -> None:
-        self._by_key: dict[tuple[int, str], Place] = {}
-        self._seen: dict[int, Any] = {}
-        self._functions: list[FunctionType] = []  # to be looked into
-        self._modules: set[tuple[int, frozenset[str]]] = set()  # and the names in them
-        self._reaches = own is not None
-        self._own = {id(module) for module in own or ()}
-        self._held: dict[tuple[int, str], Place] = {}
-        self._reached: dict[int, tuple[str, nn.Module]] = {}
-        self._inside: dict[int, Any] = {}  # containers that were searched
-        self._items = 0  # in them
-        self._named: set[str] = set()  # by the code that was looked into
-        self._got: set[str] = set()  # by objects such as operator.attrgetter
-        self._wrappers: dict[int, FunctionType] = {}  # of libraries
-        self._owners: list[tuple[str, dict[str, Any]]] = []  # of methods
-        self._of_library: list[tuple[str, dict[str, Any], type]] = []  # see _add_parts
-        self._searched: dict[int, Any] = {}  # for Python modules
-        self._python: dict[int, ModuleType] = {}  # modules of Python that are held as values
-
-    def all(self) -> list[Place]:
-        known: tuple[int, ...] = ()
-        found = (self._named, self._got, self._reached, self._python, self._of_library)
-        while self._functions or known != (known := tuple(map(len, found))):
-            while self._functions:
-                self._look_into(self._functions.pop())
-            for label, module in list(self._reached.values()):
-                self._look_into_module(label, module)
-            for label, attributes in self._owners:
-                for name in sorted(self._got & attributes.keys()):
-                    self._add(attributes, name, f"{label}.{name}")
-            for parts in list(self._of_library):
-                self._add_parts(*parts)
-            for python in list(self._python.values()):
-                self._add_members(python, self._named)
-            for name in sorted(_OPERATORS | (self._named & _OF_TENSORS)):
-                self._add_of_library(Tensor, name, f"Tensor.{name}", data=False)
-        return list(self._by_key.values())
-
-    def held(self) -> list[Place]:
-        self.all()
-        return list(self._held.values())
-
-    def modules(self) -> list[tuple[str, nn.Module]]:
-        self.all()
-        return list(self._reached.values())
-
-    def got(self) -> set[str]:
-        self.all()
-        return self._got
-
-    def names(self) -> frozenset[str] | None:
-        """Those of attributes that the code that was found may read; None if it reads any."""
-        self.all()
-        return self._names()
-
-    def _names(self) -> frozenset[str] | None:
-        return None if self._named & _DYNAMIC else OF_CALLS | self._named | self._got
-
-    def seen(self) -> list[Any]:
-        """Functions, classes and objects that were looked into."""
-        self.all()
-        return list(self._seen.values())
-
-    def add_class(self, owner: type, skips: Callable[[Code], bool] = is_library) -> None:
-        """The attributes of a class and its bases, except bases that `skips` accepts."""
-        for base in owner.__mro__:
-            if skips(base):
-                self._hold_methods(base)
-            elif self._is_new(base):
-                for name in list(vars(base)):
-                    self._add_member(base, name, skips)
-        if type(owner) is not type:
-            self.add_class(type(owner), skips)
-
-    def _add_member(self, owner: type, name: str, skips: Callable[[Code], bool]) -> bool:
-        """An attribute of a class, or the code of a method; whether it is one."""
-        label = f"{owner.__qualname__}.{name}"
-        function = function_of(vars(owner)[name])
-        if function is not None:
-            self._add_function(function, skips)
-            self._hold(Place(owner, name, label))
-        elif not name.startswith("__"):
-            self._add(owner, name, label)
-        return function is not None
-
-    def _hold_methods(self, owner: type) -> None:
-        """Those of a module's class that is not looked into, with the functions that they name."""
-        if not self._reaches or not issubclass(owner, nn.Module) or not self._is_new(owner):
-            return
-        for name, value in list(vars(owner).items()):
-            called = name in _CALLS if owner is nn.Module else not name.startswith("__")
-            if called and callable(value):
-                self._add_of_library(owner, name, f"{owner.__qualname__}.{name}")
-                if isinstance(value, FunctionType):
-                    for chain in sorted(chains(value.__code__)):
-                        self._follow(value.__globals__, chain, data=False)
-
-    def _hold(self, place: Place) -> None:
-        if self._reaches:
-            self._held.setdefault(place.key, place)
-
-    def add_object(self, label: str, value: Any) -> None:
-        """Something that is neither data nor a class nor a Python module: a function, a method, a
-        partial, or an object, which may be called."""
-        if isinstance(value, FunctionType):
-            self._add_function(value)
-        elif isinstance(value, MethodType):
-            self._add_method(label, value)
-        elif isinstance(value, partial):
-            self.add_object(label, value.func)
-            items = {f"args[{i}]": item for i, item in enumerate(value.args)}
-            for names in (value.keywords, items):
-                for name in names:
-                    self._add(names, name, f"{label}.{name}")
-            self._hold(Place(value, "keywords", f"{label}.keywords"))
-        elif isinstance(value, nn.Module):
-            self._reach(label, value)
-        elif isinstance(value, (attrgetter, methodcaller)):
-            self._got |= names_held(value)
-        elif isinstance(value, BuiltinMethodType):  # such as that of a list
-            if isinstance(value.__self__, DATA) or is_taken_from(value.__self__):
-                self._add({"__self__": value.__self__}, "__self__", f"{label}.__self__")
-        elif not isinstance(value, logging.Logger):
-            self._add_attributes(label, value)
-
-    def _reach(self, label: str, module: nn.Module) -> None:
-        """A module that neither model nor loss has. One that holds the model, such as a trainer,
-        may hold more than its methods use: only what they name is reached."""
-        if not self._reaches or id(module) in self._own:
-            return
-        inner = dict(module.named_modules())
-        if any(id(each) in self._own for each in inner.values()):
-            inner = {"": module}
-        for path, each in inner.items():
-            self._reached.setdefault(id(each), (f"{label}.{path}".rstrip("."), each))
-
-    def _look_into_module(self, label: str, module: nn.Module) -> None:
-        """One that was reached: of its class, the methods that a call runs and those that code
-        names."""
-        names = self._names()
-        for base in type(module).__mro__:
-            if is_no_models(base):
-                self._hold_methods(base)
-                continue
-            for name in list(vars(base)):
-                if names is None or name in names or name.startswith("__"):
-                    self._add_member(base, name, is_no_models)
-        attributes = vars(module)
-        if names is None or is_no_models(type(module)):
-            names = frozenset({*module._modules, *attributes})
-        for name in module._modules.keys() & names:
-            if (part := module._modules[name]) is not None:
-                self._reach(f"{label}.{name}", part)
-        for name in filter(is_users, attributes.keys() & names):
-            if not isinstance(attributes[name], (*SCALARS, Tensor)):
-                self._add(attributes, name, f"{label}.{name}")
-        if callable(forward := attributes.get("forward")):
-            self.add_object(f"{label}.forward", forward)
-        for name in HOOKS:
-            for hook in attributes[name].values():
-                self.add_object(f"a hook of {name}", hook)
-
-    def look_inside(self, label: str, value: Any, depth: int = 0) -> None:
-        """The functions, objects and modules that containers hold, and objects of classes of the
-        model's code."""
-        if not self._reaches or isinstance(value, (*SCALARS, *GENERATORS, Tensor, np.ndarray)):
-            return
-        if isinstance(value, ContextVar):
-            value = value.get(None)
-        if isinstance(value, type):
-            self.add_class(value)
-        elif not isinstance(value, CONTAINERS):
-            if callable(value) or not is_library(type(value)):
-                self.add_object(label, value)
-        elif depth < _MOST_DEPTH and id(value) not in self._inside:
-            self._inside[id(value)] = value
-            if self._items + len(value) <= _MOST_ITEMS:
-                self._items += len(value)
-                items = dict.values(value) if isinstance(value, dict) else value
-                for index, item in enumerate(list(items)):
-                    self.look_inside(f"{label}[{index}]", item, depth + 1)
-
-    def _add_method(self, label: str, method: MethodType) -> None:
-        """What the method, and the methods of its class that it names, read from their object; not
-        what the object keeps for others, such as the counters of a loop."""
-        owner, attributes = method.__self__, getattr(method.__self__, "__dict__", None)
-        if isinstance(owner, (type, nn.Module)) or not isinstance(attributes, dict):
-            self._add_function(method.__func__)
-            self.add_object(label, owner)
-            return
-        waiting, read, found = [method.__func__], set(), set()
-        while waiting:
-            function = waiting.pop()
-            if function in found or is_library(function):
-                continue
-            found.add(function)
-            self._add_function(function)
-            names = set(names_in(function.__code__))
-            read |= names
-            for base in type(owner).__mro__:
-                for name in names & vars(base).keys():
-                    member = function_of(vars(base)[name])
-                    if member is not None:
-                        waiting.append(member)
-                    if not is_library(base):
-                        self._add_member(base, name, is_library)
-        if read & _DYNAMIC:
-            self.add_object(label, owner)
-            return
-        self._owners.append((label, attributes))
-        for name in sorted(read):
-            self._add(attributes, name, f"{label}.{name}")
-
-    def _add_attributes(self, label: str, value: Any) -> None:
-        attributes = getattr(value, "__dict__", {})
-        slots = slot_names(type(value))
-        if not isinstance(attributes, dict) or not self._is_new(value):
-            return
-        self.find_modules(value)
-        whole = isinstance(value, (Mapping, *CONTAINERS)) or is_dataclass(value)
-        named_only = not whole and not is_library(type(value))
-        for name in () if is_library(type(value)) else slots:
-            self._add(value, name, f"{label}.{name}", attribute=named_only)
-        if is_library(type(value)):  # such as a namespace or a configuration: only its data
-            self._of_library.append((label, attributes, type(value)))
-            names = {name for name, item in attributes.items() if isinstance(item, DATA)}
-            names -= {"__annotations__"}
-            for item in attributes.values():  # what functools.cache or a cached_property wraps
-                if isinstance(item, FunctionType):
-                    self._add_function(item)
-        else:
-            self.add_class(type(value))
-            named = {n for function in methods_of(type(value)) for n in names_in(function.__code__)}
-            names = {*attributes, *named}  # an attribute may be set later
-        for name in sorted(names.difference(slots)):
-            self._add(attributes, name, f"{label}.{name}", attribute=named_only)
-
-    def _add_parts(self, label: str, attributes: dict[str, Any], owner: type) -> None:
-        """The objects in an object of a library's class that code names: all of a namespace, which
-        may be a configuration; of others, which lead into the library, those that are not its."""
-        is_namespace = issubclass(owner, NAMESPACES)
-        any_name = is_namespace and not self._named.isdisjoint(_DYNAMIC)
-        for name, item in list(attributes.items()):
-            is_part = is_part_of(owner, item)
-            follows = (is_namespace or is_part) if name in self._named else any_name and is_part
-            if follows and not isinstance(item, DATA):
-                self._add(attributes, name, f"{label}.{name}")
-
-    def _add_function(
-        self, function: FunctionType, skips: Callable[[Code], bool] = is_library
-    ) -> None:
-        if not skips(function):
-            if self._is_new(function):
-                self._functions.append(function)
-        elif function.__closure__ and id(function) not in self._wrappers:
-            self._wrappers[id(function)] = function
-            self._look_into_wrapper(function)
-
-    def _look_into_wrapper(self, function: FunctionType) -> None:
-        """A library's function, such as one of functools.singledispatch: the functions that were
-        given to it."""
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
-            content = Place(cell, name, name).value()
-            items = list(content.values())[:_MOST_ITEMS] if type(content) is dict else [content]
-            found = [item for item in items if isinstance(item, FunctionType)]
-            if type(content) is dict and not all(map(is_library, found)):
-                self._add(cell, name, f"{function.__qualname__}.{name}")
-            for each in found:
-                self._add_function(each)
-
-    def _look_into(self, function: FunctionType) -> None:
-        names = set(names_in(function.__code__))
-        self._named |= names
-        known = function.__globals__
-        for name in sorted(used(function.__code__, _GLOBAL) & known.keys()):
-            self._add(known, name, f"{function.__module__}.{name}", names)
-        for chain in sorted(chains(function.__code__)):
-            self._follow(known, chain)
-        packages = (known.get("__package__") or "").split(".")
-        above = [".".join(packages[:count]) for count in range(len(packages) + 1)]
-        for imported in sorted(used(function.__code__, {"IMPORT_NAME"})):
-            for package in above:  # of relative imports
-                name = f"{package}.{imported}".strip(".")
-                if name in sys.modules:
-                    self._add(cast(dict[str, Any], sys.modules), name, name, names)
-                    self._add_members(sys.modules[name], names)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
-            self._add(cell, name, f"{function.__qualname__}.{name}", names)
-        # A function may set attributes of its own.
-        own = used(function.__code__, {"STORE_ATTR"}) if function.__name__ in names else ()
-        for name in sorted({*vars(function), *own} - {"__annotations__"}):
-            self._add(vars(function), name, f"{function.__qualname__}.{name}")
-        positional = {str(i): value for i, value in enumerate(function.__defaults__ or ())}
-        for owner in (function.__kwdefaults__ or {}, positional):
-            for name, value in owner.items():
-                is_list = type(value) in (*CONTAINERS, Counter) and not isinstance(value, tuple)
-                is_more = self._reaches and not isinstance(value, DATA)
-                if is_list or is_more or is_taken_from(value):
-                    self._add(owner, name, f"{function.__qualname__}, default {name}")
-        if is_taken_from(function.__defaults__):
-            self._add(
-                function, "__defaults__", f"{function.__qualname__}.__defaults__", attribute=True
-            )
-        if namespace_in(function.__code__):
-            for name in sorted(texts_in(function.__code__)):
-                if name in known:
-                    self._add(known, name, f"{function.__module__}.{name}", names)
-                elif isinstance(module := sys.modules.get(name), ModuleType):
-                    self._add_members(module, names)
-        if names & {"environ", "getenv"}:
-            self._add(vars(os.environ), "_data", "os.environ")
-
-    def _add(
-        self,
-        owner: Any,
-        name: str,
-        label: str,
-        names: Iterable[str] = (),
-        *,
-        attribute: bool = False,
-    ) -> None:
-        """The place and, if it is not data, what lies behind it. `names` are those of the code that
-        names it."""
-        place = Place(owner, name, label, attribute)
-        value = place.value()
-        if isinstance(value, ModuleType):
-            self._hold(place)
-            if not names:
-                self._python[id(value)] = value
-            elif not is_library(value):
-                self._add_members(value, names)
-        elif isinstance(value, type):
-            self._hold(place)
-            self.add_class(value)
-        elif isinstance(value, DATA) or value is ABSENT:
-            self._by_key.setdefault(place.key, place)
-            if not is_library(type(value)):  # such as a dict with methods of its own
-                self.add_class(type(value))
-            self.find_modules(value)
-            self.look_inside(label, None if value is ABSENT else value)
-        elif not is_ours(value):
-            self._hold(place)
-            is_own = isinstance(value, FunctionType) and not is_library(value)
-            if is_own or is_taken_from(value):
-                self._by_key.setdefault(place.key, place)
-            self.add_object(label, value)
-
-    def _add_members(self, module: ModuleType, names: Iterable[str]) -> None:
-        """What code with these names reads of a module of Python."""
-        names, held = frozenset(names), vars(module)
-        if (id(module), names) in self._modules:  # one may hold itself
-            return
-        self._modules.add((id(module), names))
-        members = names & held.keys()
-        is_librarys = is_library(module)
-        if names & _DYNAMIC and not is_librarys:
-            values = {name for name, value in held.items() if isinstance(value, SCALARS)}
-            members |= {name for name in values if not name.startswith("__")}
-        for name in sorted(members):
-            if is_librarys:
-                self._add_of_library(held, name, f"{module.__name__}.{name}")
-            else:
-                self._add(held, name, f"{module.__name__}.{name}", names)
-
-    def _follow(self, known: dict[str, Any], chain: Sequence[str], *, data: bool = True) -> None:
-        """What code reads by a chain of names that ends in a module of a library."""
-        if len(chain) == 1:
-            if chain[0] not in known and chain[0] in vars(builtins):
-                self._add_of_library(vars(builtins), chain[0], chain[0])
-            return
-        owner = known.get(chain[0])
-        for name in chain[1:-1]:
-            owner = vars(owner).get(name) if isinstance(owner, ModuleType) else None
-        if isinstance(owner, ModuleType) and is_library(owner) and chain[-1] in vars(owner):
-            label = f"{owner.__name__}.{chain[-1]}"
-            self._add_of_library(vars(owner), chain[-1], label, data=data)
-
-    def _add_of_library(self, owner: Any, name: str, label: str, *, data: bool = True) -> None:
-        """The place, and what lies behind it if that is not the library's: it may be replaced."""
-        place = Place(owner, name, label, library=True)
-        value = place.value()
-        if isinstance(value, DATA):
-            if data and (owner is not vars(sys) or name not in _OF_IMPORTS):
-                self._by_key.setdefault(place.key, place)
-            return
-        self._hold(place)
-        if isinstance(value, type):
-            self.add_class(value)
-        elif isinstance(value, (FunctionType, MethodType, partial)) or not (
-            value is ABSENT or is_library(type(value)) or is_ours(value)
-        ):
-            self.add_object(label, value)
-
-    def find_modules(self, value: Any, depth: int = 0) -> None:
-        """Those of Python that containers and objects hold, such as a configuration."""
-        if isinstance(value, ModuleType):
-            self._python[id(value)] = value
-        elif isinstance(value, (*SCALARS, *GENERATORS, Tensor, np.ndarray, nn.Module, type)):
-            return
-        elif depth < _MOST_DEPTH and id(value) not in self._searched and not callable(value):
-            self._searched[id(value)] = value
-            items = value if isinstance(value, CONTAINERS) else getattr(value, "__dict__", None)
-            items = dict.values(items) if isinstance(items, dict) else items or ()
-            if len(self._searched) + len(items) <= _MOST_ITEMS:
-                for item in list(items):
-                    self.find_modules(item, depth + 1)
-
-    def _is_new(self, value: Any) -> bool:
-        """Objects that were seen are kept alive, so that no other object takes their ids."""
-        new = id(value) not in self._seen
-        self._seen[id(value)] = value
-        return new
+    return None if names & (DYNAMIC | WHOLE) else names

@@ -9,6 +9,7 @@ import enum
 import random
 import sys
 import sysconfig
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -39,6 +40,8 @@ _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _NUMBERS = (bool, int, float, complex)
 _BUILT_IN = {dict, OrderedDict, list, tuple, set, frozenset, deque}
+# Attributes of every module, of hooks for instance.
+OF_MODULES = frozenset(vars(nn.Module()))
 Code = FunctionType | ModuleType | type
 
 
@@ -155,6 +158,11 @@ def is_part_of(owner: type, item: Any) -> bool:
     return issubclass(kind, NAMESPACES) or bool(shared) or not (callable(item) or is_library(kind))
 
 
+def is_users(attribute: str) -> bool:
+    """Of a module: neither nn.Module's nor what FSDP2 keeps there."""
+    return attribute not in OF_MODULES and not attribute.startswith("__composable_api_")
+
+
 def function_of(member: Any) -> FunctionType | None:
     """That of a method or a property of a class."""
     member = member.fget if isinstance(member, property) else member
@@ -183,6 +191,16 @@ def has_own_attributes(value: Any) -> bool:
     return package not in ("torch", "builtins") and (
         hasattr(value, "__dict__") or bool(slot_names(type(value)))
     )
+
+
+def referent(reference: Any) -> Any:
+    """The object of a weak reference or a proxy; None if it is gone."""
+    if isinstance(reference, weakref.ReferenceType):
+        return reference()
+    try:
+        return reference.__dir__.__self__
+    except (ReferenceError, AttributeError):
+        return None
 
 
 def methods_of(owner: type) -> Iterator[FunctionType]:

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from torch import Tensor, nn
 
-from fsdp_mlir.modules import in_place
+from fsdp_mlir.modules import in_place, memos
 from fsdp_mlir.modules.left import (
     MAX_DEPTH,
     Copies,
@@ -34,7 +34,7 @@ from fsdp_mlir.modules.left import (
     set_item,
     set_slot,
 )
-from fsdp_mlir.modules.outside import places_and_memos
+from fsdp_mlir.modules.outside import kept
 from fsdp_mlir.modules.place import (
     ABSENT,
     BUFFERS,
@@ -49,6 +49,7 @@ from fsdp_mlir.modules.place import (
     slot_names,
 )
 from fsdp_mlir.modules.untaken import guarded
+from fsdp_mlir.support.errors import CaptureError
 
 _MAX_NESTED = 64  # of containers
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
@@ -75,7 +76,9 @@ class PythonState:
     _slots: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)  # object, attributes
     _generators: list[tuple[Any, Any]] = field(default_factory=list)  # with its state
     _written: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of in_place, with copies
-    _memos: list[tuple[Any, int]] = field(default_factory=list)  # of functools, with its misses
+    _named: list[tuple[dict[str, Any], frozenset[str]]] = field(default_factory=list)
+    _memos: list[tuple[Any, Any]] = field(default_factory=list)  # of functools, with its results
+    _closed: list[tuple[Any, Any]] = field(default_factory=list)  # which have results of their own
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
@@ -94,10 +97,12 @@ class PythonState:
         if isinstance(loss, nn.Module):
             for path, module in loss.named_modules():
                 state._add_module(f"loss.{path}." if path else "loss.", module)
-        read, memos = places_and_memos(model, loss)
+        read, functions, objects = kept(model, loss)
         for place in read:
             state._add_place(place)
-        state._memos = [(memo, memo.cache_info().misses) for memo in memos]
+        state._named = [(attributes, frozenset(attributes)) for attributes in objects]
+        for memo in functions:
+            state._add_memo(memo)
         return state
 
     @staticmethod
@@ -114,8 +119,7 @@ class PythonState:
 
     def restore(self) -> None:
         """Puts every attribute, container and generator back as it was, with the data of arrays and
-        the like (in_place.py), and empties memos of calls that have others than before; tensors
-        keep their data."""
+        the like (in_place.py) and the results of functools.lru_cache; tensors keep their data."""
         for container, content in self._contents:
             refill(container, content)
         for owner, attributes in self._slots:
@@ -128,18 +132,26 @@ class PythonState:
         for place, value in self._outside:
             if not place.holds(value):
                 place.put(value)
+        for attributes, names in self._named:
+            for name in attributes.keys() - names:
+                del attributes[name]
         for generator, before in self._generators:
             _set_state(generator, before)
         for owner, copy in self._written.values():
             in_place.put(owner, copy)
-        for memo, misses in self._memos:
-            if memo.cache_info().misses != misses:
+        for memo, results in self._memos:
+            memos.hold(memo, results)
+        for memo, info in self._closed:
+            if memo.cache_info().misses != info.misses:
                 memo.cache_clear()
 
     @contextmanager
     def untaken(self) -> Iterator[None]:
         """In the body, a forward that takes an item from an iterator among the attributes, or
         outside of the model, fails with a CaptureError."""
+        for memo, info in self._closed:
+            if info.currsize:
+                raise _closed(memo)
         lent: list[tuple[Callable[[Any], None], Callable[[], Any], Any, Any]] = []
 
         def lend(name: Any, value: Any, put: Any, get: Any) -> None:
@@ -212,6 +224,14 @@ class PythonState:
             is_plain = not isinstance(owner, ContextVar) or is_left(copy, place.known)
             if is_plain and not in_place.is_same(written, copy):
                 found.append(partial(in_place.put, owner, copy))
+        for memo, info in after._closed:
+            if self._closed.count((memo, info)) == 0:
+                raise _closed(memo)
+        results = dict(self._memos)
+        for memo, now in after._memos:
+            for key, new in _changed(results.get(memo, now), now):
+                put = partial(memos.put, memo, key)
+                found += place.put(Spot(memo, key, partial(memos.get, memo, key), put), new)
         places = {each.key: value for each, value in self._outside}
         for each, value in after._outside:
             old = places.get(each.key, ABSENT)
@@ -256,6 +276,16 @@ class PythonState:
             self._identify(path, "object", value)
         elif value is not ABSENT:
             self._add(path, value, 0)
+
+    def _add_memo(self, memo: Any) -> None:
+        path, results = f"{memos.named(memo)}()", memos.held(memo)
+        if results is None:
+            self._closed.append((memo, memo.cache_info()))
+            self.leaves[path] = ("value", f"{memo.cache_info().misses} calls")
+            return
+        self._memos.append((memo, results))
+        for key, result in results.items():
+            self._add(self._unused(f"{path}[{memos.shown(key)!r}]"), result, 1)
 
     def _add_module(self, prefix: str, module: nn.Module) -> None:
         attributes = vars(module)
@@ -385,6 +415,13 @@ class PythonState:
 def shown(path: str) -> str:
     """As a message has it: keys may be long."""
     return path if len(path) <= 120 else f"{path[:70]}…{path[-49:]}"
+
+
+def _closed(memo: Any) -> CaptureError:
+    return CaptureError(
+        f"'{memos.named(memo)}' keeps what it returned, which a capture cannot put back: expected "
+        "functools.lru_cache of a function of Python"
+    )
 
 
 def _names_itself(key: Any) -> bool:
