@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -55,5 +56,7 @@ def compile(
             loss = compute_loss(model, *args, **kwargs)
         return backward_over(loss, count)
 
+    if compute_loss is not None:
+        divided.__signature__ = inspect.signature(compute_loss)  # type: ignore[attr-defined]
     given = getattr(optimizer, "optimizer", optimizer)
     return fsdp_mlir.compile(model, compute_loss=divided, optimizer=given, **options)

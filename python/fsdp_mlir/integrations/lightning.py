@@ -5,6 +5,7 @@ Nothing is imported from Lightning: `lightning` and `pytorch_lightning` have the
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,8 @@ def compile(
             return scalar_of(forward(*args, **kwargs))
         return compute_loss(forward, *args, **kwargs)
 
+    if compute_loss is not None:
+        loss_of.__signature__ = inspect.signature(compute_loss)  # type: ignore[attr-defined]
     given = getattr(optimizer, "optimizer", optimizer)
     return fsdp_mlir.compile(model.module, compute_loss=loss_of, optimizer=given, **options)
 
@@ -93,6 +96,7 @@ class CompiledTraining:
             def loss_of(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
                 return backward_over(compute_loss(model, *args, **kwargs), count)
 
+            loss_of.__signature__ = inspect.signature(compute_loss)  # type: ignore[attr-defined]
             optimizer = self.trainer.optimizers[0]
             options = self.compile_options or {}
             self._step = fsdp_mlir.compile(

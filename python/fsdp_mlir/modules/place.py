@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from types import CellType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,12 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 DATA = (*SCALARS, *CONTAINERS, *BUFFERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
 NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_PACKAGE = Path(__file__).parent.parent
+_OWN = {each.name for each in _PACKAGE.iterdir()} - {"models", "integrations"}
+_LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+    *(str(_PACKAGE / name) for name in _OWN),
+)
 _NUMBERS = (bool, int, float, complex)
 _BUILT_IN = {dict, OrderedDict, list, tuple, set, frozenset, deque}
 # Attributes of every module, of hooks for instance.
@@ -105,12 +111,8 @@ class Place:
         return names.get(self.name, ABSENT)
 
     def holds(self, value: Any) -> bool:
-        """Whether it is what value() gave. A part of a type that is written in C may be a number
-        that is made at each look, and cannot be set."""
-        now = self.value()
-        return now is value or (
-            type(now) is type(value) and type(now) in _NUMBERS and repr(now) == repr(value)
-        )
+        """Whether it is what value() gave."""
+        return is_same(self.value(), value)
 
     def put(self, value: Any) -> None:
         """Sets it to what value() gave."""
@@ -123,6 +125,14 @@ class Place:
             remove(name)
         else:
             assign(name, value)
+
+
+def is_same(now: Any, value: Any) -> bool:
+    """Whether a place has the same value at two looks. A part of a type that is written in C may be
+    a number that is made at each, and cannot be set."""
+    return now is value or (
+        type(now) is type(value) and type(now) in _NUMBERS and repr(now) == repr(value)
+    )
 
 
 def is_library(value: Code) -> bool:

@@ -45,6 +45,7 @@ from fsdp_mlir.modules.place import (
     built_in,
     bytes_of,
     has_own_attributes,
+    is_same,
     size_of,
     slot_names,
 )
@@ -235,7 +236,7 @@ class PythonState:
         places = {each.key: value for each, value in self._outside}
         for each, value in after._outside:
             old = places.get(each.key, ABSENT)
-            if value is not old:
+            if not is_same(value, old):
                 found += place.put(Spot(each, "", each.value, each.put), value)
         return found
 

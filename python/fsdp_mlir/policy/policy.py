@@ -272,9 +272,9 @@ def read_policy(path: Path | None) -> Policy:
     return Policy(tuple(units), root, ignore, sums_first, reshards_root)
 
 
-def _reshards(given: bool | int) -> bool:
+def _reshards(given: bool | str) -> bool:
     """Of a group of one rank, each keeps the whole parameters."""
-    return given if isinstance(given, bool) else given > 1
+    return given if isinstance(given, bool) else int(given) > 1
 
 
 def _patterns(given: str | list[str]) -> tuple[re.Pattern[str], ...]:
