@@ -142,7 +142,8 @@ def adversaries(compiled: bool) -> list[Any]:
         first = _loop(compiled, critic, for_critic)
         second = _loop(compiled, generator, for_generator)
         for number in range(4):
-            found.append(first(batch(number), batch(number + 20)))
+            if number > 0 or detached:  # the other begins
+                found.append(first(batch(number), batch(number + 20)))
             critic.requires_grad_(False)
             found.append(second(batch(number + 40)))
             critic.requires_grad_(True)

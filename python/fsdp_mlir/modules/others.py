@@ -136,6 +136,7 @@ class Others:
                 numel, ranks = record._sharded_param_data.numel(), _ranks(record)
                 dtype = record.param_dtype or record.orig_dtype
                 record.init_all_gather_outputs([numel], [dtype], ranks, record.device)
+                record.alloc_all_gather_outputs()  # which an earlier step may have freed
                 record.init_unsharded_param()
                 unsharded = record._unsharded_param
                 record.free_unsharded_param()
