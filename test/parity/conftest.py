@@ -34,11 +34,13 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Captured
     """Captures a model, under its units and a mixed precision, at its first use."""
     made: dict[str, Captured] = {}
 
-    def make(model: Model, precision: dict[str, Any] | None = None) -> Captured:
-        key = f"{model.factory}{model.kwargs}{model.units}{precision or {}}"
+    def make(
+        model: Model, precision: dict[str, Any] | None = None, reshard: str = "default"
+    ) -> Captured:
+        key = f"{model.factory}{model.kwargs}{model.units}{precision or {}}{reshard}"
         if key not in made:
             directory = tmp_path_factory.mktemp("model")
-            made[key] = capture(model, directory, precision=precision)
+            made[key] = capture(model, directory, precision=precision, reshard=reshard)
         return made[key]
 
     return make

@@ -146,7 +146,12 @@ def write_text_batches(model: Model, path: Path, samples: int) -> None:
 
 
 def capture(
-    model: Model, directory: Path, *, samples: int = 50, precision: dict[str, Any] | None = None
+    model: Model,
+    directory: Path,
+    *,
+    samples: int = 50,
+    precision: dict[str, Any] | None = None,
+    reshard: str = "default",
 ) -> Captured:
     """Captures a model on its first batch of text, under its units. `samples` need not be a
     multiple of anything: the data set wraps. FSDP2 is what checks it."""
@@ -156,7 +161,7 @@ def capture(
     write(model, captured.data, samples)
     batch = {name: x[: model.batch] for name, x in load_file(captured.data).items()}
     config = directory / "capture.yaml"
-    write_config(Case(model, ADAMW, precision=precision or {}), config)
+    write_config(Case(model, ADAMW, precision=precision or {}, reshard=reshard), config)
     fsdp_mlir.capture(
         model.build(),
         kwargs=batch,

@@ -9,7 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from harness import ADAMW_FUSED, LLAMA, SGD, Captured, Case, Model, Run, compile_plan, run_plan
+from fsdp_mlir.support.errors import CaptureError
+from harness import (
+    ADAMW_FUSED,
+    LLAMA,
+    SGD,
+    Captured,
+    Case,
+    Model,
+    Run,
+    compile_plan,
+    run_plan,
+    run_reference,
+)
 from test_parity import assert_equal_bits
 
 Capture = Callable[[Model], Captured]
@@ -93,14 +105,17 @@ def test_parameters_in_bfloat16(
     assert_equal_bits(ours, reference(case))
 
 
-def test_weights_read_outside_of_their_unit(captured: Capture, reference: Reference) -> None:
+def test_weights_read_outside_of_their_unit(captured: Capture) -> None:
     """Autograd casts such a gradient to the dtype of the reduction, since it comes before the
     unit's backward, and leaves the others as they are."""
     precision = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
     model = text_model("WeightRead", "blocks.*")
     case = Case(model, ADAMW_FUSED, steps=6, reshard="false", precision=precision)
-    archive = captured(model, precision=precision)
-    assert_equal_bits(run_plan(archive, case, "weight_read"), reference(case))
+    archive = captured(model, precision, case.reshard)
+    wanted = run_reference(archive, case, "weight_read_by_fsdp2", mode="fsdp2")
+    assert_equal_bits(run_plan(archive, case, "weight_read"), wanted)
+    with pytest.raises(CaptureError, match="is used outside of the forward of its unit"):
+        captured(model, precision)
 
 
 def test_shared_modules_have_one_set_of_parameters(captured: Capture) -> None:

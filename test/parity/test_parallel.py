@@ -48,9 +48,9 @@ dist.init_process_group("gloo")
 warnings.simplefilter("always")
 for unlike in (True, False):
     model, seed = meeting("gather")
-    scale = 2.0 if unlike and dist.get_rank() == 3 else 1.0
-    forward = model.forward
-    model.forward = lambda tokens: forward(tokens) * scale
+    if unlike and dist.get_rank() == 3:
+        first = next(m for m in model.modules() if list(m.parameters(recurse=False)))
+        first.register_forward_hook(lambda module, args, output: output.detach())
     try:
         step = fsdp_mlir.compile(
             model, loss=loss_fn, optimizer=SGD(model.parameters()), fallback="error"

@@ -180,6 +180,12 @@ class Entries:
         self._resharded = resharded
         self._after_hooks = after
         self.gathered: Places | None = None
+        by_path = modules_by_path(model)
+        self._without_forward = {
+            names[0]
+            for names in self.units
+            if any(type(by_path[name]).forward is nn.Module.forward for name in names)
+        }
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
 
@@ -206,8 +212,10 @@ class Entries:
                 yield module.register_forward_hook(self._after, always_call=True)
 
     def unit_of(self, param: State) -> str | None:
-        """None for a parameter that is ignored."""
-        return self._unit_of.get(param.name)
+        """None for a parameter that is ignored, or of a unit that has no forward, as that of a
+        ModuleList, which FSDP2 does not take."""
+        unit = self._unit_of.get(param.name)
+        return None if unit in self._without_forward else unit
 
     def _put_later_hooks_last(self, module: nn.Module) -> None:
         """Behind the one that was registered last: those that run behind FSDP2's."""

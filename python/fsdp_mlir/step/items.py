@@ -140,6 +140,12 @@ def value_of(formula: Sequence[Any], numbers: Sequence[Any]) -> Any:
     return _FUNCTIONS[name](*(value_of(each, numbers) for each in rest))
 
 
+def _check_gone(made: list[ref[Item]]) -> None:
+    for each in made:
+        if (kept := each()) is not None:
+            raise kept.error
+
+
 class Items:
     """Those of one step: which of its calls of `Tensor.item` give one."""
 
@@ -167,10 +173,13 @@ class Items:
             return number
 
         with _giving(give):
-            yield
-        for each in made:
-            if (kept := each()) is not None:
-                raise kept.error
+            try:
+                yield
+            except TypeError as error:  # of what takes numbers only
+                if Item.__name__ in str(error):
+                    _check_gone(made)
+                raise
+        _check_gone(made)
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
