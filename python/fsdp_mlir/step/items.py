@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from unittest import mock
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -51,10 +52,10 @@ class Item:
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        dtype = self.tensors[0].dtype
-        if self.formula != ("item", 0) or dtype.is_floating_point:
-            return float
-        return bool if str(dtype) == "torch.bool" else int
+        try:
+            return type(value_of(self.formula, [_one(each.dtype) for each in self.tensors]))
+        except (ArithmeticError, ValueError):
+            raise self.error from None
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise self.error
@@ -64,6 +65,13 @@ class Item:
     __hash__ = __str__ = __repr__ = __format__ = _refuse  # type: ignore[assignment]
     __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = _refuse
     __reduce_ex__ = __getattr__ = _refuse  # type: ignore[assignment]
+
+
+def _one(dtype: torch.dtype) -> Any:
+    """A number of the class of those of a tensor."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return 1.0 if dtype.is_floating_point else 1j
+    return True if dtype == torch.bool else 1
 
 
 def is_item(value: Any) -> bool:
