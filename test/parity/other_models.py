@@ -116,6 +116,28 @@ def a_frozen_critic(compiled: bool) -> list[Any]:
     return [*found, step(batch(3)), step(batch(4)), *_weights(model)]
 
 
+def a_critic_from_before(compiled: bool) -> list[Any]:
+    """FSDP2 keeps the root's parameters that a forward without backward has gathered, and computes
+    with them after a change, until the next backward."""
+    model, critic = sharded(0), sharded(1).requires_grad_(False)
+    params = list(critic.parameters())
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        return critic(model(x)).square().mean()
+
+    step = _loop(compiled, model, compute_loss)
+    found = [step(batch(0))]
+    for number in range(1, 3):
+        with torch.no_grad():
+            found.append(critic(batch(number)).sum().item())
+        found.append(step(batch(number + 10)))  # no change yet
+    with torch.no_grad():
+        found.append(critic(batch(3)).sum().item())
+    for param in params:
+        part(param).data.mul_(0.5)
+    return [*found, step(batch(4)), step(batch(5)), *_weights(model)]
+
+
 def adversaries(compiled: bool) -> list[Any]:
     """Two models, of which each step trains one and calls the other."""
     found: list[Any] = []
@@ -207,6 +229,7 @@ def a_teacher_in_evaluation(compiled: bool) -> list[Any]:
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     a_reference_of_units: "",
     a_frozen_critic: "",
+    a_critic_from_before: "or FSDP2 holds another model as it was before a change",
     adversaries: "",
     a_critic_that_trains: "the loss has a gradient for parameters of 'Deep'",
     a_teacher_in_evaluation: "",

@@ -203,10 +203,9 @@ def capture(
     and sums the gradients of a unit's inputs as FSDP2 does. fsdp-opt reports it if it needs that.
 
     The step is recorded again with other seeds and, without `outputs`, as another rank, and must be
-    the same. With
-    `check` it is then run on two batches beside eager PyTorch: loss, gradients and buffers must
-    have equal bits (eager_check.py). By default this is done if the model and the inputs have data,
-    of at most proof.CHECKED_BYTES.
+    the same. With `check` it is then run on two batches beside eager PyTorch: loss, gradients and
+    buffers must have equal bits (eager_check.py). By default this is done if the model and the
+    inputs have data, of at most proof.CHECKED_BYTES.
 
     `outputs`, for callers that execute the step in this process: what `loss` returns besides the
     scalar (outputs.py). Without it, a loss function that returns more is an error.

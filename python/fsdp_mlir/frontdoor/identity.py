@@ -24,8 +24,7 @@ from fsdp_mlir.frontdoor.telling import ADDRESS, Teller, Untold
 from fsdp_mlir.modules import outside
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, STATE_DICT_HOOKS
 from fsdp_mlir.modules.names import names_in, namespace_in
-from fsdp_mlir.modules.outside import OF_MODULES
-from fsdp_mlir.modules.place import is_library
+from fsdp_mlir.modules.place import OF_MODULES, is_library
 from fsdp_mlir.modules.python_state import Leaf, PythonState
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.support.numerics import numerics

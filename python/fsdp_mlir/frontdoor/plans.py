@@ -9,7 +9,7 @@ import warnings
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,7 +81,9 @@ class Compiled:
 
     def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the values that decide what the step is, such as those of a mask, do so for these
-        microbatches."""
+        microbatches, and those of other models are the ones that FSDP2 computes with."""
+        if self.captured.others.are_stale():
+            return False
         relied_on, buffers = self.captured.relied_on, {}
         for name, buffer in self.captured.sources.items() if relied_on else ():
             if (tensor := self.bound.buffer(buffer)) is not None:
@@ -90,6 +92,11 @@ class Compiled:
             self._served(buffers | {f"i{index}": x for index, x in enumerate(tensors(batch))})
             for batch in (batches if relied_on else ())
         )
+
+    @property
+    def relies(self) -> bool:
+        """Whether `takes` may be false."""
+        return bool(self.captured.relied_on) or self.captured.others.called
 
     def _served(self, sources: Mapping[str, Tensor]) -> bool:
         small = {
@@ -128,12 +135,11 @@ class Compiled:
         with self._compared():
             self.unchanged.renew()
 
-    def _compared(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _compared(self) -> Iterator[None]:
         """In the body, the model is as it was before it was captured."""
-        stack = ExitStack()
-        stack.enter_context(self.leaving.compared(self.captured.left))
-        stack.enter_context(self.captured.others.sharded())
-        return stack
+        with self.leaving.compared(self.captured.left), self.captured.others.sharded():
+            yield
 
     def leave(self, microbatches: int) -> None:
         """After a step: puts what its forward leaves in Python in place."""

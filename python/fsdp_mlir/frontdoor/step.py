@@ -444,7 +444,7 @@ class Step:
             if compiled is not None and self._is_unsettled(compiled):
                 self._settle(key)
                 return None
-            if compiled is not None and compiled.captured.relied_on:
+            if compiled is not None and compiled.relies:
                 takes = compiled.takes(microbatches)
                 said = self._agreed(key, _READY if takes else _OTHER_VALUES)
         return compiled.gathered() if compiled and said in (_READY, _COMPILE) else None

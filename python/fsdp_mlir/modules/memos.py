@@ -51,7 +51,8 @@ def put(memo: Memo[Any], key: Any, result: Any) -> None:
 
 
 def hold(memo: Memo[Any], results: Mapping[Any, Any]) -> None:
-    """Makes it keep these results, and no others: it calls a function that returns them."""
+    """Makes it keep these results, and no others: it calls a function that returns them. No other
+    thread may call it meanwhile."""
     now, parts = held(memo), _parts(memo)
     if now is None or parts is None or is_same(now, results):
         return

@@ -22,14 +22,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from fsdp_mlir.modules import sharding
+from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located
+from fsdp_mlir.support.threads import while_recorded
 
 _collectives = torch.ops._c10d_functional
 
@@ -84,7 +83,7 @@ class Others:
         reaches a parameter of another model."""
         if not self._families:
             return
-        nodes = _reached(loss.grad_fn)
+        nodes = nodes_from(loss.grad_fn)
         ends = {id(node.variable) for node in nodes if hasattr(node, "variable")}
         seen = set(map(id, nodes))
         revised = False
@@ -155,6 +154,18 @@ class Others:
             group.wait_for_unshard()
         return bool(missing)
 
+    def are_stale(self) -> bool:
+        """Whether FSDP2 holds whole parameters with other values than those of the shards, which
+        the step would gather: of an earlier forward without backward."""
+        groups = [
+            group
+            for family in self._families.values()
+            if family.differentiated
+            for group in _groups(family.states)
+            if group.is_unsharded
+        ]
+        return any(_is_stale(record) for group in groups for record in group.fsdp_params)
+
     def after_step(self) -> None:
         """FSDP2 frees what a backward came by."""
         for family in self._families.values():
@@ -206,8 +217,7 @@ class _Recording:
         self._others = others
         self._sources = SourceMap()
         self._states: list[FSDPState] = []
-        self._running: list[_Family] = []
-        self._registered: dict[int, tuple[FSDPParam, list[nn.Parameter]]] = {}
+        self._registered: dict[int, tuple[FSDPParam, nn.Parameter]] = {}  # with what was there
         self._gathered: dict[int, list[Tensor]] = {}  # of groups that stay so in the step
         for family in others._families.values():
             family.outputs.clear()
@@ -223,7 +233,7 @@ class _Recording:
                 (FSDPParamGroup, "post_forward", self._post_forward),
                 (FSDPParamGroup, "_prefetch_unshard", staticmethod(self._prefetch)),
             ):
-                patched = _here_or(getattr(owner, name), method)
+                patched = while_recorded(getattr(owner, name), method)
                 static = isinstance(method, staticmethod)
                 stack.enter_context(
                     mock.patch.object(owner, name, staticmethod(patched) if static else patched)
@@ -272,10 +282,7 @@ class _Recording:
             leaf._is_param = True
             family.leaves.append(leaf)
             info = record._module_info
-            slots = [(info.module, info.param_name)]
-            slots += zip(info.shared_modules, info.shared_param_names, strict=True)
-            before = [module._parameters[name] for module, name in slots]
-            self._registered[id(record)] = record, before
+            self._registered[id(record)] = record, info.module._parameters[info.param_name]
             record._setattr_on_modules(leaf)
         return args, kwargs
 
@@ -301,14 +308,9 @@ class _Recording:
         return output
 
     def _put_back(self, key: int) -> None:
-        record, before = self._registered.pop(key, (None, []))
-        if record is None:
-            return
-        info = record._module_info
-        modules = [info.module, *info.shared_modules]
-        names = [info.param_name, *info.shared_param_names]
-        for module, name, param in zip(modules, names, before, strict=True):
-            module._parameters[name] = param
+        if key in self._registered:
+            record, before = self._registered.pop(key)
+            record._setattr_on_modules(before)
 
     def _note_output(self, state: FSDPState, output: Any) -> Any:
         if torch.is_grad_enabled():
@@ -321,22 +323,23 @@ class _Recording:
         """Nothing: the step gathers where it needs to."""
 
 
-def _here_or(allowed: Any, method: Any) -> Any:
-    """`method`, but on other threads, such as one that evaluates, what it takes the place of."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        recording = bool(_get_current_dispatch_mode_stack())
-        return (method if recording else allowed)(*args, **kwargs)
-
-    return called
-
-
 def _groups(states: Iterable[FSDPState]) -> list[FSDPParamGroup]:
     return [group for state in states for group in state._fsdp_param_groups]
 
 
 def _ranks(record: FSDPParam) -> int:
     return int(record.mesh_info.shard_mesh_size)
+
+
+def _is_stale(record: FSDPParam) -> bool:
+    """Whether this rank's rows of the whole parameter are not what its shard is now."""
+    own = record.sharded_param._local_tensor
+    dim, rank = record.fsdp_placement.dim, record.mesh_info.shard_mesh_rank
+    begin = min(rank * record.padded_sharded_param_size[dim], record._orig_size[dim])
+    with torch.no_grad():
+        rows = record._unsharded_param.narrow(dim, begin, own.shape[dim])
+        both = (each.reshape(-1).view(torch.uint8) for each in (rows, own.to(rows.dtype)))
+        return not torch.equal(*both)
 
 
 def _not_taken(state: FSDPState) -> str:
@@ -355,15 +358,3 @@ def _not_taken(state: FSDPState) -> str:
         if any(record.sharded_param.is_meta for record in group.fsdp_params):
             return "parameters on 'meta'"
     return ""
-
-
-def _reached(node: Any) -> list[Any]:
-    """All nodes of the graph that a backward from a node runs."""
-    found, waiting = {}, [node]
-    while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in found:
-            continue
-        found[id(each)] = each
-        waiting += [user for user, _ in each.next_functions]
-    return list(found.values())

@@ -20,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS
 from fsdp_mlir.modules.memos import Memo
 from fsdp_mlir.modules.names import read_by
-from fsdp_mlir.modules.place import OF_MODULES as OF_MODULES
 from fsdp_mlir.modules.place import Place, is_no_models, is_users
 from fsdp_mlir.modules.search import DYNAMIC, OF_CALLS, WHOLE, Search
 

@@ -6,6 +6,7 @@ import argparse
 import array
 import ctypes
 import enum
+import os
 import random
 import sys
 import sysconfig
@@ -38,12 +39,10 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 DATA = (*SCALARS, *CONTAINERS, *BUFFERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
 NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
-_PACKAGE = Path(__file__).parent.parent
-_OWN = {each.name for each in _PACKAGE.iterdir()} - {"models", "integrations"}
-_LIBRARIES = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
-    *(str(_PACKAGE / name) for name in _OWN),
-)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
+# Of the package, what a model's code may be.
+_MODELS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("models", "integrations"))
 _NUMBERS = (bool, int, float, complex)
 _BUILT_IN = {dict, OrderedDict, list, tuple, set, frozenset, deque}
 # Attributes of every module, of hooks for instance.
@@ -136,7 +135,7 @@ def is_same(now: Any, value: Any) -> bool:
 
 
 def is_library(value: Code) -> bool:
-    """Of the standard library, of an installed package, or built in."""
+    """Of the standard library, of an installed package or this one, or built in."""
     if isinstance(value, FunctionType):
         file: str | None = value.__code__.co_filename
     else:
@@ -146,7 +145,9 @@ def is_library(value: Code) -> bool:
         file = getattr(module, "__file__", None)
         if file is None and module is not None and getattr(module, "__spec__", module) is None:
             return False  # made by code, and not imported
-    return file is None or file.startswith(_LIBRARIES)
+    if file is None or file.startswith(_LIBRARIES):
+        return True
+    return file.startswith(_PACKAGE) and not file.startswith(_MODELS)
 
 
 def is_no_models(value: Code) -> bool:

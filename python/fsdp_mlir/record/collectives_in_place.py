@@ -15,7 +15,8 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ReduceOp
 from torch.distributed.nn import functional as differentiable
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fsdp_mlir.support.threads import while_recorded
 
 _functions = torch.ops._c10d_functional
 _REDUCTIONS = {"sum", "avg", "min", "max", "product"}
@@ -44,24 +45,14 @@ def as_functional() -> Iterator[None]:
         for name, recorded in _RECORDED.items():
             if not hasattr(dist, name):  # in this version
                 continue
-            function = _here(getattr(dist, name), recorded)
+            function = while_recorded(getattr(dist, name), recorded)
             for module in (dist, distributed_c10d):
                 stack.enter_context(mock.patch.object(module, name, function))
         # Over Gloo it scatters from each rank in turn, which is another program on each.
         owner = differentiable._AlltoAll
-        forward = staticmethod(_here(owner.forward, _all_to_all_of_tensors))
+        forward = staticmethod(while_recorded(owner.forward, _all_to_all_of_tensors))
         stack.enter_context(mock.patch.object(owner, "forward", forward))
         yield
-
-
-def _here(original: Callable[..., Any], recorded: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if not _get_current_dispatch_mode_stack():  # another thread's, such as one that saves
-            return original(*args, **kwargs)
-        done = recorded(*args, **kwargs)
-        return original(*args, **kwargs) if done is NotImplemented else done
-
-    return called
 
 
 def _finished(async_op: bool) -> Any:

@@ -21,7 +21,8 @@ Batch = dict[str, Any]
 # Why a batch has no plan.
 OTHER_VALUES = (
     "values that decide a shape or a branch, as those of a mask, are not those of the batch that "
-    "it was compiled for, here or on another rank"
+    "it was compiled for, or FSDP2 holds another model as it was before a change, here or on "
+    "another rank"
 )
 OTHER_CALL = (
     "the call is not that of the other ranks, whose inputs, modes or settings have another form"
