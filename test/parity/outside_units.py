@@ -4,6 +4,7 @@ unit."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import fsdp_mlir
@@ -115,6 +116,41 @@ def norms_in_hooks(compiled: bool) -> list[Any]:
     return found
 
 
+def hooks_outside_of_fsdp2s(compiled: bool) -> list[Any]:
+    """Before inputs are cast and after outputs are."""
+    model = Deep()
+    for block in model.blocks:
+        fully_shard(block, mp_policy=MIXED)
+    fully_shard(model, mp_policy=replace(MIXED, output_dtype=torch.float32))
+    for module in (model, *model.blocks):
+        module.register_forward_pre_hook(
+            lambda module, args: (args[0] * 1.1 + args[0].sin(),), prepend=True
+        )
+        module.register_forward_hook(lambda module, args, output: output * 1.1 + output.sin())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        return model(x).float().square().mean()
+
+    step = None
+    if compiled:
+        step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
+    found: list[Any] = trained(model, optimizer, step, compute_loss)
+    return found + [part(param).tolist() for param in model.parameters()]
+
+
+def kept_by_pairs(compiled: bool) -> list[Any]:
+    """After forward the parameters are those that two of four ranks keep, as they were gathered."""
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        loss = model(x).float().square().mean()
+        weight = model.blocks[0].up.weight
+        local = weight.to_local().numel() if isinstance(weight, DTensor) else 0
+        return (loss * 1.7).to(weight.dtype).float() * local
+
+    return _losses(compiled, compute_loss, reshard_after_forward=2)
+
+
 # As those of around_models.py.
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     dtypes: "",
@@ -122,4 +158,6 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     kept_after_forward: "",
     penalties_of_shards: "parameter 'blocks.0.up.weight' is used outside of the forward of its",
     norms_in_hooks: "",
+    hooks_outside_of_fsdp2s: "",
 }
+OF_FOUR: dict[Callable[[bool], list[Any]], str] = {kept_by_pairs: ""}

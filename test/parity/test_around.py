@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import around_ranks
+import outside_units
 import pytest
 from ranks import run_ranks
 
+OF_FOUR = {program.__name__: reason for program, reason in outside_units.OF_FOUR.items()}
 REASONS = {program.__name__: reason for program, reason in around_ranks.PROGRAMS.items()}
 
 
@@ -23,10 +25,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", REASONS)
 def test_like_fsdp2(name: str, found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        want, got, _ = rank[name]
+    assert_like_fsdp2([rank[name] for rank in found], REASONS[name])
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_ranks_like_fsdp2(name: str, tmp_path: Path) -> None:
+    run_ranks("around_ranks", [tmp_path / "found"], 4)
+    found = [json.loads((tmp_path / f"found.{rank}").read_text()) for rank in range(4)]
+    assert_like_fsdp2([rank[name] for rank in found], OF_FOUR[name])
+
+
+def assert_like_fsdp2(found: list[Any], reason: str) -> None:
+    for want, got, _ in found:
         assert got == want
         assert len(want) > 1
-    told = found[0][name][2]
-    assert bool(told) == bool(REASONS[name]), told
-    assert all(REASONS[name] in line for line in told)
+    told = found[0][2]
+    assert bool(told) == bool(reason), told
+    assert all(reason in line for line in told)

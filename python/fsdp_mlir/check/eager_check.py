@@ -174,12 +174,11 @@ class _Eager:
         }
         buffers = {buffer.name: _on_cpu(buffer.tensor) for buffer in view.buffers}
         slots = view.slots({**params, **buffers})
-        after = view.asked.shown.hooks if view.asked.shown else {}
         results = []
         _seed()
         with (
             _unchanged(view, [*buffers.values(), *self._constants]),
-            view.units.hooked(view.params, view.asked.device.version, after) as entries,
+            view.units.hooked(view.params, view.asked.device.version, view.asked.shown) as entries,
         ):
             gathered = Gathered(view, list(params.values()), entries)
             for batch in batches:

@@ -54,7 +54,8 @@ def plain(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
             )
             slots.append((module._parameters, name, param))
             module._parameters[name] = leaf
-    hooks = [_without(handle) for handle in _handles(model)]
+    handles = {id(each): each for m in model.modules() for each in sharding.forward_handles(m)}
+    hooks = [_without(handle) for handle in handles.values()]
     try:
         yield
     finally:
@@ -64,16 +65,6 @@ def plain(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
             held.update({**before, **later})
         for held, name, param in slots:
             held[name] = param
-
-
-def _handles(model: nn.Module) -> list[Any]:
-    """Of the forward hooks of FSDP2."""
-    found: dict[int, Any] = {}
-    for state in sharding.states(model).values():
-        for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
-            for each in getattr(handle, "handles", (handle,)):
-                found[id(each)] = each
-    return list(found.values())
 
 
 def _without(handle: Any) -> tuple[dict[int, Any], dict[int, Any]]:

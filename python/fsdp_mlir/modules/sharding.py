@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 from unittest import mock
 
@@ -30,12 +31,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, Train
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fsdp_mlir.modules import weights
 from fsdp_mlir.support.errors import CompileError, SourceMap, located
 from fsdp_mlir.support.policy_schema import DTYPE_KEYS, DTYPES, key_at
+from fsdp_mlir.support.threads import while_recorded
 
 _FLOATS = tuple(getattr(torch, name) for name in DTYPES)
 
@@ -74,24 +74,40 @@ def managed(model: nn.Module) -> dict[int, FSDPParam]:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is seen of a model while nothing is gathered: its sharded parameters by their first
-    names. `hooks`: the key of FSDP2's forward hook, by the id of its module."""
+    """What is seen of a model while nothing is gathered: FSDP2's records of its parameters, by
+    their first names. By the ids of modules that have hooks of FSDP2, the keys of others: of those
+    that run `before` its forward pre-hooks, and of those that run `behind` its forward hooks."""
 
-    params: dict[str, DTensor]
-    hooks: dict[int, int]
+    records: dict[str, FSDPParam]
+    before: dict[int, list[int]]
+    behind: dict[int, list[int]]
 
 
 def shown(model: nn.Module) -> Shown:
     """Reads that from a model."""
-    records, hooks = managed(model), {}
+    found, before, behind = managed(model), {}, {}
     for module in model.modules():
-        state = _get_module_fsdp_state(module)
-        handle = None if state is None else state._post_forward_hook_handle
+        own = {handle.id for handle in forward_handles(module)}
+        pre, post = list(module._forward_pre_hooks), list(module._forward_hooks)
+        if own.intersection(pre):
+            before[id(module)] = list(takewhile(lambda key, own=own: key not in own, pre))
+        if own.intersection(post):
+            last = max(post.index(key) for key in own.intersection(post))
+            behind[id(module)] = post[last + 1 :]
+    params = ((param.name, found.get(id(param.tensor))) for param in weights.parameters(model))
+    return Shown({name: record for name, record in params if record}, before, behind)
+
+
+def forward_handles(module: nn.Module) -> list[Any]:
+    """Of the forward hooks of FSDP2 on the modules of its call for this one; none without one."""
+    state = _get_module_fsdp_state(module)
+    if state is None or module not in state._modules:
+        return []
+    found: dict[int, Any] = {}
+    for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
         for each in getattr(handle, "handles", (handle,)):
-            if each is not None and each.hooks_dict_ref() is module._forward_hooks:
-                hooks[id(module)] = each.id
-    params = {p.name: p.tensor for p in weights.parameters(model) if id(p.tensor) in records}
-    return Shown(params, hooks)
+            found[id(each)] = each
+    return list(found.values())
 
 
 def has_parts(model: nn.Module) -> bool:
@@ -115,19 +131,18 @@ def reshard(model_groups: list[FSDPParamGroup]) -> None:
 def no_gathers() -> Iterator[None]:
     """In the body, a call of a module that fully_shard was called on is a CaptureError, before
     FSDP2 gathers its parameters. The hooks of the model itself are off while it is recorded."""
-    sources, allowed = SourceMap(), FSDPState._root_pre_forward
+    sources = SourceMap()
 
-    def pre_forward(state: FSDPState, module: nn.Module, *inputs: Any) -> Any:
-        if not _get_current_dispatch_mode_stack():  # another thread's
-            return allowed(state, module, *inputs)
+    def pre_forward(state: FSDPState, module: nn.Module, *_: Any) -> Any:
         state._training_state = TrainingState.IDLE  # which its caller has set
         raise located(
-            sources.frame(sys._getframe(1)),
+            sources.frame(sys._getframe(2)),
             f"the step calls '{class_name(module)}', which fully_shard was called on and which is "
             "not the model; a plan gathers the parameters of one model only",
         )
 
-    with mock.patch.object(FSDPState, "_root_pre_forward", pre_forward):
+    refusing = while_recorded(FSDPState._root_pre_forward, pre_forward)
+    with mock.patch.object(FSDPState, "_root_pre_forward", refusing):
         yield
 
 

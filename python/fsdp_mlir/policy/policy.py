@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.utils import _apply_to_tensors
 
-from fsdp_mlir.modules.sharding import class_name
+from fsdp_mlir.modules.sharding import Shown, class_name
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.policy.unit_entry import Entries, Keeping
 from fsdp_mlir.support import policy_schema
@@ -200,14 +200,14 @@ class Units:
 
     @contextmanager
     def hooked(
-        self, params: Sequence[State], version: Version, after: Mapping[int, int] | None = None
+        self, params: Sequence[State], version: Version, shown: Shown | None
     ) -> Iterator[Entries]:
         """Makes casts at unit boundaries and entry functions as FSDP2 of PyTorch `version` has
         them, and leaves gradients in their dtype where it does.
 
         Every module that a pattern matches is cast here, even one without parameters of its own. In
         a unit of several modules FSDP2 casts at each of them (_register_group_forward_hooks).
-        `after`: of the forward hooks of a module, by its id, those up to this key run before.
+        Hooks of the model that are outside of FSDP2's own, as `shown` has them, are outside here.
         """
         units = self.formed(params)
         first = {name: unit[0] for unit in units for name in unit}
@@ -217,7 +217,7 @@ class Units:
             if (found := self._units_of(param))
         }
         keeping, resharded = self._keeping(params, unit_of, version), self._resharded(units)
-        entries = Entries(self._model, units, unit_of, keeping, resharded, after or {})
+        entries = Entries(self._model, units, unit_of, keeping, resharded)
         handles: list[Any] = list(entries.attach())
         hooked: set[int] = set()
         for name, module in self._model.named_modules(remove_duplicate=False):
@@ -232,6 +232,11 @@ class Units:
                 )
             )
             handles.append(module.register_forward_hook(precision.cast_output))
+        for module in self._model.modules() if shown else ():
+            for key in reversed(shown.before.get(id(module), ())):
+                module._forward_pre_hooks.move_to_end(key, last=False)
+            for key in shown.behind.get(id(module), ()):
+                module._forward_hooks.move_to_end(key)
         try:
             yield entries
         finally:

@@ -161,7 +161,6 @@ class Entries:
 
     `units` are the names of the modules of each unit but the root. Units are named by their first
     modules: `unit_of` has that of each parameter, `resharded` those that are freed after forward.
-    `after` is that of Units.hooked.
     """
 
     def __init__(
@@ -171,14 +170,12 @@ class Entries:
         unit_of: Mapping[str, str],
         keeping: Keeping,
         resharded: Collection[str],
-        after: Mapping[int, int],
     ) -> None:
         self._model = model
         self.units = [list(names) for names in units]
         self._unit_of = unit_of
         self._keeping = keeping
         self._resharded = resharded
-        self._after_hooks = after
         self.gathered: Places | None = None
         by_path = modules_by_path(model)
         self._without_forward = {
@@ -198,7 +195,6 @@ class Entries:
             for module in unit.modules:
                 yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(unit.leave, always_call=True)
-                self._put_later_hooks_last(module)
             yield self._model.register_forward_hook(unit.complete)
         yield self._model.register_forward_pre_hook(self._enter_root, prepend=True)
         yield self._model.register_forward_hook(self._leave_root)
@@ -216,13 +212,6 @@ class Entries:
         ModuleList, which FSDP2 does not take."""
         unit = self._unit_of.get(param.name)
         return None if unit in self._without_forward else unit
-
-    def _put_later_hooks_last(self, module: nn.Module) -> None:
-        """Behind the one that was registered last: those that run behind FSDP2's."""
-        last, mine = self._after_hooks.get(id(module)), next(reversed(module._forward_hooks))
-        for key in list(module._forward_hooks):
-            if last is not None and last < key != mine:
-                module._forward_hooks.move_to_end(key)
 
     def _gather(self, unit: str) -> None:
         if self.gathered is not None:

@@ -26,6 +26,7 @@ from fsdp_mlir.record.generators import (
 from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
+from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.gathered import Gathered
@@ -103,8 +104,7 @@ def record_once(fake: FakeModel) -> Recording:
     """
     view = fake.view
     sources = SourceMap()
-    after = view.asked.shown.hooks if view.asked.shown else {}
-    hooked = view.units.hooked(view.params, view.asked.device.version, after)
+    hooked = view.units.hooked(view.params, view.asked.device.version, view.asked.shown)
     present, others = view.asked.device.present(), view.asked.others
     with (
         present,
@@ -243,18 +243,7 @@ def _check_no_gradients(fake: FakeModel, during: str) -> None:
 def _has_reentrant_checkpoint(loss: Tensor) -> bool:
     """Whether backward itself runs a backward, which `torch.autograd.grad` refuses. Otherwise that
     function is used: it returns gradients as they are made, without the copies of accumulation."""
-    seen = {loss.grad_fn}
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        users = {user for user, _ in node.next_functions} - seen
-        seen |= users
-        waiting += users
-    return False
+    return any(node.name() == "CheckpointFunctionBackward" for node in nodes_from(loss.grad_fn))
 
 
 def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Recorder:

@@ -1,15 +1,17 @@
 """Which parameters code sees whole while a step is recorded: those of units that are gathered.
 
 Before a unit's forward, and after it if the unit is resharded, its modules hold the sharded
-parameters, in their own dtype. Code may look at these (`next(model.parameters()).dtype`), but a
-plan has no calls on them: a parameter is gathered where its unit runs, and its gradient reduced.
-In backward all are whole.
+parameters, in their own dtype; after it those that groups of ranks keep, in the dtype in which they
+were gathered, if `reshard_after_forward` is a number of ranks. Code may look at these
+(`next(model.parameters()).dtype`), but a plan has no calls on them: a parameter is gathered where
+its unit runs, and its gradient reduced. In backward all are whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +22,10 @@ from fsdp_mlir.modules.weights import State, modules_by_path
 from fsdp_mlir.policy.unit_entry import Entries
 from fsdp_mlir.view.model_view import ModelView
 
+# What holds a parameter, under which name; the whole one, and stand-ins of it before its unit is
+# gathered, and after it is freed.
+_Slot = tuple[dict[str, Any], str, Tensor, Tensor, Tensor]
+
 
 class Gathered:
     """`wholes` are leaves of the parameters of `view`. To be made where tensors of the recording
@@ -28,36 +34,38 @@ class Gathered:
     def __init__(self, view: ModelView, wholes: Sequence[Tensor], entries: Entries) -> None:
         self._entries = entries
         self.names: dict[int, str] = {}  # by the ids of tensors that no call of a step may take
-        self._slots: dict[str, list[tuple[dict[str, Any], str, Tensor, Tensor]]] = {}
+        self._slots: dict[str, list[_Slot]] = {}
         modules = modules_by_path(view.model)
         for param, whole in zip(view.params, wholes, strict=True):
             unit = entries.unit_of(param)
             if unit is None:
                 continue
-            sharded = _sharded(view, param)
-            self.names |= {id(sharded): param.name, id(local(sharded)): param.name}
+            stand_ins = sharded, left = _sharded(view, param)
+            self.names |= {id(x): param.name for each in stand_ins for x in (each, local(each))}
             held = set()
             for name in (param.name, *param.aliases):
                 path, _, attribute = name.rpartition(".")
                 slots = modules[path]._parameters
                 if (id(slots), attribute) not in held:
                     held.add((id(slots), attribute))
-                    self._slots.setdefault(unit, []).append((slots, attribute, whole, sharded))
+                    self._slots.setdefault(unit, []).append(
+                        (slots, attribute, whole, sharded, left)
+                    )
 
     def gather(self, unit: str) -> None:
-        for slots, attribute, whole, _ in self._slots.get(unit, ()):
+        for slots, attribute, whole, _, _ in self._slots.get(unit, ()):
             slots[attribute] = whole
 
     def free(self, unit: str) -> None:
-        for slots, attribute, _, sharded in self._slots.get(unit, ()):
-            slots[attribute] = sharded
+        for slots, attribute, _, _, left in self._slots.get(unit, ()):
+            slots[attribute] = left
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:
         """In the body, which runs forward, units are gathered and freed. Before and after it all
         parameters are whole."""
-        for unit in self._slots:
-            self.free(unit)
+        for slots, attribute, _, sharded, _ in chain(*self._slots.values()):
+            slots[attribute] = sharded
         self._entries.gathered = self
         try:
             yield
@@ -67,11 +75,23 @@ class Gathered:
                 self.gather(unit)
 
 
-def _sharded(view: ModelView, param: State) -> nn.Parameter:
-    """A stand-in of what FSDP2 shows of a parameter that is not gathered."""
-    shown = view.asked.shown
-    own = shown.params.get(param.name) if shown else None
+def _sharded(view: ModelView, param: State) -> tuple[nn.Parameter, nn.Parameter]:
+    """Stand-ins of what FSDP2 shows of a parameter before its unit is gathered, and after it is
+    freed."""
     device, trained = view.asked.device.type, param.tensor.requires_grad
-    shape = param.tensor.shape if own is None else own._local_tensor.shape
-    data = torch.empty(shape, dtype=param.tensor.dtype, device=device)
-    return nn.Parameter(data if own is None else placed(data, own._spec), requires_grad=trained)
+
+    def stand_in(shape: Sequence[int], dtype: torch.dtype, place: Any) -> nn.Parameter:
+        data = torch.empty(shape, dtype=dtype, device=device)
+        return nn.Parameter(place(data), requires_grad=trained)
+
+    shown, dtype = view.asked.shown, param.tensor.dtype
+    record = shown.records.get(param.name) if shown else None
+    if record is None:
+        alone = stand_in(param.tensor.shape, dtype, lambda data: data)
+        return alone, alone
+    own = record.sharded_param
+    sharded = stand_in(own._local_tensor.shape, dtype, lambda data: placed(data, own._spec))
+    if record.post_forward_mesh_info in (None, record.mesh_info):
+        return sharded, sharded
+    size, place = record.sharded_post_forward_size, record.to_sharded_post_forward_dtensor
+    return sharded, stand_in(size, view.computed(param), place)
