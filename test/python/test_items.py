@@ -120,3 +120,25 @@ def test_used_otherwise(compute_loss: Callable[..., Any]) -> None:
     (want, _), (got, lines) = (_results(compute_loss, compiled=each) for each in (False, True))
     assert _plain(got) == _plain(want)
     assert len(lines) == 1 and "test_items.py:" in lines[0] and "depends on the data" in lines[0]
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["returns", "leaves"])
+def test_numbers_of_calls_with_one_plan(leaves: bool) -> None:
+    """Calls whose graphs are equal each return, and leave in the model, numbers of their own."""
+
+    def compute_loss(model: Any, x: Tensor, number: int) -> Any:
+        if leaves:
+            model.last = {"number": number}
+        return model(x).square().mean(), {"number": number, "text": f"n{number}"}
+
+    torch.manual_seed(0)
+    model: Any = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, compute_loss=compute_loss, optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in (1, 1, 2, 2, 1, 2, 1):
+            _, returned = step(torch.ones(2, 4), number)
+            assert returned == {"number": number, "text": f"n{number}"}
+            assert not leaves or model.last == {"number": number}
+    assert len(step._plans._made) == 1

@@ -61,7 +61,7 @@ class OptionError(CompileError):
     rank."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Compiled:
     """A plan that is open, and what the model was when it was captured."""
 
@@ -226,14 +226,15 @@ class Plans:
             if files is None:
                 files = self._captured(request, text, key, stack)
             captured = files.captured
-            made = self._made_before(files, policy)
-            if made is not None:
-                self._warn_of_what_is_not_done(made)
-                made.captured = captured
-                made.seen.clear()
-                made.leaving.captured(captured.left)
-                made.renew()
-                self._bind(made)
+            before = self._made_before(files, policy)
+            if before is not None:
+                self._warn_of_what_is_not_done(before)
+                # Python's part, such as a number that is returned, may be all that differs between
+                # calls with one plan: each has its own.
+                unchanged = self._snapshot(captured)
+                made = replace(before, captured=captured, unchanged=unchanged)
+                self._begin(made)
+                self._made[self._made.index(before)] = made
                 return made
             if len(self._made) >= LIMIT:
                 raise _too_many()
@@ -242,17 +243,21 @@ class Plans:
             session, plan_hash = self._open(folder, files, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
-        with captured.others.sharded():
-            unchanged = Unchanged(self._model, self._loss, captured.kernels)
-        made = Compiled(
-            session, bound, captured, policy, unchanged, plan_hash, Leaving(self._lasts)
-        )
-        if captured.left:
-            made.leaving.captured(captured.left)
-            made.renew()
-        self._bind(made)
+        unchanged, leaving = self._snapshot(captured), Leaving(self._lasts)
+        made = Compiled(session, bound, captured, policy, unchanged, plan_hash, leaving)
+        self._begin(made)
         self._made.append(made)
         return made
+
+    def _snapshot(self, captured: Captured) -> Unchanged:
+        with captured.others.sharded():
+            return Unchanged(self._model, self._loss, captured.kernels)
+
+    def _begin(self, made: Compiled) -> None:
+        if made.captured.left:
+            made.leaving.captured(made.captured.left)
+            made.renew()
+        self._bind(made)
 
     def _made_before(self, files: _Files, policy: str) -> Compiled | None:
         """An earlier plan of the same step, on all ranks."""
