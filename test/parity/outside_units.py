@@ -24,12 +24,22 @@ def _losses(
     for block in model.blocks:
         fully_shard(block, mp_policy=MIXED, **policy)
     fully_shard(model, mp_policy=MIXED)
+    return _trained(compiled, model, compute_loss)
+
+
+def _trained(compiled: bool, model: Any, compute_loss: Callable[..., Tensor]) -> list[Any]:
+    """The losses and the parameters of a sharded model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = None
     if compiled:
         step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
     found: list[Any] = trained(model, optimizer, step, compute_loss)
     return found + [part(param).tolist() for param in model.parameters()]
+
+
+def _mean_square(model: Any, x: Tensor) -> Tensor:
+    loss: Tensor = model(x).float().square().mean()
+    return loss
 
 
 def dtypes(compiled: bool) -> list[Any]:
@@ -103,16 +113,7 @@ def norms_in_hooks(compiled: bool) -> list[Any]:
         fully_shard(model, mp_policy=MIXED)
         if later:
             register()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def compute_loss(model: Any, x: Tensor) -> Tensor:
-            return model(x).float().square().mean()
-
-        step = None
-        if compiled:
-            step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
-        found += [*trained(model, optimizer, step, compute_loss), *seen]
-        found += [part(param).tolist() for param in model.parameters()]
+        found += [*_trained(compiled, model, _mean_square), *seen]
     return found
 
 
@@ -127,16 +128,7 @@ def hooks_outside_of_fsdp2s(compiled: bool) -> list[Any]:
             lambda module, args: (args[0] * 1.1 + args[0].sin(),), prepend=True
         )
         module.register_forward_hook(lambda module, args, output: output * 1.1 + output.sin())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def compute_loss(model: Any, x: Tensor) -> Tensor:
-        return model(x).float().square().mean()
-
-    step = None
-    if compiled:
-        step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
-    found: list[Any] = trained(model, optimizer, step, compute_loss)
-    return found + [part(param).tolist() for param in model.parameters()]
+    return _trained(compiled, model, _mean_square)
 
 
 def kept_by_pairs(compiled: bool) -> list[Any]:
