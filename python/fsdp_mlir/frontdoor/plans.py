@@ -127,8 +127,16 @@ class Compiled:
     def gathered(self) -> Compiled:
         """Before a call of all ranks: itself, with what it takes of other models in place."""
         if self.captured.others.gather():
-            self.bound.tensors(self.captured.constants, self.captured.assigned)
+            self.bind()
         return self
+
+    def bind(self) -> bool:
+        """Gives the session the tensors of the model as it was captured; returns whether they fit.
+        Others with the same plan may have been captured with modules in other places."""
+        if self.bound.given_for is not self:
+            self.bound.renew()
+            self.bound.given_for = self
+        return self.bound.tensors(self.captured.constants, self.captured.assigned)
 
     def renew(self) -> None:
         """Takes the model as it is now for what was captured."""
@@ -332,9 +340,8 @@ class Plans:
 
     def _bind(self, made: Compiled) -> None:
         def bind() -> None:
-            made.bound.renew(self._model)
             made.captured.others.gather()
-            if not made.bound.tensors(made.captured.constants, made.captured.assigned):
+            if not made.bind():
                 raise NoPlan("a parameter or a buffer is not what the plan expects")
 
         self.together(bind, lambda _: "")

@@ -455,9 +455,7 @@ class Step:
         return self._requests.dtype_changed() or (trained.changed(self._model) if trained else "")
 
     def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
-        if not compiled.is_current(training=training):
-            return False
-        return compiled.bound.tensors(compiled.captured.constants, compiled.captured.assigned)
+        return compiled.is_current(training=training) and compiled.bind()
 
     def _is_unsettled(self, compiled: Compiled) -> bool:
         """Whether what forward leaves in Python, such as a table that it makes once, decides what

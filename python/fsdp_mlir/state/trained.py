@@ -282,8 +282,10 @@ class Bound:
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
         self._session = session
+        self._model = model
         self.trained = trained
         self._optimizer = optimizer
+        self.given_for: object = None  # which of the calls with the plan has its names in place
         self._buffers: dict[int, tuple[Tensor, _Placed]] = {}
         self._states: dict[int, dict[str, tuple[Tensor, _Placed]]] = {}
         self._names = [entry["name"] for entry in session.buffers]
@@ -292,11 +294,11 @@ class Bound:
             for index in range(len(session.params))
             if (names := list(session.optimizer_state(index)))
         }
-        self.renew(model)
+        self.renew()
 
-    def renew(self, model: nn.Module) -> None:
+    def renew(self) -> None:
         """Finds the plan's parameters and buffers by the names that they have in the model now."""
-        self._order = Order(model, self._session)
+        self._order, model = Order(self._model, self._session), self._model
         # Where the model holds the plan's buffers; the others are constants.
         slots, modules = {}, weights.modules_by_path(model)
         for state in weights.buffers(model):
