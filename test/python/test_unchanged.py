@@ -489,7 +489,7 @@ def test_a_change_without_a_say_needs_no_plan(name: str) -> None:
                 pair.assert_equal_steps()
         else:
             pair.assert_equal_steps()
-    assert len({id(made) for made in pair.step._cache.values()}) == 1
+    assert len({id(made.session) for made in pair.step._cache.values()}) == 1
 
 
 def test_a_limit_of_plans() -> None:

@@ -63,7 +63,8 @@ class OptionError(CompileError):
 
 @dataclass(eq=False)
 class Compiled:
-    """A plan that is open, and what the model was when it was captured."""
+    """A plan that is open, and what the model was when it was captured. Captures of one step share
+    the session, and each has its own part in Python."""
 
     session: Any
     bound: Bound
