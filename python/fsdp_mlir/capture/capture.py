@@ -28,6 +28,7 @@ from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
+from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.support.files import check_output
@@ -51,7 +52,7 @@ class CaptureSummary:
     names of operators that are not ATen's. `kernels` are the Python functions whose calls stand in
     the graph in place of an operator. `assigned` are the buffers that forward assigns, which the
     step changes in place. `left` and `unsettled` are those of proof.Checked. `others`: further
-    sharded models that the step calls.
+    sharded models that the step calls. `numbers`: what it takes of those that it is given.
     """
 
     path: Path
@@ -75,6 +76,7 @@ class CaptureSummary:
     left: tuple[Left, ...] = field(default=(), repr=False)
     unsettled: bool = False
     others: Others = field(default_factory=Others, repr=False)
+    numbers: Taken = field(default_factory=Taken, repr=False)
 
     @staticmethod
     def of(written: Written, seconds: float) -> CaptureSummary:
@@ -105,6 +107,7 @@ class CaptureSummary:
             left=tuple(contents.checked.left),
             unsettled=contents.checked.unsettled,
             others=view.asked.others or Others(),
+            numbers=view.step.numbers.taken,
         )
 
     def __str__(self) -> str:
@@ -167,6 +170,7 @@ def capture(
     torch_version: str | None = None,
     data_ranks: Sequence[int] = (0,),
     shown: Shown | None = None,
+    numbers: Sequence[str] = (),
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -217,6 +221,9 @@ def capture(
     `shown`: of a model that was sharded, what its code sees of a parameter outside of the forward
     of its unit.
 
+    `numbers`: the names of those numbers in `args` and `kwargs` that are inputs of the step and not
+    a part of it (step/numbers.py). They come in an input of their own, behind the others.
+
     Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
     replace `config`. The model is unchanged in any case.
     """
@@ -237,6 +244,7 @@ def capture(
         data_ranks=data_ranks,
         others=None if outputs is None else Others(),
         shown=shown,
+        numbers=numbers,
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,6 +28,7 @@ from fsdp_mlir.record.graph import Node, Ref, Trace, split_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import IDENTITIES
+from fsdp_mlir.step import numbers
 from fsdp_mlir.support.errors import CaptureError, Location, located, source_of
 from fsdp_mlir.support.layouts import laid_out_copy
 from fsdp_mlir.view.gathered import Gathered
@@ -87,10 +88,17 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
     """What eager PyTorch computes from the example and from a batch of the same elements in another
     order; if it refuses that batch, from the same samples in another order, or from the example
     again."""
-    inputs = recording.view.inputs.values()
-    example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs]
+    inputs = recording.view.inputs
+    example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs.values()]
+    if numbers.INPUT in inputs:
+        example[-1] = recording.view.step.numbers.input()
+
+    def with_others(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        named = zip(inputs, example, strict=True)
+        return [each if name == numbers.INPUT else change(each) for name, each in named]
+
     for other in (_shuffled, _rotated):
-        batches = [example, [other(tensor) for tensor in example]]
+        batches = [example, with_others(other)]
         if not _relied_on(recording, batches[1]):
             continue
         try:
@@ -191,7 +199,7 @@ class _Eager:
                     tape or nullcontext(),
                     _eager_failures(),
                 ):
-                    with gathered.in_forward(), view.step.items.replayed():
+                    with gathered.in_forward(), view.step.replayed():
                         loss = view.step.forward(inputs)
                     loss.backward()
                     view.step.settle(slots)
@@ -207,7 +215,7 @@ class _Eager:
                     view.step.holding(slots),
                     _eager_failures(),
                 ):
-                    with gathered.in_forward(), view.step.items.replayed():
+                    with gathered.in_forward(), view.step.replayed():
                         loss = view.step.forward(inputs)
                     view.step.settle(slots)
                 results[-1]["the loss in eval mode after it"] = _bits(local(loss))

@@ -21,6 +21,7 @@ from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others
 from fsdp_mlir.modules.sharding import shown
 from fsdp_mlir.record.graph import Reliance
+from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.step.training_step import OutputsOfModes
 from fsdp_mlir.support import build
@@ -33,8 +34,8 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `assigned`, `left`, `unsettled` and `others` are those of its CaptureSummary.
-    `files`: what the step read from there."""
+    `kernels`, `assigned`, `left`, `unsettled`, `others` and `numbers` are those of its
+    CaptureSummary. `files`: what the step read from there."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -49,6 +50,7 @@ class Captured:
     left: tuple[Left, ...] = ()
     unsettled: bool = False
     others: Others = field(default_factory=Others)
+    numbers: Taken = field(default_factory=Taken)
     files: tuple[str, ...] = ()
 
 
@@ -88,7 +90,7 @@ class Recipe:
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
         own = Fingerprint.of(archive)
         captured = Captured(
-            own.digest,
+            own.digest + (str(done.numbers) if self.options.get("numbers") else ""),
             constants,
             outputs,
             done.literals,
@@ -101,6 +103,7 @@ class Recipe:
             done.left,
             done.unsettled,
             done.others,
+            done.numbers,
             tuple(dict.fromkeys(files)),
         )
         return captured, own

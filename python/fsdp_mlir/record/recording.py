@@ -26,6 +26,7 @@ from fsdp_mlir.record.generators import (
 from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
+from fsdp_mlir.step.numbers import INPUT
 from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
 from fsdp_mlir.view.fake_model import FakeModel
@@ -122,7 +123,7 @@ def record_once(fake: FakeModel) -> Recording:
         recorder.states.sharded = gathered.names
 
         def forward() -> Tensor:
-            with gathered.in_forward(), view.step.items.recorded():
+            with gathered.in_forward(), view.step.recorded():
                 loss: Tensor = view.step.forward(fake.inputs)
             return loss
 
@@ -254,6 +255,7 @@ def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Reco
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)
     for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):
         recorder.bind_state(buffer, tensor, f"b{index}", parameter=False)
-    for index, (example, tensor) in enumerate(zip(view.inputs.values(), fake.inputs, strict=True)):
-        recorder.bind(tensor, f"i{index}", example)
+    inputs = zip(view.inputs.items(), fake.inputs, strict=True)
+    for index, ((name, example), tensor) in enumerate(inputs):
+        recorder.bind(tensor, f"i{index}", example if name != INPUT else None)
     return recorder

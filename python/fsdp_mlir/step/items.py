@@ -8,11 +8,9 @@ been. So is an Item that is still kept when forward has ended.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 from weakref import ref
 
@@ -20,23 +18,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fsdp_mlir.step.formulas import Formula, Symbol, math_of_symbols, moved, value_of
+from fsdp_mlir.step.numbers import Number
 from fsdp_mlir.support.errors import CaptureError
 
-# A number in terms of those of tensors: the index of one, or a function's name and its arguments.
-Formula = tuple[Any, ...]
 
-_OF_MATH = ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "isnan", "isinf", "isfinite")
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in (*_BINARY, "neg", "pos")},
-    "abs": abs,
-    "round": round,
-    **{name: getattr(math, name) for name in _OF_MATH},
-}
-
-
-class Item:
+class Item(Symbol):
     """A number of each step: `formula` over the numbers of `tensors`."""
+
+    rank = 1
 
     def __init__(
         self,
@@ -57,14 +47,24 @@ class Item:
         except (ArithmeticError, ValueError):
             raise self.error from None
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise self.error
+    def refused(self) -> CaptureError:
+        return self.error
 
-    __bool__ = __float__ = __int__ = __index__ = __complex__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __hash__ = __str__ = __repr__ = __format__ = _refuse  # type: ignore[assignment]
-    __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = _refuse
-    __reduce_ex__ = __getattr__ = _refuse  # type: ignore[assignment]
+    def combined(self, name: str, values: Sequence[Any]) -> Item:
+        tensors: list[Tensor] = []
+        terms: list[Any] = []
+        for value in values:
+            if type(value) is Item:
+                terms.append(moved(value.formula, len(tensors)))
+                tensors += value.tensors
+            elif type(value) is Number:
+                terms.append(("item", len(tensors)))
+                tensors.append(value.tensor())
+            elif type(value) in (int, float, bool):
+                terms.append(("number", value))
+            else:
+                raise self.error
+        return Item((name, *terms), tensors, self.error, self.made)
 
 
 def _one(dtype: torch.dtype) -> Any:
@@ -78,74 +78,11 @@ def is_item(value: Any) -> bool:
     return type(value) is Item
 
 
-def _combined(name: str, *values: Any) -> Item:
-    """The Item of a function of numbers, of which some are Items."""
-    error = next(value.error for value in values if type(value) is Item)
-    tensors: list[Tensor] = []
-    terms: list[Any] = []
-    for value in values:
-        if type(value) is Item:
-            terms.append(moved(value.formula, len(tensors)))
-            tensors += value.tensors
-        elif type(value) in (int, float, bool):
-            terms.append(("number", value))
-        else:
-            raise error
-    made = next(value.made for value in values if type(value) is Item)
-    return Item((name, *terms), tensors, error, made)
-
-
-def _define(name: str) -> None:
-    def function(self: Item, *others: Any) -> Any:
-        return _combined(name, self, *others)
-
-    def reflected(self: Item, other: Any) -> Any:
-        return _combined(name, other, self)
-
-    setattr(Item, f"__{name}__", function)
-    if name in _BINARY:
-        setattr(Item, f"__r{name}__", reflected)
-
-
-for _name in _FUNCTIONS.keys() - set(_OF_MATH):
-    _define(_name)
-
-
-def _of_math(name: str) -> Callable[..., Any]:
-    def function(*values: Any) -> Any:
-        combines = any(type(value) is Item for value in values)
-        return _combined(name, *values) if combines else _FUNCTIONS[name](*values)
-
-    return function
-
-
 @contextmanager
 def _giving(give: Callable[[Tensor], Any]) -> Iterator[None]:
-    """In the body, `Tensor.item` is `give`, and functions of `math` take Items."""
-    with (
-        mock.patch.object(Tensor, "item", give),
-        mock.patch.multiple(math, **{name: _of_math(name) for name in _OF_MATH}),
-    ):
+    """In the body, `Tensor.item` is `give`."""
+    with mock.patch.object(Tensor, "item", give), math_of_symbols():
         yield
-
-
-def moved(formula: Formula, by: int) -> Formula:
-    """The same of tensors that come `by` places later."""
-    if formula[0] == "item":
-        return ("item", formula[1] + by)
-    if formula[0] == "number":
-        return formula
-    return (formula[0], *(moved(each, by) for each in formula[1:]))
-
-
-def value_of(formula: Sequence[Any], numbers: Sequence[Any]) -> Any:
-    """The number that a formula gives for those of its tensors."""
-    name, *rest = formula
-    if name == "item":
-        return numbers[rest[0]]
-    if name == "number":
-        return rest[0]
-    return _FUNCTIONS[name](*(value_of(each, numbers) for each in rest))
 
 
 def _check_gone(made: list[ref[Item]]) -> None:

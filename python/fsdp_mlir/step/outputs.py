@@ -19,7 +19,9 @@ from torch.utils._pytree import (
     treespec_loads,
 )
 
-from fsdp_mlir.step.items import Formula, is_item, moved, value_of
+from fsdp_mlir.step.formulas import Formula, moved, value_of
+from fsdp_mlir.step.items import is_item
+from fsdp_mlir.step.numbers import Number
 
 _LOSS = object()
 _PLAIN = (bool, int, float, str, NoneType)
@@ -65,8 +67,11 @@ class Outputs:
             if leaf is loss:
                 plain.append(_LOSS)
             elif is_item(leaf):
-                plain.append(_Number(moved(leaf.formula, len(tensors))))
+                plain.append(_Calculated(moved(leaf.formula, len(tensors))))
                 tensors += leaf.tensors
+            elif type(leaf) is Number:
+                plain.append(_Calculated(("item", len(tensors))))
+                tensors.append(leaf.tensor())
             elif isinstance(leaf, DTensor):
                 raise error(
                     "an output is a DTensor, expected a tensor, as .to_local() or .full_tensor() "
@@ -104,11 +109,11 @@ class Outputs:
                 return loss
             if isinstance(leaf, _Slot):
                 return self.slots[leaf.index].clone()
-            if isinstance(leaf, _Number):
+            if isinstance(leaf, _Calculated):
                 return value_of(leaf.formula, numbers)
             return leaf
 
-        calculates = any(isinstance(leaf, _Number) for leaf in self._plain)
+        calculates = any(isinstance(leaf, _Calculated) for leaf in self._plain)
         numbers = [s.item() if s.numel() == 1 else None for s in self.slots if calculates]
         return tree_unflatten(map(made, self._plain), self._form)
 
@@ -123,7 +128,7 @@ class Outputs:
                 else {"slot": leaf.index}
                 if isinstance(leaf, _Slot)
                 else {"formula": leaf.formula}
-                if isinstance(leaf, _Number)
+                if isinstance(leaf, _Calculated)
                 else {"value": leaf}
                 for leaf in self._plain
             ],
@@ -141,7 +146,7 @@ class Outputs:
             if "loss" in leaf
             else _Slot(leaf["slot"])
             if "slot" in leaf
-            else _Number(leaf["formula"])
+            else _Calculated(leaf["formula"])
             if "formula" in leaf
             else leaf["value"]
             for leaf in record["leaves"]
@@ -160,7 +165,7 @@ class _Slot:
 
 
 @dataclass
-class _Number:
+class _Calculated:
     """A leaf that is calculated from slots of one element."""
 
     formula: Formula

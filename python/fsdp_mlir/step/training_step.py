@@ -20,6 +20,7 @@ from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.items import Items
 from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
+from fsdp_mlir.step.numbers import Numbers
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
 
@@ -70,7 +71,8 @@ class TrainingStep(nn.Module):
     loss. A ComputeLoss gets the model and the inputs instead. With `outputs` the loss may be a part
     of what `loss` gives (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names
     come with a dim 0 of one element, which the model does not see. In place of an input that
-    `containers` has come the tensors in it (nested.py).
+    `containers` has come the tensors in it (nested.py). `numbers` are the constants that may be
+    others in each step; if there are any, their input is the last one.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class TrainingStep(nn.Module):
         outputs: OutputsOfModes | None = None,
         scalars: Iterable[str] = (),
         containers: Mapping[str, Any] | None = None,
+        numbers: Iterable[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
@@ -101,6 +104,7 @@ class TrainingStep(nn.Module):
         self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
         # For tensors that forward leaves in Python, which a caller in this process may read.
         self.left = None if outputs is None else Slots()
+        self.numbers = Numbers({name: self._constants[name] for name in numbers})
         self._items = Items(), Items()  # as OutputsOfModes
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -128,10 +132,17 @@ class TrainingStep(nn.Module):
         assert self._outputs is not None
         return self._outputs[self._evaluating]
 
-    @property
-    def items(self) -> Items:
-        """Numbers that forward takes from tensors, in this mode."""
-        return self._items[self._evaluating]
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """In the body, forward is recorded."""
+        with self._items[self._evaluating].recorded(), self.numbers.recorded():
+            yield
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """In the body, forward runs eagerly, as it was recorded."""
+        with self._items[self._evaluating].replayed():
+            yield
 
     @property
     def slots(self) -> list[Tensor]:
@@ -151,8 +162,12 @@ class TrainingStep(nn.Module):
 
     def value(self, inputs: Sequence[Tensor]) -> Any:
         """What `loss` gives, or the model without it."""
+        constants = self._constants
+        if self.numbers.given:
+            *inputs, source = inputs
+            constants = constants | self.numbers.values(source)
         with self._held(inputs) as inputs:
-            return self._called(inputs)
+            return self._called(inputs, constants)
 
     @contextmanager
     def _held(self, tensors: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -187,8 +202,8 @@ class TrainingStep(nn.Module):
                     "the caller; change a copy of it",
                 )
 
-    def _called(self, inputs: Sequence[Any]) -> Any:
-        keywords: dict[str, Any] = dict(zip(self.names, inputs, strict=True)) | self._constants
+    def _called(self, inputs: Sequence[Any], constants: Mapping[str, Any]) -> Any:
+        keywords: dict[str, Any] = dict(zip(self.names, inputs, strict=True)) | constants
         args = [keywords.pop(name) for name in self._by_position]
         if isinstance(self.loss, ComputeLoss):
             return self.loss(self.model, *args, **keywords)

@@ -36,3 +36,4 @@ class Asked:
     data_ranks: Sequence[int]
     others: Others | None
     shown: Shown | None
+    numbers: Sequence[str]

@@ -13,6 +13,7 @@ from fsdp_mlir.modules import hooks, weights
 from fsdp_mlir.modules.placed import local, placed
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.policy.policy import Units, read_policy
+from fsdp_mlir.step import numbers
 from fsdp_mlir.step.training_step import TrainingStep, example_inputs, split_constants
 from fsdp_mlir.support.errors import located, source_of
 from fsdp_mlir.view.asked import Asked
@@ -44,6 +45,8 @@ class ModelView:
         inputs = example_inputs(model, given)
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
+        if asked.numbers:
+            inputs[numbers.INPUT] = numbers.Taken().input({})
         step = TrainingStep(
             model,
             list(given),
@@ -53,6 +56,7 @@ class ModelView:
             asked.outputs,
             scalars,
             {name: value for name, value in given.items() if not isinstance(value, Tensor)},
+            asked.numbers,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):

@@ -1,0 +1,113 @@
+"""Numbers that a recording knows by name only. Arithmetic with them is calculated at each step."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
+from unittest import mock
+
+from torch import Tensor
+
+# A number in terms of others: ("item", index of one), ("number", value), or a function's name and
+# its arguments.
+Formula = tuple[Any, ...]
+
+_OF_MATH = (
+    *("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "isnan", "isinf", "isfinite"),
+    *("sin", "cos", "tan", "tanh", "atan", "erf", "fabs", "floor", "ceil"),
+)
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in (*_BINARY, *_COMPARISONS, "neg", "pos", "truth")},
+    "abs": abs,
+    "round": round,
+    **{name: getattr(math, name) for name in _OF_MATH},
+}
+
+
+class Symbol:
+    """A number of each step. Arithmetic gives the Symbol that `combined` of the class makes; what
+    else code does with it, such as taking it for an index, is the error of `refused`."""
+
+    formula: Formula
+    rank: ClassVar[int]  # of two classes, the one with the higher rank combines
+
+    def combined(self, name: str, values: Sequence[Any]) -> Any:
+        """The function `name` of `values`, which may be Symbols of a lower rank."""
+        raise NotImplementedError
+
+    def refused(self) -> Exception:
+        raise NotImplementedError
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise self.refused()
+
+    __bool__ = __float__ = __int__ = __index__ = __complex__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __hash__ = __str__ = __repr__ = __format__ = _refuse  # type: ignore[assignment]
+    __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = _refuse
+    __reduce_ex__ = __getattr__ = _refuse  # type: ignore[assignment]
+
+
+def is_symbol(value: Any) -> bool:
+    """As a Symbol says that it is of the number's class."""
+    return issubclass(type(value), Symbol)
+
+
+def _combined(name: str, *values: Any) -> Any:
+    symbols = [value for value in values if is_symbol(value)]
+    return max(symbols, key=lambda each: type(each).rank).combined(name, values)
+
+
+def _define(name: str) -> None:
+    def function(self: Symbol, *others: Any) -> Any:
+        return _combined(name, self, *others)
+
+    def reflected(self: Symbol, other: Any) -> Any:
+        return _combined(name, other, self)
+
+    setattr(Symbol, f"__{name}__", function)
+    if name in _BINARY:
+        setattr(Symbol, f"__r{name}__", reflected)
+
+
+for _name in (*_BINARY, "neg", "pos", "abs", "round"):
+    _define(_name)
+
+
+def _of_math(name: str) -> Callable[..., Any]:
+    def function(*values: Any) -> Any:
+        combines = any(map(is_symbol, values))
+        return _combined(name, *values) if combines else _FUNCTIONS[name](*values)
+
+    return function
+
+
+@contextmanager
+def math_of_symbols() -> Iterator[None]:
+    """In the body, functions of `math` take Symbols."""
+    with mock.patch.multiple(math, **{name: _of_math(name) for name in _OF_MATH}):
+        yield
+
+
+def moved(formula: Formula, by: int) -> Formula:
+    """The same of numbers that come `by` places later."""
+    if formula[0] == "item":
+        return ("item", formula[1] + by)
+    if formula[0] == "number":
+        return formula
+    return (formula[0], *(moved(each, by) for each in formula[1:]))
+
+
+def value_of(formula: Sequence[Any], numbers: Any) -> Any:
+    """What a formula gives for those numbers: a sequence, or a mapping by what it calls them."""
+    name, *rest = formula
+    if name == "item":
+        return numbers[rest[0]]
+    if name == "number":
+        return rest[0]
+    return _FUNCTIONS[name](*(value_of(each, numbers) for each in rest))
