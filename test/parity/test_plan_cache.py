@@ -29,6 +29,11 @@ class Block(nn.Module):
         weights = torch.tensor([1.0, 2.0, 3.0, 4.0])  # a literal of the graph
         x = nn.functional.relu(self.inner(x)) * self.scale + self.table
         return helper.shift(x) * weights.sum()
+
+class Scaled(nn.Sequential):
+    def forward(self, x, scale=1.0):
+        scaled = super().forward(x) * scale
+        return scaled if scale < 0.12 else scaled + 1
 """
 
 HELPER = """
@@ -44,7 +49,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 import fsdp_mlir, torch
 from fsdp_mlir.frontdoor import planning
 from torch import nn
-from model import Block
+from model import Block, Scaled
 
 captures = []
 capture = planning.capture
@@ -54,7 +59,8 @@ folder = os.path.dirname(__file__)
 rank = int(os.environ["RANK"])
 policy, rate = {}, 0.01
 torch.manual_seed(0)
-model = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
+model = Scaled(Block(), Block(), nn.Linear(8, 1))
+called = lambda call: {}
 exec(open(folder + "/before.txt").read())  # no file of a module
 for block in model[:2]:
     fsdp_mlir.fully_shard(block, **policy)
@@ -69,8 +75,8 @@ step = fsdp_mlir.compile(
 )
 torch.manual_seed(rank)
 losses = []
-for _ in range(3):
-    loss, metrics = step(torch.randn(4, 8))
+for call in range(3):
+    loss, metrics = step(x=torch.randn(4, 8), **called(call))
     losses += [loss.item(), metrics["mean"].item()]
 calls = [block.calls.item() for block in model[:2]]
 print(len(captures), *losses, *calls, file=sys.stderr)
@@ -155,6 +161,20 @@ def test_the_same_step_is_taken(job: Job, kept: tuple[Path, list[list[float]]], 
     finally:
         shutil.rmtree(job.cache)
         shutil.move(job.folder / "aside", job.cache)
+
+
+def test_a_number_of_each_call(job: Job) -> None:
+    """A number that changed has plans for each outcome of its comparisons, and all are kept."""
+    job.before("called = lambda call: {'scale': (call + 1) / 20}")
+    captured, numbers, _ = job.run()
+    assert (captured, len(job.entries())) == (3, 4)
+    job.before("called = lambda call: {'scale': (call + 1) / 20} ")
+    assert job.run()[:2] == (0, numbers)
+    job.before("called = lambda call: {'scale': 0.05 + call / 50}")
+    captured, others, _ = job.run()
+    assert captured == 0 and others[0][:2] == numbers[0][:2] and others != numbers
+    job.before("called = lambda call: {'scale': 0.05 + call}")  # the second is for another outcome
+    assert job.run()[0] == 1
 
 
 # After rank 0 has found the entry, another process removes it. How often the ranks capture then.

@@ -11,7 +11,7 @@ import fsdp_mlir
 import numpy as np
 import pytest
 import torch
-from fsdp_mlir.frontdoor.plans import NoPlan
+from fsdp_mlir.frontdoor.together import NoPlan
 from fsdp_mlir.step.batches import Inputs
 from fsdp_mlir.step.training_step import ComputeLoss
 from torch import Tensor, nn

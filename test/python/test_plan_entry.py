@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,8 @@ def cache(tmp_path: Path) -> PlanCache:
     source.mkdir()
     (source / "plan.json").write_text("{}")
     made = PlanCache(tmp_path / "cache", nn.Linear(4, 4), None)
-    made.add(KEY, source, CAPTURED, set(sys.modules) - {"json", "safetensors.torch"})
+    made.imported = {"json", "safetensors.torch"}
+    made.add(KEY, source, CAPTURED)
     return made
 
 
@@ -39,7 +39,7 @@ def add(cache: PlanCache, tmp_path: Path) -> Callable[[str], None]:
     def added(key: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            cache.add(key, tmp_path / "source", CAPTURED, set(sys.modules))
+            cache.add(key, tmp_path / "source", CAPTURED)
 
     return added
 
@@ -59,7 +59,7 @@ def test_a_whole_entry_is_taken(cache: PlanCache, target: Path) -> None:
     folder = cache.find(KEY, target)
     assert folder is not None and (target / "plan.json").read_text() == "{}"
     with pytest.warns(UserWarning, match="careful"):
-        captured = cache.captured(folder)
+        captured = cache.captured(folder, {})
     assert captured is not None and captured.digest == "digest"
 
 
@@ -70,7 +70,7 @@ def test_every_bit_of_an_entry_counts(cache: PlanCache, entry: Path, target: Pat
         damaged = bytearray(whole)
         damaged[at] ^= 1 << at % 8
         entry.write_bytes(damaged)
-        assert cache.find(KEY, target) is None and cache.captured(entry.parent) is None, at
+        assert cache.find(KEY, target) is None and cache.captured(entry.parent, {}) is None, at
 
 
 DAMAGES: dict[str, Callable[[str], str]] = {
@@ -91,7 +91,7 @@ def test_an_entry_of_another_form(
     entry.write_text(f"{has}\n{DAMAGES[name](text)}")
     if hashed:  # whoever wrote it gave it a hash
         monkeypatch.setattr("fsdp_mlir.frontdoor.plan_cache._hashed", lambda key, text: has)
-    assert cache.captured(entry.parent) is None
+    assert cache.captured(entry.parent, {}) is None
 
 
 def test_an_entry_under_another_name(cache: PlanCache, entry: Path, target: Path) -> None:
@@ -134,7 +134,7 @@ def test_another_folder_of_that_name_is_not_replaced(
 ) -> None:
     (entry.parent / "notes.txt").touch()
     with pytest.warns(UserWarning, match=r"is not kept in .*there is something else"):
-        cache.add(KEY, tmp_path / "source", CAPTURED, set(sys.modules))
+        cache.add(KEY, tmp_path / "source", CAPTURED)
     assert (entry.parent / "notes.txt").exists()
 
 
@@ -222,5 +222,5 @@ def test_an_entry_that_is_removed_after_it_was_found(
 ) -> None:
     folder = cache.find(KEY, target)
     shutil.rmtree(entry.parent)
-    assert folder is not None and cache.captured(folder) is None
+    assert folder is not None and cache.captured(folder, {}) is None
     assert (target / "plan.json").read_text() == "{}"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import twins
-from fsdp_mlir.frontdoor import plans
+from fsdp_mlir.frontdoor import plans, together
 from fsdp_mlir.step.eager import eval_mode
 from torch import Tensor, nn
 
@@ -244,7 +244,7 @@ def test_values_that_are_refused() -> None:
     pair = twins.Twins(Masked, batch, SGD, fallback="error")
     pair.assert_equal_steps()
     batch["mask"] = torch.arange(5) > 1
-    with pytest.raises(plans.NoPlan, match="values that decide a shape"):
+    with pytest.raises(together.NoPlan, match="values that decide a shape"):
         pair.step(batch)
     batch["mask"] = torch.arange(5) > 2
     pair.assert_equal_steps()

@@ -8,7 +8,6 @@ same hooks at unit boundaries, both on the CPU and from the same seeds.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -28,8 +27,7 @@ from fsdp_mlir.record.graph import Node, Ref, Trace, split_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import IDENTITIES
-from fsdp_mlir.step import numbers
-from fsdp_mlir.support.errors import CaptureError, Location, located, source_of
+from fsdp_mlir.support.errors import CaptureError, Location, located, source_of, warn
 from fsdp_mlir.support.layouts import laid_out_copy
 from fsdp_mlir.view.gathered import Gathered
 from fsdp_mlir.view.model_view import ModelView
@@ -57,9 +55,7 @@ def run(recording: Recording) -> bool:
             text = f"failed: {_line(cause)}"
             if view.asked.check:
                 raise located(source_of(view.model), f"eager PyTorch {text}") from failed
-            warnings.warn(
-                f"the captured step was not run beside eager PyTorch, which {text}", stacklevel=5
-            )
+            warn(f"the captured step was not run beside eager PyTorch, which {text}")
             return False
         try:
             graph = _Graph(recording).steps(batches)
@@ -75,10 +71,9 @@ def run(recording: Recording) -> bool:
                 continue
             if _Eager(recording).steps(batches) == eager:
                 raise _difference(recording, batches, step, differing)
-            warnings.warn(
+            warn(
                 "the captured step was not compared with eager PyTorch, which gave other bits "
-                "when it ran again",
-                stacklevel=5,
+                "when it ran again"
             )
             return False
     return True
@@ -88,14 +83,17 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
     """What eager PyTorch computes from the example and from a batch of the same elements in another
     order; if it refuses that batch, from the same samples in another order, or from the example
     again."""
-    inputs = recording.view.inputs
-    example = [laid_out_copy(_on_cpu(tensor), expanded=False) for tensor in inputs.values()]
-    if numbers.INPUT in inputs:
-        example[-1] = recording.view.step.numbers.input()
+    view = recording.view
+    example = [
+        laid_out_copy(_on_cpu(tensor), expanded=False)
+        if view.is_data(name)
+        else view.step.numbers.input()
+        for name, tensor in view.inputs.items()
+    ]
 
     def with_others(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        named = zip(inputs, example, strict=True)
-        return [each if name == numbers.INPUT else change(each) for name, each in named]
+        named = zip(view.inputs, example, strict=True)
+        return [change(each) if view.is_data(name) else each for name, each in named]
 
     for other in (_shuffled, _rotated):
         batches = [example, with_others(other)]

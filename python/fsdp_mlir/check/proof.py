@@ -8,7 +8,6 @@ eager PyTorch (eager_check.py).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -24,7 +23,7 @@ from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import Drawn, untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
-from fsdp_mlir.support.errors import CaptureError, located, short_path, source_of
+from fsdp_mlir.support.errors import CaptureError, located, short_path, source_of, warn
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.model_view import ModelView, check_shared_memory
 
@@ -104,10 +103,9 @@ def check(recorded: Recorded) -> Checked:
             )
         left += recording.drawn.left(draws)
     elif lost := first.made_since(before) if not cached else []:
-        warnings.warn(
+        warn(
             f"{_attributes(lost)} set in forward, and no later step reads it; the compiled step "
-            "does not set it",
-            stacklevel=4,
+            "does not set it"
         )
     return Checked(recording, checked, left, cached or bool(once))
 

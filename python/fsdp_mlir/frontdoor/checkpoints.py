@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,11 +24,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from fsdp_mlir.frontdoor.plans import together
+from fsdp_mlir.frontdoor.together import together
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.state import forms
 from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.support import build
+from fsdp_mlir.support.errors import warn
 from fsdp_mlir.support.plain_data import decoded, encoded
 
 _STATE = "optimizer.state."
@@ -164,7 +164,7 @@ class Checkpoints:
     def _tell(self) -> None:
         notices, self._notices = self._notices, []
         for notice in notices if self._rendezvous.rank == 0 else ():
-            warnings.warn(notice, stacklevel=4)
+            warn(notice)
 
     @property
     def _is_gpu(self) -> bool:

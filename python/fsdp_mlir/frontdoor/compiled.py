@@ -13,7 +13,6 @@ does. The ranks are those that torchrun started, or this process alone.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fsdp_mlir.frontdoor.plans import (
-    Plans,
-    together,
-)
+from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.step import Example, Step
+from fsdp_mlir.frontdoor.together import together
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.step.eager import Clipping
 from fsdp_mlir.step.training_step import ComputeLoss, Loss
 from fsdp_mlir.support import build, policy_schema
-from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support.errors import CompileError, warn
 from fsdp_mlir.view.asked import Factory
 
 
@@ -142,10 +139,9 @@ def compile(
     if len(set(has)) > 1:  # finding a plan is a collective
         kept = None
         if rendezvous.rank == 0:
-            warnings.warn(
+            warn(
                 f"plans are neither kept nor found: rank {has.index('True')} has no cache, others "
-                "have",
-                stacklevel=2,
+                "have"
             )
     if comm is None:
         comm = "shm" if rendezvous.on_one_host() else "gloo"

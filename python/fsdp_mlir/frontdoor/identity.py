@@ -13,7 +13,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -64,11 +64,14 @@ _SKIPPED = (
 )
 
 
-def identity(model: nn.Module, loss: Any, inputs: Mapping[str, Any]) -> str:
-    """A digest of all that; Untold names what cannot be described."""
+def identity(
+    model: nn.Module, loss: Any, inputs: Mapping[str, Any], without: Collection[str] = ()
+) -> str:
+    """A digest of all that; Untold names what cannot be described. `without`: modules that
+    captures have loaded since."""
     lines = [
         *_versions(),
-        *_files(),
+        *_files(without),
         *_settings(),
         *_environment(),
         *_model(model, loss),
@@ -92,8 +95,8 @@ def file_line(name: str, file: str | None) -> str | None:
     return status and f"{name} {file} {status.st_size} {status.st_mtime_ns}"
 
 
-def _files() -> Iterator[str]:
-    for name in sorted(sys.modules):
+def _files(without: Collection[str]) -> Iterator[str]:
+    for name in sorted(sys.modules.keys() - set(without)):
         if (line := file_line(name, file_of(name))) is not None:
             yield line
 

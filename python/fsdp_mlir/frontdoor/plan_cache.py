@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
@@ -30,8 +29,10 @@ from fsdp_mlir.frontdoor.planning import Captured
 from fsdp_mlir.frontdoor.telling import Untold
 from fsdp_mlir.modules.place import is_library
 from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.support import build
+from fsdp_mlir.support.errors import warn
 from fsdp_mlir.support.files import file_hash
 from fsdp_mlir.view.model_view import constant_name
 
@@ -62,12 +63,14 @@ class PlanCache:
         self._model = model
         self._loss = loss
         self._warned = False
+        # The names of modules that were not loaded before captures, so far.
+        self.imported: set[str] = set()
 
     def key(self, inputs: Mapping[str, Any], policy: str, world_size: int) -> str:
         """The name of the entry for the model as it is now; empty if there can be none. The model
         must have neither sharded parameters nor FSDP2's hooks (plain_model.py)."""
         try:
-            code = identity.identity(self._model, self._loss, inputs)
+            code = identity.identity(self._model, self._loss, inputs, self.imported)
         except Untold as error:
             self._warn(str(error))
             return ""
@@ -97,9 +100,9 @@ class PlanCache:
             return folder
         return None
 
-    def captured(self, folder: Path) -> Captured | None:
-        """What the capture of an entry gave; None if a tensor is not in this model. Repeats the
-        warnings of that capture."""
+    def captured(self, folder: Path, batch: Mapping[str, Any]) -> Captured | None:
+        """What the capture of an entry gave; None if a tensor is not in this model, or if it is not
+        for the numbers in `batch`. Repeats the warnings of that capture."""
         captured, texts = None, []
         with suppress(*_DAMAGED):
             entry = _read(folder)
@@ -109,10 +112,15 @@ class PlanCache:
                 return None
             texts = [str(text) for text in entry["warnings"]]
             outputs, assigned = (training, evaluation), frozenset(entry["assigned"])
-            captured = Captured(entry["digest"], constants, outputs, assigned=assigned)
+            numbers = Taken.recorded(entry["numbers"])
+            if not numbers.holds(batch):
+                return None
+            captured = Captured(
+                entry["digest"], constants, outputs, assigned=assigned, numbers=numbers
+            )
         if captured is not None:  # warnings may be errors, which are not the entry's
             for text in texts:
-                warnings.warn(text, stacklevel=7)
+                warn(text)
         return captured
 
     def _constants(self, entry: Any, folder: Path, slots: list[Tensor]) -> dict[str, Any]:
@@ -132,8 +140,8 @@ class PlanCache:
                 constants[name] = places.get(entry["places"][name])
         return constants
 
-    def add(self, key: str, source: Path, captured: Captured, loaded: set[str]) -> None:
-        """Keeps the files of `source`. `loaded`: the names of modules from before the capture."""
+    def add(self, key: str, source: Path, captured: Captured) -> None:
+        """Keeps the files of `source`."""
         if captured.relied_on:
             self._warn("the values of an input, a buffer or a constant decide what the step is")
             return
@@ -146,7 +154,7 @@ class PlanCache:
         if captured.files:
             self._warn(f"the step reads '{captured.files[0]}', which may change")
             return
-        new = sorted(set(sys.modules) - loaded)
+        new = sorted(self.imported)
         if late := next(_own_modules(new), ""):
             # What its code reads was not there to be described.
             self._warn(f"the step is the first to import '{late}'")
@@ -181,6 +189,7 @@ class PlanCache:
             "constants": kinds,
             "outputs": outputs,
             "assigned": sorted(captured.assigned),
+            "numbers": captured.numbers.record(),
             "places": places,
             "warnings": captured.warnings,
             "loaded": [
@@ -240,7 +249,7 @@ class PlanCache:
 
     def _warn(self, why: str) -> None:
         if not self._warned:
-            warnings.warn(f"the plan is not kept in '{self._folder}': {why}", stacklevel=7)
+            warn(f"the plan is not kept in '{self._folder}': {why}")
         self._warned = True
 
 

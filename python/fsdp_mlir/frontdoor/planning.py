@@ -25,7 +25,7 @@ from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.step.training_step import OutputsOfModes
 from fsdp_mlir.support import build
-from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support.errors import CompileError, warn
 from fsdp_mlir.view.model_view import constant_name
 
 
@@ -90,7 +90,7 @@ class Recipe:
         constants = {constant_name(i): tensor for i, tensor in enumerate(done.constants)}
         own = Fingerprint.of(archive)
         captured = Captured(
-            own.digest + (str(done.numbers) if self.options.get("numbers") else ""),
+            own.digest,
             constants,
             outputs,
             done.literals,
@@ -150,7 +150,7 @@ class Compiler:
         lines = errors.splitlines()
         warned = [line.partition(": warning: ")[2] for line in lines if ": warning: " in line]
         for text in warned:
-            warnings.warn(text, stacklevel=4)
+            warn(text)
         return warned
 
     def close(self) -> None:

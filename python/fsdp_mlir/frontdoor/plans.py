@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import warnings
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from fsdp_mlir.frontdoor.plain_model import forms, plain, whole_values
 from fsdp_mlir.frontdoor.plan_cache import PlanCache
 from fsdp_mlir.frontdoor.planning import Captured, Compiler, Recipe
 from fsdp_mlir.frontdoor.requests import Request
+from fsdp_mlir.frontdoor.together import EXCHANGE_SECONDS, NoPlan, OptionError, as_no_plan, together
 from fsdp_mlir.frontdoor.unchanged import Unchanged
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.modules.left import Lasts, Leaving
@@ -36,11 +36,10 @@ from fsdp_mlir.state.trained import Bound, Trained
 from fsdp_mlir.step.batches import tensors
 from fsdp_mlir.step.training_step import EachLoss, Loss
 from fsdp_mlir.support import build, policy_schema
-from fsdp_mlir.support.errors import CaptureError, CompileError
+from fsdp_mlir.support.errors import CompileError, warn
 
 # Rank 0 compiles meanwhile.
 _COMPILE_SECONDS = 3600
-_EXCHANGE_SECONDS = 300
 # Characters that the ranks' store takes at a time, with room.
 _PIECE = 1 << 22
 
@@ -50,15 +49,6 @@ _MOST_SEEN = 256
 
 # Plans of one model, as torch.compile's limit of recompilations.
 LIMIT = 8
-
-
-class NoPlan(Exception):
-    """The model, as it is, has no plan: it trains as FSDP2 does."""
-
-
-class OptionError(CompileError):
-    """An error that is not the model's: an option that no model has, or any error on another
-    rank."""
 
 
 @dataclass(eq=False)
@@ -83,21 +73,27 @@ class Compiled:
     def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the values that decide what the step is, such as those of a mask, do so for these
         microbatches, and those of other models are the ones that FSDP2 computes with."""
-        if self.captured.others.are_stale():
+        if self.captured.others.are_stale() or not all(map(self.captured.numbers.holds, batches)):
             return False
         relied_on, buffers = self.captured.relied_on, {}
         for name, buffer in self.captured.sources.items() if relied_on else ():
             if (tensor := self.bound.buffer(buffer)) is not None:
                 buffers[name] = tensor
         return all(
-            self._served(buffers | {f"i{index}": x for index, x in enumerate(tensors(batch))})
+            self._served(buffers | {f"i{index}": x for index, x in enumerate(self.inputs(batch))})
             for batch in (batches if relied_on else ())
         )
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Tensor]:
+        """Those of the plan for one microbatch."""
+        numbers = self.captured.numbers
+        return tensors(batch) + ([numbers.input(batch)] if numbers.names else [])
 
     @property
     def relies(self) -> bool:
         """Whether `takes` may be false."""
-        return bool(self.captured.relied_on) or self.captured.others.called
+        numbers = self.captured.numbers.names
+        return bool(self.captured.relied_on or numbers) or self.captured.others.called
 
     def _served(self, sources: Mapping[str, Tensor]) -> bool:
         small = {
@@ -158,9 +154,11 @@ class Compiled:
             self.renew()
             self._has_run = self.captured
 
-    def returned(self, loss: float, *, evaluation: bool = False) -> Any:
-        """What the last step gave, or the last evaluation."""
-        return self.captured.outputs[evaluation].value(torch.tensor(loss, dtype=self.loss_dtype))
+    def returned(self, loss: float, batch: Mapping[str, Any], *, evaluation: bool = False) -> Any:
+        """What the last step gave, or the last evaluation, with this microbatch."""
+        value = torch.tensor(loss, dtype=self.loss_dtype)
+        numbers = self.captured.numbers.of(batch)
+        return self.captured.outputs[evaluation].value(value, numbers)
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ class Plans:
         with ExitStack() as stack:
             stack.enter_context(uncollected())
             key = self._key(request, policy)
-            files = self._kept(key, stack)
+            files = self._kept(request, key, stack)
             if files is None:
                 files = self._captured(request, text, key, stack)
             captured = files.captured
@@ -274,7 +272,7 @@ class Plans:
         keys = [(each.policy, each.captured.digest) for each in self._made]
         own = keys.index(key) if key in keys else -1
         if not files.alike:
-            found = self._meeting.exchange(str(own), _EXCHANGE_SECONDS)
+            found = self._meeting.exchange(str(own), EXCHANGE_SECONDS)
             own = own if len(set(found)) == 1 else -1
         return self._made[own] if own >= 0 else None
 
@@ -330,7 +328,7 @@ class Plans:
         if one_host:
             return Path(texts[maker])
         pieces = [
-            self._meeting.exchange(plan[begin : begin + _PIECE], _EXCHANGE_SECONDS)[maker]
+            self._meeting.exchange(plan[begin : begin + _PIECE], EXCHANGE_SECONDS)[maker]
             for begin in range(0, max(map(int, texts)), _PIECE)
         ]
         if makes:
@@ -350,11 +348,9 @@ class Plans:
     def _warn_of_what_is_not_done(self, made: Compiled) -> None:
         # What an unsettled step has registered itself is in the plan.
         if not made.captured.unsettled and (change := made.unchanged.hook()):
-            warnings.warn(
-                f"{change}; it does not change the plan, which will not call it", stacklevel=6
-            )
+            warn(f"{change}; it does not change the plan, which will not call it")
 
-    def _kept(self, key: str, stack: ExitStack) -> _Files | None:
+    def _kept(self, request: Request, key: str, stack: ExitStack) -> _Files | None:
         """What an earlier process kept of the same step, if all ranks may take it. The files are
         there until the end of `stack`."""
         if not key or self._cache is None:
@@ -368,7 +364,8 @@ class Plans:
             return None
         folder = Path(folders[0])
         captured, found = self.together(
-            lambda: cache.captured(folder), lambda it: "" if it is None else it.digest
+            lambda: cache.captured(folder, request.batch),
+            lambda it: "" if it is None else it.digest,
         )
         if "" in found or len(set(found)) > 1:  # it has been removed, or replaced
             return None
@@ -387,9 +384,14 @@ class Plans:
         if self._cache is None or request.each is not None or alone:  # a tensor of this process
             return ""
         cache = self._cache
-        args = {f"arg {index}": value for index, value in enumerate(request.args)}
-        inputs = {**args, **request.kwargs, "(evaluation)": request.evaluation}
-        inputs["(outputs)"] = request.keeps_outputs
+        batch, numbers = request.batch, request.numbers
+        inputs = {name: value for name, value in batch.items() if name not in numbers} | {
+            "(positional)": len(request.args),
+            "(evaluation)": request.evaluation,
+            "(outputs)": request.keeps_outputs,
+            "(numbers)": [f"{type(batch[name]).__name__} {name}" for name in numbers],
+            "(place)": request.place,
+        }
 
         def make() -> str:
             if any(param.is_meta for param in self._model.parameters()):
@@ -413,6 +415,7 @@ class Plans:
             "loss": self._loss if request.each is None else EachLoss(self._loss, request.each),
             "init": self._init if on_meta else None,
             "evaluation": request.evaluation,
+            "numbers": request.numbers,
             "data_ranks": self._group,
         }
         recipe = Recipe(
@@ -427,8 +430,10 @@ class Plans:
             lambda made: "unsettled" if made[0].unsettled else "",
             _COMPILE_SECONDS,
         )
+        if self._cache is not None:
+            self._cache.imported |= sys.modules.keys() - loaded
         captured = replace(captured, unsettled=any(unsettled))
-        digests = self._meeting.exchange(captured.digest, _EXCHANGE_SECONDS)
+        digests = self._meeting.exchange(captured.digest, EXCHANGE_SECONDS)
         makers = [digests.index(digest) for digest in digests]
 
         def make_plan() -> None:
@@ -436,7 +441,7 @@ class Plans:
                 warned = own.make_plan(folder, self._meeting.world_size)
             captured.warnings.extend(warned)
             if key and self._cache is not None and first and set(makers) == {0}:
-                self._cache.add(key, folder, captured, loaded)
+                self._cache.add(key, folder, captured)
 
         return _Files(folder, captured, make_plan, makers, fingerprint)
 
@@ -447,14 +452,14 @@ class Plans:
         plan = str(folder / "plan.json")
 
         def opened() -> Any:
-            with _as_no_plan():
+            with as_no_plan():
                 return build.runtime().Session(plan, allowed, files.captured.operators)
 
         session, orders = self.together(opened, lambda session: _hashed(session.collectives))
         _, hashes = self.together(lambda: session.plan_hash, str)
 
         def exchange(own: str) -> list[str]:
-            return self._meeting.exchange(own, _EXCHANGE_SECONDS)
+            return self._meeting.exchange(own, EXCHANGE_SECONDS)
 
         def check_shared() -> None:
             if not files.alike and len(set(exchange(_hashed(session.shared)))) > 1:
@@ -477,7 +482,7 @@ class Plans:
         def connect() -> None:
             for axis in axes:
                 collectives.limit(axis, self._deadline)
-            with _as_no_plan():
+            with as_no_plan():
                 session.connect(self._meeting, self.comm, self._deadline, self._first)
 
         self.together(connect, lambda _: "")
@@ -513,33 +518,23 @@ class Plans:
         self,
         make: Callable[[], Any],
         text: Callable[[Any], str],
-        seconds: int = _EXCHANGE_SECONDS,
+        seconds: int = EXCHANGE_SECONDS,
     ) -> tuple[Any, list[str]]:
         """Calls make() on every rank, and returns its texts from all ranks. If one raises, all do:
         that error there, CompileError elsewhere."""
         return together(self._rendezvous, make, text, seconds)
 
 
-def together(
-    rendezvous: Any,
-    make: Callable[[], Any],
-    text: Callable[[Any], str],
-    seconds: int = _EXCHANGE_SECONDS,
-) -> tuple[Any, list[str]]:
-    made, error = None, None
-    try:
-        made = make()
-        own = "=" + text(made)
-    except Exception as raised:
-        error, own = raised, f"{'?' if has_no_plan(raised) else '!'}{raised}"
-    texts = rendezvous.exchange(own, seconds)
-    if error is not None:
-        raise error
-    for rank, other in enumerate(texts):
-        if not other.startswith("="):
-            kind = CompileError if other.startswith("?") else OptionError
-            raise kind(f"rank {rank}: {other[1:]}")
-    return made, [other[1:] for other in texts]
+def with_place(
+    key: tuple[Any, ...], batch: Mapping[str, Any], cache: Mapping[Any, Compiled | None]
+) -> tuple[Any, ...]:
+    """The key with the place, among the plans for one form, of the one for the numbers of `batch`:
+    there is one for each outcome of the comparisons. LIMIT if there are more."""
+    for place in range(LIMIT):
+        made = cache.get((*key, place))
+        if made is None or made.captured.numbers.holds(batch):
+            return *key, place
+    return *key, LIMIT
 
 
 def _too_many() -> NoPlan:
@@ -548,22 +543,6 @@ def _too_many() -> NoPlan:
 
 def _hashed(value: object) -> str:
     return xxhash.xxh3_64_hexdigest(repr(value).encode())
-
-
-@contextmanager
-def _as_no_plan() -> Iterator[None]:
-    """Of the runtime, which has not begun to train."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise NoPlan(str(error)) from error
-
-
-def has_no_plan(error: Exception) -> bool:
-    """Whether an error means that a model has no plan, and not that an option is wrong."""
-    if isinstance(error, CompileError):
-        return not isinstance(error, OptionError) and "policy.yaml:" not in str(error)
-    return isinstance(error, (NoPlan, CaptureError, NotImplementedError))
 
 
 def _dumped(config: Mapping[str, Any]) -> str:
@@ -598,11 +577,3 @@ def _set_buffer(model: nn.Module, before: Tensor, tensor: Tensor) -> None:
         for name, buffer in module._buffers.items():
             if buffer is before:
                 module._buffers[name] = tensor
-
-
-def warn_of_fallback(rank: int, what: str, error: Exception) -> None:
-    """One line, of rank 0."""
-    if rank == 0:
-        reason = " ".join(str(error).split())
-        shown = reason if len(reason) <= 400 else reason[:400] + "…"
-        warnings.warn(f"{what} runs as FSDP2 does, without a plan: {shown}", stacklevel=4)

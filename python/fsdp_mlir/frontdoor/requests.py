@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.state import optimizers
-from fsdp_mlir.step.batches import Batch, Inputs, form, unlike
+from fsdp_mlir.step.batches import Batch, Inputs
 from fsdp_mlir.step.eager import Clipping
-from fsdp_mlir.step.training_step import EachLoss
+from fsdp_mlir.step.training_step import EachLoss, by_position
 from fsdp_mlir.support import policy_schema
 
 # Options that say how a loop over microbatches reduces gradients; the first is their number.
@@ -27,7 +27,9 @@ _INIT_SCALE = 2.0**16
 @dataclass(frozen=True)
 class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
-    config besides those of fully_shard. The losses of its microbatches go to `each`."""
+    config besides those of fully_shard. The losses of its microbatches go to `each`. `numbers`: the
+    names of those inputs that are numbers of each call; `place`: how many plans there are for other
+    numbers."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -36,6 +38,13 @@ class Request:
     is_example: bool = False  # of a batch that eager PyTorch need not accept
     keeps_outputs: bool = False  # what the loss returns besides the scalar
     each: Tensor | None = None
+    numbers: tuple[str, ...] = ()
+    place: int = 0
+
+    @property
+    def batch(self) -> dict[str, Any]:
+        """The inputs by their names."""
+        return {**dict(zip(by_position(len(self.args)), self.args, strict=True)), **self.kwargs}
 
 
 class Requests:
@@ -95,7 +104,7 @@ class Requests:
         return (
             kind,
             len(microbatches),
-            form(microbatches[0]),
+            self._inputs.form(microbatches[0]),
             tuple(module.training for module in self._model.modules()),
             tuple(param.requires_grad for param in params),
             around.settings(),
@@ -105,7 +114,7 @@ class Requests:
 
     def evaluation_key(self, batch: Batch) -> tuple[Any, ...]:
         settable = sharding.settable(self._states, between_backwards=False)
-        return "evaluate", form(batch), around.settings(), settable
+        return "evaluate", self._inputs.form(batch), around.settings(), settable
 
     def why_eager(
         self, kind: str, microbatches: Sequence[Batch], params: list[nn.Parameter]
@@ -116,7 +125,7 @@ class Requests:
         if not why and kind == "gradients" and count > 1 and self._reduces_each:
             why = around.each_microbatch(params)
         if not why and kind == "accumulate":
-            why = unlike(microbatches) or EachLoss.why_not(count, torch.float32)
+            why = self._inputs.unlike(microbatches) or EachLoss.why_not(count, torch.float32)
         return why or self._inputs.with_gaps(microbatches[0])
 
     def dtype_changed(self) -> str:
@@ -144,7 +153,9 @@ class Requests:
         each, all_each = (self._config.get(key, True) for key in OF_LOOP[1:])
         return bool(each and (all_each or not sharding.has_replicas(self._model)))
 
-    def request(self, kind: str, microbatches: Sequence[Batch], *, is_example: bool) -> Request:
+    def request(
+        self, kind: str, microbatches: Sequence[Batch], *, place: int, is_example: bool
+    ) -> Request:
         batch, count = microbatches[0], len(microbatches)
         values = list(batch.values())
         positional = self._inputs.positional
@@ -157,6 +168,8 @@ class Requests:
             is_example=is_example,
             keeps_outputs=self._gives_outputs and alone,
             each=self.losses(count) if kind == "accumulate" else None,
+            numbers=self._inputs.numbers(batch),
+            place=place,
         )
 
     def _config_of(self, kind: str, count: int) -> dict[str, Any]:

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
-from fsdp_mlir.frontdoor.plans import (
-    Compiled,
+from fsdp_mlir.frontdoor.plans import LIMIT, Compiled, Plans, with_place
+from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
+from fsdp_mlir.frontdoor.together import (
+    COMPILE,
+    EAGER,
+    ELSEWHERE,
+    FOR_FSDP2,
+    OTHER_VALUES,
+    READY,
+    Calls,
     NoPlan,
-    Plans,
     has_no_plan,
-    together,
     warn_of_fallback,
 )
-from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.modules import sharding
 from fsdp_mlir.modules.hooks import AfterStep
 from fsdp_mlir.state import optimizers, own_step
 from fsdp_mlir.state.model_state import ModelState
 from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.step import eager
-from fsdp_mlir.step.batches import OTHER_CALL, OTHER_VALUES, Batch, Inputs, split, tensors
+from fsdp_mlir.step.batches import OTHER_NUMBERS, Batch, Inputs, split
 from fsdp_mlir.step.eager import Clipping
+from fsdp_mlir.step.numbers import Refused
 from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import EachLoss, Loss, TrainingStep
-from fsdp_mlir.support import build, policy_schema
-from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support import policy_schema
+from fsdp_mlir.support.errors import CaptureError, CompileError
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
-
-# What a rank tells the others before a call.
-_READY, _COMPILE, _EAGER, _OTHER_VALUES, _FOR_FSDP2 = range(5)
-_BITS = 3  # of one of these
-_ELSEWHERE = "so does the call on another rank"
 
 # As often as a plan may be captured in vain.
 _MOST_UNSETTLED = 8
@@ -113,19 +114,14 @@ class Step:
         self._scaler: tuple[float, int] | None = None
         self._updates: int | None = None
         self._checkpoints: Checkpoints | None = None
-        self._failure = ""  # of a call of the ranks
         self._unsettled: dict[Any, int] = {}  # how often a plan was
         self._told: set[str] = set()  # why a call had no plan
         self._result = _Result()
-        self._agreement: Any = None  # without it there are no plans
+        self._calls = Calls()
         try:
             if not isinstance(model, FSDPModule):
                 raise NoPlan("fully_shard was called on parts of the model alone")
-            self._agreement, _ = together(
-                rendezvous,
-                lambda: build.runtime().Agreement(plans.comm, rendezvous, deadline),
-                lambda _: "",
-            )
+            self._calls.meet(plans.comm, rendezvous, deadline)
         except (NoPlan, RuntimeError) as error:
             self._without_plan(NoPlan(str(error)))
 
@@ -171,7 +167,7 @@ class Step:
                 self._optimizer.zero_grad()
         else:
             compiled.bound.fill(skipped=bool(result.skipped))
-        return compiled.returned(result.loss)
+        return compiled.returned(result.loss, microbatches[0])
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs forward and backward of one microbatch and returns its loss. Leaves reduced
@@ -190,7 +186,7 @@ class Step:
         compiled.bound.optimizer_state(self._steps)
         result = self._train(compiled, microbatches)
         self._take_gradients(compiled)
-        return compiled.returned(result.loss)
+        return compiled.returned(result.loss, microbatches[0])
 
     def accumulate(self, microbatches: Sequence[Example]) -> list[Any]:
         """Runs forward and backward of microbatches whose gradients are reduced together, as FSDP2
@@ -247,7 +243,8 @@ class Step:
         (batch,) = split(self._inputs.named(args, kwargs), 1)
         if self._plans.trained is not None:
             self._plans.trained.settle()
-        key = self._requests.evaluation_key(batch)
+        self._inputs.note([batch])
+        key = with_place(self._requests.evaluation_key(batch), batch, self._evaluators)
         compiled = self._evaluators.get(key)
         ready = (
             compiled is not None
@@ -255,14 +252,14 @@ class Step:
             and compiled.takes([batch])
         )
         why = around.entered() or self._inputs.with_gaps(batch)
-        own = _FOR_FSDP2 if why else _READY if ready else _EAGER
-        if self._agreed(key, own, why) != _READY:
+        own = FOR_FSDP2 if why else READY if ready else EAGER
+        if self._agreed(key, own, why) != READY:
             value = eager.evaluate(self._eager(batch), list(batch.values()))
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
-        loss = self._run(compiled.gathered().session.evaluate, tensors(batch))
+        loss = self._calls.run(compiled.gathered().session.evaluate, compiled.inputs(batch))
         compiled.bound.trained.has_run()
-        return compiled.returned(loss, evaluation=True)
+        return compiled.returned(loss, batch, evaluation=True)
 
     # --- what the last step said
 
@@ -421,33 +418,40 @@ class Step:
         None if the call runs as FSDP2 does."""
         if self._plans.trained is not None:
             self._plans.trained.settle()
+        self._inputs.note(microbatches)
         key = self._requests.key(kind, microbatches, params)
+        key = with_place(key, microbatches[0], self._cache)
         compiled = self._cache.get(key)
         why = self._requests.why_eager(kind, microbatches, params)
+        if not why and key[-1] == LIMIT:
+            why = OTHER_NUMBERS
         if why or (key not in self._cache and (why := self._inputs.vary(microbatches[0]))):
-            own = _FOR_FSDP2
+            own = FOR_FSDP2
         elif (
             (key in self._cache and compiled is None)
             or not sharding.reduces_now(self._model, self._groups)
-            or self._agreement is None
+            or not self._calls.has_met
         ):
-            own = _EAGER
+            own = EAGER
         else:
-            own = _READY if compiled and self._is_current(compiled) else _COMPILE
-            if own == _READY and compiled and not compiled.takes(microbatches):
-                own = _OTHER_VALUES
-            elif own == _COMPILE and (why := self._changed()):
-                own = _FOR_FSDP2
+            own = READY if compiled and self._is_current(compiled) else COMPILE
+            if own == READY and compiled and not compiled.takes(microbatches):
+                own = OTHER_VALUES
+            elif own == COMPILE and (why := self._changed()):
+                own = FOR_FSDP2
         said = self._agreed(key, own, why)
-        if said == _COMPILE:
-            compiled = self._compile(key, kind, microbatches)
+        if said == COMPILE:
+            try:
+                compiled = self._compile(key, kind, microbatches)
+            except Refused:
+                return self._plan(kind, microbatches, params)
             if compiled is not None and self._is_unsettled(compiled):
                 self._settle(key)
                 return None
             if compiled is not None and compiled.relies:
                 takes = compiled.takes(microbatches)
-                said = self._agreed(key, _READY if takes else _OTHER_VALUES)
-        return compiled.gathered() if compiled and said in (_READY, _COMPILE) else None
+                said = self._agreed(key, READY if takes else OTHER_VALUES)
+        return compiled.gathered() if compiled and said in (READY, COMPILE) else None
 
     def _changed(self) -> str:
         """Why there can be no further plan of the model as it is; empty if there can."""
@@ -476,21 +480,8 @@ class Step:
             )
 
     def _agreed(self, key: Any, own: int, why: str = "") -> int:
-        """What all ranks do, after each has said what it would do: they compile if one must, and do
-        what FSDP2 does if one must or if their calls differ. `why` this rank is _FOR_FSDP2."""
-        if self._agreement is None:
-            return _EAGER
-        word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> _BITS << _BITS
-        words = self._run(self._agreement.exchange, word | own)
-        alike = all(other >> _BITS << _BITS == word for other in words)
-        if not alike and key[0] == "evaluate":
-            return _EAGER
-        said = max(other - word for other in words) if alike else _FOR_FSDP2
-        if said == _OTHER_VALUES or not alike:
-            why = OTHER_VALUES if alike else OTHER_CALL
-        elif said == _FOR_FSDP2:
-            why = why or _ELSEWHERE
-        if said >= _OTHER_VALUES:
+        said, why = self._calls.agreed(key, own, why)
+        if why:
             self._say(why)
         return said
 
@@ -501,52 +492,56 @@ class Step:
             self._told.add(why)
 
     def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
-        result = self._run(compiled.session.step, [tensors(batch) for batch in microbatches])
+        result = self._calls.run(compiled.session.step, list(map(compiled.inputs, microbatches)))
         compiled.bound.trained.has_run()
         compiled.leave(len(microbatches))
         return result
 
-    def _run(self, call: Callable[[Any], Any], argument: Any) -> Any:
-        """A call that all ranks make. After a failed call no other is possible: the ranks may be
-        anywhere in it."""
-        if self._failure:
-            raise RuntimeError(f"the step cannot be used any more: {self._failure}")
-        try:
-            return call(argument)
-        except RuntimeError as error:
-            self._failure = str(error)
-            raise
-
     def _compile(
         self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False
     ) -> Compiled | None:
-        request = self._requests.request(kind, microbatches, is_example=is_example)
+        """None if there is none. Raises Refused for numbers that are fixed from then on."""
+        request = self._requests.request(kind, microbatches, place=key[-1], is_example=is_example)
         library = self._config.get("optimizer", {}).get("library", "")
         try:
             compiled = self._plans.compile(request, library)
         except Exception as error:
+            if request.numbers and has_no_plan(error):
+                self._fix(request.numbers, error)
             self._without_plan(error)
             self._cache[key] = None
             return None
         self._cache[key] = compiled
         if compiled.session.evaluates:
-            key = self._requests.evaluation_key(microbatches[0])
+            batch = microbatches[0]
+            key = with_place(self._requests.evaluation_key(batch), batch, self._evaluators)
             self._evaluators[key] = compiled
         return compiled
 
+    def _fix(self, numbers: Sequence[str], error: Exception) -> None:
+        """Raises Refused if a capture on any rank has failed for some of these numbers."""
+        own = error.names if isinstance(error, Refused) else numbers
+        if not isinstance(error, CaptureError):
+            own = []
+        _, others = self._plans.together(lambda: own, json.dumps)
+        if names := sorted({name for text in others for name in json.loads(text)}):
+            self._inputs.fix(names, str(error))
+            raise Refused(str(error), names) from error
+
     def _compile_example(self, example: Example) -> None:
         batch = self._inputs.named((example,), {})
+        self._inputs.note([batch])
         self._inputs.vary(batch)
         sharding.reshard(self._groups)
-        if self._agreement is not None:
+        if self._calls.has_met:
             why, told = self._plans.together(self._changed, str)
             if any(told):
-                return self._say(why or _ELSEWHERE)
+                return self._say(why or ELSEWHERE)
             params = list(self._model.parameters())
             kind, count = "gradients" if self._outside(params) else "update", self._requests.count
             if isinstance(self._optimizer, optimizers.NoOptimizer):
                 kind, count = "backward", 1
-            key = self._requests.key(kind, [batch] * count, params)
+            key = *self._requests.key(kind, [batch] * count, params), 0
             compiled = self._compile(key, kind, [batch], is_example=True)
             if compiled is not None and self._is_unsettled(compiled):
                 del self._cache[key]  # until the first call, which settles it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.nn.parameter import UninitializedTensorMixin
 
 from fsdp_mlir.modules import hooks
-from fsdp_mlir.support.errors import located, prefixed, source_of
+from fsdp_mlir.support.errors import located, prefixed, source_of, warn
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def warn_of_other_names(model: nn.Module) -> None:
                 f"{name} saves itself under other names or values, by {hooks.named(makers[0])}: "
                 "fsdp-run --save-weights writes parameters and buffers by their own names"
             )
-            warnings.warn(prefixed(source_of(makers[0]), message), stacklevel=5)
+            warn(prefixed(source_of(makers[0]), message))
             return
 
 

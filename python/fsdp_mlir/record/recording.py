@@ -26,7 +26,6 @@ from fsdp_mlir.record.generators import (
 from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
-from fsdp_mlir.step.numbers import INPUT
 from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
 from fsdp_mlir.view.fake_model import FakeModel
@@ -257,5 +256,5 @@ def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Reco
         recorder.bind_state(buffer, tensor, f"b{index}", parameter=False)
     inputs = zip(view.inputs.items(), fake.inputs, strict=True)
     for index, ((name, example), tensor) in enumerate(inputs):
-        recorder.bind(tensor, f"i{index}", example if name != INPUT else None)
+        recorder.bind(tensor, f"i{index}", example if view.is_data(name) else None)
     return recorder

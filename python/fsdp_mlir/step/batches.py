@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_mlir.step.called import Call, Called
-from fsdp_mlir.step.nested import form as form_of
-from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
+from fsdp_mlir.step.nested import form, is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.training_step import ComputeLoss, Loss, by_position, signature_of
 from fsdp_mlir.support.layouts import Strides, is_dense, laid_out
 
@@ -26,6 +25,11 @@ OTHER_VALUES = (
 )
 OTHER_CALL = (
     "the call is not that of the other ranks, whose inputs, modes or settings have another form"
+)
+
+OTHER_NUMBERS = (
+    "the numbers among the inputs have had too many outcomes of comparisons, each of which is "
+    "another step; give what varies as a tensor"
 )
 
 # As a model has plans.
@@ -42,6 +46,9 @@ class Inputs:
         self._is_one: bool | None = None  # whether a container is an input, and not all of them
         self.positional = 0
         self._forms: dict[Any, set[Any]] = {}
+        self._last: Batch = {}  # numbers, by their names
+        self._moving: set[str] = set()
+        self._fixed: dict[str, str] = {}  # with the reason
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
         """A call's inputs, always in the same order. The first call determines which ones they are;
@@ -90,6 +97,45 @@ class Inputs:
             return ""
         return f"; a batch that is one input goes by its name, as {name}=batch"
 
+    def note(self, batches: Iterable[Batch]) -> None:
+        """Takes a number that is another one than in the call before for one that may be another in
+        each call, unless it is fixed."""
+        for batch in batches:
+            found = {name: value for name, value in batch.items() if _is_number(value)}
+            for name in (found.keys() & self._last) - self._fixed.keys():
+                if found[name] != self._last[name]:
+                    self._moving.add(name)
+            self._last |= found
+
+    def numbers(self, batch: Batch) -> tuple[str, ...]:
+        """The names of those that may be others in each call, which have one plan."""
+        return tuple(
+            name for name, value in batch.items() if name in self._moving and _is_number(value)
+        )
+
+    def fix(self, names: Iterable[str], why: str) -> None:
+        """Each value of these numbers is another step."""
+        self._fixed |= dict.fromkeys(names, why)
+        self._moving -= self._fixed.keys()
+
+    def form(self, batch: Batch) -> tuple[Any, ...]:
+        """The form by which plans are told apart. Equal on ranks that have batches of the same
+        form."""
+        numbers = self.numbers(batch)
+        return tuple(
+            (name, type(value).__name__ if name in numbers else form(value, _form_of_tensor))
+            for name, value in batch.items()
+        )
+
+    def unlike(self, microbatches: Sequence[Batch]) -> str:
+        """Why they have no plan together: it runs one graph for each. Empty if they are alike."""
+        if len({self.form(batch) for batch in microbatches}) == 1:
+            return ""
+        return (
+            "microbatches that are reduced together differ in their form, and a plan is for one "
+            "form"
+        )
+
     def vary(self, batch: Batch) -> str:
         """Why a batch of a form that is new is none for another plan: each value of its numbers and
         strings would need its own. Empty while there have been few for the same tensors."""
@@ -101,12 +147,14 @@ class Inputs:
         )
         forms = self._forms.setdefault(tensors, set())
         if len(forms) < _MOST_FORMS:
-            forms.add(form(batch))
-        if form(batch) in forms:
+            forms.add(self.form(batch))
+        if self.form(batch) in forms:
             return ""
+        why = next((why for name, why in self._fixed.items() if name in batch), "")
         return (
             f"the numbers and strings among the inputs have had more than {_MOST_FORMS} values "
             "for tensors of one form, and each value is another step; give what varies as a tensor"
+            f"{why and f' ({why})'}"
         )
 
     def with_gaps(self, batch: Batch) -> str:
@@ -175,6 +223,10 @@ def _chunks(name: str, value: Tensor, count: int) -> tuple[Tensor, ...]:
     return value.chunk(count)
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
 def _is_tensor(_: str, value: Any) -> bool:
     return isinstance(value, Tensor)
 
@@ -195,18 +247,6 @@ def tensors(batch: Batch) -> list[Tensor]:
         for _, value in named_leaves(name, given)
         if isinstance(value, Tensor)
     ]
-
-
-def form(batch: Batch) -> tuple[Any, ...]:
-    """The form by which plans are told apart. Equal on ranks that have batches of the same form."""
-    return tuple((name, form_of(value, _form_of_tensor)) for name, value in batch.items())
-
-
-def unlike(microbatches: Sequence[Batch]) -> str:
-    """Why they have no plan together: it runs one graph for each. Empty if they are alike."""
-    if len({form(batch) for batch in microbatches}) == 1:
-        return ""
-    return "microbatches that are reduced together differ in their form, and a plan is for one form"
 
 
 def _form_of_tensor(value: Tensor) -> tuple[Any, ...]:

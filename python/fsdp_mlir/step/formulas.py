@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
 from unittest import mock
 
-from torch import Tensor
-
-# A number in terms of others: ("item", index of one), ("number", value), or a function's name and
-# its arguments.
+# A number in terms of others: ("item", what one is called), ("number", value), or a function's name
+# and its arguments. Those of tensors are called by their places, those given by their names.
 Formula = tuple[Any, ...]
 
 _OF_MATH = (
@@ -95,16 +93,29 @@ def math_of_symbols() -> Iterator[None]:
 
 
 def moved(formula: Formula, by: int) -> Formula:
-    """The same of numbers that come `by` places later."""
+    """The same of tensors that come `by` places later."""
     if formula[0] == "item":
-        return ("item", formula[1] + by)
+        return formula if isinstance(formula[1], str) else ("item", formula[1] + by)
     if formula[0] == "number":
         return formula
     return (formula[0], *(moved(each, by) for each in formula[1:]))
 
 
-def value_of(formula: Sequence[Any], numbers: Any) -> Any:
-    """What a formula gives for those numbers: a sequence, or a mapping by what it calls them."""
+def settled(formula: Formula, given: Mapping[str, Any]) -> Formula:
+    """With the given numbers in place of their names."""
+    name, *rest = formula
+    if name == "item":
+        return ("number", given[rest[0]]) if rest[0] in given else formula
+    if name == "number":
+        return formula
+    terms = [settled(each, given) for each in rest]
+    if all(term[0] == "number" for term in terms):
+        return ("number", value_of((name, *terms), {}))
+    return (name, *terms)
+
+
+def value_of(formula: Sequence[Any], numbers: Mapping[Any, Any]) -> Any:
+    """What a formula gives for those numbers, by what it calls them."""
     name, *rest = formula
     if name == "item":
         return numbers[rest[0]]

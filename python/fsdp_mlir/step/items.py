@@ -8,7 +8,7 @@ been. So is an Item that is still kept when forward has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -34,16 +34,19 @@ class Item(Symbol):
         tensors: Sequence[Tensor],
         error: CaptureError,
         made: list[ref[Item]],
+        given: Mapping[str, Any] | None = None,
     ) -> None:
-        """`made` notes that it exists."""
+        """`made` notes that it exists. `given`: numbers that the formula names."""
         self.formula, self.tensors, self.error = formula, list(tensors), error
+        self.given = given or {}
         self.made = made
         made.append(ref(self))
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
         try:
-            return type(value_of(self.formula, [_one(each.dtype) for each in self.tensors]))
+            ones = {index: _one(each.dtype) for index, each in enumerate(self.tensors)}
+            return type(value_of(self.formula, ones | self.given))
         except (ArithmeticError, ValueError):
             raise self.error from None
 
@@ -53,18 +56,20 @@ class Item(Symbol):
     def combined(self, name: str, values: Sequence[Any]) -> Item:
         tensors: list[Tensor] = []
         terms: list[Any] = []
+        given: Mapping[str, Any] = {}
         for value in values:
             if type(value) is Item:
                 terms.append(moved(value.formula, len(tensors)))
                 tensors += value.tensors
+                given = given or value.given
             elif type(value) is Number:
-                terms.append(("item", len(tensors)))
-                tensors.append(value.tensor())
+                terms.append(value.formula)
+                given = value.of.given
             elif type(value) in (int, float, bool):
                 terms.append(("number", value))
             else:
                 raise self.error
-        return Item((name, *terms), tensors, self.error, self.made)
+        return Item((name, *terms), tensors, self.error, self.made, given)
 
 
 def _one(dtype: torch.dtype) -> Any:

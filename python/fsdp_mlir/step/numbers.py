@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fsdp_mlir.step.formulas import Formula, Symbol, math_of_symbols, value_of
-from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame
+from fsdp_mlir.support.errors import CaptureError, SourceMap, model_frame, prefixed
 
 # Of the input that the numbers come in.
 INPUT = "(numbers)"
@@ -40,6 +40,14 @@ _SAME_BITS = {
 }
 
 
+class Refused(CaptureError):
+    """Of numbers, by their names."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class Number(Symbol):
     """A number of each step: `formula` over the numbers that the step is given."""
 
@@ -57,10 +65,11 @@ class Number(Symbol):
     def __class__(self) -> type:  # type: ignore[override]
         return type(self.number)
 
-    def refused(self) -> CaptureError:
-        names = ", ".join(f"'{name}'" for name in _names(self.formula))
+    def refused(self) -> Refused:
+        names = _names(self.formula)
+        told = ", ".join(f"'{name}'" for name in names)
         where = SourceMap().frame(model_frame())
-        return located(where, f"{names} is used as more than a number that a tensor may be")
+        return Refused(prefixed(where, f"{told} is used as more than a tensor may be"), names)
 
     def combined(self, name: str, values: Sequence[Any]) -> Any:
         terms = [_term(value) for value in values]
@@ -147,11 +156,31 @@ def _names(formula: Formula) -> list[str]:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a recorded step takes of the numbers that it is given: the formulas of its input's
-    elements with the numbers' classes, and comparisons with their outcome."""
+    """What a recorded step takes of the numbers that it is given, by their names: the formulas of
+    its input's elements with the numbers' classes, and comparisons with their outcome."""
 
+    names: tuple[str, ...] = ()
     slots: tuple[tuple[Formula, type], ...] = ()
     outcomes: tuple[tuple[Formula, bool], ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """The same as JSON."""
+        slots = [[formula, kind.__name__] for formula, kind in self.slots]
+        return {"names": self.names, "slots": slots, "outcomes": self.outcomes}
+
+    @staticmethod
+    def recorded(record: Mapping[str, Any]) -> Taken:
+        """What `record` gave."""
+        kinds = {kind.__name__: kind for kind in (int, float)}
+        return Taken(
+            tuple(record["names"]),
+            tuple((formula, kinds[kind]) for formula, kind in record["slots"]),
+            tuple((formula, outcome) for formula, outcome in record["outcomes"]),
+        )
+
+    def of(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The numbers in what the step is given."""
+        return {name: batch[name] for name in self.names}
 
     def holds(self, numbers: Mapping[str, Any]) -> bool:
         """Whether the step is for these numbers."""
@@ -206,7 +235,8 @@ class Numbers:
 
     @property
     def taken(self) -> Taken:
-        return Taken(tuple(self._slots.values()), tuple(self._outcomes.values()))
+        outcomes = tuple(self._outcomes.values())
+        return Taken(tuple(self.given), tuple(self._slots.values()), outcomes)
 
     def input(self) -> Tensor:
         """The step's input for the numbers of the recording."""

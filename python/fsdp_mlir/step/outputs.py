@@ -19,7 +19,7 @@ from torch.utils._pytree import (
     treespec_loads,
 )
 
-from fsdp_mlir.step.formulas import Formula, moved, value_of
+from fsdp_mlir.step.formulas import Formula, moved, settled, value_of
 from fsdp_mlir.step.items import is_item
 from fsdp_mlir.step.numbers import Number
 
@@ -55,9 +55,15 @@ class Outputs:
         self._form: TreeSpec | None = None
         self._plain: list[Any] = []  # a number, string or None; the loss; or a slot's index
 
-    def take(self, value: Any, loss: Tensor, error: Callable[[str], Exception]) -> None:
+    def take(
+        self,
+        value: Any,
+        loss: Tensor,
+        error: Callable[[str], Exception],
+        given: Mapping[str, Any],
+    ) -> None:
         """Copies the tensors of `value` to their slots. The first call creates these; later calls
-        raise `error` if the value has a different form."""
+        raise `error` if the value has a different form. `given`: the numbers that the step has."""
         if not self._keeps:
             return
         leaves, form = tree_flatten(value)
@@ -70,8 +76,7 @@ class Outputs:
                 plain.append(_Calculated(moved(leaf.formula, len(tensors))))
                 tensors += leaf.tensors
             elif type(leaf) is Number:
-                plain.append(_Calculated(("item", len(tensors))))
-                tensors.append(leaf.tensor())
+                plain.append(_Calculated(leaf.formula))
             elif isinstance(leaf, DTensor):
                 raise error(
                     "an output is a DTensor, expected a tensor, as .to_local() or .full_tensor() "
@@ -91,16 +96,17 @@ class Outputs:
             self._form, self._plain = form, plain
             with _disable_current_modes():
                 self.slots = [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
-        if (form, plain) != (self._form, self._plain):
+        alike = [[_settled(leaf, given) for leaf in each] for each in (plain, self._plain)]
+        if form != self._form or alike[0] != alike[1]:
             raise error("the outputs have another form each time")
         for slot, tensor in zip(self.slots, tensors, strict=True):
             if slot.shape != tensor.shape or slot.dtype != tensor.dtype:
                 raise error("an output has another shape or dtype each time")
             slot.copy_(tensor)
 
-    def value(self, loss: Tensor) -> Any:
+    def value(self, loss: Tensor, given: Mapping[str, Any]) -> Any:
         """What the last step returned, in separate tensors, with `loss` as its loss; just `loss` if
-        that is all."""
+        that is all. `given`: the numbers that it had."""
         if self._form is None:
             return loss
 
@@ -114,7 +120,8 @@ class Outputs:
             return leaf
 
         calculates = any(isinstance(leaf, _Calculated) for leaf in self._plain)
-        numbers = [s.item() if s.numel() == 1 else None for s in self.slots if calculates]
+        slots = enumerate(self.slots) if calculates else ()
+        numbers = {**given, **{index: s.item() for index, s in slots if s.numel() == 1}}
         return tree_unflatten(map(made, self._plain), self._form)
 
     def record(self) -> dict[str, Any]:
@@ -166,6 +173,13 @@ class _Slot:
 
 @dataclass
 class _Calculated:
-    """A leaf that is calculated from slots of one element."""
+    """A leaf that is calculated from slots of one element, and numbers that are given."""
 
     formula: Formula
+
+
+def _settled(leaf: Any, given: Mapping[str, Any]) -> Any:
+    if not isinstance(leaf, _Calculated):
+        return leaf
+    formula = settled(leaf.formula, given)
+    return formula[1] if formula[0] == "number" else _Calculated(formula)

@@ -122,7 +122,10 @@ class TrainingStep(nn.Module):
             raise located(source_of(self.loss or self.model), str(error)) from None
         if loss is not value:
             self.outputs.take(
-                value, loss, lambda text: located(source_of(self.loss or self.model), text)
+                value,
+                loss,
+                lambda text: located(source_of(self.loss or self.model), text),
+                self.numbers.given,
             )
         return loss
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
@@ -82,6 +83,14 @@ def model_frame() -> FrameType:
     ):
         frame = frame.f_back
     return frame
+
+
+def warn(text: str) -> None:
+    """A warning at the line that called this package."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def _is_ours(file: str) -> bool:

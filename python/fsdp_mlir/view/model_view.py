@@ -88,6 +88,10 @@ class ModelView:
     def states(self) -> Iterable[weights.State]:
         return (*self.params, *self.buffers)
 
+    def is_data(self, name: str) -> bool:
+        """Whether the input of this name is one of the batch, and not that of its numbers."""
+        return name != numbers.INPUT
+
     def computed(self, param: weights.State) -> torch.dtype:
         """The dtype in which the step sees a parameter."""
         precision = self.units.precision_of(param)
