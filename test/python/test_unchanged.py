@@ -498,7 +498,9 @@ def test_a_limit_of_plans() -> None:
         pair.change(set_attribute("config.scale", 3.0 + number))
         pair.assert_equal_steps(1)
     pair.change(set_attribute("config.scale", 1.0))
-    with pytest.warns(UserWarning, match="there are 8 plans of the model already"):
+    with pytest.warns(
+        UserWarning, match=r"are 8 plans of the model already; .*config.scale. is 1.0, .* as an arg"
+    ):
         pair.assert_equal_steps(2)
 
 

@@ -225,7 +225,7 @@ class Plans:
             policy = _dumped({**config, "optimizer": _fixed(config["optimizer"])})
         one_group = self._meeting is self._rendezvous  # else other ranks may have another policy
         if one_group and len(self._made) >= LIMIT and policy not in (m.policy for m in self._made):
-            raise _too_many()  # without a capture
+            raise self._too_many()  # without a capture
         with ExitStack() as stack:
             stack.enter_context(uncollected())
             key = self._key(request, policy)
@@ -244,7 +244,7 @@ class Plans:
                 self._made[self._made.index(before)] = made
                 return made
             if len(self._made) >= LIMIT:
-                raise _too_many()
+                raise self._too_many()
 
             folder = self._sent(files, stack)
             session, plan_hash = self._open(folder, files, allowed_library)
@@ -255,6 +255,12 @@ class Plans:
         self._begin(made)
         self._made.append(made)
         return made
+
+    def _too_many(self) -> NoPlan:
+        text = f"there are {LIMIT} plans of the model already"
+        if change := self._made[-1].unchanged.attribute():
+            text += f"; {change}: give a number that varies to the step, as an argument"
+        return NoPlan(text)
 
     def _snapshot(self, captured: Captured) -> Unchanged:
         with captured.others.sharded():
@@ -535,10 +541,6 @@ def with_place(
         if made is None or made.captured.numbers.holds(batch):
             return *key, place
     return *key, LIMIT
-
-
-def _too_many() -> NoPlan:
-    return NoPlan(f"there are {LIMIT} plans of the model already")
 
 
 def _hashed(value: object) -> str:

@@ -151,6 +151,10 @@ class Unchanged:
                 return prefixed(change.location, change.text)
         return ""
 
+    def attribute(self) -> str:
+        """The first attribute, or the like, that has changed; empty without any."""
+        return next((change.text for change in self._changes() if change.attribute), "")
+
     # --- what changed
 
     def _changes(self) -> Iterator[_Change]:
