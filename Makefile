@@ -10,7 +10,7 @@ CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup build build-runtime build-system build-asan build-tsan test test-all \
+.PHONY: help setup build build-runtime build-asan build-tsan test test-all \
 	test-compiler test-unit test-runtime test-headers test-asan test-tsan test-python test-parity \
 	test-kernels test-zoo demo bench docs check-docs check-format format clean
 
@@ -26,16 +26,13 @@ build: setup ## compiler and runtime (preset dev, build/)
 build-runtime: setup ## the runtime with the system's compiler, without MLIR (build-runtime/)
 	@scripts/build.sh runtime $(JOBS)
 
-build-system: setup ## what the tests use of it, with less optimisation (build-system/)
-	@scripts/build.sh system $(JOBS) fsdp-run lion
-
 build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 	@scripts/build.sh asan $(JOBS)
 
-build-tsan: setup ## the runtime under ThreadSanitizer (build-tsan/)
+build-tsan: setup ## the same with the system's compiler, under ThreadSanitizer (build-tsan/)
 	@scripts/build.sh tsan $(JOBS)
 
-test: check-format check-docs test-compiler build-system test-asan test-tsan ## everything that CI runs
+test: check-format check-docs test-compiler test-asan test-tsan ## everything that CI runs
 	@echo "== test/python, test/parity, test/faults, test/zoo"
 	@$(PYTEST) test/python test/parity test/faults test/zoo
 
@@ -106,4 +103,4 @@ format: setup ## apply ruff's and clang-format's formatting
 	@clang-format-22 -i $(CXX_SOURCES)
 
 clean: ## remove what was built and written (not .venv)
-	rm -rf build build-runtime build-system build-headers build-gpu build-asan build-tsan out
+	rm -rf build build-runtime build-headers build-gpu build-asan build-tsan out

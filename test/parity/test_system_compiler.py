@@ -9,8 +9,8 @@ import pytest
 from harness import ADAMW_FUSED, GPT2, LLAMA, SGD, Captured, Case, Model, compile_plan, train_plan
 from test_parity import assert_equal_bits
 
-# With little optimisation, and as it is released (make test-runtime).
-BUILDS = ["build-system", pytest.param("build-runtime", marks=pytest.mark.exhaustive)]
+# Under ThreadSanitizer, and as it is released (make test-runtime).
+BUILDS = ["build-tsan", pytest.param("build-runtime", marks=pytest.mark.exhaustive)]
 
 BF16 = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
 CASES = {
@@ -40,4 +40,6 @@ def test_equal_bits(
     plan = compile_plan(files, run, f"system_compiler_{case}")
     expected = train_plan(files, plan, run, streams=streams)
     monkeypatch.setattr(harness, "BIN", built)
+    suppressed = harness.ROOT / "unittests/tsan.supp"
+    monkeypatch.setenv("TSAN_OPTIONS", f"suppressions={suppressed}")
     assert_equal_bits(train_plan(files, plan, run, streams=streams), expected)

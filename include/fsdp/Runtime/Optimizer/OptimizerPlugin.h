@@ -77,9 +77,9 @@ private:
 /// throw std::exception for options that it refuses.
 #define FSDP_OPTIMIZER_PLUGIN(Type)                                            \
   extern "C" {                                                                 \
-  extern const int64_t fsdpOptimizerPluginVersion;                             \
-  __attribute__((used, visibility("default")))                                 \
-  const int64_t fsdpOptimizerPluginVersion =                                   \
+  extern __attribute__((visibility("default")))                                \
+  const int64_t fsdpOptimizerPluginVersion;                                    \
+  __attribute__((used)) const int64_t fsdpOptimizerPluginVersion =             \
       ::fsdp::runtime::kOptimizerPluginVersion;                                \
   }                                                                            \
   extern "C" ::fsdp::runtime::OptimizerPlugin *fsdpCreateOptimizerPlugin(      \
