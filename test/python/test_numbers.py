@@ -80,6 +80,42 @@ def low_precision(model: nn.Module, x: Tensor, beta: float) -> Any:
     return F.cross_entropy((output * beta).float() + beta * output, LABELS) * beta
 
 
+def chosen(model: nn.Module, x: Tensor, beta: float) -> Any:
+    output = model(x)
+    wide = output.double().where(output > 0, beta)
+    narrow = output[0, 0].where(x.sum() > 0, beta) + torch.where(output > 0, beta, output)
+    return F.cross_entropy(output, LABELS) + wide.mean() + narrow.mean(), wide
+
+
+def tried(model: nn.Module, x: Tensor, n: int) -> Any:
+    output = F.cross_entropy(model(x), LABELS)
+    try:
+        return output * int(n)
+    except Exception:
+        return output
+
+
+def shifted(model: nn.Module, x: Tensor, n: int) -> Any:
+    output = F.cross_entropy(model(x), LABELS)
+    try:
+        return output * (n & 3)
+    except TypeError:
+        return output
+
+
+def caught(model: nn.Module, x: Tensor, n: int) -> Any:
+    try:
+        rate = 1 / n
+    except ZeroDivisionError:
+        rate = 1.0
+    return F.cross_entropy(model(x), LABELS) * rate
+
+
+def of_its_class(model: nn.Module, x: Tensor, n: float) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss * n if type(n) is float else loss
+
+
 def as_a_size(model: nn.Module, x: Tensor, n: int) -> Any:
     return F.cross_entropy(model(x[:n]), LABELS[:n])
 
@@ -121,6 +157,7 @@ CASES: list[tuple[Loss, Sequence[tuple[Any, ...]], int]] = [
     (integers, [(n,) for n in range(1, 8)], 2),
     (of_one_element, [(0.7 * n,) for n in range(6)], 2),
     (low_precision, [(0.7 * n,) for n in range(6)], 2),
+    (chosen, [(1.0,), (2.0,), (0.1,), (1e30,), (1e-300,)], 2),
     (weighted, [(n % 2,) for n in range(4)] + [(n / 3,) for n in range(4)], 3),
 ]
 
@@ -201,6 +238,77 @@ def test_a_number_of_one_value(loss: Loss) -> None:
     assert len(lines) == 1
     why = "Could not infer dtype" if loss is in_a_list else "'arg1' is used as more than a tensor"
     assert why in lines[0] and (loss is kept or "test_numbers.py:" in lines[0])
+
+
+@pytest.mark.parametrize("loss", [tried, shifted, caught, of_its_class])
+def test_a_number_that_another_would_differ_from(loss: Loss) -> None:
+    """Where the recorded step takes a way that it takes for no other number."""
+    kind = float if loss is of_its_class else int
+    calls = [(kind(n),) for n in (2, 0, 1, 5, 3)]
+    got, lines, _ = _results(loss, calls, compiled=True)
+    want, _, _ = _results(loss, calls, compiled=False)
+    assert got == want
+    assert lines == []
+
+
+def unused(model: nn.Module, x: Tensor, n: float) -> Any:
+    rate = 1 / n
+    return F.cross_entropy(model(x), LABELS) + (0 if n > 100 else n), n > rate
+
+
+def too_large(model: nn.Module, x: Tensor, n: float) -> Any:
+    output = model(x)
+    return F.cross_entropy(output, LABELS) + torch.where(output > 0, output, n).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "wrong", "error"),
+    [(unused, 0.0, ZeroDivisionError), (too_large, -1e39, RuntimeError)],
+)
+def test_an_error_for_some_numbers(loss: Loss, wrong: float, error: type[Exception]) -> None:
+    """Comes as FSDP2's does, before anything is trained, and the plan serves the other numbers."""
+    calls = [(2.0,), (3.0,), (4.0,)]
+    _, lines, count = _results(loss, calls, compiled=True)
+    assert (lines, count) == ([], 2)
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = fsdp_mlir.compile(model, compute_loss=loss, optimizer=optimizer)
+    x = torch.randn(6, 4)
+    for number in (2.0, 3.0):
+        step(x, number)
+    before = [param.full_tensor().clone() for param in model.parameters()]
+    with warnings.catch_warnings(), pytest.raises(error):
+        warnings.simplefilter("ignore")
+        step(x, wrong)
+    model.reshard()  # after a forward that failed
+    for param, was in zip(model.parameters(), before, strict=True):
+        assert torch.equal(param.full_tensor(), was)
+
+
+def now_and_then(model: nn.Module, x: Tensor, n: int) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss * 2 if n % 4 == 3 and loss.item() > 0 else loss * n
+
+
+def never(model: nn.Module, x: Tensor, n: int) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss * n if loss.item() > 0 else loss
+
+
+def huge(model: nn.Module, x: Tensor, n: int) -> Any:
+    return F.cross_entropy(model(x), LABELS) * 2**63 * n
+
+
+@pytest.mark.parametrize(("loss", "captures"), [(now_and_then, 4), (never, 3), (huge, 3)])
+def test_what_has_no_plan_for_another_reason(loss: Loss, captures: int) -> None:
+    """Is not captured again for each number, and has one line."""
+    calls = [(n,) for n in range(1, 13)]
+    got, lines, count = _results(loss, calls, compiled=True)
+    want, _, _ = _results(loss, calls, compiled=False)
+    assert got == want
+    assert len(lines) == 1, lines
+    assert count == captures
 
 
 def test_numbers_of_both_kinds() -> None:

@@ -194,6 +194,8 @@ class _Writer:
         if first == "FloatType" or isinstance(value, float):
             return self.number(float(value))
         if isinstance(value, int):
+            if abs(value) >= 1 << 63:
+                raise CaptureError(f"expected a number of 64 bits, got {value}")
             return self.constant("int", str(int(value)))
         if isinstance(value, complex):
             return self.complex_number(value)

@@ -91,12 +91,16 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
         for name, tensor in view.inputs.items()
     ]
 
-    def with_others(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        named = zip(view.inputs, example, strict=True)
-        return [change(each) if view.is_data(name) else each for name, each in named]
+    def with_others(change: Callable[[Tensor], Tensor], others: bool) -> list[Tensor]:
+        return [
+            change(each) if view.is_data(name) else view.step.numbers.input(others=others)
+            for name, each in zip(view.inputs, example, strict=True)
+        ]
 
-    for other in (_shuffled, _rotated):
-        batches = [example, with_others(other)]
+    # With other numbers, too, if there are any: a step may look at their class.
+    kinds = [(_shuffled, True)] if view.step.numbers.given else []
+    for other, others in (*kinds, (_shuffled, False), (_rotated, False)):
+        batches = [example, with_others(other, others)]
         if not _relied_on(recording, batches[1]):
             continue
         try:

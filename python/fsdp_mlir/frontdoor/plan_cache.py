@@ -113,7 +113,7 @@ class PlanCache:
             texts = [str(text) for text in entry["warnings"]]
             outputs, assigned = (training, evaluation), frozenset(entry["assigned"])
             numbers = Taken.recorded(entry["numbers"])
-            if not numbers.holds(batch):
+            if not numbers.serves(batch):
                 return None
             captured = Captured(
                 entry["digest"], constants, outputs, assigned=assigned, numbers=numbers

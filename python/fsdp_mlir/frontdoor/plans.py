@@ -73,7 +73,7 @@ class Compiled:
     def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the values that decide what the step is, such as those of a mask, do so for these
         microbatches, and those of other models are the ones that FSDP2 computes with."""
-        if self.captured.others.are_stale() or not all(map(self.captured.numbers.holds, batches)):
+        if self.captured.others.are_stale() or not all(map(self.captured.numbers.serves, batches)):
             return False
         relied_on, buffers = self.captured.relied_on, {}
         for name, buffer in self.captured.sources.items() if relied_on else ():
@@ -535,11 +535,15 @@ def with_place(
     key: tuple[Any, ...], batch: Mapping[str, Any], cache: Mapping[Any, Compiled | None]
 ) -> tuple[Any, ...]:
     """The key with the place, among the plans for one form, of the one for the numbers of `batch`:
-    there is one for each outcome of the comparisons. LIMIT if there are more."""
+    there is one for each outcome of the comparisons. LIMIT if there are more, or if the step raises
+    an error for these numbers."""
     for place in range(LIMIT):
         made = cache.get((*key, place))
-        if made is None or made.captured.numbers.holds(batch):
-            return *key, place
+        try:
+            if made is None or made.captured.numbers.holds(batch):
+                return *key, place
+        except Exception:  # which FSDP2's step raises
+            break
     return *key, LIMIT
 
 

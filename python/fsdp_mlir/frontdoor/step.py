@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
 from fsdp_mlir.frontdoor.plans import LIMIT, Compiled, Plans, with_place
-from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
+from fsdp_mlir.frontdoor.requests import OF_LOOP, Request, Requests
 from fsdp_mlir.frontdoor.together import (
     COMPILE,
     EAGER,
@@ -200,7 +200,7 @@ class Step:
         sharding.reshard(self._groups)
         compiled = self._plan("accumulate", batches, list(self._model.parameters()))
         if compiled is not None and (why := EachLoss.why_not(count, compiled.loss_dtype)):
-            self._say(why)
+            self._without_plan(NoPlan(why))
             compiled = None
         if compiled is None:
             inputs = [list(batch.values()) for batch in batches]
@@ -482,14 +482,8 @@ class Step:
     def _agreed(self, key: Any, own: int, why: str = "") -> int:
         said, why = self._calls.agreed(key, own, why)
         if why:
-            self._say(why)
-        return said
-
-    def _say(self, why: str) -> None:
-        """Why a call has no plan, once."""
-        if why not in self._told:
             self._without_plan(NoPlan(why))
-            self._told.add(why)
+        return said
 
     def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
         result = self._calls.run(compiled.session.step, list(map(compiled.inputs, microbatches)))
@@ -507,7 +501,7 @@ class Step:
             compiled = self._plans.compile(request, library)
         except Exception as error:
             if request.numbers and has_no_plan(error):
-                self._fix(request.numbers, error)
+                self._fix(request, library, error)
             self._without_plan(error)
             self._cache[key] = None
             return None
@@ -518,15 +512,26 @@ class Step:
             self._evaluators[key] = compiled
         return compiled
 
-    def _fix(self, numbers: Sequence[str], error: Exception) -> None:
-        """Raises Refused if a capture on any rank has failed for some of these numbers."""
-        own = error.names if isinstance(error, Refused) else numbers
-        if not isinstance(error, CaptureError):
-            own = []
-        _, others = self._plans.together(lambda: own, json.dumps)
-        if names := sorted({name for text in others for name in json.loads(text)}):
-            self._inputs.fix(names, str(error))
-            raise Refused(str(error), names) from error
+    def _fix(self, request: Request, library: str, error: Exception) -> None:
+        """Raises Refused for numbers because of which a capture has failed on any rank: those that
+        it has refused, or all if there is a plan without them."""
+        own = error.names if isinstance(error, Refused) else ()
+        fails = isinstance(error, CaptureError)
+        _, told = self._plans.together(lambda: None, lambda _: json.dumps([fails, *own]))
+        answers = [json.loads(text) for text in told]
+        names = sorted({name for _, *refused in answers for name in refused})
+        if not any(failed for failed, *_ in answers):
+            return
+        if not names:
+            try:
+                self._plans.compile(replace(request, numbers=()), library)
+            except Exception as other:
+                if has_no_plan(other):
+                    return
+                raise
+            names = list(request.numbers)
+        self._inputs.fix(names, str(error))
+        raise Refused(str(error), names) from error
 
     def _compile_example(self, example: Example) -> None:
         batch = self._inputs.named((example,), {})
@@ -536,7 +541,7 @@ class Step:
         if self._calls.has_met:
             why, told = self._plans.together(self._changed, str)
             if any(told):
-                return self._say(why or ELSEWHERE)
+                return self._without_plan(NoPlan(why or ELSEWHERE))
             params = list(self._model.parameters())
             kind, count = "gradients" if self._outside(params) else "update", self._requests.count
             if isinstance(self._optimizer, optimizers.NoOptimizer):
@@ -555,7 +560,9 @@ class Step:
                 f"{error}; without a plan '{(missing or ['optimizer'])[0]}' of the config is not "
                 "there"
             ) from error
-        warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
+        if (why := str(error)) not in self._told:
+            self._told.add(why)
+            warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
 
     def _outside(self, params: list[nn.Parameter]) -> str:
         """Why the optimizer's step is not in a plan; empty if it is."""

@@ -29,7 +29,7 @@ OTHER_CALL = (
 
 OTHER_NUMBERS = (
     "the numbers among the inputs have had too many outcomes of comparisons, each of which is "
-    "another step; give what varies as a tensor"
+    "another step, or arithmetic with them is an error; give what varies as a tensor"
 )
 
 # As a model has plans.

@@ -48,7 +48,14 @@ class Symbol:
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __hash__ = __str__ = __repr__ = __format__ = _refuse  # type: ignore[assignment]
     __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = _refuse
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __invert__ = _refuse
+    __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = _refuse
     __reduce_ex__ = __getattr__ = _refuse  # type: ignore[assignment]
+
+
+def may_raise(formula: Formula) -> bool:
+    """Whether the last operation of a formula has no result for some numbers."""
+    return formula[0] in (*_OF_MATH, "truediv", "floordiv", "mod", "pow", "round")
 
 
 def is_symbol(value: Any) -> bool:
@@ -63,6 +70,8 @@ def _combined(name: str, *values: Any) -> Any:
 
 def _define(name: str) -> None:
     def function(self: Symbol, *others: Any) -> Any:
+        if len(others) > 1:  # a modulus of pow
+            raise self.refused()
         return _combined(name, self, *others)
 
     def reflected(self: Symbol, other: Any) -> Any:

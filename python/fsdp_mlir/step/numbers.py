@@ -9,6 +9,7 @@ for a size, is a CaptureError: then the number itself is a part of the step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +19,12 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from fsdp_mlir.step.formulas import Formula, Symbol, math_of_symbols, value_of
+from fsdp_mlir.step.formulas import Formula, Symbol, math_of_symbols, may_raise, value_of
 from fsdp_mlir.support.errors import CaptureError, SourceMap, model_frame, prefixed
 
 # Of the input that the numbers come in.
 INPUT = "(numbers)"
-_SLOTS = 32
+_SLOTS = 31
 
 # A float64 has these integers.
 _MOST = 1 << 53
@@ -56,7 +57,7 @@ class Number(Symbol):
     def __init__(self, formula: Formula, of: Numbers) -> None:
         """Raises what the calculation does."""
         self.formula, self.of = formula, of
-        self.number = value_of(formula, of.given)
+        self.number = of.calculated(formula)
         of.made.append(ref(self))
         if type(self.number) not in (int, float, bool):
             raise self.refused()
@@ -66,10 +67,7 @@ class Number(Symbol):
         return type(self.number)
 
     def refused(self) -> Refused:
-        names = _names(self.formula)
-        told = ", ".join(f"'{name}'" for name in names)
-        where = SourceMap().frame(model_frame())
-        return Refused(prefixed(where, f"{told} is used as more than a tensor may be"), names)
+        return self.of.refused(self.formula)
 
     def combined(self, name: str, values: Sequence[Any]) -> Any:
         terms = [_term(value) for value in values]
@@ -95,12 +93,17 @@ class Number(Symbol):
         in_place = plain.startswith("i") if name.startswith("__") else name.endswith("_")
         if len(operands) != _SAME_BITS.get(plain) or set(kwargs or {}) - {"input", "other"}:
             raise number.refused()
-        values = operands[1:] if plain == "where" else operands
-        tensors = [each for each in values if isinstance(each, Tensor)]
-        dtype = _dtype(plain, tensors, [each for each in values if type(each) is Number])
+        if plain == "where":
+            return number._chosen(func, args, kwargs or {})
+        tensors = [each for each in operands if isinstance(each, Tensor)]
+        are_float = any(each.is_floating_point() or each.is_complex() for each in tensors)
+        numbers = [each for each in operands if type(each) is Number]
+        is_float = any(type(each.number) is float for each in numbers)
+        # With integers Python's numbers are of the default dtype.
+        dtype = torch.get_default_dtype() if is_float and not are_float else None
         # Beside a tensor without dimensions another one would decide the result's dtype.
-        flat = plain != "where" and all(each.dim() == 0 for each in tensors)
-        if not (tensors or plain == "where") or (flat and in_place):
+        flat = all(each.dim() == 0 for each in tensors)
+        if not tensors or (flat and in_place):
             raise number.refused()
 
         def given(each: Any) -> Any:
@@ -113,16 +116,22 @@ class Number(Symbol):
         result = func(*map(given, args), **keywords)
         return result.reshape(()) if flat else result
 
+    def _chosen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What `torch.where` of a tensor of floats and this number gives. It is an error for a
+        number that the tensor's dtype does not have."""
+        choices = [*args[1:], *kwargs.values()] if func is torch.where else [args[0], *args[2:]]
+        tensors = [each for each in choices if isinstance(each, Tensor)]
+        if func not in (torch.where, Tensor.where) or len(choices) != 2 or len(tensors) != 1:
+            raise self.refused()
+        dtype = torch.result_type(tensors[0], self.number)
+        if not dtype.is_floating_point:
+            raise self.refused()
+        number = self.of.tensor(self, torch.finfo(dtype).max).to(dtype)
 
-def _dtype(operator: str, tensors: list[Tensor], numbers: list[Number]) -> torch.dtype | None:
-    """Of the tensor that a number is taken as, where it is not that of Python's numbers."""
-    are_float = any(each.is_floating_point() or each.is_complex() for each in tensors)
-    is_float = any(type(each.number) is float for each in numbers)
-    if operator == "where" and all(each.dim() == 0 for each in tensors):
-        if tensors:
-            return torch.result_type(tensors[0], numbers[0].number)
-        return torch.get_default_dtype()
-    return torch.get_default_dtype() if is_float and not are_float else None
+        def given(each: Any) -> Any:
+            return number if each is self else each
+
+        return func(*map(given, args), **{key: given(each) for key, each in kwargs.items()})
 
 
 def _compared(name: str) -> Any:
@@ -146,6 +155,10 @@ def _term(value: Any) -> Formula | None:
     return ("number", value) if type(value) in (int, float, bool) else None
 
 
+def _moved(number: Any, by: float) -> Any:
+    return number + round(by) if type(number) is int else number * (1 + by / 16) + by / 32
+
+
 def _names(formula: Formula) -> list[str]:
     if formula[0] == "item":
         return [formula[1]]
@@ -157,16 +170,17 @@ def _names(formula: Formula) -> list[str]:
 @dataclass(frozen=True)
 class Taken:
     """What a recorded step takes of the numbers that it is given, by their names: the formulas of
-    its input's elements with the numbers' classes, and comparisons with their outcome."""
+    its input's elements with the numbers' classes and the most that they may be; and in the order
+    of the step, comparisons with their outcome, and formulas that may raise, with None."""
 
     names: tuple[str, ...] = ()
-    slots: tuple[tuple[Formula, type], ...] = ()
-    outcomes: tuple[tuple[Formula, bool], ...] = ()
+    slots: tuple[tuple[Formula, type, float], ...] = ()
+    course: tuple[tuple[Formula, bool | None], ...] = ()
 
     def record(self) -> dict[str, Any]:
         """The same as JSON."""
-        slots = [[formula, kind.__name__] for formula, kind in self.slots]
-        return {"names": self.names, "slots": slots, "outcomes": self.outcomes}
+        slots = [[formula, kind.__name__, most] for formula, kind, most in self.slots]
+        return {"names": self.names, "slots": slots, "course": self.course}
 
     @staticmethod
     def recorded(record: Mapping[str, Any]) -> Taken:
@@ -174,8 +188,8 @@ class Taken:
         kinds = {kind.__name__: kind for kind in (int, float)}
         return Taken(
             tuple(record["names"]),
-            tuple((formula, kinds[kind]) for formula, kind in record["slots"]),
-            tuple((formula, outcome) for formula, outcome in record["outcomes"]),
+            tuple((formula, kinds[kind], most) for formula, kind, most in record["slots"]),
+            tuple((formula, outcome) for formula, outcome in record["course"]),
         )
 
     def of(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,75 +197,127 @@ class Taken:
         return {name: batch[name] for name in self.names}
 
     def holds(self, numbers: Mapping[str, Any]) -> bool:
-        """Whether the step is for these numbers."""
+        """Whether the step is for these numbers. Raises what the step does in calculating."""
+        for formula, outcome in self.course:
+            value = value_of(formula, numbers)
+            if outcome is not None and bool(value) != outcome:
+                return False
+        return all(_is_of(value_of(formula, numbers), *most) for formula, *most in self.slots)
+
+    def serves(self, numbers: Mapping[str, Any]) -> bool:
+        """Whether it is for them and does not raise."""
         try:
-            return all(
-                bool(value_of(formula, numbers)) == outcome for formula, outcome in self.outcomes
-            ) and all(_is_of(value_of(formula, numbers), kind) for formula, kind in self.slots)
-        except (ArithmeticError, ValueError, TypeError, KeyError):  # the recording had none
+            return self.holds(numbers)
+        except Exception:  # of the step
             return False
 
-    def input(self, numbers: Mapping[str, Any]) -> Tensor:
-        """The step's input for numbers that it is for."""
-        values = [float(value_of(formula, numbers)) for formula, _ in self.slots]
-        return torch.tensor(values + [0.0] * (_SLOTS - len(values)), dtype=torch.float64)
+    def input(self, numbers: Mapping[str, Any], mark: float = 0.0) -> Tensor:
+        """The step's input for numbers that it is for; `mark` is its last element."""
+        values = [float(value_of(formula, numbers)) for formula, _, _ in self.slots]
+        values += [0.0] * (_SLOTS - len(values))
+        return torch.tensor([*values, mark], dtype=torch.float64)
 
 
-def _is_of(value: Any, kind: type) -> bool:
-    return type(value) is kind and (kind is float or abs(value) <= _MOST)
+def _is_of(value: Any, kind: type, most: float) -> bool:
+    if type(value) is not kind:
+        return False
+    return abs(value) <= most or (kind is float and not math.isfinite(value))
 
 
 @dataclass
 class Numbers:
-    """Those of one step that is recorded: `given` by their names."""
+    """Those of one step that is recorded: `given` by their names. Those of its present run, which
+    may be `others`, are `now`."""
 
     given: Mapping[str, Any]
     made: list[ref[Number]] = field(default_factory=list)
-    _slots: dict[str, tuple[Formula, type]] = field(default_factory=dict)
-    _outcomes: dict[str, tuple[Formula, bool]] = field(default_factory=dict)
+    now: Mapping[str, Any] = field(init=False)
+    _slots: dict[str, tuple[Formula, type, float]] = field(default_factory=dict)
+    _course: dict[str, tuple[Formula, bool | None]] = field(default_factory=dict)
     _records: bool = False
+    _refusal: tuple[str, list[str]] | None = None
     _source: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.now = self.given
 
     def values(self, source: Tensor) -> dict[str, Any]:
         """What the step gets for them; `source` is its input."""
         if not self._records:
-            return dict(self.given)
-        self._source = source
+            self.now = self.others() if source[-1] else self.given
+            return dict(self.now)
+        self.now, self._source = self.given, source
         return {name: Number(("item", name), self) for name in self.given}
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """In the body, which records the step, they are Numbers. CaptureError for one that is still
-        there at its end."""
-        self.made, self._records = [], bool(self.given)
+        """In the body, which records the step, they are Numbers. Refused for one that is still
+        there at its end, and if the step goes on after it was refused one."""
+        self.made, self._records, self._refusal = [], bool(self.given), None
         try:
             with math_of_symbols():
                 yield
+        except Exception as error:
+            if self._refusal is not None and not isinstance(error, Refused):
+                raise Refused(*self._refusal) from error
+            raise
         finally:
             self._records, self._source = False, None
         for each in self.made:
             if (kept := each()) is not None:
                 raise kept.refused()
+        if self._refusal is not None:
+            raise Refused(*self._refusal)
+
+    def refused(self, formula: Formula) -> Refused:
+        names = _names(formula)
+        told = ", ".join(f"'{name}'" for name in names)
+        where = SourceMap().frame(model_frame())
+        text = prefixed(where, f"{told} is used as more than a tensor may be")
+        self._refusal = self._refusal or (text, names)
+        return Refused(text, names)
 
     @property
     def taken(self) -> Taken:
-        outcomes = tuple(self._outcomes.values())
-        return Taken(tuple(self.given), tuple(self._slots.values()), outcomes)
+        course = tuple(self._course.values())
+        return Taken(tuple(self.given), tuple(self._slots.values()), course)
 
-    def input(self) -> Tensor:
-        """The step's input for the numbers of the recording."""
-        return self.taken.input(self.given)
+    def others(self) -> Mapping[str, Any]:
+        """Other numbers that the recorded step is for, as far as it has compared them. Those that
+        are given, if none are found."""
+        for shift in (1, 2, 3, 5, 7, -1, -2, -3, 0.125, -0.125):
+            moved = {name: _moved(number, shift) for name, number in self.given.items()}
+            if moved != self.given and self.taken.serves(moved):
+                return moved
+        return self.given
+
+    def input(self, *, others: bool = False) -> Tensor:
+        """The step's input for the numbers of the recording, or for `others`."""
+        return self.taken.input(self.others() if others else self.given, float(others))
+
+    def calculated(self, formula: Formula) -> Any:
+        """What it gives for the numbers of the recording."""
+        if may_raise(formula):
+            self._course.setdefault(repr(formula), (formula, None))
+        try:
+            return value_of(formula, self.given)
+        except Exception:  # which the step may expect
+            self.refused(formula)
+            raise
 
     def decided(self, formula: Formula) -> bool:
         outcome = bool(value_of(formula, self.given))
-        self._outcomes[repr(formula)] = formula, outcome
+        self._course.setdefault(repr(formula), (formula, outcome))
         return outcome
 
-    def tensor(self, number: Number) -> Tensor:
+    def tensor(self, number: Number, most: float = math.inf) -> Tensor:
+        """Without dimensions. The step is for numbers up to `most`, if they are finite."""
         kind = type(number.number)
-        key = repr((number.formula, kind))
-        self._slots.setdefault(key, (number.formula, kind))
-        if kind is bool or not _is_of(number.number, kind) or len(self._slots) > _SLOTS:
+        if kind is int:
+            most = min(most, _MOST)
+        key = repr((number.formula, kind, most))
+        self._slots.setdefault(key, (number.formula, kind, most))
+        if kind is bool or not _is_of(number.number, kind, most) or len(self._slots) > _SLOTS:
             raise number.refused()
         assert self._source is not None
         element = self._source[list(self._slots).index(key)]

@@ -125,7 +125,7 @@ class TrainingStep(nn.Module):
                 value,
                 loss,
                 lambda text: located(source_of(self.loss or self.model), text),
-                self.numbers.given,
+                self.numbers.now,
             )
         return loss
 
