@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir import capture
+from fsdp_mlir import capture, fully_shard
 from fsdp_mlir.frontdoor.planning import Recipe
 from leaving import SGD, Averaging, Net, X, assert_alike, assert_steps
 from torch import Tensor, nn
@@ -491,3 +492,41 @@ def test_a_capture_draws_nothing() -> None:
     random.seed(3)
     random.random()
     assert got == random.random()
+
+
+class Reading(Net):
+    def forward(self, x: Tensor, reads: bool) -> tuple[Tensor, dict[str, bool]]:
+        hidden = torch.tanh(self.a(x))
+        first = reads and self.aux is None
+        self.aux = hidden.detach()
+        return self.b(hidden).square().mean(), {"first": first}
+
+
+def test_none_is_proven_for_one_capture_of_a_plan() -> None:
+    model = fully_shard(Reading())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, loss=lambda output: output, optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step(**X, reads=False)
+        assert step(**X, reads=True)[1] == {"first": False}
+        model.aux = None
+        assert step(**X, reads=True)[1] == {"first": True}
+
+
+class Counting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros(8)  # no buffer
+
+    def between(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x * self.count
+
+    def left(self) -> list[Tensor]:
+        return [self.count]
+
+
+def test_a_constant_written_in_a_step_with_evaluation() -> None:
+    pair = Twins(Counting, X, SGD, fallback="error", evaluation=True)
+    assert_steps(pair)

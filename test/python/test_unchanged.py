@@ -492,6 +492,55 @@ def test_a_change_without_a_say_needs_no_plan(name: str) -> None:
     assert len({id(made.session) for made in pair.step._cache.values()}) == 1
 
 
+class Sharing(nn.Module):
+    """Two layers share a buffer, and an attribute holds another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 1)
+        scale = torch.ones(4)
+        self.first.register_buffer("scale", scale)
+        self.second.register_buffer("scale", scale)
+        self.register_buffer("kept", torch.ones(4))
+        self.alias = self.kept
+        self.register_buffer("own", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) * self.first.scale + self.second.scale * self.own
+        return (self.second(x) + (self.kept - 2 * self.alias).sum()).mean()
+
+
+SHARED: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "in_one_layer": (lambda m: setattr(m.second, "scale", m.second.scale * 3), 2),
+    "in_the_other": (lambda m: setattr(m.first, "scale", m.first.scale * 3), 2),
+    "beside_an_attribute": (lambda m: setattr(m, "kept", torch.full((4,), 3.0)), 2),
+    "for_itself": (lambda m: setattr(m, "own", torch.full((4,), 3.0)), 1),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_another_buffer(name: str) -> None:
+    """One that is held in several places is compiled again if they no longer hold the same."""
+    change, plans_made = SHARED[name]
+    pair = Twins(Sharing, fallback="error")
+    pair.assert_equal_steps()
+    for _ in range(2):
+        pair.change(change)
+        pair.assert_equal_steps()
+    assert len(pair.step._plans._made) >= plans_made
+    assert (len(pair.step._plans._made) == 1) == (plans_made == 1)
+
+
+def test_a_buffer_that_requires_grad() -> None:
+    pair = Twins(Sharing)
+    pair.assert_equal_steps()
+    pair.change(lambda m: m.own.requires_grad_())
+    with pytest.warns(UserWarning, match="buffer 'own' requires grad but is no parameter"):
+        pair.assert_equal_steps()
+    assert torch.equal(pair.ours.own.grad, pair.theirs.own.grad)
+
+
 def test_a_limit_of_plans() -> None:
     pair = Twins(partial(Model, dropout=False))
     for number in range(plans.LIMIT - 1):

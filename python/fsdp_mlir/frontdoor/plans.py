@@ -239,7 +239,12 @@ class Plans:
                 # Python's part, such as a number that is returned, may be all that differs between
                 # calls with one plan: each has its own.
                 unchanged = self._snapshot(captured)
-                made = replace(before, captured=captured, unchanged=unchanged)
+                made = replace(
+                    before,
+                    captured=captured,
+                    unchanged=unchanged,
+                    leaving=Leaving(self._lasts),
+                )
                 self._begin(made)
                 self._made[self._made.index(before)] = made
                 return made

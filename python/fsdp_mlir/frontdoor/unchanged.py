@@ -59,6 +59,22 @@ class _Held:
         return next(map(shown, before.changes(self.inside() or PythonState())), "")
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """A buffer that is held in several places: a plan knows it by the name of one."""
+
+    name: str
+    tensor: Tensor
+    places: Sequence[tuple[Mapping[str, Any], str]]
+    elsewhere: bool  # also outside of buffers
+
+    def holds(self) -> bool:
+        """Whether its places still hold one tensor: this one, if something else holds it, too."""
+        now = [owner.get(key) for owner, key in self.places]
+        first = self.tensor if self.elsewhere else now[0]
+        return all(each is first for each in now)
+
+
 class Unchanged:
     """A snapshot of `model`, of `loss` if it is a module, and of what their code reads from
     outside, as they were when it was made or last `renewed`. `kernels` is code of theirs, too: that
@@ -95,6 +111,29 @@ class Unchanged:
                 if (inside := each.inside()) is not None:
                     self._deep.append((each, inside))
                     break
+        self._shared = list(self._sharing())
+
+    def _sharing(self) -> Iterator[_Shared]:
+        """The buffers that the model holds under several names, or something else holds, too."""
+        others = set()
+        for value in (each.place.value() for each in self._outside):
+            others.add(id(value))
+            if isinstance(value, nn.Module):
+                others.update(map(id, value.buffers()))
+        for _, _, _, attributes in self._modules:
+            others.update(id(value) for value in attributes.values.values())
+        for _, inside in self._deep:
+            others.update(map(id, inside.tensors().values()))
+        places: dict[int, list[tuple[Mapping[str, Any], str]]] = {}
+        names = {}
+        for name, module, _, _ in self._modules:
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    places.setdefault(id(buffer), []).append((module._buffers, key))
+                    names.setdefault(id(buffer), (_dotted(name, key), buffer))
+        for number, held in places.items():
+            if len(held) > 1 or number in others:
+                yield _Shared(*names[number], held, number in others)
 
     def _holding(self) -> Iterator[tuple[Any, _Held]]:
         """The values that hold more than plain values and tensors, and where they are."""
@@ -124,7 +163,7 @@ class Unchanged:
                 return False
         if any(kind.forward is not forward for kind, forward in self._forwards):
             return False
-        if not all(each.holds() for each in self._outside):
+        if not all(each.holds() for each in (*self._outside, *self._shared)):
             return False
         if not self._calls.holds():
             return False
@@ -191,6 +230,10 @@ class Unchanged:
                 text = f"'{place.label}' is {_shown(place.value())}, the step was compiled with"
                 text = f"{text} {_shown(each.copy)}"
                 yield _Change(place.key, text, attribute=place.attribute)
+        for each in self._shared:
+            if not each.holds():
+                text = f"buffer '{each.name}' is not shared as when the step was compiled"
+                yield _Change((id(each), ""), text)
         for held, inside in self._deep:
             if path := held.changed(inside):
                 text = f"'{path}' is not what the step was compiled with"

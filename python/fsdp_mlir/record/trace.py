@@ -144,9 +144,9 @@ class Recorder(TorchDispatchMode):
         self.trace.literals = other.trace.literals
         self._constants = other._constants
         self.states.share_constants(other.states)
-        for fake in self._constants.values():
-            source = other._outside[fake.untyped_storage()._cdata]
-            self.bind(fake, other._names[id(fake)], source)
+        # A call in place has given some of them the names of its results.
+        for name, fake in zip(self.trace.constant_index, self._constants.values(), strict=True):
+            self.bind(fake, name, other._outside[fake.untyped_storage()._cdata])
 
     def name_of(self, tensor: Tensor) -> str | None:
         return self._names.get(id(tensor))

@@ -319,7 +319,7 @@ class Bound:
             return False
         for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
-            if tensor is None:
+            if tensor is None or (slot is not None and tensor.requires_grad):
                 return False
             if name in assigned and slot is not None and not tensor.is_meta:
                 tensor = slot[0][slot[1]] = tensor.clone()

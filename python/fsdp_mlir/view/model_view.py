@@ -67,6 +67,9 @@ class ModelView:
         for buffer in weights.buffers(model):
             if isinstance(buffer.tensor, DTensor):
                 raise located(source_of(model), f"buffer '{buffer.name}' is a DTensor")
+            if buffer.tensor.requires_grad:
+                text = f"buffer '{buffer.name}' requires grad but is no parameter"
+                raise located(source_of(model), f"{text}; register it with register_parameter")
         for param in weights.parameters(model):
             hooks.check_parameter(param.name, param.tensor)
             if param.tensor.dim() == 0 and not units.ignores(param):
