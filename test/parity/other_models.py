@@ -225,6 +225,17 @@ def a_teacher_in_evaluation(compiled: bool) -> list[Any]:
     return found + _weights(distilled)
 
 
+def a_critic_in_evaluation(compiled: bool) -> list[Any]:
+    """Whose root stays gathered until backward, of the step alone."""
+    model, critic = sharded(0), sharded(1).requires_grad_(False)
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        return critic(model(x)).square().mean()
+
+    step = _loop(compiled, model, compute_loss, evaluation=True)
+    return [step(batch(0)), step(batch(1)), *_weights(model)]
+
+
 # As those of around_models.py.
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     a_reference_of_units: "",
@@ -233,4 +244,5 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     adversaries: "",
     a_critic_that_trains: "the loss has a gradient for parameters of 'Deep'",
     a_teacher_in_evaluation: "",
+    a_critic_in_evaluation: "",
 }

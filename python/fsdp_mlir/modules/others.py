@@ -58,6 +58,7 @@ class Others:
         self._families: dict[int, _Family] = {}  # by the id of what the states share
         self._taken: dict[int, tuple[FSDPParam, Tensor, Tensor]] = {}
         self._settings: tuple[Any, ...] = ()
+        self._recording: _Recording | None = None
 
     @property
     def called(self) -> bool:
@@ -70,13 +71,19 @@ class Others:
     def recorded(self) -> Iterator[None]:
         """In the body, which records a step, the forward of another sharded model computes with
         gathers that are part of the step. CaptureError if the step cannot have these."""
-        recording = _Recording(self)
+        recording = self._recording = _Recording(self)
         try:
             with recording.patched():
                 yield
         finally:
+            self._recording = None
             recording.restore()
         self._settings = self._settings_now()
+
+    def before_evaluation(self) -> None:
+        """Between the graphs of a step and of its evaluation: each gathers for itself."""
+        if self._recording is not None:
+            self._recording.forget()
 
     def check(self, loss: Tensor) -> None:
         """After the forward of the step: raises Revised, or CaptureError if the gradient of `loss`
@@ -239,6 +246,10 @@ class _Recording:
                     mock.patch.object(owner, name, staticmethod(patched) if static else patched)
                 )
             yield
+
+    def forget(self) -> None:
+        """What stayed gathered."""
+        self._gathered.clear()
 
     def restore(self) -> None:
         """Also after a forward that has failed."""

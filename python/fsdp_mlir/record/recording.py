@@ -175,6 +175,8 @@ def record_once(fake: FakeModel) -> Recording:
             return made(recorder.states.written, entries.units, needed, drawn)
 
         trained = PythonState.of(view.model, view.step.loss)
+        if others is not None:
+            others.before_evaluation()
         evaluator = _recorder(fake, modules, sources)
         evaluator.share_constants(recorder)
         evaluator.states.sharded = gathered.names
