@@ -138,6 +138,31 @@ def a_critic_from_before(compiled: bool) -> list[Any]:
     return [*found, step(batch(4)), step(batch(5)), *_weights(model)]
 
 
+def a_unit_from_before(compiled: bool) -> list[Any]:
+    """That is unsharded as its parameters change: FSDP2 computes with its copy once."""
+    found: list[Any] = []
+    for kept in (False, True):
+        model, teacher = sharded(0), sharded(1).requires_grad_(False)
+        block, parts = teacher.blocks[0], [part(param) for param in teacher.parameters()]
+
+        def compute_loss(model: nn.Module, x: Tensor, teacher: Any = teacher) -> Tensor:
+            with torch.no_grad():
+                wanted = teacher(x)
+            return (model(x) - wanted).square().mean()
+
+        step = _loop(compiled, model, compute_loss)
+        for number in range(6):
+            if kept and number in (1, 3):
+                block.set_reshard_after_forward(number == 3)
+            if not kept and number in (1, 3):
+                block.unshard()
+            if number != 1:
+                for each in parts:
+                    each.data.mul_(0.8)
+            found.append(step(batch(number)))
+    return found
+
+
 def adversaries(compiled: bool) -> list[Any]:
     """Two models, of which each step trains one and calls the other."""
     found: list[Any] = []
@@ -241,6 +266,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     a_reference_of_units: "",
     a_frozen_critic: "",
     a_critic_from_before: "or FSDP2 holds another model as it was before a change",
+    a_unit_from_before: "or FSDP2 holds another model as it was before a change",
     adversaries: "",
     a_critic_that_trains: "the loss has a gradient for parameters of 'Deep'",
     a_teacher_in_evaluation: "",

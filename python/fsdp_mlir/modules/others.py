@@ -163,21 +163,14 @@ class Others:
 
     def are_stale(self) -> bool:
         """Whether FSDP2 holds whole parameters with other values than those of the shards, which
-        the step would gather: of an earlier forward without backward."""
-        groups = [
-            group
-            for family in self._families.values()
-            if family.differentiated
-            for group in _groups(family.states)
-            if group.is_unsharded
-        ]
+        the step would gather: of an earlier forward without backward, of unshard(), or of a time
+        when the group was kept after forward."""
+        groups = [group for group in self._freed() if group.is_unsharded]
         return any(_is_stale(record) for group in groups for record in group.fsdp_params)
 
     def after_step(self) -> None:
-        """FSDP2 frees what a backward came by."""
-        for family in self._families.values():
-            if family.differentiated:
-                sharding.reshard(_groups(family.states))
+        """FSDP2 frees what a backward came by, and what it does not keep after forward."""
+        sharding.reshard(self._freed())
 
     def hold(self) -> bool:
         """Whether what the step takes lies where it did, and is used as it was."""
@@ -199,14 +192,25 @@ class Others:
             for record in (record for group in gathered for record in group.fsdp_params):
                 record._setattr_on_modules(record._unsharded_param)
 
+    def _freed(self) -> list[FSDPParamGroup]:
+        """Those that the step gathers, and that FSDP2 frees in it."""
+        return [
+            group
+            for family in self._families.values()
+            for group in _groups(family.states)
+            if family.differentiated or (group._reshard_after_forward and self._takes(group))
+        ]
+
+    def _takes(self, group: FSDPParamGroup) -> bool:
+        return any(id(record) in self._taken for record in group.fsdp_params)
+
     def _kept(self) -> list[FSDPParamGroup]:
         return [
             group
             for family in self._families.values()
             if not family.differentiated
             for group in _groups(family.states)
-            if not group._reshard_after_forward
-            and any(id(record) in self._taken for record in group.fsdp_params)
+            if not group._reshard_after_forward and self._takes(group)
         ]
 
     def _settings_now(self) -> tuple[Any, ...]:
