@@ -131,6 +131,54 @@ def hooks_outside_of_fsdp2s(compiled: bool) -> list[Any]:
     return _trained(compiled, model, _mean_square)
 
 
+def unsharded_in_the_loss(compiled: bool) -> list[Any]:
+    """By FSDP2's own method, and read there."""
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        loss = model(x).float().square().mean()
+        block = model.blocks[0]
+        with torch.no_grad():
+            block.unshard()
+            scale = block.up.weight.norm()
+            block.reshard()
+        return loss * scale
+
+    return _losses(compiled, compute_loss)
+
+
+def set_in_the_loss(compiled: bool) -> list[Any]:
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        model.blocks[0].set_reshard_after_forward(x.shape[0] > 4)
+        return _mean_square(model, x)
+
+    return _losses(compiled, compute_loss)
+
+
+def resharded_in_the_loss(compiled: bool) -> list[Any]:
+    """Another model, which the step sees change."""
+    teacher = Deep(1).requires_grad_(False)
+    fully_shard(teacher)
+    parts = [part(param) for param in teacher.parameters()]
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(x)
+        teacher.reshard()
+        return (model(x) - wanted).square().mean()
+
+    model = fully_shard(Deep())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = None
+    if compiled:
+        step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
+    losses: list[Any] = []
+    for _ in range(2):
+        losses += trained(model, optimizer, step, compute_loss)
+        for each in parts:
+            each.data.mul_(0.5)
+    return losses
+
+
 def kept_by_pairs(compiled: bool) -> list[Any]:
     """After forward the parameters are those that two of four ranks keep, as they were gathered."""
 
@@ -151,5 +199,8 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     penalties_of_shards: "parameter 'blocks.0.up.weight' is used outside of the forward of its",
     norms_in_hooks: "",
     hooks_outside_of_fsdp2s: "",
+    unsharded_in_the_loss: "the step calls FSDP2's 'unshard()' of 'Block', which a plan does not",
+    set_in_the_loss: "the step calls FSDP2's 'set_reshard_after_forward()' of 'Block', which a",
+    resharded_in_the_loss: "the step calls FSDP2's 'reshard()' of 'Deep', which a plan does not",
 }
 OF_FOUR: dict[Callable[[bool], list[Any]], str] = {kept_by_pairs: ""}

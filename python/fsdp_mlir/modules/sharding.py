@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -31,6 +32,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, Train
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+from torch.distributed.fsdp._fully_shard._fully_shard import _UnshardHandleImpl
 
 from fsdp_mlir.modules import weights
 from fsdp_mlir.support.errors import CompileError, SourceMap, located
@@ -143,6 +145,35 @@ def no_gathers() -> Iterator[None]:
 
     refusing = while_recorded(FSDPState._root_pre_forward, pre_forward)
     with mock.patch.object(FSDPState, "_root_pre_forward", refusing):
+        yield
+
+
+@contextmanager
+def no_methods() -> Iterator[None]:
+    """In the body, a call of a method of FSDPModule by what is recorded is a CaptureError, before
+    the method does anything: a plan would not call it again."""
+    sources = SourceMap()
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def refused(module: Any, *_: Any, **__: Any) -> Any:
+            of = f" of '{class_name(module)}'" if isinstance(module, FSDPModule) else ""
+            raise located(
+                sources.frame(sys._getframe(2)),
+                f"the step calls FSDP2's '{name}()'{of}, which a plan does not; call it before or "
+                "after the step",
+            )
+
+        return refused
+
+    methods = [
+        (FSDPModule, name)
+        for name, method in vars(FSDPModule).items()
+        if isinstance(method, FunctionType) and not name.startswith("_")
+    ]
+    with ExitStack() as stack:
+        for owner, name in (*methods, (_UnshardHandleImpl, "wait")):
+            patched = while_recorded(getattr(owner, name), refusing(name))
+            stack.enter_context(mock.patch.object(owner, name, patched))
         yield
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.modules.placed import local, local_gradient, unrecorded
 from fsdp_mlir.modules.python_state import PythonState
-from fsdp_mlir.modules.sharding import no_gathers
+from fsdp_mlir.modules.sharding import no_gathers, no_methods
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record.collectives_in_place import as_functional
 from fsdp_mlir.record.draws import Draws
@@ -112,6 +112,7 @@ def record_once(fake: FakeModel) -> Recording:
         hooked as entries,
         refused_seeding(),
         no_gathers() if others is None else others.recorded(),
+        no_methods(),
         as_functional(),
     ):
         recorder = _recorder(fake, modules, sources)
