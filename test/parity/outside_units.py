@@ -9,7 +9,7 @@ from typing import Any
 
 import fsdp_mlir
 import torch
-from around_loop import part, trained
+from around_loop import batch, part, trained
 from other_models import MIXED, Deep
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -131,6 +131,73 @@ def hooks_outside_of_fsdp2s(compiled: bool) -> list[Any]:
     return _trained(compiled, model, _mean_square)
 
 
+def gradients_in_the_loss(compiled: bool) -> list[Any]:
+    """Of an earlier backward, in a later one."""
+    model = Deep()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        there = model.blocks[0].up.weight.grad is not None
+        return _mean_square(model, x) * (2.0 if there else 1.0)
+
+    if compiled:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = fsdp_mlir.compile(model, optimizer=optimizer, compute_loss=compute_loss)
+    found: list[Any] = []
+    for number in range(2):
+        if compiled:
+            found.append(step.backward(batch(number)).item())
+        else:
+            loss = compute_loss(model, batch(number))
+            loss.backward()
+            found.append(loss.item())
+    return found + [part(param.grad).tolist() for param in model.parameters()]
+
+
+def attributes_in_the_loss(compiled: bool) -> list[Any]:
+    """Which code has set on the parameters."""
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        counted = sum(getattr(param, "decays", False) for param in model.parameters())
+        return _mean_square(model, x) * (1 + counted)
+
+    model = Deep()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    for param in model.parameters():
+        param.decays = param.dim() > 1
+    return _trained(compiled, model, compute_loss)
+
+
+def marked_in_the_loss(compiled: bool) -> list[Any]:
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        model.blocks[0].up.weight.seen = True
+        return _mean_square(model, x)
+
+    model = Deep()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return [*_trained(compiled, model, compute_loss), hasattr(model.blocks[0].up.weight, "seen")]
+
+
+def members_in_the_loss(compiled: bool) -> list[Any]:
+    """Of a set of parameters."""
+    model = Deep()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    some = set(model.blocks.parameters())
+
+    def compute_loss(model: Any, x: Tensor) -> Tensor:
+        return _mean_square(model, x) * sum(param in some for param in model.parameters())
+
+    return _trained(compiled, model, compute_loss)
+
+
 def unsharded_in_the_loss(compiled: bool) -> list[Any]:
     """By FSDP2's own method, and read there."""
 
@@ -199,6 +266,10 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     penalties_of_shards: "parameter 'blocks.0.up.weight' is used outside of the forward of its",
     norms_in_hooks: "",
     hooks_outside_of_fsdp2s: "",
+    gradients_in_the_loss: "the step reads the gradient of parameter 'blocks.0.up.weight'",
+    attributes_in_the_loss: "the step reads the attribute 'decays' of parameter 'enter.weight'",
+    marked_in_the_loss: "the step sets the attribute 'seen' of parameter 'blocks.0.up.weight'",
+    members_in_the_loss: "the step looks in a set or a dict for parameter 'blocks.0.norm.weight'",
     unsharded_in_the_loss: "the step calls FSDP2's 'unshard()' of 'Block', which a plan does not",
     set_in_the_loss: "the step calls FSDP2's 'set_reshard_after_forward()' of 'Block', which a",
     resharded_in_the_loss: "the step calls FSDP2's 'reshard()' of 'Deep', which a plan does not",

@@ -10,7 +10,7 @@ its unit runs, and its gradient reduced. In backward all are whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -21,6 +21,7 @@ from fsdp_mlir.modules.placed import local, placed
 from fsdp_mlir.modules.weights import State, modules_by_path
 from fsdp_mlir.policy.unit_entry import Entries
 from fsdp_mlir.view.model_view import ModelView
+from fsdp_mlir.view.stand_ins import guarded
 
 # What holds a parameter, under which name; the whole one, and stand-ins of it before its unit is
 # gathered, and after it is freed.
@@ -34,6 +35,8 @@ class Gathered:
     def __init__(self, view: ModelView, wholes: Sequence[Tensor], entries: Entries) -> None:
         self._entries = entries
         self.names: dict[int, str] = {}  # by the ids of tensors that no call of a step may take
+        pairs = zip(wholes, view.params, strict=True)
+        self._wholes = {id(whole): param.name for whole, param in pairs}
         self._slots: dict[str, list[_Slot]] = {}
         modules = modules_by_path(view.model)
         for param, whole in zip(view.params, wholes, strict=True):
@@ -59,6 +62,11 @@ class Gathered:
     def free(self, unit: str) -> None:
         for slots, attribute, _, _, left in self._slots.get(unit, ()):
             slots[attribute] = left
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """In the body, which is recorded, code asks nothing of a parameter that these tensors do
+        not know."""
+        return guarded(self.names, self._wholes)
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:

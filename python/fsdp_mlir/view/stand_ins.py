@@ -1,0 +1,85 @@
+"""What code may not ask of the tensors that stand for parameters while a step is recorded.
+
+They are other objects than the parameters that FSDP2 shows, without these's gradients, the
+attributes that code has set on them, and their places in sets and dicts. What such a question gave
+would be part of the plan, whatever the answer is in a later step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from fsdp_mlir.support.errors import SourceMap, located
+
+_PACKAGE = str(Path(__file__).parents[1])
+_FAKES = str(Path(torch.__file__).parent / "_subclasses")  # which describes tensors to itself
+
+_GRAD: Any = torch._C.TensorBase.grad  # type: ignore[attr-defined]
+
+
+@contextmanager
+def guarded(sharded: Mapping[int, str], wholes: Mapping[int, str]) -> Iterator[None]:
+    """In the body, CaptureError for code that reads the gradient of a stand-in, and for one of a
+    sharded parameter, an attribute that tensors do not have, its hash, or that sets an attribute.
+
+    Both have the names of parameters, by the ids of what stands for them."""
+    sources = SourceMap()
+
+    def refuse(name: str, what: str, frame: FrameType) -> None:
+        raise located(
+            sources.frame(frame),
+            f"the step {what} parameter '{name}', which a plan does not see; do so before or after "
+            "the step",
+        )
+
+    def grad(tensor: Tensor) -> Any:
+        name = sharded.get(id(tensor)) or wholes.get(id(tensor))
+        if name is not None:
+            frame = sys._getframe(1)
+            if not frame.f_code.co_filename.startswith((_PACKAGE, _FAKES)):
+                refuse(name, "reads the gradient of", frame)
+        return _GRAD.__get__(tensor)
+
+    def missing(tensor: Tensor, attribute: str) -> Any:
+        name, frame = sharded.get(id(tensor)), sys._getframe(1)
+        if name is not None and sources.is_model(frame.f_code):
+            refuse(name, f"reads the attribute '{attribute}' of", frame)
+        # As without this function. The name of the class is the tensor's own.
+        raise AttributeError(
+            f"'{type(tensor).__name__}' object has no attribute '{attribute}'",
+            name=attribute,
+            obj=tensor,
+        )
+
+    def set_attribute(tensor: Tensor, attribute: str, value: Any) -> None:
+        name, frame = sharded.get(id(tensor)), sys._getframe(1)
+        if name is not None and sources.is_model(frame.f_code):
+            refuse(name, f"sets the attribute '{attribute}' of", frame)
+        object.__setattr__(tensor, attribute, value)
+
+    def hashed(tensor: Tensor) -> int:
+        name, frame = sharded.get(id(tensor)), sys._getframe(1)
+        if name is not None and sources.is_model(frame.f_code):
+            refuse(name, "looks in a set or a dict for", frame)
+        return id(tensor)
+
+    with ExitStack() as stack:
+        for attribute, method in (
+            ("grad", property(grad, _GRAD.__set__, _GRAD.__delete__)),
+            ("__getattr__", missing),
+            ("__setattr__", set_attribute),
+            ("__hash__", hashed),
+        ):
+            stack.enter_context(
+                patch.object(Tensor, attribute, method, create=not hasattr(Tensor, attribute))
+            )
+        yield
