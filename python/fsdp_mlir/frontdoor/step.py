@@ -482,8 +482,13 @@ class Step:
     def _agreed(self, key: Any, own: int, why: str = "") -> int:
         said, why = self._calls.agreed(key, own, why)
         if why:
-            self._without_plan(NoPlan(why))
+            self._say(why)
         return said
+
+    def _say(self, why: str) -> None:
+        """Why a call has no plan, once."""
+        if why not in self._told:
+            self._without_plan(NoPlan(why))
 
     def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
         result = self._calls.run(compiled.session.step, list(map(compiled.inputs, microbatches)))
@@ -502,7 +507,8 @@ class Step:
         except Exception as error:
             if request.numbers and has_no_plan(error):
                 self._fix(request, library, error)
-            self._without_plan(error)
+            if not request.numbers or str(error) not in self._told:
+                self._without_plan(error)
             self._cache[key] = None
             return None
         self._cache[key] = compiled
@@ -541,7 +547,7 @@ class Step:
         if self._calls.has_met:
             why, told = self._plans.together(self._changed, str)
             if any(told):
-                return self._without_plan(NoPlan(why or ELSEWHERE))
+                return self._say(why or ELSEWHERE)
             params = list(self._model.parameters())
             kind, count = "gradients" if self._outside(params) else "update", self._requests.count
             if isinstance(self._optimizer, optimizers.NoOptimizer):
@@ -560,9 +566,8 @@ class Step:
                 f"{error}; without a plan '{(missing or ['optimizer'])[0]}' of the config is not "
                 "there"
             ) from error
-        if (why := str(error)) not in self._told:
-            self._told.add(why)
-            warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
+        self._told.add(str(error))
+        warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
 
     def _outside(self, params: list[nn.Parameter]) -> str:
         """Why the optimizer's step is not in a plan; empty if it is."""
