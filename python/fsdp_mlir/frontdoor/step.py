@@ -200,7 +200,7 @@ class Step:
         sharding.reshard(self._groups)
         compiled = self._plan("accumulate", batches, list(self._model.parameters()))
         if compiled is not None and (why := EachLoss.why_not(count, compiled.loss_dtype)):
-            self._without_plan(NoPlan(why))
+            self._say(why)
             compiled = None
         if compiled is None:
             inputs = [list(batch.values()) for batch in batches]
