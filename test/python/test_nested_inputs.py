@@ -10,7 +10,7 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
-from fsdp_mlir.step.batches import form, split
+from fsdp_mlir.step.batches import Inputs, split
 from torch import Tensor, nn
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
@@ -165,6 +165,7 @@ def test_forms() -> None:
     cycle.append(cycle)
     values = [[x], (x,), [x, 1], [x, 1.0], [x, True], {"a": x}, {"b": x}, Pair(x, x), [[x]], cycle]
     values += [Sample(x), Sample(x, 2.0), defaultdict(list, a=x), defaultdict(dict, a=x)]
+    form = Inputs(nn.Identity(), None).form
     forms = [repr(form({"given": value})) for value in values]
     assert len(set(forms)) == len(values) and not any(" at 0x" in text for text in forms)
     assert form({"given": Holder(x)}) == form({"given": Holder(x + 1)})

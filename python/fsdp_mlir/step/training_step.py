@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fsdp_mlir.modules.left import Slots
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
+from fsdp_mlir.step.conversions import conversions_kept
 from fsdp_mlir.step.items import Items
 from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.numbers import Numbers
@@ -259,7 +260,7 @@ class TrainingStep(nn.Module):
         """
         given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
         after = dict(given)
-        with stateless._reparametrize_module(self, after, tie_weights=False), _kept_as_they_are():
+        with stateless._reparametrize_module(self, after, tie_weights=False), conversions_kept():
             yield
         for slot, tensor in given.items():
             if after[slot] is not tensor:
@@ -314,25 +315,6 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-@contextmanager
-def _kept_as_they_are() -> Iterator[None]:
-    """Makes `module.to(dtype)` in forward do nothing if the module has that dtype. PyTorch's would
-    replace each tensor by itself, and refuses that for fake tensors."""
-    convert = nn.Module._apply
-
-    def apply(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
-        held = [*module.parameters(recurse), *module.buffers(recurse)]
-        with torch.no_grad():
-            same = all(fn(tensor) is tensor for tensor in held)
-        return module if same else convert(module, fn, recurse)
-
-    nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module._apply = convert  # type: ignore[method-assign]
 
 
 def by_position(count: int) -> list[str]:
