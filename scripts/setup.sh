@@ -113,6 +113,9 @@ else
   "${pip[@]}" uv==0.13.9 2>/dev/null &&
     .venv/bin/uv pip install --quiet --python .venv/bin/python -r requirements.txt 2>/dev/null ||
     "${pip[@]}" -r requirements.txt
+  # uv leaves this to the first import, and where PYTHONDONTWRITEBYTECODE is set, to each process:
+  # that doubled the time of `import torch`. Templates among the packages do not compile.
+  .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null || true
   sha256sum requirements.txt >"$stamp"
 fi
 
