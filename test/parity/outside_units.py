@@ -198,6 +198,29 @@ def members_in_the_loss(compiled: bool) -> list[Any]:
     return _trained(compiled, model, compute_loss)
 
 
+def classes_in_backward(compiled: bool) -> list[Any]:
+    """In hooks of backward: of units before and after theirs, and of the root."""
+    found: list[Any] = []
+    for kept in (False, True):
+        model = Deep()
+        looks = [model.blocks[0].up, model.blocks[1].up, model.head]
+
+        def scale(
+            module: nn.Module, given: Any, _: Any, looks: list[Any] = looks
+        ) -> tuple[Tensor, ...]:
+            whole = [not isinstance(look.weight, DTensor) for look in looks]
+            factor = 1.0 + sum(each << at for at, each in enumerate(whole)) / 8
+            return (given[0] * factor,)
+
+        for module in (*model.blocks, model.head, *(block.down for block in model.blocks)):
+            module.register_full_backward_hook(scale)
+        for block in model.blocks:
+            fully_shard(block, mp_policy=MIXED, reshard_after_forward=not kept)
+        fully_shard(model, mp_policy=MIXED)
+        found += _trained(compiled, model, _mean_square)
+    return found
+
+
 def unsharded_in_the_loss(compiled: bool) -> list[Any]:
     """By FSDP2's own method, and read there."""
 
@@ -270,6 +293,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     attributes_in_the_loss: "the step reads the attribute 'decays' of parameter 'enter.weight'",
     marked_in_the_loss: "the step sets the attribute 'seen' of parameter 'blocks.0.up.weight'",
     members_in_the_loss: "the step looks in a set or a dict for parameter 'blocks.0.norm.weight'",
+    classes_in_backward: "",
     unsharded_in_the_loss: "the step calls FSDP2's 'unshard()' of 'Block', which a plan does not",
     set_in_the_loss: "the step calls FSDP2's 'set_reshard_after_forward()' of 'Block', which a",
     resharded_in_the_loss: "the step calls FSDP2's 'reshard()' of 'Deep', which a plan does not",

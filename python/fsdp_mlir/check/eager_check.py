@@ -203,7 +203,8 @@ class _Eager:
                 ):
                     with gathered.in_forward(), view.step.replayed():
                         loss = view.step.forward(inputs)
-                    loss.backward()
+                    with gathered.in_backward():
+                        loss.backward()
                     view.step.settle(slots)
                 if tape is not None:
                     tape.end_step()

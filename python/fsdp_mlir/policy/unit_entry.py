@@ -77,17 +77,21 @@ class _Unit:
         modules: Sequence[nn.Module],
         entered: Callable[[], None],
         left: Callable[[Any], None],
+        differentiated: Callable[[], None],
     ) -> None:
-        """`left` is called with the output of the module that runs last."""
+        """`left` is called with the output of the module that runs last, `differentiated` where the
+        gradients of the inputs have been made."""
         self.modules = set(modules)
         self._entered = entered
         self._left = left
+        self._differentiated = differentiated
         self._to_run: set[nn.Module] = set()
         self._running = False
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """A forward pre-hook. The function takes the inputs of the module that runs first."""
         if _in_backward():
+            self._entered()  # to be recomputed
             return args, kwargs
         _check_own_parameters(module)
         self._entered()
@@ -101,6 +105,8 @@ class _Unit:
             return args, kwargs
         with _Renamed():
             entered = UnitEntry.apply(*inputs)
+        if entered[0].grad_fn is not None:
+            entered[0].grad_fn.register_hook(lambda *_: self._differentiated())
         return replace_grad_tensors((args, kwargs), iter(entered))
 
     def leave(self, module: nn.Module, _args: Any, output: Any) -> None:
@@ -155,6 +161,8 @@ class Places(Protocol):
 
     def free(self, unit: str) -> None: ...
 
+    def reshard(self, unit: str) -> None: ...
+
 
 class Entries:
     """The hooks of a model's units, and a record of what enters its modules.
@@ -177,6 +185,7 @@ class Entries:
         self._keeping = keeping
         self._resharded = resharded
         self.gathered: Places | None = None
+        self.differentiates = False  # in the backward of the step
         by_path = modules_by_path(model)
         self._without_forward = {
             names[0]
@@ -191,7 +200,12 @@ class Entries:
         by_path = modules_by_path(self._model)
         for names in self.units:
             modules = [by_path[name] for name in names]
-            unit = _Unit(modules, partial(self._gather, names[0]), partial(self._left, names[0]))
+            unit = _Unit(
+                modules,
+                partial(self._gather, names[0]),
+                partial(self._left, names[0]),
+                partial(self._differentiated, names[0]),
+            )
             for module in unit.modules:
                 yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(unit.leave, always_call=True)
@@ -219,8 +233,19 @@ class Entries:
 
     def _left(self, unit: str, output: Any) -> None:
         self._keep_gradients(unit, output)
+
+        def gather(_grad: Tensor) -> None:
+            if self.differentiates:
+                self._gather(unit)
+
+        for tensor in collect_grad_tensors(output) if torch.is_grad_enabled() else ():
+            tensor.register_hook(gather)
         if self.gathered is not None and unit in self._resharded:
             self.gathered.free(unit)
+
+    def _differentiated(self, unit: str) -> None:
+        if self.gathered is not None and self.differentiates:
+            self.gathered.reshard(unit)
 
     def _enter_root(self, _module: nn.Module, _args: Any) -> None:
         if not _in_backward():

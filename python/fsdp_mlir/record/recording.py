@@ -138,10 +138,12 @@ def record_once(fake: FakeModel) -> Recording:
             if others is not None:
                 others.check(loss)
             if _has_reentrant_checkpoint(loss):
-                loss.backward()
+                with gathered.in_backward():
+                    loss.backward()
                 found = tuple(leaf.grad for leaf in leaves)
             else:
-                found = torch.autograd.grad(loss, leaves, allow_unused=True)
+                with gathered.in_backward():
+                    found = torch.autograd.grad(loss, leaves, allow_unused=True)
                 _check_no_gradients(fake, "backward")
             view.step.settle(fake.slots)
             pairs = zip(found, trainable, strict=True)

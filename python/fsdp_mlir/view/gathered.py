@@ -4,7 +4,8 @@ Before a unit's forward, and after it if the unit is resharded, its modules hold
 parameters, in their own dtype; after it those that groups of ranks keep, in the dtype in which they
 were gathered, if `reshard_after_forward` is a number of ranks. Code may look at these
 (`next(model.parameters()).dtype`), but a plan has no calls on them: a parameter is gathered where
-its unit runs, and its gradient reduced. In backward all are whole.
+its unit runs, and its gradient reduced. In backward a unit is whole from where the gradient of its
+output comes by until those of its inputs have been made.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Gathered:
         pairs = zip(wholes, view.params, strict=True)
         self._wholes = {id(whole): param.name for whole, param in pairs}
         self._slots: dict[str, list[_Slot]] = {}
+        self._after_forward: list[Tensor] = []  # what the slots hold
         modules = modules_by_path(view.model)
         for param, whole in zip(view.params, wholes, strict=True):
             unit = entries.unit_of(param)
@@ -63,6 +65,10 @@ class Gathered:
         for slots, attribute, _, _, left in self._slots.get(unit, ()):
             slots[attribute] = left
 
+    def reshard(self, unit: str) -> None:
+        for slots, attribute, _, sharded, _ in self._slots.get(unit, ()):
+            slots[attribute] = sharded
+
     def guarded(self) -> AbstractContextManager[None]:
         """In the body, which is recorded, code asks nothing of a parameter that these tensors do
         not know."""
@@ -79,6 +85,22 @@ class Gathered:
             yield
         finally:
             self._entries.gathered = None
+            every = chain(*self._slots.values())
+            self._after_forward = [slots[attribute] for slots, attribute, *_ in every]
+            for unit in self._slots:
+                self.gather(unit)
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """The same for the backward of what was run in `in_forward`."""
+        every = chain(*self._slots.values())
+        for (slots, attribute, *_), held in zip(every, self._after_forward, strict=True):
+            slots[attribute] = held
+        self._entries.gathered, self._entries.differentiates = self, True
+        try:
+            yield
+        finally:
+            self._entries.gathered, self._entries.differentiates = None, False
             for unit in self._slots:
                 self.gather(unit)
 
