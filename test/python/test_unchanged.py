@@ -532,6 +532,26 @@ def test_another_buffer(name: str) -> None:
     assert (len(pair.step._plans._made) == 1) == (plans_made == 1)
 
 
+def test_another_buffer_than_a_teachers() -> None:
+    scale = torch.ones(4)
+    teacher = nn.Linear(4, 1).requires_grad_(False)
+    teacher.register_buffer("scale", scale)
+
+    def make() -> nn.Module:
+        model = Sharing()
+        model.own = scale
+        return model
+
+    def loss(output: Tensor) -> Tensor:
+        return output * teacher(teacher.scale).sum()
+
+    pair = Twins(make, fallback="error", loss=loss)
+    pair.assert_equal_steps()
+    pair.change(lambda m: setattr(m, "own", torch.full((4,), 3.0)))
+    pair.assert_equal_steps()
+    assert len(pair.step._plans._made) == 2
+
+
 def test_a_buffer_that_requires_grad() -> None:
     pair = Twins(Sharing)
     pair.assert_equal_steps()

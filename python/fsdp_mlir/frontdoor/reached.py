@@ -245,6 +245,11 @@ class Calls:
         self._memos = [_Memo(memo) for memo in found.memos]
         self._named = [_Names(*each) for each in found.named]
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that the code calls, outside of the model."""
+        return [each.module for each in self._modules]
+
     def holds(self) -> bool:
         """Whether nothing has changed."""
         for read, before, _ in self._held:

@@ -115,11 +115,13 @@ class Unchanged:
 
     def _sharing(self) -> Iterator[_Shared]:
         """The buffers that the model holds under several names, or something else holds, too."""
-        others = set()
-        for value in (each.place.value() for each in self._outside):
-            others.add(id(value))
-            if isinstance(value, nn.Module):
-                others.update(map(id, value.buffers()))
+        read = [each.place.value() for each in self._outside]
+        others = set(map(id, read))
+        own = {module for _, module, _, _ in self._modules}
+        for root in (*self._calls.modules, *(each for each in read if isinstance(each, nn.Module))):
+            for module in root.modules():
+                if module not in own:
+                    others.update(map(id, module._buffers.values()))
         for _, _, _, attributes in self._modules:
             others.update(id(value) for value in attributes.values.values())
         for _, inside in self._deep:
