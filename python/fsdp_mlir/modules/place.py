@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 SCALARS = (
     *(bool, int, float, complex, str, bytes, type(None), enum.Enum),
@@ -151,7 +152,10 @@ def is_library(value: Code) -> bool:
 
 
 def is_no_models(value: Code) -> bool:
-    """Of PyTorch, NumPy or the standard library."""
+    """Of PyTorch, NumPy or the standard library. A class that FSDP2 has made of another one, whose
+    attributes a loop may set, is what the other one is."""
+    if isinstance(value, type) and FSDPModule in value.__bases__:
+        value = value.__bases__[-1]
     return (getattr(value, "__module__", None) or "").partition(".")[0] in _NO_MODELS
 
 
