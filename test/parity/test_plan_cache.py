@@ -177,6 +177,17 @@ def test_a_number_of_each_call(job: Job) -> None:
     assert job.run()[0] == 1
 
 
+def test_a_number_of_each_call_that_code_reads(job: Job) -> None:
+    given = "called = lambda call: [setattr(block, 'scale', VALUE) for block in model[:2]] and {}"
+    job.before(given.replace("VALUE", "1 + call / 10"))
+    captured, numbers, _ = job.run()
+    assert (captured, len(job.entries())) == (2, 3)
+    assert job.run()[:2] == (0, numbers)
+    job.before(given.replace("VALUE", "1 + call / 7"))
+    captured, others, _ = job.run()
+    assert captured == 0 and others[0][:2] == numbers[0][:2] and others != numbers
+
+
 # After rank 0 has found the entry, another process removes it. How often the ranks capture then.
 GONE = {
     "before_all_ranks_have_read_it": ("PlanCache.captured", 1),

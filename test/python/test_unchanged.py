@@ -564,12 +564,10 @@ def test_a_buffer_that_requires_grad() -> None:
 def test_a_limit_of_plans() -> None:
     pair = Twins(partial(Model, dropout=False))
     for number in range(plans.LIMIT - 1):
-        pair.change(set_attribute("config.scale", 3.0 + number))
+        pair.change(set_attribute("norm.eps", 1e-3 + number))
         pair.assert_equal_steps(1)
-    pair.change(set_attribute("config.scale", 1.0))
-    with pytest.warns(
-        UserWarning, match=r"are 8 plans of the model already; .*config.scale. is 1.0, .* as an arg"
-    ):
+    pair.change(set_attribute("norm.eps", 0.5))
+    with pytest.warns(UserWarning, match=r"are 8 plans of the model already; .*norm.eps. is 0.5, "):
         pair.assert_equal_steps(2)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from fsdp_mlir.archive.writer import Contents, Written, write
 from fsdp_mlir.check import proof
 from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others, Revised
+from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
@@ -171,6 +172,7 @@ def capture(
     data_ranks: Sequence[int] = (0,),
     shown: Shown | None = None,
     numbers: Sequence[str] = (),
+    held: Mapping[str, Place] | None = None,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -222,7 +224,8 @@ def capture(
     of its unit.
 
     `numbers`: the names of those numbers in `args` and `kwargs` that are inputs of the step and not
-    a part of it (step/numbers.py). They come in an input of their own, behind the others.
+    a part of it (step/numbers.py). They come in an input of their own, behind the others. `held`:
+    the places of further ones, which code reads there, by names that no input has.
 
     Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
     replace `config`. The model is unchanged in any case.
@@ -245,6 +248,7 @@ def capture(
         others=None if outputs is None else Others(),
         shown=shown,
         numbers=numbers,
+        held=held or {},
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

@@ -7,9 +7,9 @@ import shutil
 import sys
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,17 +23,18 @@ from fsdp_mlir.archive.fingerprint import Fingerprint
 from fsdp_mlir.capture.capture import uncollected
 from fsdp_mlir.frontdoor import planning
 from fsdp_mlir.frontdoor.plain_model import forms, plain, whole_values
+from fsdp_mlir.frontdoor.plan import LIMIT, Compiled
 from fsdp_mlir.frontdoor.plan_cache import PlanCache
 from fsdp_mlir.frontdoor.planning import Captured, Compiler, Recipe
 from fsdp_mlir.frontdoor.requests import Request
 from fsdp_mlir.frontdoor.together import EXCHANGE_SECONDS, NoPlan, OptionError, as_no_plan, together
-from fsdp_mlir.frontdoor.unchanged import Unchanged
+from fsdp_mlir.frontdoor.unchanged import Unchanged, as_before
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.modules.left import Lasts, Leaving
+from fsdp_mlir.modules.place import Place
 from fsdp_mlir.record import collectives
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.state.trained import Bound, Trained
-from fsdp_mlir.step.batches import tensors
 from fsdp_mlir.step.training_step import EachLoss, Loss
 from fsdp_mlir.support import build, policy_schema
 from fsdp_mlir.support.errors import CompileError, warn
@@ -42,123 +43,6 @@ from fsdp_mlir.support.errors import CompileError, warn
 _COMPILE_SECONDS = 3600
 # Characters that the ranks' store takes at a time, with room.
 _PIECE = 1 << 22
-
-# Elements of a source that a plan relies on, and sets of such sources that are known to serve.
-_SMALL = 64
-_MOST_SEEN = 256
-
-# Plans of one model, as torch.compile's limit of recompilations.
-LIMIT = 8
-
-
-@dataclass(eq=False)
-class Compiled:
-    """A plan that is open, and what the model was when it was captured. Captures of one step share
-    the session, and each has its own part in Python."""
-
-    session: Any
-    bound: Bound
-    captured: Captured
-    policy: str
-    unchanged: Unchanged
-    plan_hash: str  # of the plans of all ranks
-    leaving: Leaving
-    loss_dtype: torch.dtype = field(init=False)
-    _has_run: Captured | None = field(default=None, init=False)
-    seen: set[Any] = field(default_factory=set, init=False)
-
-    def __post_init__(self) -> None:
-        self.loss_dtype = getattr(torch, self.session.loss_dtype)
-
-    def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the values that decide what the step is, such as those of a mask, do so for these
-        microbatches, and those of other models are the ones that FSDP2 computes with."""
-        if self.captured.others.are_stale() or not all(map(self.captured.numbers.serves, batches)):
-            return False
-        relied_on, buffers = self.captured.relied_on, {}
-        for name, buffer in self.captured.sources.items() if relied_on else ():
-            if (tensor := self.bound.buffer(buffer)) is not None:
-                buffers[name] = tensor
-        return all(
-            self._served(buffers | {f"i{index}": x for index, x in enumerate(self.inputs(batch))})
-            for batch in (batches if relied_on else ())
-        )
-
-    def inputs(self, batch: Mapping[str, Any]) -> list[Tensor]:
-        """Those of the plan for one microbatch."""
-        numbers = self.captured.numbers
-        return tensors(batch) + ([numbers.input(batch)] if numbers.names else [])
-
-    @property
-    def relies(self) -> bool:
-        """Whether `takes` may be false."""
-        numbers = self.captured.numbers.names
-        return bool(self.captured.relied_on or numbers) or self.captured.others.called
-
-    def _served(self, sources: Mapping[str, Tensor]) -> bool:
-        small = {
-            name: x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            for name in dict.fromkeys(x for each in self.captured.relied_on for x in each.outside)
-            if (x := sources.get(name)) is not None and 0 < x.numel() <= _SMALL
-        }
-        # Most follow from a few numbers, which have been seen before.
-        key = tuple(small.items())
-        for each in self.captured.relied_on:
-            seen = key in self.seen and small.keys() >= set(each.outside)
-            if not seen and sources.keys() >= set(each.outside) and not each.holds(sources):
-                return False
-        if len(self.seen) < _MOST_SEEN:
-            self.seen.add(key)
-        return True
-
-    def is_current(self, *, training: bool) -> bool:
-        """Whether the model is what it was when it was captured, as far as that matters."""
-        with self._compared():
-            if not self.unchanged.holds():
-                if not self.unchanged.holds_what_matters(training=training):
-                    return False
-                if training:
-                    self.unchanged.renew()
-            return self.captured.others.hold()
-
-    def gathered(self) -> Compiled:
-        """Before a call of all ranks: itself, with what it takes of other models in place."""
-        if self.captured.others.gather():
-            self.bind()
-        return self
-
-    def bind(self) -> bool:
-        """Gives the session the tensors of the model as it was captured; returns whether they fit.
-        Others with the same plan may have been captured with modules in other places."""
-        if self.bound.given_for is not self:
-            self.bound.renew()
-            self.bound.given_for = self
-        return self.bound.tensors(self.captured.constants, self.captured.assigned)
-
-    def renew(self) -> None:
-        """Takes the model as it is now for what was captured."""
-        with self._compared():
-            self.unchanged.renew()
-
-    @contextmanager
-    def _compared(self) -> Iterator[None]:
-        """In the body, the model is as it was before it was captured."""
-        with self.leaving.compared(self.captured.left), self.captured.others.sharded():
-            yield
-
-    def leave(self, microbatches: int) -> None:
-        """After a step: puts what its forward leaves in Python in place."""
-        self.leaving.after_step(self.captured.left, microbatches)
-        self.captured.others.after_step()
-        if self.captured.left and self._has_run is not self.captured:
-            self.renew()
-            self._has_run = self.captured
-
-    def returned(self, loss: float, batch: Mapping[str, Any], *, evaluation: bool = False) -> Any:
-        """What the last step gave, or the last evaluation, with this microbatch."""
-        value = torch.tensor(loss, dtype=self.loss_dtype)
-        numbers = self.captured.numbers.of(batch)
-        return self.captured.outputs[evaluation].value(value, numbers)
 
 
 @dataclass(frozen=True)
@@ -244,6 +128,7 @@ class Plans:
                     captured=captured,
                     unchanged=unchanged,
                     leaving=Leaving(self._lasts),
+                    held=_held_now(request),
                 )
                 self._begin(made)
                 self._made[self._made.index(before)] = made
@@ -256,7 +141,8 @@ class Plans:
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
         unchanged, leaving = self._snapshot(captured), Leaving(self._lasts)
-        made = Compiled(session, bound, captured, policy, unchanged, plan_hash, leaving)
+        held = _held_now(request)
+        made = Compiled(session, bound, captured, policy, unchanged, plan_hash, leaving, held)
         self._begin(made)
         self._made.append(made)
         return made
@@ -264,7 +150,7 @@ class Plans:
     def _too_many(self) -> NoPlan:
         text = f"there are {LIMIT} plans of the model already"
         if change := self._made[-1].unchanged.attribute():
-            text += f"; {change}: give a number that varies to the step, as an argument"
+            text += f"; {change}"
         return NoPlan(text)
 
     def _snapshot(self, captured: Captured) -> Unchanged:
@@ -375,7 +261,7 @@ class Plans:
             return None
         folder = Path(folders[0])
         captured, found = self.together(
-            lambda: cache.captured(folder, request.batch),
+            lambda: cache.captured(folder, request.given),
             lambda it: "" if it is None else it.digest,
         )
         if "" in found or len(set(found)) > 1:  # it has been removed, or replaced
@@ -395,19 +281,21 @@ class Plans:
         if self._cache is None or request.each is not None or alone:  # a tensor of this process
             return ""
         cache = self._cache
-        batch, numbers = request.batch, request.numbers
-        inputs = {name: value for name, value in batch.items() if name not in numbers} | {
+        given, numbers = request.given, [*request.numbers, *request.held]
+        inputs = {name: value for name, value in given.items() if name not in numbers} | {
             "(positional)": len(request.args),
             "(evaluation)": request.evaluation,
             "(outputs)": request.keeps_outputs,
-            "(numbers)": [f"{type(batch[name]).__name__} {name}" for name in numbers],
+            "(numbers)": [f"{type(given[name]).__name__} {name}" for name in numbers],
             "(place)": request.place,
         }
 
         def make() -> str:
             if any(param.is_meta for param in self._model.parameters()):
                 return ""
-            with plain(self._model, forms(self._model)):
+            # Whatever these are, the key is the same.
+            held = {name: (place, type(place.value())()) for name, place in request.held.items()}
+            with plain(self._model, forms(self._model)), as_before(held):
                 return cache.key(inputs, policy, self._rendezvous.world_size)
 
         key, keys = self.together(make, str)
@@ -427,6 +315,7 @@ class Plans:
             "init": self._init if on_meta else None,
             "evaluation": request.evaluation,
             "numbers": request.numbers,
+            "held": request.held,
             "data_ranks": self._group,
         }
         recipe = Recipe(
@@ -536,20 +425,8 @@ class Plans:
         return together(self._rendezvous, make, text, seconds)
 
 
-def with_place(
-    key: tuple[Any, ...], batch: Mapping[str, Any], cache: Mapping[Any, Compiled | None]
-) -> tuple[Any, ...]:
-    """The key with the place, among the plans for one form, of the one for the numbers of `batch`:
-    there is one for each outcome of the comparisons. LIMIT if there are more, or if the step raises
-    an error for these numbers."""
-    for place in range(LIMIT):
-        made = cache.get((*key, place))
-        try:
-            if made is None or made.captured.numbers.holds(batch):
-                return *key, place
-        except Exception:  # which FSDP2's step raises
-            break
-    return *key, LIMIT
+def _held_now(request: Request) -> dict[str, tuple[Place, int | float]]:
+    return {name: (place, place.value()) for name, place in request.held.items()}
 
 
 def _hashed(value: object) -> str:

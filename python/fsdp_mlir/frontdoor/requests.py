@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.modules.place import Place
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.step.batches import Batch, Inputs
 from fsdp_mlir.step.eager import Clipping
@@ -28,8 +29,8 @@ _INIT_SCALE = 2.0**16
 class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
     config besides those of fully_shard. The losses of its microbatches go to `each`. `numbers`: the
-    names of those inputs that are numbers of each call; `place`: how many plans there are for other
-    numbers."""
+    names of those inputs that are numbers of each call; `held`: the places of further ones, by
+    their names; `place`: how many plans there are for other numbers."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -39,12 +40,18 @@ class Request:
     keeps_outputs: bool = False  # what the loss returns besides the scalar
     each: Tensor | None = None
     numbers: tuple[str, ...] = ()
+    held: Mapping[str, Place] = field(default_factory=dict)
     place: int = 0
 
     @property
     def batch(self) -> dict[str, Any]:
         """The inputs by their names."""
         return {**dict(zip(by_position(len(self.args)), self.args, strict=True)), **self.kwargs}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """These, and the numbers that are held, as they are now."""
+        return self.batch | {name: place.value() for name, place in self.held.items()}
 
 
 class Requests:
@@ -169,6 +176,7 @@ class Requests:
             keeps_outputs=self._gives_outputs and alone,
             each=self.losses(count) if kind == "accumulate" else None,
             numbers=self._inputs.numbers(batch),
+            held=self._inputs.held,
             place=place,
         )
 

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
-from fsdp_mlir.frontdoor.plans import LIMIT, Compiled, Plans, with_place
+from fsdp_mlir.frontdoor.plan import LIMIT, Compiled, with_place
+from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Request, Requests
 from fsdp_mlir.frontdoor.together import (
     COMPILE,
@@ -244,7 +245,8 @@ class Step:
         if self._plans.trained is not None:
             self._plans.trained.settle()
         self._inputs.note([batch])
-        key = with_place(self._requests.evaluation_key(batch), batch, self._evaluators)
+        key = self._requests.evaluation_key(batch)
+        key = with_place(key, self._inputs.given(batch), self._evaluators)
         compiled = self._evaluators.get(key)
         ready = (
             compiled is not None
@@ -420,7 +422,7 @@ class Step:
             self._plans.trained.settle()
         self._inputs.note(microbatches)
         key = self._requests.key(kind, microbatches, params)
-        key = with_place(key, microbatches[0], self._cache)
+        key = with_place(key, self._inputs.given(microbatches[0]), self._cache)
         compiled = self._cache.get(key)
         why = self._requests.why_eager(kind, microbatches, params)
         if not why and key[-1] == LIMIT:
@@ -440,6 +442,8 @@ class Step:
             elif own == COMPILE and (why := self._changed()):
                 own = FOR_FSDP2
         said = self._agreed(key, own, why)
+        if said == COMPILE and compiled is not None and self._hold(compiled):
+            return self._plan(kind, microbatches, params)
         if said == COMPILE:
             try:
                 compiled = self._compile(key, kind, microbatches)
@@ -452,6 +456,17 @@ class Step:
                 takes = compiled.takes(microbatches)
                 said = self._agreed(key, READY if takes else OTHER_VALUES)
         return compiled.gathered() if compiled and said in (READY, COMPILE) else None
+
+    def _hold(self, before: Compiled) -> bool:
+        """Takes numbers that code reads, if these alone have changed on some rank since a plan was
+        captured, for numbers of each call. Returns whether there are any on all ranks."""
+        _, told = self._plans.together(before.moved, json.dumps)
+        names = sorted({name for text in told for name in json.loads(text)})
+        known = before.unchanged.numbers() if names else {}
+        places = {name: known[name][0] for name in names if name in known}
+        _, told = self._plans.together(lambda: sorted(places), json.dumps)
+        found = set.intersection(*map(set, map(json.loads, told)))
+        return self._inputs.hold({name: places[name] for name in names if name in found})
 
     def _changed(self) -> str:
         """Why there can be no further plan of the model as it is; empty if there can."""
@@ -505,16 +520,18 @@ class Step:
         try:
             compiled = self._plans.compile(request, library)
         except Exception as error:
-            if request.numbers and has_no_plan(error):
+            varies = bool(request.numbers or request.held)
+            if varies and has_no_plan(error):
                 self._fix(request, library, error)
-            if not request.numbers or str(error) not in self._told:
+            if not varies or str(error) not in self._told:
                 self._without_plan(error)
             self._cache[key] = None
             return None
         self._cache[key] = compiled
         if compiled.session.evaluates:
             batch = microbatches[0]
-            key = with_place(self._requests.evaluation_key(batch), batch, self._evaluators)
+            key = self._requests.evaluation_key(batch)
+            key = with_place(key, self._inputs.given(batch), self._evaluators)
             self._evaluators[key] = compiled
         return compiled
 
@@ -530,12 +547,12 @@ class Step:
             return
         if not names:
             try:
-                self._plans.compile(replace(request, numbers=()), library)
+                self._plans.compile(replace(request, numbers=(), held={}), library)
             except Exception as other:
                 if has_no_plan(other):
                     return
                 raise
-            names = list(request.numbers)
+            names = [*request.numbers, *request.held]
         self._inputs.fix(names, str(error))
         raise Refused(str(error), names) from error
 

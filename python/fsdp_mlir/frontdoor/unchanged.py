@@ -8,8 +8,9 @@ in their memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS, STATE_DICT_HOOKS
 from fsdp_mlir.modules.outside import attributes_read, reached
 from fsdp_mlir.modules.place import ABSENT, CONTAINERS, OF_MODULES, SCALARS, Place, built_in
 from fsdp_mlir.modules.python_state import PythonState, shown
+from fsdp_mlir.step.batches import is_number
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
@@ -185,6 +187,29 @@ class Unchanged:
                 return False
         return True
 
+    def numbers(self) -> dict[str, tuple[Place, int | float]]:
+        """The numbers that it has compared, by what messages call them, and where they are."""
+        named = [(name, vars(module), values) for name, module, _, values in self._modules]
+        named += [(name, vars(value), values) for name, value, values in self._objects.values()]
+        places = [
+            (Place(owner, key, _dotted(name, key)), value)
+            for name, owner, values in named
+            for key, value in values.values.items()
+            if key not in OF_MODULES
+        ]
+        places += [(each.place, each.copy) for each in self._outside if _can_be_put(each.place)]
+        return {place.label: (place, value) for place, value in places if is_number(value)}
+
+    def moved(self) -> list[str]:
+        """The names of the numbers that are others now, if nothing else has changed."""
+        found = {
+            name: (place, value)
+            for name, (place, value) in self.numbers().items()
+            if is_number(place.value()) and not place.holds(value)
+        }
+        with as_before(found):
+            return list(found) if found and self.holds_what_matters(training=True) else []
+
     def hook(self) -> str:
         """The first new hook, with its line; empty without any."""
         for change in self._changes():
@@ -243,6 +268,27 @@ class Unchanged:
         for name, before in self._globals.items():
             method = f"register_module{name.removeprefix('_global').removesuffix('s')}"
             yield from _changed_hooks(method, "every module", 0, _global_hooks()[name], before)
+
+
+@contextmanager
+def as_before(numbers: Mapping[str, tuple[Place, int | float]]) -> Iterator[None]:
+    """In the body, places that have numbers have these."""
+    now = [(place, place.value(), value) for place, value in numbers.values()]
+    now = [each for each in now if is_number(each[1])]
+    try:
+        for place, _, value in now:
+            place.put(value)
+        yield
+    finally:
+        for place, value, _ in now:
+            place.put(value)
+
+
+def _can_be_put(place: Place) -> bool:
+    """Whether it is no attribute that is calculated."""
+    if isinstance(place.owner, (dict, CellType)):
+        return True
+    return place.name in getattr(place.owner, "__dict__", ())
 
 
 def _member(

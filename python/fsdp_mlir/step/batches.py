@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.modules.place import Place
 from fsdp_mlir.step.called import Call, Called
 from fsdp_mlir.step.nested import form, is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.training_step import ComputeLoss, Loss, by_position, signature_of
@@ -48,6 +49,7 @@ class Inputs:
         self._forms: dict[Any, set[Any]] = {}
         self._last: Batch = {}  # numbers, by their names
         self._moving: set[str] = set()
+        self._held: dict[str, Place] = {}
         self._fixed: dict[str, str] = {}  # with the reason
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
@@ -101,7 +103,7 @@ class Inputs:
         """Takes a number that is another one than in the call before for one that may be another in
         each call, unless it is fixed."""
         for batch in batches:
-            found = {name: value for name, value in batch.items() if _is_number(value)}
+            found = {name: value for name, value in batch.items() if is_number(value)}
             for name in (found.keys() & self._last) - self._fixed.keys():
                 if found[name] != self._last[name]:
                     self._moving.add(name)
@@ -110,21 +112,40 @@ class Inputs:
     def numbers(self, batch: Batch) -> tuple[str, ...]:
         """The names of those that may be others in each call, which have one plan."""
         return tuple(
-            name for name, value in batch.items() if name in self._moving and _is_number(value)
+            name for name, value in batch.items() if name in self._moving and is_number(value)
         )
 
     def fix(self, names: Iterable[str], why: str) -> None:
         """Each value of these numbers is another step."""
         self._fixed |= dict.fromkeys(names, why)
         self._moving -= self._fixed.keys()
+        self._held = {name: place for name, place in self._held.items() if name not in self._fixed}
+
+    def hold(self, places: Mapping[str, Place]) -> bool:
+        """Takes the numbers in these places for numbers that may be others in each call, unless
+        they are fixed or have the name of an input. Returns whether any of them is."""
+        taken = {*(self._names or ()), *self._last, *self._fixed, *self._held}
+        found = {name: place for name, place in places.items() if name not in taken}
+        self._held |= found
+        return bool(found)
+
+    @property
+    def held(self) -> dict[str, Place]:
+        """Those that have a number now."""
+        return {name: each for name, each in self._held.items() if is_number(each.value())}
+
+    def given(self, batch: Batch) -> Batch:
+        """With the numbers that are held."""
+        return batch | {name: place.value() for name, place in self.held.items()}
 
     def form(self, batch: Batch) -> tuple[Any, ...]:
         """The form by which plans are told apart. Equal on ranks that have batches of the same
         form."""
-        numbers = self.numbers(batch)
+        numbers = {*self.numbers(batch), *(held := self.held)}
+        given = batch | {name: place.value() for name, place in held.items()}
         return tuple(
             (name, type(value).__name__ if name in numbers else form(value, _form_of_tensor))
-            for name, value in batch.items()
+            for name, value in given.items()
         )
 
     def unlike(self, microbatches: Sequence[Batch]) -> str:
@@ -223,7 +244,7 @@ def _chunks(name: str, value: Tensor, count: int) -> tuple[Tensor, ...]:
     return value.chunk(count)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 

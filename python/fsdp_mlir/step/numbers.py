@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fsdp_mlir.step.formulas import Formula, Symbol, math_of_symbols, may_raise, value_of
+from fsdp_mlir.step.held import Held
 from fsdp_mlir.support.errors import CaptureError, SourceMap, model_frame, prefixed
 
 # Of the input that the numbers come in.
@@ -250,9 +251,11 @@ class Numbers:
         return {name: Number(("item", name), self) for name in self.given}
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def recorded(self, held: Held) -> Iterator[None]:
         """In the body, which records the step, they are Numbers. Refused for one that is still
-        there at its end, and if the step goes on after it was refused one."""
+        there at its end, elsewhere than `held` has put it, if there is something else now, and if
+        the step goes on after it was refused one. Whoever asks a Number afterwards, as backward may
+        do, gets Refused."""
         self.made, self._records, self._refusal = [], bool(self.given), None
         try:
             with math_of_symbols():
@@ -264,8 +267,10 @@ class Numbers:
         finally:
             self._records, self._source = False, None
         for each in self.made:
-            if (kept := each()) is not None:
+            if (kept := each()) is not None and not held.has_put(kept):
                 raise kept.refused()
+        for name in held.assigned():
+            raise self.refused(("item", name))
         if self._refusal is not None:
             raise Refused(*self._refusal)
 
@@ -297,6 +302,7 @@ class Numbers:
 
     def calculated(self, formula: Formula) -> Any:
         """What it gives for the numbers of the recording."""
+        self._expect_recording(formula)
         if may_raise(formula):
             self._course.setdefault(repr(formula), (formula, None))
         try:
@@ -305,13 +311,19 @@ class Numbers:
             self.refused(formula)
             raise
 
+    def _expect_recording(self, formula: Formula) -> None:
+        if not self._records:
+            raise self.refused(formula)
+
     def decided(self, formula: Formula) -> bool:
+        self._expect_recording(formula)
         outcome = bool(value_of(formula, self.given))
         self._course.setdefault(repr(formula), (formula, outcome))
         return outcome
 
     def tensor(self, number: Number, most: float = math.inf) -> Tensor:
         """Without dimensions. The step is for numbers up to `most`, if they are finite."""
+        self._expect_recording(number.formula)
         kind = type(number.number)
         if kind is int:
             most = min(most, _MOST)

@@ -16,9 +16,11 @@ from torch.nn.utils import stateless
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.modules.left import Slots
+from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.conversions import conversions_kept
+from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.items import Items
 from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
 from fsdp_mlir.step.numbers import Numbers
@@ -73,7 +75,8 @@ class TrainingStep(nn.Module):
     of what `loss` gives (outputs.scalar_of), and the rest goes there. Inputs that `scalars` names
     come with a dim 0 of one element, which the model does not see. In place of an input that
     `containers` has come the tensors in it (nested.py). `numbers` are the constants that may be
-    others in each step; if there are any, their input is the last one.
+    others in each step, and `held` the places of further ones that code reads; if there are any,
+    their input is the last one.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class TrainingStep(nn.Module):
         scalars: Iterable[str] = (),
         containers: Mapping[str, Any] | None = None,
         numbers: Iterable[str] = (),
+        held: Mapping[str, Place] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -105,7 +109,9 @@ class TrainingStep(nn.Module):
         self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
         # For tensors that forward leaves in Python, which a caller in this process may read.
         self.left = None if outputs is None else Slots()
-        self.numbers = Numbers({name: self._constants[name] for name in numbers})
+        self._in_places = Held(held or {})
+        given = {name: self._constants[name] for name in numbers}
+        self.numbers = Numbers(given | self._in_places.values)
         self._items = Items(), Items()  # as OutputsOfModes
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -139,7 +145,7 @@ class TrainingStep(nn.Module):
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """In the body, forward is recorded."""
-        with self._items[self._evaluating].recorded(), self.numbers.recorded():
+        with self._items[self._evaluating].recorded(), self.numbers.recorded(self._in_places):
             yield
 
     @contextmanager
@@ -169,7 +175,7 @@ class TrainingStep(nn.Module):
         constants = self._constants
         if self.numbers.given:
             *inputs, source = inputs
-            constants = constants | self.numbers.values(source)
+            constants = constants | self._in_places.put(self.numbers.values(source))
         with self._held(inputs) as inputs:
             return self._called(inputs, constants)
 
@@ -220,6 +226,7 @@ class TrainingStep(nn.Module):
         a buffer to the tensor that was there, and puts that back, if it has the same form. What
         follows from parameters by autograd is no such value: the next backward would reach it. The
         slots of `left` take the tensors that the step has left in Python."""
+        self._in_places.restore()
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})
         modules, found = modules_by_path(self.model), {}
@@ -260,7 +267,11 @@ class TrainingStep(nn.Module):
         """
         given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
         after = dict(given)
-        with stateless._reparametrize_module(self, after, tie_weights=False), conversions_kept():
+        with (
+            stateless._reparametrize_module(self, after, tie_weights=False),
+            conversions_kept(),
+            self._in_places.restored(),
+        ):
             yield
         for slot, tensor in given.items():
             if after[slot] is not tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from fsdp_mlir.modules.others import Others
+from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.device import Device
@@ -37,3 +38,4 @@ class Asked:
     others: Others | None
     shown: Shown | None
     numbers: Sequence[str]
+    held: Mapping[str, Place]

@@ -45,7 +45,7 @@ class ModelView:
         inputs = example_inputs(model, given)
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
-        if asked.numbers:
+        if asked.numbers or asked.held:
             inputs[numbers.INPUT] = numbers.Taken().input({})
         step = TrainingStep(
             model,
@@ -57,6 +57,7 @@ class ModelView:
             scalars,
             {name: value for name, value in given.items() if not isinstance(value, Tensor)},
             asked.numbers,
+            asked.held,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):

@@ -1,0 +1,166 @@
+"""A plan of a model that is open, and which of the plans there are for other numbers is one's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsdp_mlir.frontdoor.planning import Captured
+from fsdp_mlir.frontdoor.unchanged import Unchanged, as_before
+from fsdp_mlir.modules.left import Leaving
+from fsdp_mlir.modules.place import Place
+from fsdp_mlir.state.trained import Bound
+from fsdp_mlir.step.batches import tensors
+
+# Elements of a source that a plan relies on, and sets of such sources that are known to serve.
+_SMALL = 64
+_MOST_SEEN = 256
+
+# Plans of one model, as torch.compile's limit of recompilations.
+LIMIT = 8
+
+
+@dataclass(eq=False)
+class Compiled:
+    """A plan that is open, and what the model was when it was captured. Captures of one step share
+    the session, and each has its own part in Python."""
+
+    session: Any
+    bound: Bound
+    captured: Captured
+    policy: str
+    unchanged: Unchanged
+    plan_hash: str  # of the plans of all ranks
+    leaving: Leaving
+    held: Mapping[str, tuple[Place, int | float]]  # numbers of each call, when it was captured
+    loss_dtype: torch.dtype = field(init=False)
+    _has_run: Captured | None = field(default=None, init=False)
+    seen: set[Any] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self.loss_dtype = getattr(torch, self.session.loss_dtype)
+
+    def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the values that decide what the step is, such as those of a mask, do so for these
+        microbatches, and those of other models are the ones that FSDP2 computes with."""
+        given = list(map(self.given, batches))
+        if self.captured.others.are_stale() or not all(map(self.captured.numbers.serves, given)):
+            return False
+        relied_on, buffers = self.captured.relied_on, {}
+        for name, buffer in self.captured.sources.items() if relied_on else ():
+            if (tensor := self.bound.buffer(buffer)) is not None:
+                buffers[name] = tensor
+        return all(
+            self._served(buffers | {f"i{index}": x for index, x in enumerate(self.inputs(batch))})
+            for batch in (batches if relied_on else ())
+        )
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Tensor]:
+        """Those of the plan for one microbatch."""
+        numbers = self.captured.numbers
+        return tensors(batch) + ([numbers.input(self.given(batch))] if numbers.names else [])
+
+    def given(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """With the numbers that code reads elsewhere."""
+        return {**batch, **{name: place.value() for name, (place, _) in self.held.items()}}
+
+    @property
+    def relies(self) -> bool:
+        """Whether `takes` may be false."""
+        numbers = self.captured.numbers.names
+        return bool(self.captured.relied_on or numbers) or self.captured.others.called
+
+    def _served(self, sources: Mapping[str, Tensor]) -> bool:
+        small = {
+            name: x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            for name in dict.fromkeys(x for each in self.captured.relied_on for x in each.outside)
+            if (x := sources.get(name)) is not None and 0 < x.numel() <= _SMALL
+        }
+        # Most follow from a few numbers, which have been seen before.
+        key = tuple(small.items())
+        for each in self.captured.relied_on:
+            seen = key in self.seen and small.keys() >= set(each.outside)
+            if not seen and sources.keys() >= set(each.outside) and not each.holds(sources):
+                return False
+        if len(self.seen) < _MOST_SEEN:
+            self.seen.add(key)
+        return True
+
+    def is_current(self, *, training: bool) -> bool:
+        """Whether the model is what it was when it was captured, as far as that matters."""
+        with self._compared():
+            if not self.unchanged.holds():
+                if not self.unchanged.holds_what_matters(training=training):
+                    return False
+                if training:
+                    self.unchanged.renew()
+            return self.captured.others.hold()
+
+    def gathered(self) -> Compiled:
+        """Before a call of all ranks: itself, with what it takes of other models in place."""
+        if self.captured.others.gather():
+            self.bind()
+        return self
+
+    def bind(self) -> bool:
+        """Gives the session the tensors of the model as it was captured; returns whether they fit.
+        Others with the same plan may have been captured with modules in other places."""
+        if self.bound.given_for is not self:
+            self.bound.renew()
+            self.bound.given_for = self
+        return self.bound.tensors(self.captured.constants, self.captured.assigned)
+
+    def renew(self) -> None:
+        """Takes the model as it is now for what was captured."""
+        with self._compared():
+            self.unchanged.renew()
+
+    @contextmanager
+    def _compared(self) -> Iterator[None]:
+        """In the body, the model is as it was before it was captured."""
+        with (
+            as_before(self.held),
+            self.leaving.compared(self.captured.left),
+            self.captured.others.sharded(),
+        ):
+            yield
+
+    def moved(self) -> list[str]:
+        """The names of numbers that code reads, if these alone have changed since the capture."""
+        with self._compared():
+            return self.unchanged.moved()
+
+    def leave(self, microbatches: int) -> None:
+        """After a step: puts what its forward leaves in Python in place."""
+        self.leaving.after_step(self.captured.left, microbatches)
+        self.captured.others.after_step()
+        if self.captured.left and self._has_run is not self.captured:
+            self.renew()
+            self._has_run = self.captured
+
+    def returned(self, loss: float, batch: Mapping[str, Any], *, evaluation: bool = False) -> Any:
+        """What the last step gave, or the last evaluation, with this microbatch."""
+        value = torch.tensor(loss, dtype=self.loss_dtype)
+        numbers = self.captured.numbers.of(self.given(batch))
+        return self.captured.outputs[evaluation].value(value, numbers)
+
+
+def with_place(
+    key: tuple[Any, ...], batch: Mapping[str, Any], cache: Mapping[Any, Compiled | None]
+) -> tuple[Any, ...]:
+    """The key with the place, among the plans for one form, of the one for the numbers of `batch`:
+    there is one for each outcome of the comparisons. LIMIT if there are more, or if the step raises
+    an error for these numbers."""
+    for place in range(LIMIT):
+        made = cache.get((*key, place))
+        try:
+            if made is None or made.captured.numbers.holds(batch):
+                return *key, place
+        except Exception:  # which FSDP2's step raises
+            break
+    return *key, LIMIT
