@@ -197,7 +197,9 @@ class Unchanged:
             for key, value in values.values.items()
             if key not in OF_MODULES
         ]
-        places += [(each.place, each.copy) for each in self._outside if _can_be_put(each.place)]
+        for each in self._outside:
+            if (place := _writable(each.place)) is not None:
+                places.append((place, each.copy))
         return {place.label: (place, value) for place, value in places if is_number(value)}
 
     def moved(self) -> list[str]:
@@ -284,11 +286,16 @@ def as_before(numbers: Mapping[str, tuple[Place, int | float]]) -> Iterator[None
             place.put(value)
 
 
-def _can_be_put(place: Place) -> bool:
-    """Whether it is no attribute that is calculated."""
+def _writable(place: Place) -> Place | None:
+    """The same place, to be written without what an object does then; None for an attribute that is
+    calculated, and for a library's variable."""
+    if place.library:
+        return None
     if isinstance(place.owner, (dict, CellType)):
-        return True
-    return place.name in getattr(place.owner, "__dict__", ())
+        return place
+    if place.name not in getattr(place.owner, "__dict__", ()):
+        return None
+    return place if isinstance(place.owner, type) else replace(place, owner=vars(place.owner))
 
 
 def _member(
