@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fsdp_mlir.frontdoor import around
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
 from fsdp_mlir.frontdoor.plan import LIMIT, Compiled, with_place
 from fsdp_mlir.frontdoor.plans import Plans
-from fsdp_mlir.frontdoor.requests import OF_LOOP, Request, Requests
+from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.frontdoor.together import (
     COMPILE,
     EAGER,
@@ -30,6 +29,7 @@ from fsdp_mlir.frontdoor.together import (
     has_no_plan,
     warn_of_fallback,
 )
+from fsdp_mlir.frontdoor.varying import Varying
 from fsdp_mlir.modules import sharding
 from fsdp_mlir.modules.hooks import AfterStep
 from fsdp_mlir.state import optimizers, own_step
@@ -42,7 +42,7 @@ from fsdp_mlir.step.numbers import Refused
 from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import EachLoss, Loss, TrainingStep
 from fsdp_mlir.support import policy_schema
-from fsdp_mlir.support.errors import CaptureError, CompileError
+from fsdp_mlir.support.errors import CompileError
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -98,6 +98,7 @@ class Step:
         self._groups = sharding.groups(model)
         self._has_parts = sharding.has_parts(model)
         self._inputs = Inputs(model, loss)
+        self._varying = Varying(self._inputs, plans)
         self._requests = Requests(
             model,
             optimizer,
@@ -442,7 +443,7 @@ class Step:
             elif own == COMPILE and (why := self._changed()):
                 own = FOR_FSDP2
         said = self._agreed(key, own, why)
-        if said == COMPILE and compiled is not None and self._hold(compiled):
+        if said == COMPILE and compiled is not None and self._varying.hold(compiled):
             return self._plan(kind, microbatches, params)
         if said == COMPILE:
             try:
@@ -456,17 +457,6 @@ class Step:
                 takes = compiled.takes(microbatches)
                 said = self._agreed(key, READY if takes else OTHER_VALUES)
         return compiled.gathered() if compiled and said in (READY, COMPILE) else None
-
-    def _hold(self, before: Compiled) -> bool:
-        """Takes numbers that code reads, if these alone have changed on some rank since a plan was
-        captured, for numbers of each call. Returns whether there are any on all ranks."""
-        _, told = self._plans.together(before.moved, json.dumps)
-        names = sorted({name for text in told for name in json.loads(text)})
-        known = before.unchanged.numbers() if names else {}
-        places = {name: known[name][0] for name in names if name in known}
-        _, told = self._plans.together(lambda: sorted(places), json.dumps)
-        found = set.intersection(*map(set, map(json.loads, told)))
-        return self._inputs.hold({name: places[name] for name in names if name in found})
 
     def _changed(self) -> str:
         """Why there can be no further plan of the model as it is; empty if there can."""
@@ -522,7 +512,7 @@ class Step:
         except Exception as error:
             varies = bool(request.numbers or request.held)
             if varies and has_no_plan(error):
-                self._fix(request, library, error)
+                self._varying.fix(request, library, error)
             if not varies or str(error) not in self._told:
                 self._without_plan(error)
             self._cache[key] = None
@@ -534,27 +524,6 @@ class Step:
             key = with_place(key, self._inputs.given(batch), self._evaluators)
             self._evaluators[key] = compiled
         return compiled
-
-    def _fix(self, request: Request, library: str, error: Exception) -> None:
-        """Raises Refused for numbers because of which a capture has failed on any rank: those that
-        it has refused, or all if there is a plan without them."""
-        own = error.names if isinstance(error, Refused) else ()
-        fails = isinstance(error, CaptureError)
-        _, told = self._plans.together(lambda: None, lambda _: json.dumps([fails, *own]))
-        answers = [json.loads(text) for text in told]
-        names = sorted({name for _, *refused in answers for name in refused})
-        if not any(failed for failed, *_ in answers):
-            return
-        if not names:
-            try:
-                self._plans.compile(replace(request, numbers=(), held={}), library)
-            except Exception as other:
-                if has_no_plan(other):
-                    return
-                raise
-            names = [*request.numbers, *request.held]
-        self._inputs.fix(names, str(error))
-        raise Refused(str(error), names) from error
 
     def _compile_example(self, example: Example) -> None:
         batch = self._inputs.named((example,), {})
