@@ -81,6 +81,31 @@ def assigned(model: Any, x: Tensor) -> Tensor:
     return model.output(x).square().mean() * model.beta
 
 
+def kept(model: Any, x: Tensor) -> Tensor:
+    model.config.last = model.beta
+    return model.output(x).square().mean() * model.beta
+
+
+def set_in_backward(model: Any, x: Tensor) -> Tensor:
+    output = model.output(x)
+
+    def back(gradient: Tensor) -> None:
+        model.beta = 9.0
+
+    output.register_hook(back)
+    return output.square().mean() * model.beta
+
+
+def kept_in_backward(model: Any, x: Tensor) -> Tensor:
+    output = model.output(x)
+
+    def keep(gradient: Tensor) -> None:
+        model.config.last = model.beta
+
+    output.register_hook(keep)
+    return output.square().mean() * model.beta
+
+
 def set_beta(model: Any, call: int) -> None:
     model.beta = (0, 1, 0.25, -3.0, float("inf"), 1e-30, 7)[call % 7]
 
@@ -135,7 +160,7 @@ def trained(
                     optimizer.step()
                     optimizer.zero_grad()
                     results.append(loss.detach())
-                results += [model.beta, model.config.rate, model.offset, SCALE]
+                results += [*vars(model.config).values(), model.beta, model.offset, SCALE]
     results += [param.full_tensor().detach().clone() for param in model.parameters()]
     lines = [str(each.message) for each in caught if "without a plan" in str(each.message)]
     return [test_numbers._plain(each) for each in results], lines, counted.count
@@ -152,7 +177,7 @@ def test_a_number_of_each_call(compute: Any, change: Change, captures: int, fuse
     assert count == captures
 
 
-@pytest.mark.parametrize("compute", [recomputed, in_a_hook, dropped])
+@pytest.mark.parametrize("compute", [recomputed, in_a_hook, dropped, kept, kept_in_backward])
 def test_a_number_of_one_value(compute: Any) -> None:
     """What backward reads, or is more than a tensor could be, is a part of the step."""
     got, lines, _ = trained(compute, set_small, 4, compiled=True)
@@ -166,9 +191,62 @@ def test_a_number_that_the_step_sets() -> None:
         if call > 3:
             set_small(model, call)
 
-    got, _, _ = trained(assigned, change, 8, compiled=True)
-    want, _, _ = trained(assigned, change, 8, compiled=False)
+    for compute in (assigned, set_in_backward):
+        got, _, _ = trained(compute, change, 8, compiled=True)
+        want, _, _ = trained(compute, change, 8, compiled=False)
+        assert got == want
+
+
+def test_not_a_number_anew() -> None:
+    def change(model: Any, call: int) -> None:
+        model.beta = float("nan")
+
+    def compute(model: Any, x: Tensor) -> Tensor:
+        return model.output(x).square().mean() + (model.beta if model.beta > 0 else 1)
+
+    _, lines, count = trained(compute, change, 4, compiled=True)
+    assert (lines, count) == ([], 1)
+
+
+def test_another_owner() -> None:
+    """Of the number, which is then another place's."""
+
+    def change(model: Any, call: int) -> None:
+        if call in (5, 6):
+            model.config = SimpleNamespace(rate=0.5, layers=2, name="net")
+        set_rate(model, call)
+
+    got, lines, count = trained(of_a_config, change, 14, compiled=True)
+    want, _, _ = trained(of_a_config, change, 14, compiled=False)
     assert got == want
+    assert lines == []
+    assert count <= 6
+
+
+def test_a_class_of_fsdp2s_without_code_of_the_model() -> None:
+    def results(compiled: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model: Any = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+        def compute(model: Any, x: Tensor) -> Tensor:
+            return model(x).square().mean() * getattr(model, "scale", 1.0)
+
+        step = fsdp_mlir.compile(model, compute_loss=compute, optimizer=optimizer)
+        found = []
+        for call in range(5):
+            if call:
+                type(model).scale = call / 4
+            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(call))
+            found.append(step(x) if compiled else compute(model, x))
+            if not compiled:
+                found[-1].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        del type(model).scale
+        return [test_numbers._plain(each) for each in found]
+
+    assert results(True) == results(False)
 
 
 def test_other_changes_at_once() -> None:

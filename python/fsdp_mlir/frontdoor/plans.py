@@ -157,6 +157,11 @@ class Plans:
         with captured.others.sharded():
             return Unchanged(self._model, self._loss, captured.kernels)
 
+    def places(self) -> dict[str, Place]:
+        """Those of numbers that code reads, by their names."""
+        found = Unchanged(self._model, self._loss).numbers()
+        return {name: place for name, (place, _) in found.items()}
+
     def _begin(self, made: Compiled) -> None:
         if made.captured.left:
             made.leaving.captured(made.captured.left)

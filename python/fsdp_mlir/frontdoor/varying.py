@@ -23,9 +23,14 @@ class Varying:
 
     def hold(self, before: Compiled) -> bool:
         """Takes numbers that code reads, if these alone have changed on some rank since a plan was
-        captured, for numbers of each call. Returns whether there are any on all ranks."""
-        _, told = self._plans.together(before.moved, json.dumps)
-        names = sorted({name for text in told for name in json.loads(text)})
+        captured, for numbers of each call, and those whose owners have been replaced no longer.
+        Returns whether there are any on all ranks, or of the latter on one."""
+        released = self._inputs.release(self._plans.places)
+        _, told = self._plans.together(before.moved, lambda moved: json.dumps([released, *moved]))
+        answers = [json.loads(text) for text in told]
+        if any(released for released, *_ in answers):
+            return True
+        names = sorted({name for _, *moved in answers for name in moved})
         if not names:
             return False
         known = before.unchanged.numbers()

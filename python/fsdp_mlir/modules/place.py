@@ -119,6 +119,9 @@ class Place:
         name = "cell_contents" if isinstance(self.owner, CellType) else self.name
         if isinstance(self.owner, dict):
             remove, assign = self.owner.__delitem__, self.owner.__setitem__
+        elif isinstance(self.owner, type):  # without what its own class does then
+            remove = partial(type.__delattr__, self.owner)
+            assign = partial(type.__setattr__, self.owner)
         else:
             remove, assign = partial(delattr, self.owner), partial(setattr, self.owner)
         if value is ABSENT:
@@ -151,11 +154,16 @@ def is_library(value: Code) -> bool:
     return file.startswith(_PACKAGE) and not file.startswith(_MODELS)
 
 
+def model_class(kind: type) -> type:
+    """The class of which FSDP2 has made that; the class itself if it has not."""
+    return kind.__bases__[-1] if FSDPModule in kind.__bases__ else kind
+
+
 def is_no_models(value: Code) -> bool:
-    """Of PyTorch, NumPy or the standard library. A class that FSDP2 has made of another one, whose
-    attributes a loop may set, is what the other one is."""
-    if isinstance(value, type) and FSDPModule in value.__bases__:
-        value = value.__bases__[-1]
+    """Of PyTorch, NumPy or the standard library, but no class that FSDP2 has made of another one:
+    a loop may set its attributes."""
+    if isinstance(value, type) and model_class(value) is not value:
+        return False
     return (getattr(value, "__module__", None) or "").partition(".")[0] in _NO_MODELS
 
 

@@ -47,6 +47,7 @@ from fsdp_mlir.modules.place import (
     is_part_of,
     is_users,
     methods_of,
+    model_class,
     referent,
     slot_names,
 )
@@ -255,7 +256,7 @@ class Search:
                 if names is None or name in names or name.startswith("__"):
                     self._add_member(base, name, is_no_models)
         attributes = vars(module)
-        if names is None or is_no_models(type(module)):
+        if names is None or is_no_models(model_class(type(module))):
             names = frozenset({*module._modules, *attributes})
         for name in module._modules.keys() & names:
             if (part := module._modules[name]) is not None:

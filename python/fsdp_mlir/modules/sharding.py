@@ -77,10 +77,12 @@ def managed(model: nn.Module) -> dict[int, FSDPParam]:
 @dataclass(frozen=True)
 class Shown:
     """What is seen of a model while nothing is gathered: FSDP2's records of its parameters, by
-    their first names. By the ids of modules that have hooks of FSDP2, the keys of others: of those
-    that run `before` its forward pre-hooks, and of those that run `behind` its forward hooks."""
+    their first names, and whether these are `kept` whole after backward. By the ids of modules that
+    have hooks of FSDP2, the keys of others: of those that run `before` its forward pre-hooks, and
+    of those that run `behind` its forward hooks."""
 
     records: dict[str, FSDPParam]
+    kept: bool
     before: dict[int, list[int]]
     behind: dict[int, list[int]]
 
@@ -97,7 +99,9 @@ def shown(model: nn.Module) -> Shown:
             last = max(post.index(key) for key in own.intersection(post))
             behind[id(module)] = post[last + 1 :]
     params = ((param.name, found.get(id(param.tensor))) for param in weights.parameters(model))
-    return Shown({name: record for name, record in params if record}, before, behind)
+    records = {name: record for name, record in params if record}
+    kept = any(not group.reshard_after_backward for group in groups(model) if group.fsdp_params)
+    return Shown(records, kept, before, behind)
 
 
 def forward_handles(module: nn.Module) -> list[Any]:

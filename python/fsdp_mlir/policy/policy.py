@@ -217,7 +217,8 @@ class Units:
             if (found := self._units_of(param))
         }
         keeping, resharded = self._keeping(params, unit_of, version), self._resharded(units)
-        entries = Entries(self._model, units, unit_of, keeping, resharded)
+        kept = shown is not None and shown.kept
+        entries = Entries(self._model, units, unit_of, keeping, resharded, kept=kept)
         handles: list[Any] = list(entries.attach())
         hooked: set[int] = set()
         for name, module in self._model.named_modules(remove_duplicate=False):

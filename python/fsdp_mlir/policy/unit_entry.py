@@ -169,6 +169,7 @@ class Entries:
 
     `units` are the names of the modules of each unit but the root. Units are named by their first
     modules: `unit_of` has that of each parameter, `resharded` those that are freed after forward.
+    `kept`: whether all stay whole after backward.
     """
 
     def __init__(
@@ -178,12 +179,15 @@ class Entries:
         unit_of: Mapping[str, str],
         keeping: Keeping,
         resharded: Collection[str],
+        *,
+        kept: bool,
     ) -> None:
         self._model = model
         self.units = [list(names) for names in units]
         self._unit_of = unit_of
         self._keeping = keeping
         self._resharded = resharded
+        self._kept = kept
         self.gathered: Places | None = None
         self.differentiates = False  # in the backward of the step
         by_path = modules_by_path(model)
@@ -244,7 +248,7 @@ class Entries:
             self.gathered.free(unit)
 
     def _differentiated(self, unit: str) -> None:
-        if self.gathered is not None and self.differentiates:
+        if self.gathered is not None and self.differentiates and not self._kept:
             self.gathered.reshard(unit)
 
     def _enter_root(self, _module: nn.Module, _args: Any) -> None:

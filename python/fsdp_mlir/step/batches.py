@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,11 +123,20 @@ class Inputs:
 
     def hold(self, places: Mapping[str, Place]) -> bool:
         """Takes the numbers in these places for numbers that may be others in each call, unless
-        they are fixed or have the name of an input. Returns whether any of them is."""
+        they are fixed or have the name of an input. Returns whether any of them is newly."""
         taken = {*(self._names or ()), *self._last, *self._fixed, *self._held}
         found = {name: place for name, place in places.items() if name not in taken}
         self._held |= found
         return bool(found)
+
+    def release(self, places: Callable[[], Mapping[str, Place]]) -> bool:
+        """Numbers that are held and are in none of these places are held no longer. Returns whether
+        there are any."""
+        keys = {place.key for place in places().values()} if self._held else set()
+        gone = [name for name, place in self._held.items() if place.key not in keys]
+        for name in gone:
+            del self._held[name]
+        return bool(gone)
 
     @property
     def held(self) -> dict[str, Place]:

@@ -3,7 +3,7 @@ changes from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,14 @@ class Held:
             place.put(values[name])
         return {name: value for name, value in values.items() if name not in self._places}
 
-    def has_put(self, value: Any) -> bool:
-        return any(value is each for each in self._put.values())
+    def seal(self, make: Callable[[str], Any]) -> None:
+        """Puts what `make` gives of their names in the places."""
+        for name in self._put:
+            self._put[name] = make(name)
+            self._places[name].put(self._put[name])
 
     def assigned(self) -> list[str]:
-        """The names of places that have something else since `put`."""
+        """The names of places that have something else since `put`, or `seal`."""
         return [
             name for name, value in self._put.items() if self._places[name].value() is not value
         ]

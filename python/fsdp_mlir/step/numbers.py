@@ -135,6 +135,35 @@ class Number(Symbol):
         return func(*map(given, args), **{key: given(each) for key, each in kwargs.items()})
 
 
+class _Sealed(Symbol):
+    """Where a number was that is held, after forward."""
+
+    rank = 0
+
+    def __init__(self, formula: Formula, of: Numbers) -> None:
+        self.formula, self.of = formula, of
+        of.made.append(ref(self))
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise self.refused()
+
+    def refused(self) -> Refused:
+        return self.of.refused(self.formula)
+
+    def combined(self, name: str, values: Sequence[Any]) -> Any:
+        raise self.refused()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        for each in (*args, *(kwargs or {}).values()):
+            if type(each) is _Sealed:
+                raise each.refused()
+        raise CaptureError("a number is read in backward")
+
+
 def _compared(name: str) -> Any:
     def function(self: Number, other: Any) -> Any:
         term = _term(other)
@@ -231,7 +260,7 @@ class Numbers:
     may be `others`, are `now`."""
 
     given: Mapping[str, Any]
-    made: list[ref[Number]] = field(default_factory=list)
+    made: list[ref[Symbol]] = field(default_factory=list)
     now: Mapping[str, Any] = field(init=False)
     _slots: dict[str, tuple[Formula, type, float]] = field(default_factory=dict)
     _course: dict[str, tuple[Formula, bool | None]] = field(default_factory=dict)
@@ -253,9 +282,9 @@ class Numbers:
     @contextmanager
     def recorded(self, held: Held) -> Iterator[None]:
         """In the body, which records the step, they are Numbers. Refused for one that is still
-        there at its end, elsewhere than `held` has put it, if there is something else now, and if
-        the step goes on after it was refused one. Whoever asks a Number afterwards, as backward may
-        do, gets Refused."""
+        there at its end, if there is something else where `held` has put it, and if the step goes
+        on after it was refused one. Whoever asks what is in these places then, as backward may do,
+        gets Refused, until `ended`."""
         self.made, self._records, self._refusal = [], bool(self.given), None
         try:
             with math_of_symbols():
@@ -266,13 +295,27 @@ class Numbers:
             raise
         finally:
             self._records, self._source = False, None
-        for each in self.made:
-            if (kept := each()) is not None and not held.has_put(kept):
-                raise kept.refused()
-        for name in held.assigned():
-            raise self.refused(("item", name))
+        made, self.made, assigned = self.made, [], held.assigned()
+        if self.given:
+            held.seal(lambda name: _Sealed(("item", name), self))
+        self._check(assigned, made)
         if self._refusal is not None:
             raise Refused(*self._refusal)
+
+    def ended(self, held: Held) -> None:
+        """At the end of a step: puts the numbers back in their places. Refused for one that
+        backward has set or kept."""
+        made, self.made = self.made, []
+        assigned = held.assigned() if made else []
+        held.restore()
+        self._check(assigned, made)
+
+    def _check(self, assigned: Sequence[str], made: Sequence[ref[Symbol]]) -> None:
+        for name in assigned:
+            raise self.refused(("item", name))
+        for each in made:
+            if (kept := each()) is not None:
+                raise kept.refused()
 
     def refused(self, formula: Formula) -> Refused:
         names = _names(formula)

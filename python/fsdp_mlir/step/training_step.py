@@ -226,7 +226,7 @@ class TrainingStep(nn.Module):
         a buffer to the tensor that was there, and puts that back, if it has the same form. What
         follows from parameters by autograd is no such value: the next backward would reach it. The
         slots of `left` take the tensors that the step has left in Python."""
-        self._in_places.restore()
+        self.numbers.ended(self._in_places)
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})
         modules, found = modules_by_path(self.model), {}
