@@ -106,7 +106,14 @@ def run(world: int, tmp_path: Path, text: str) -> tuple[list[int], list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("world", "comm"), [(1, "shm"), (2, "shm"), (4, "shm"), (2, "gloo"), (4, "gloo")]
+    ("world", "comm"),
+    [
+        (1, "shm"),
+        (2, "gloo"),
+        (4, "shm"),
+        pytest.param(2, "shm", marks=pytest.mark.exhaustive),
+        pytest.param(4, "gloo", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_spectral_layers(world: int, comm: str, tmp_path: Path) -> None:
     statuses, errors = run(world, tmp_path, SCRIPT.replace("COMM", repr(comm)))

@@ -239,7 +239,7 @@ def test_smaller_groups(tmp_path: Path) -> None:
     assert_same(case, 4, tmp_path)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_the_examples(world: int, tmp_path: Path) -> None:
     """Both scripts print the same losses and write the same checkpoints."""
     printed, states = [], []
