@@ -116,6 +116,11 @@ def of_its_class(model: nn.Module, x: Tensor, n: float) -> Any:
     return loss * n if type(n) is float else loss
 
 
+def of_its_class_and_small(model: nn.Module, x: Tensor, n: float) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss if type(n) is float and n < 0.5 else loss * n
+
+
 def as_a_size(model: nn.Module, x: Tensor, n: int) -> Any:
     return F.cross_entropy(model(x[:n]), LABELS[:n])
 
@@ -240,10 +245,10 @@ def test_a_number_of_one_value(loss: Loss) -> None:
     assert why in lines[0] and (loss is kept or "test_numbers.py:" in lines[0])
 
 
-@pytest.mark.parametrize("loss", [tried, shifted, caught, of_its_class])
+@pytest.mark.parametrize("loss", [tried, shifted, caught, of_its_class, of_its_class_and_small])
 def test_a_number_that_another_would_differ_from(loss: Loss) -> None:
     """Where the recorded step takes a way that it takes for no other number."""
-    kind = float if loss is of_its_class else int
+    kind = float if loss in (of_its_class, of_its_class_and_small) else int
     calls = [(kind(n),) for n in (2, 0, 1, 5, 3)]
     got, lines, _ = _results(loss, calls, compiled=True)
     want, _, _ = _results(loss, calls, compiled=False)

@@ -19,8 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS
 from fsdp_mlir.modules.memos import Memo
-from fsdp_mlir.modules.names import read_by
-from fsdp_mlir.modules.place import Place, is_no_models, is_users
+from fsdp_mlir.modules.names import read_by, used
+from fsdp_mlir.modules.place import Place, is_library, is_no_models, is_users
 from fsdp_mlir.modules.search import DYNAMIC, OF_CALLS, WHOLE, Search
 
 
@@ -101,6 +101,17 @@ def code(model: nn.Module, loss: Any) -> list[FunctionType]:
     """The functions that were inspected for `places`, always in the same order."""
     found = (value for value in _places(model, loss).seen() if isinstance(value, FunctionType))
     return sorted(found, key=lambda each: (each.__module__ or "", each.__qualname__))
+
+
+def asks_for_numbers(model: nn.Module, loss: Any) -> FunctionType | None:
+    """The first of these functions that may ask whether the class of a value is one of numbers, as
+    in `type(x) is float`, which nothing that stands for a number can answer as that does. Functions
+    of installed packages are not asked: many do so for other reasons."""
+    for each in code(model, loss):
+        found = used(each.__code__, {"LOAD_GLOBAL"})
+        if "type" in found and found & {"int", "float"} and not is_library(each):
+            return each
+    return None
 
 
 def attributes_read(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules import hooks, weights
+from fsdp_mlir.modules.outside import asks_for_numbers
 from fsdp_mlir.modules.placed import local, placed
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.policy.policy import Units, read_policy
@@ -46,6 +47,9 @@ class ModelView:
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
         if asked.numbers or asked.held:
+            if (function := asks_for_numbers(model, asked.loss)) is not None:
+                name = function.__qualname__
+                raise located(source_of(function), f"'{name}' asks for the class of a number")
             inputs[numbers.INPUT] = numbers.Taken().input({})
         step = TrainingStep(
             model,
