@@ -20,6 +20,7 @@ CAPABILITIES = {
     "avx2": ("AVX2", "AVX2", "AVX2"),
     "avx512": ("AVX512", "AVX512_CORE", "AVX512"),
 }
+EXHAUSTIVE = pytest.mark.exhaustive  # of CPUs without AVX2, which are rare
 SUBSET = [
     "test_parity.py::test_uneven_shards[llama-3]",
     "test_matrix.py::test_equals_fsdp2[resnet18-default-4]",
@@ -45,7 +46,10 @@ def left_out(capability: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(
+    "capability",
+    [pytest.param(each, marks=[EXHAUSTIVE] * (each == "default")) for each in CAPABILITIES],
+)
 def test_equals_fsdp2(capability: str) -> None:
     if reason := left_out(capability):
         pytest.skip(reason)

@@ -79,9 +79,13 @@ def a_global() -> Generator[Any, Any, None]:
     ACT.keywords["other"] = 3.0
     yield
     ACT = functools.partial(torch.mul, other=4.0)
-    yield
+
+
+@program
+def a_global_object() -> Generator[Any, Any, None]:
+    global ACT
     ACT = Tanh(2.0).times
-    yield
+    yield Net(), lambda model, x: ACT(model(x)).square().mean()
     ACT = Tanh(3.0).times
     yield
     ACT = Tanh(4.0)
