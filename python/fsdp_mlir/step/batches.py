@@ -150,11 +150,10 @@ class Inputs:
     def form(self, batch: Batch) -> tuple[Any, ...]:
         """The form by which plans are told apart. Equal on ranks that have batches of the same
         form."""
-        numbers = {*self.numbers(batch), *(held := self.held)}
-        given = batch | {name: place.value() for name, place in held.items()}
+        numbers = {*self.numbers(batch), *self.held}
         return tuple(
             (name, type(value).__name__ if name in numbers else form(value, _form_of_tensor))
-            for name, value in given.items()
+            for name, value in self.given(batch).items()
         )
 
     def unlike(self, microbatches: Sequence[Batch]) -> str:

@@ -345,7 +345,6 @@ class Numbers:
 
     def calculated(self, formula: Formula) -> Any:
         """What it gives for the numbers of the recording."""
-        self._expect_recording(formula)
         if may_raise(formula):
             self._course.setdefault(repr(formula), (formula, None))
         try:
@@ -354,19 +353,13 @@ class Numbers:
             self.refused(formula)
             raise
 
-    def _expect_recording(self, formula: Formula) -> None:
-        if not self._records:
-            raise self.refused(formula)
-
     def decided(self, formula: Formula) -> bool:
-        self._expect_recording(formula)
         outcome = bool(value_of(formula, self.given))
         self._course.setdefault(repr(formula), (formula, outcome))
         return outcome
 
     def tensor(self, number: Number, most: float = math.inf) -> Tensor:
         """Without dimensions. The step is for numbers up to `most`, if they are finite."""
-        self._expect_recording(number.formula)
         kind = type(number.number)
         if kind is int:
             most = min(most, _MOST)
