@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -136,6 +137,17 @@ CASES: list[tuple[Callable[..., Tensor], Change, int]] = [
 ]
 
 
+def stepped(step: Any, optimizer: Any, loss: Callable[..., Any], *given: Any) -> Any:
+    """What a step gives: the compiled one, or without it FSDP2's."""
+    if step is not None:
+        return step(*given)
+    value = loss(*given)
+    (value[0] if isinstance(value, tuple) else value).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return value
+
+
 def trained(
     compute: Callable[..., Tensor], change: Change, calls: int, *, compiled: bool, **options: Any
 ) -> tuple[list[Any], list[str], int]:
@@ -152,14 +164,7 @@ def trained(
                 change(model, call)
                 torch.manual_seed(call)
                 x = torch.randn(6, 4)
-                if step is not None:
-                    results.append(step(x))
-                else:
-                    loss = model(x)
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    results.append(loss.detach())
+                results.append(stepped(step, optimizer, model, x))
                 results += [*vars(model.config).values(), model.beta, model.offset, SCALE]
     results += [param.full_tensor().detach().clone() for param in model.parameters()]
     lines = [str(each.message) for each in caught if "without a plan" in str(each.message)]
@@ -232,17 +237,15 @@ def test_a_class_of_fsdp2s_without_code_of_the_model() -> None:
         def compute(model: Any, x: Tensor) -> Tensor:
             return model(x).square().mean() * getattr(model, "scale", 1.0)
 
-        step = fsdp_mlir.compile(model, compute_loss=compute, optimizer=optimizer)
+        step = None
+        if compiled:
+            step = fsdp_mlir.compile(model, compute_loss=compute, optimizer=optimizer)
         found = []
         for call in range(5):
             if call:
                 type(model).scale = call / 4
             x = torch.randn(6, 4, generator=torch.Generator().manual_seed(call))
-            found.append(step(x) if compiled else compute(model, x))
-            if not compiled:
-                found[-1].backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            found.append(stepped(step, optimizer, partial(compute, model), x))
         del type(model).scale
         return [test_numbers._plain(each) for each in found]
 
@@ -281,14 +284,7 @@ def test_in_an_evaluation() -> None:
         for call in range(8):
             set_small(model, call)
             x = torch.randn(6, 4, generator=torch.Generator().manual_seed(call))
-            if step is not None:
-                found.append(step(x))
-            else:
-                loss = model(x)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                found.append(loss.detach())
+            found.append(stepped(step, optimizer, model, x))
             model.beta += 1 / 3
             if step is not None:
                 found.append(step.evaluate(x))
@@ -323,18 +319,14 @@ def test_as_an_argument(loss: Any, calls: Any, captures: int) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), 0.05)
         counted = test_numbers.Counted()
         with mock.patch.object(planning, "capture", counted):
-            step = fsdp_mlir.compile(
-                model, compute_loss=compute, optimizer=optimizer, fallback="error"
-            )
+            step = None
+            if compiled:
+                options = {"compute_loss": compute, "fallback": "error"}
+                step = fsdp_mlir.compile(model, optimizer=optimizer, **options)
             for number, numbers in enumerate(calls):
                 first, second = numbers[0], numbers[-1]
                 x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
-                value = step(x) if compiled else compute(model, x)
-                if not compiled:
-                    (value[0] if isinstance(value, tuple) else value).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                results.append(value)
+                results.append(stepped(step, optimizer, partial(compute, model), x))
         results += [param.full_tensor().detach().clone() for param in model.parameters()]
         held.append(counted.count)
         return [test_numbers._plain(each) for each in results]
