@@ -9,7 +9,7 @@ import fsdp_mlir
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
@@ -101,6 +101,9 @@ def trained(
         else:
             loss = compute_loss(model, batch(number))
             loss.backward()
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # where set_reshard_after_backward(False) has kept it
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())

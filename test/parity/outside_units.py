@@ -200,25 +200,37 @@ def members_in_the_loss(compiled: bool) -> list[Any]:
 
 def classes_in_backward(compiled: bool) -> list[Any]:
     """In hooks of backward: of units before and after theirs, and of the root."""
-    found: list[Any] = []
-    for kept in (False, True):
-        model = Deep()
-        looks = [model.blocks[0].up, model.blocks[1].up, model.head]
+    return _looking_back(compiled, False) + _looking_back(compiled, True)
 
-        def scale(
-            module: nn.Module, given: Any, _: Any, looks: list[Any] = looks
-        ) -> tuple[Tensor, ...]:
-            whole = [not isinstance(look.weight, DTensor) for look in looks]
-            factor = 1.0 + sum(each << at for at, each in enumerate(whole)) / 8
-            return (given[0] * factor,)
 
-        for module in (*model.blocks, model.head, *(block.down for block in model.blocks)):
-            module.register_full_backward_hook(scale)
-        for block in model.blocks:
-            fully_shard(block, mp_policy=MIXED, reshard_after_forward=not kept)
-        fully_shard(model, mp_policy=MIXED)
-        found += _trained(compiled, model, _mean_square)
-    return found
+def classes_in_a_backward_that_keeps(compiled: bool) -> list[Any]:
+    """In which no unit is resharded."""
+
+    def keep(model: Any) -> None:
+        model.set_reshard_after_backward(False)
+
+    return _looking_back(compiled, False, keep)
+
+
+def _looking_back(
+    compiled: bool, kept: bool, set_policy: Callable[[Any], None] = lambda model: None
+) -> list[Any]:
+    """A run whose hooks of backward scale by which parameters are whole; `kept` after forward."""
+    model = Deep()
+    looks = [model.blocks[0].up, model.blocks[1].up, model.head]
+
+    def scale(module: nn.Module, given: Any, _: Any) -> tuple[Tensor, ...]:
+        whole = [not isinstance(look.weight, DTensor) for look in looks]
+        factor = 1.0 + sum(each << at for at, each in enumerate(whole)) / 8
+        return (given[0] * factor,)
+
+    for module in (*model.blocks, model.head, *(block.down for block in model.blocks)):
+        module.register_full_backward_hook(scale)
+    for block in model.blocks:
+        fully_shard(block, mp_policy=MIXED, reshard_after_forward=not kept)
+    fully_shard(model, mp_policy=MIXED)
+    set_policy(model)
+    return _trained(compiled, model, _mean_square)
 
 
 def unsharded_in_the_loss(compiled: bool) -> list[Any]:
@@ -294,6 +306,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     marked_in_the_loss: "the step sets the attribute 'seen' of parameter 'blocks.0.up.weight'",
     members_in_the_loss: "the step looks in a set or a dict for parameter 'blocks.0.norm.weight'",
     classes_in_backward: "",
+    classes_in_a_backward_that_keeps: "",
     unsharded_in_the_loss: "the step calls FSDP2's 'unshard()' of 'Block', which a plan does not",
     set_in_the_loss: "the step calls FSDP2's 'set_reshard_after_forward()' of 'Block', which a",
     resharded_in_the_loss: "the step calls FSDP2's 'reshard()' of 'Deep', which a plan does not",
