@@ -108,7 +108,7 @@ def test_a_function_of_one_batch(kind: str, example: bool) -> None:
     assert len(pair.step._cache) == 1
 
 
-@pytest.mark.parametrize("kind", ["dict", "encoding"])
+@pytest.mark.parametrize("kind", BATCHES)
 def test_a_function_of_one_batch_and_options(kind: str) -> None:
     pair = Pairs(Model, of_batch, compute_loss=of_batch, fallback="error")
     for seed in range(2):

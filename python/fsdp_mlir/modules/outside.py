@@ -57,13 +57,23 @@ def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) ->
     return _places(model, loss, kernels).all()
 
 
-def kept(model: nn.Module, loss: Any) -> tuple[list[Place], list[Memo[Any]], list[dict[str, Any]]]:
-    """The same, the functions of functools.lru_cache that their code calls, and the attributes of
-    objects, to which it may add."""
-    found = _places(model, loss)
+@dataclass(frozen=True)
+class Kept:
+    """Where a step may keep something in Python beside the modules of model and loss: `objects` are
+    attributes, to which it may add."""
+
+    places: list[Place]
+    memos: list[Memo[Any]]
+    objects: list[dict[str, Any]]
+    modules: list[tuple[str, nn.Module]]
+
+
+def kept(model: nn.Module, loss: Any) -> Kept:
+    found = _places(model, loss, reaches=True)
     named = found.named()
     objects = [held for _, owner, held in named if not isinstance(owner, (type, ModuleType))]
-    return found.all(), _memos(found), cast(list[dict[str, Any]], objects)
+    places = [each for each in found.all() if not each.is_referent]
+    return Kept(places, _memos(found), cast(list[dict[str, Any]], objects), found.modules())
 
 
 def _memos(found: Search) -> list[Memo[Any]]:

@@ -57,6 +57,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
+REFERENT = "()"  # the name of what a weak reference leads to
 
 
 @lru_cache(maxsize=4096)
@@ -110,6 +111,11 @@ class Place:
         names = self.owner if isinstance(self.owner, dict) else vars(self.owner)
         return names.get(self.name, ABSENT)
 
+    @property
+    def is_referent(self) -> bool:
+        """Whether it is that of a weak reference, which is no place to put anything."""
+        return self.name == REFERENT
+
     def holds(self, value: Any) -> bool:
         """Whether it is what value() gave."""
         return is_same(self.value(), value)
@@ -119,15 +125,17 @@ class Place:
         name = "cell_contents" if isinstance(self.owner, CellType) else self.name
         if isinstance(self.owner, dict):
             remove, assign = self.owner.__delitem__, self.owner.__setitem__
-        elif isinstance(self.owner, type):  # without what its own class does then
+        # Without what a class does then.
+        elif isinstance(self.owner, type):
             remove = partial(type.__delattr__, self.owner)
             assign = partial(type.__setattr__, self.owner)
         else:
-            remove, assign = partial(delattr, self.owner), partial(setattr, self.owner)
-        if value is ABSENT:
-            remove(name)
-        else:
+            remove = partial(object.__delattr__, self.owner)
+            assign = partial(object.__setattr__, self.owner)
+        if value is not ABSENT:
             assign(name, value)
+        elif self.value() is not ABSENT:
+            remove(name)
 
 
 def is_same(now: Any, value: Any) -> bool:

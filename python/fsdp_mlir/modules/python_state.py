@@ -98,11 +98,13 @@ class PythonState:
         if isinstance(loss, nn.Module):
             for path, module in loss.named_modules():
                 state._add_module(f"loss.{path}." if path else "loss.", module)
-        read, functions, objects = kept(model, loss)
-        for place in read:
+        outside = kept(model, loss)
+        for place in outside.places:
             state._add_place(place)
-        state._named = [(attributes, frozenset(attributes)) for attributes in objects]
-        for memo in functions:
+        for label, module in outside.modules:
+            state._add_module(f"{label}.", module, is_own=False)
+        state._named = [(held, frozenset(held)) for held in outside.objects]
+        for memo in outside.memos:
             state._add_memo(memo)
         return state
 
@@ -234,9 +236,11 @@ class PythonState:
                 put = partial(memos.put, memo, key)
                 found += place.put(Spot(memo, key, partial(memos.get, memo, key), put), new)
         places = {each.key: value for each, value in self._outside}
+        # An object that the step has made is put in place with what it holds.
+        owners = {id(each.owner) for each, _ in self._outside} | {id(x) for x, _ in self._named}
         for each, value in after._outside:
             old = places.get(each.key, ABSENT)
-            if not is_same(value, old):
+            if id(each.owner) in owners and not is_same(value, old):
                 found += place.put(Spot(each, "", each.value, each.put), value)
         return found
 
@@ -288,14 +292,18 @@ class PythonState:
         for key, result in results.items():
             self._add(self._unused(f"{path}[{memos.shown(key)!r}]"), result, 1)
 
-    def _add_module(self, prefix: str, module: nn.Module) -> None:
+    def _add_module(self, prefix: str, module: nn.Module, *, is_own: bool = True) -> None:
+        """One of the model, of the loss, or another, whose buffers are not the step's."""
         attributes = vars(module)
         self._contents.append((attributes, dict(attributes)))
         for name, value in list(attributes.items()):
             if name in ("_parameters", "_buffers", "_modules"):
                 self._contents.append((value, dict(value)))
                 for member in value:
-                    self.leaves[f"{prefix}{member}"] = ("member", value[member] is None)
+                    if name == "_buffers" and not is_own:
+                        self._add(f"{prefix}{member}", value[member], 1)
+                    else:
+                        self.leaves[f"{prefix}{member}"] = ("member", value[member] is None)
             else:
                 self._add(f"{prefix}{name}", value, 0)
 

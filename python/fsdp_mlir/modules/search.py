@@ -36,6 +36,7 @@ from fsdp_mlir.modules.place import (
     DATA,
     GENERATORS,
     NAMESPACES,
+    REFERENT,
     SCALARS,
     Code,
     Place,
@@ -209,7 +210,7 @@ class Search:
         if isinstance(value, weakref.ReferenceType) or type(value) in weakref.ProxyTypes:
             target = referent(value)
             if isinstance(target, (*DATA, type)):
-                self._add({"()": target}, "()", f"{label}()")
+                self._add({REFERENT: target}, REFERENT, f"{label}()")
             else:
                 self.add_object(f"{label}()", target)
         elif isinstance(value, FunctionType):

@@ -32,8 +32,9 @@ class Called:
 
     @cached_property
     def takes_one(self) -> bool:
-        """Whether it is a function of the model and one input: of what the loop has as a batch."""
-        return isinstance(self._loss, ComputeLoss) and len(self._positional) == 1
+        """Whether it is a function of the model and one input, beside such with defaults: of what
+        the loop has as a batch."""
+        return isinstance(self._loss, ComputeLoss) and bool(self.one)
 
     @property
     def one(self) -> str:
