@@ -24,6 +24,7 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
 #include <cstring>
@@ -80,6 +81,8 @@ public:
   template <typename F> auto guarded(F run) {
     try {
       c10::InferenceMode guard;
+      // A plan has the casts of the autocast that the caller may have entered.
+      c10::impl::ExcludeDispatchKeyGuard uncast(c10::autocast_dispatch_keyset);
       // Also if this rank itself failed: its state must not be used.
       if (connection->hasFailed())
         throw AbortedError("the session has failed");

@@ -27,6 +27,7 @@ from fsdp_mlir.record.graph import Node, Ref, Trace, split_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import IDENTITIES
+from fsdp_mlir.support.autocast import without_autocast
 from fsdp_mlir.support.errors import CaptureError, Location, located, source_of, warn
 from fsdp_mlir.support.layouts import laid_out_copy
 from fsdp_mlir.view.gathered import Gathered
@@ -203,7 +204,7 @@ class _Eager:
                 ):
                     with gathered.in_forward(), view.step.replayed():
                         loss = view.step.forward(inputs)
-                    with gathered.in_backward():
+                    with gathered.in_backward(), without_autocast():
                         loss.backward()
                     view.step.settle(slots)
                 if tape is not None:
@@ -307,7 +308,8 @@ def replay(
     ends: dict[int, list[str]] = {}
     for name, index in uses.items():
         ends.setdefault(index, []).append(name)
-    with torch.no_grad():
+    # The calls have the casts of the autocast that may be on around the step.
+    with torch.no_grad(), without_autocast():
         for index, node in enumerate(trace.nodes):
             args = [_resolved(value, values) for value in node.args]
             forward = index < trace.backward_begin and node.func.namespace == "aten"

@@ -42,6 +42,7 @@ from fsdp_mlir.step.numbers import Refused
 from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import EachLoss, Loss, TrainingStep
 from fsdp_mlir.support import policy_schema
+from fsdp_mlir.support.autocast import without_autocast
 from fsdp_mlir.support.errors import CompileError
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -233,9 +234,10 @@ class Step:
     def _update(self) -> None:
         sharding.reshard(self._groups)
         self._own_update.forget()  # whoever calls this counts the step
-        norm = self._clipping.apply(self._model) if self._clipping else None
-        self._result = _Result(norm, self._result.loss_scale, False)
-        self._optimizer.step()
+        with without_autocast():
+            norm = self._clipping.apply(self._model) if self._clipping else None
+            self._result = _Result(norm, self._result.loss_scale, False)
+            self._optimizer.step()
         self._optimizer.zero_grad()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -243,6 +245,7 @@ class Step:
         training; without a loss function, what the model returns, or its loss if compile had
         `evaluation`."""
         (batch,) = split(self._inputs.named(args, kwargs), 1)
+        sharding.reshard(self._groups)
         if self._plans.trained is not None:
             self._plans.trained.settle()
         self._inputs.note([batch])

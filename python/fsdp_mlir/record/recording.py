@@ -26,6 +26,7 @@ from fsdp_mlir.record.generators import (
 from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.trace import Recorder, evaluated, traced
+from fsdp_mlir.support.autocast import without_autocast
 from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
 from fsdp_mlir.view.fake_model import FakeModel
@@ -123,6 +124,7 @@ def record_once(fake: FakeModel) -> Recording:
         recorder.states.sharded = gathered.names
 
         def forward() -> Tensor:
+            torch.clear_autocast_cache()  # of what a recording before this one has cast
             with gathered.in_forward(), view.step.recorded():
                 loss: Tensor = view.step.forward(fake.inputs)
             return loss
@@ -138,11 +140,11 @@ def record_once(fake: FakeModel) -> Recording:
             if others is not None:
                 others.check(loss)
             if _has_reentrant_checkpoint(loss):
-                with gathered.in_backward():
+                with gathered.in_backward(), without_autocast():
                     loss.backward()
                 found = tuple(leaf.grad for leaf in leaves)
             else:
-                with gathered.in_backward():
+                with gathered.in_backward(), without_autocast():
                     found = torch.autograd.grad(loss, leaves, allow_unused=True)
                 _check_no_gradients(fake, "backward")
             view.step.settle(fake.slots)

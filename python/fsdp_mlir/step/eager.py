@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import TrainingStep, eval_mode
+from fsdp_mlir.support.autocast import without_autocast
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def backward(
                 module.set_requires_gradient_sync(last, recurse=False)
             elif not all_reduce_each:
                 module.set_requires_all_reduce(last, recurse=False)
+        torch.clear_autocast_cache()  # a plan casts the weights for each microbatch
         value = step.value(batch)
         loss = scalar_of(value)
         if isinstance(loss, FakeTensor):
@@ -74,7 +76,8 @@ def backward(
                 "the model keeps a tensor without data, from when its step was captured, where it "
                 "was not found; call the model once before compile"
             )
-        (loss / count if mean and count > 1 else loss).backward()
+        with without_autocast():
+            (loss / count if mean and count > 1 else loss).backward()
         values.append(detached(value))
     return values
 
@@ -87,5 +90,6 @@ def mean_loss(values: Sequence[Any]) -> Tensor:
 
 def evaluate(step: TrainingStep, batch: Sequence[Any]) -> Any:
     """What `step` returns in eval mode, without gradients."""
+    torch.clear_autocast_cache()
     with torch.no_grad(), eval_mode(step.model):
         return detached(step.value(batch))
