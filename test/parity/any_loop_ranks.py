@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -85,6 +86,8 @@ class Loop:
         self.scheduler: Any = None
         self.saved: tuple[Any, Any] | None = None
         self.whole: tuple[Any, Any] | None = None
+        self.kept: tuple[Any, Any, Tensor] | None = None
+        self.path = ""  # of the step's own checkpoint
         self.hooks: list[Any] = []
         self.autocast = False
         self.start(**case["optimizer"])
@@ -107,14 +110,15 @@ class Loop:
             self.compiled = fsdp_mlir.compile(
                 self.model,
                 optimizer=self.optimizer,
-                comm="gloo" if dist.get_world_size() > 2 else "shm",
                 **models.FORMS[self.form][1],
                 **self.options,
             )
 
     # --- what a call is
 
-    def batch(self, weight: float | None = None, **form: Any) -> Spec:
+    def batch(self, weight: float | None = None, more: int = 0, **form: Any) -> Spec:
+        """`more`: samples that each rank has more than the one before it."""
+        form["size"] += more * self.count * dist.get_rank()
         made: Spec = models.make_batch(self.spec, **form)
         if self.form == "nested" or weight is None:
             return made
@@ -140,7 +144,7 @@ class Loop:
         """Forward and backward, FSDP2's."""
         with self.around():
             value = self.value(batch)
-            (self.scalar(value) / count if count > 1 else self.scalar(value)).backward()
+        (self.scalar(value) / count if count > 1 else self.scalar(value)).backward()
         return self.detached(value)
 
     def clip(self) -> float | None:
@@ -222,10 +226,10 @@ class Loop:
     @event
     def evaluate(self, **form: Any) -> Any:
         batch = self.batch(**form)
-        self.reshard()  # KNOWN of test_any_loop.py: an evaluation without a plan does not
         if self.compiled is not None:
             with self.around():
                 return self.compiled.evaluate(**batch)
+        self.reshard()
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -444,17 +448,42 @@ class Loop:
             )
 
     @event
+    def save_step(self) -> None:
+        """A checkpoint of the step's own, or what FSDP2's loop keeps for one."""
+        if self.compiled is not None:
+            folder = [tempfile.mkdtemp(dir=Path(sys.argv[2]).parent)]
+            dist.broadcast_object_list(folder)
+            self.path = self.compiled.save(folder[0]).result()
+        states = self.model.state_dict(), self.optimizer.state_dict(), torch.get_rng_state()
+        self.kept = copy.deepcopy(states)
+
+    @event
+    def load_step(self) -> None:
+        if self.kept is None:
+            return
+        if self.compiled is not None:
+            assert self.compiled.load(self.path) is not None
+            return
+        model, optimizer, generator = copy.deepcopy(self.kept)
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+        torch.set_rng_state(generator)
+
+    @event
     def state_of_step(self) -> Any:
         """What the compiled step's own methods give, against FSDP2's."""
         if self.compiled is not None:
-            found = self.compiled.full_state_dict(), self.compiled.optimizer_state_dict()
+            own = self.compiled.optimizer_state_dict()
+            whole = self.compiled.full_state_dict(), self.compiled.full_optimizer_state_dict()
         else:
+            self.reshard()
             options = checkpoint.StateDictOptions(full_state_dict=True, cpu_offload=True)
-            found = (
+            own = checkpoint.get_optimizer_state_dict(self.model, self.optimizer)
+            whole = (
                 checkpoint.get_model_state_dict(self.model, options=options),
-                checkpoint.get_optimizer_state_dict(self.model, self.optimizer),
+                checkpoint.get_optimizer_state_dict(self.model, self.optimizer, options=options),
             )
-        return found if dist.get_rank() == 0 else found[1]
+        return (own, *whole) if dist.get_rank() == 0 else own
 
     # --- events: the process
 
@@ -474,6 +503,8 @@ class Loop:
             group | {"params": [self.names[param] for param in group["params"]]}
             for group in self.optimizer.param_groups
         ]
+        for group in groups:
+            group.pop("initial_lr", None)  # a scheduler's, which a checkpoint of the step keeps
         return {
             "params": self.params,
             "buffers": dict(self.model.named_buffers()),
