@@ -125,6 +125,38 @@ def test_a_model_of_one_batch(kind: str) -> None:
     assert pair.step.accumulate(losses[:1])[0].shape == torch.Size()
 
 
+def popping(model: Any, batch: Any, scale: float = 1.0) -> Tensor:
+    y = batch.pop("y")
+    loss: Tensor = (model(**batch) - y).square().mean() * scale
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["dict", "encoding", "user_dict"])
+def test_a_function_that_takes_a_key_out(kind: str) -> None:
+    """Of the caller's mapping, as with FSDP2."""
+    pair = Pairs(Model, popping, compute_loss=popping, fallback="error", evaluation=True)
+    for seed in range(3):
+        ours, theirs = (BATCHES[kind](tensor(seed), tensor(seed + 1)) for _ in range(2))
+        pair.assert_equal(ours, want=((theirs,), {}))
+        assert list(ours) == list(theirs) == ["x"]
+    several = [BATCHES[kind](tensor(seed), tensor(seed)) for seed in range(2)]
+    pair.step.accumulate(several)
+    pair.step.evaluate(evaluated := BATCHES[kind](tensor(0), tensor(1)))
+    assert [list(each) for each in (*several, evaluated)] == [["x"]] * 3
+
+
+def test_a_function_that_puts_a_key_in() -> None:
+    def adding(model: Any, batch: Any) -> Tensor:
+        batch["z"] = batch["x"] * 2
+        return model(batch["z"]).sum()
+
+    pair = Pairs(Model, adding, compute_loss=adding)
+    ours, theirs = ({"x": tensor(0)} for _ in range(2))
+    with pytest.warns(UserWarning, match="input 'arg0' is changed in forward"):
+        pair.assert_equal(ours, want=((theirs,), {}))
+    assert list(ours) == list(theirs) == ["x", "z"]
+
+
 def test_a_sequence_of_one_input() -> None:
     """Is what a model has as its input; a function of the loop's batch gets the sequence."""
 

@@ -53,7 +53,8 @@ class CaptureSummary:
     names of operators that are not ATen's. `kernels` are the Python functions whose calls stand in
     the graph in place of an operator. `assigned` are the buffers that forward assigns, which the
     step changes in place. `left` and `unsettled` are those of proof.Checked. `others`: further
-    sharded models that the step calls. `numbers`: what it takes of those that it is given.
+    sharded models that the step calls. `numbers`: what it takes of those that it is given. `taken`:
+    keys that it takes out of mappings among its inputs, by the names of these.
     """
 
     path: Path
@@ -78,6 +79,7 @@ class CaptureSummary:
     unsettled: bool = False
     others: Others = field(default_factory=Others, repr=False)
     numbers: Taken = field(default_factory=Taken, repr=False)
+    taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @staticmethod
     def of(written: Written, seconds: float) -> CaptureSummary:
@@ -109,6 +111,7 @@ class CaptureSummary:
             unsettled=contents.checked.unsettled,
             others=view.asked.others or Others(),
             numbers=view.step.numbers.taken,
+            taken={name: keys for name, keys in view.step.taken.items() if keys},
         )
 
     def __str__(self) -> str:

@@ -143,6 +143,13 @@ class Compiled:
             self.renew()
             self._has_run = self.captured
 
+    def take(self, batches: Sequence[Mapping[str, Any]]) -> None:
+        """Takes out of containers among the inputs what the step does, as by pop()."""
+        for name, keys in self.captured.taken.items():
+            for batch in batches:
+                for key in keys:
+                    batch[name].pop(key, None)
+
     def returned(self, loss: float, batch: Mapping[str, Any], *, evaluation: bool = False) -> Any:
         """What the last step gave, or the last evaluation, with this microbatch."""
         value = torch.tensor(loss, dtype=self.loss_dtype)

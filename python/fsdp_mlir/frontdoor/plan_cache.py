@@ -115,8 +115,14 @@ class PlanCache:
             numbers = Taken.recorded(entry["numbers"])
             if not numbers.serves(batch):
                 return None
+            taken = {str(name): list(map(str, keys)) for name, keys in entry["taken"].items()}
             captured = Captured(
-                entry["digest"], constants, outputs, assigned=assigned, numbers=numbers
+                entry["digest"],
+                constants,
+                outputs,
+                assigned=assigned,
+                numbers=numbers,
+                taken=taken,
             )
         if captured is not None:  # warnings may be errors, which are not the entry's
             for text in texts:
@@ -190,6 +196,7 @@ class PlanCache:
             "outputs": outputs,
             "assigned": sorted(captured.assigned),
             "numbers": captured.numbers.record(),
+            "taken": captured.taken,
             "places": places,
             "warnings": captured.warnings,
             "loaded": [

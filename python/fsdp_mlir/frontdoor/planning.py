@@ -34,7 +34,7 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `assigned`, `left`, `unsettled`, `others` and `numbers` are those of its
+    `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers` and `taken` are those of its
     CaptureSummary. `files`: what the step read from there."""
 
     digest: str
@@ -51,6 +51,7 @@ class Captured:
     unsettled: bool = False
     others: Others = field(default_factory=Others)
     numbers: Taken = field(default_factory=Taken)
+    taken: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: tuple[str, ...] = ()
 
 
@@ -104,6 +105,7 @@ class Recipe:
             done.unsettled,
             done.others,
             done.numbers,
+            done.taken,
             tuple(dict.fromkeys(files)),
         )
         return captured, own

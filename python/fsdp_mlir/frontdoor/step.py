@@ -265,6 +265,7 @@ class Step:
         assert compiled is not None
         loss = self._calls.run(compiled.gathered().session.evaluate, compiled.inputs(batch))
         compiled.bound.trained.has_run()
+        compiled.take([batch])
         return compiled.returned(loss, batch, evaluation=True)
 
     # --- what the last step said
@@ -502,6 +503,7 @@ class Step:
         result = self._calls.run(compiled.session.step, list(map(compiled.inputs, microbatches)))
         compiled.bound.trained.has_run()
         compiled.leave(len(microbatches))
+        compiled.take(microbatches)
         return result
 
     def _compile(

@@ -8,7 +8,8 @@ the containers with their keys, and the numbers, strings and None in them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -47,6 +48,27 @@ def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
         return parts.build([build(each, depth + 1) for each in parts.values]) if parts else value
 
     return build(value, 0)
+
+
+def keys_taken(
+    name: str, before: Any, after: Any, leaves: Sequence[tuple[str, Any]]
+) -> tuple[str, ...] | None:
+    """The keys that code has taken out of a mapping, as by pop(): `before` has all of them, and
+    `leaves` are what `after` held. None if it has changed in another way."""
+    found = named_leaves(name, after)
+    gone: list[str] = []
+    if isinstance(before, MutableMapping):
+        gone = [key for key in before if key not in after]
+        if not all(isinstance(key, str) for key in gone):
+            return None
+        # A mapping of a class of its own holds its items in an attribute.
+        items = "|".join(re.escape(f"[{key!r}]") for key in gone) or "(?!)"
+        path = re.compile(rf"{re.escape(name)}(\.\w+)*({items})")
+        leaves = [leaf for leaf in leaves if not path.match(leaf[0])]
+    same = len(found) == len(leaves) and all(
+        old[0] == new[0] and old[1] is new[1] for old, new in zip(leaves, found, strict=True)
+    )
+    return tuple(gone) if same else None
 
 
 def form(value: Any, of_tensor: Callable[[Tensor], Any]) -> Any:

@@ -22,7 +22,7 @@ from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.conversions import conversions_kept
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.items import Items
-from fsdp_mlir.step.nested import is_plain, named_leaves, rebuilt
+from fsdp_mlir.step.nested import is_plain, keys_taken, named_leaves, rebuilt
 from fsdp_mlir.step.numbers import Numbers
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
@@ -107,6 +107,7 @@ class TrainingStep(nn.Module):
         by_name = [x for x in (*self.names, *self._constants) if x not in self._by_position]
         self._of_loss = loss_inputs(loss, by_name)
         self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
+        self.taken: dict[str, tuple[str, ...]] = {}  # keys that the step takes out of its inputs
         # For tensors that forward leaves in Python, which a caller in this process may read.
         self.left = None if outputs is None else Slots()
         self._in_places = Held(held or {})
@@ -200,12 +201,8 @@ class TrainingStep(nn.Module):
             before.append(named_leaves(name, inputs[-1]))
         yield inputs
         for name, value, leaves in zip(self.names, inputs, before, strict=True):
-            after = named_leaves(name, value)
-            same = len(after) == len(leaves) and all(
-                old[0] == new[0] and old[1] is new[1]
-                for old, new in zip(leaves, after, strict=True)
-            )
-            if not same:
+            taken = keys_taken(name, self._containers.get(name), value, leaves)
+            if taken is None or self.taken.setdefault(name, taken) != taken:
                 raise located(
                     source_of(self.model),
                     f"input '{name}' is changed in forward: what it holds would stay as it was for "
