@@ -145,6 +145,28 @@ def test_a_function_that_takes_a_key_out(kind: str) -> None:
     assert [list(each) for each in (*several, evaluated)] == [["x"]] * 3
 
 
+def test_a_key_with_the_name_of_an_option() -> None:
+    """Stays in the batch."""
+    pair = Pairs(Model, of_batch, compute_loss=of_batch, fallback="error")
+    for seed in range(2):
+        pair.assert_equal({"x": tensor(seed), "y": tensor(seed + 1), "scale": 2.0})
+
+
+def test_a_container_that_is_taken_out() -> None:
+    """It may have been changed then."""
+
+    def taking(model: Any, batch: Any) -> Tensor:
+        beside = batch.pop("beside")
+        return model(batch["x"]).sum() * beside.pop("y").mean()
+
+    pair = Pairs(Model, taking, compute_loss=taking)
+    ours, theirs = ({"x": tensor(0), "beside": {"y": tensor(1)}} for _ in range(2))
+    held = ours["beside"]
+    with pytest.warns(UserWarning, match="input 'arg0' is changed in forward"):
+        pair.assert_equal(ours, want=((theirs,), {}))
+    assert list(ours) == list(theirs) == ["x"] and not held
+
+
 def test_a_function_that_puts_a_key_in() -> None:
     def adding(model: Any, batch: Any) -> Tensor:
         batch["z"] = batch["x"] * 2

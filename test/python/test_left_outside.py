@@ -65,6 +65,22 @@ class Averaging(Criterion):
         return loss
 
 
+class Momentum(Criterion):
+    """It gives a parameter other data, as of MoCo's key encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Parameter(torch.ones(8), requires_grad=False)
+
+    def forward(self, y: Tensor) -> Tensor:
+        loss = (y - self.key).square().mean()
+        self.key.data = 0.9 * self.key.data + 0.1 * y.detach().mean(0)
+        return loss
+
+    def buffers(self, recurse: bool = True) -> Any:
+        return self.parameters(recurse)
+
+
 class Counting(Criterion):
     def forward(self, y: Tensor) -> Tensor:
         self.last = (self.last or 0) + 1
@@ -159,6 +175,7 @@ PLANNED = Criterion, Assigning, Within, InPlace, Plain
 # Why there is no plan, which a single line says.
 UNPLANNED = {
     Averaging: "the captured step is not what eager PyTorch does",
+    Momentum: "gets other memory in forward (.data = …)",
     Counting: "changes in each step (from None to 1 to 2)",
 }
 

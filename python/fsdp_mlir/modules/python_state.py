@@ -80,6 +80,7 @@ class PythonState:
     _named: list[tuple[dict[str, Any], frozenset[str]]] = field(default_factory=list)
     _memos: list[tuple[Any, Any]] = field(default_factory=list)  # of functools, with its results
     _closed: list[tuple[Any, Any]] = field(default_factory=list)  # which have results of their own
+    _data: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # tensors, their memory
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
@@ -138,6 +139,9 @@ class PythonState:
         for attributes, names in self._named:
             for name in attributes.keys() - names:
                 del attributes[name]
+        for tensor, data in self._data.values():
+            if not _has_memory_of(tensor, data):
+                tensor.data = data
         for generator, before in self._generators:
             _set_state(generator, before)
         for owner, copy in self._written.values():
@@ -147,6 +151,12 @@ class PythonState:
         for memo, info in self._closed:
             if memo.cache_info().misses != info.misses:
                 memo.cache_clear()
+
+    def given_data(self) -> str:
+        """The path of a tensor that now has other memory, as by `x.data = y`; empty if there is
+        none."""
+        pairs = self._data.items()
+        return next((path for path, pair in pairs if not _has_memory_of(*pair)), "")
 
     @contextmanager
     def untaken(self) -> Iterator[None]:
@@ -302,8 +312,10 @@ class PythonState:
                 for member in value:
                     if name == "_buffers" and not is_own:
                         self._add(f"{prefix}{member}", value[member], 1)
-                    else:
-                        self.leaves[f"{prefix}{member}"] = ("member", value[member] is None)
+                        continue
+                    self.leaves[f"{prefix}{member}"] = ("member", value[member] is None)
+                    if name == "_parameters" and not is_own:
+                        self._keep_data(f"{prefix}{member}", value[member])
             else:
                 self._add(f"{prefix}{name}", value, 0)
 
@@ -416,7 +428,12 @@ class PythonState:
             path += "'"
         return path
 
+    def _keep_data(self, path: str, value: Any) -> None:
+        if type(value) in (Tensor, nn.Parameter) and self._most is None:
+            self._data[path] = value, value.detach()
+
     def _identify(self, path: str, kind: str, value: Any) -> None:
+        self._keep_data(path, value)
         self._seen[id(value)] = value
         self.leaves[path] = (kind, id(value))
 
@@ -493,6 +510,10 @@ def _is_costly(value: Any) -> bool:
     return isinstance(value, GENERATORS) or (
         isinstance(value, np.ndarray) and value.nbytes > 1 << 20
     )
+
+
+def _has_memory_of(tensor: Tensor, data: Tensor) -> bool:
+    return tensor.untyped_storage()._cdata == data.untyped_storage()._cdata
 
 
 def _digest(data: bytes) -> str:

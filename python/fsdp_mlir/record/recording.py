@@ -92,6 +92,12 @@ def record(fake: FakeModel) -> Recorded:
                     "torch's generator of random numbers was set or drawn from outside of captured "
                     "calls; draw tensors that the step uses by calls of torch",
                 )
+            if path := before.given_data():
+                raise located(
+                    source_of(view.model),
+                    f"'{path}' gets other memory in forward (.data = …), which a captured step "
+                    "does not give it; change it in place, as with .copy_()",
+                )
             after = PythonState.of(view.model, view.step.loss)
             return Recorded(recording, before, after, drawn)
     finally:

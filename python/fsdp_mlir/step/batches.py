@@ -75,7 +75,7 @@ class Inputs:
         """A container alone: as all inputs, if these can be what it holds, otherwise as one. What
         the first is, the later ones are too. A function of the model and one input gets it as the
         loop has it, except a mapping by the name of that input."""
-        if self._called.takes_one and not isinstance(held, Mapping):
+        if self._called.takes_as_one(held):
             return (held,), {}
         apart: Call = ((), held) if isinstance(held, Mapping) else (tuple(held), {})
         if self._is_one is None:

@@ -36,6 +36,10 @@ class Called:
         the loop has as a batch."""
         return isinstance(self._loss, ComputeLoss) and bool(self.one)
 
+    def takes_as_one(self, held: Any) -> bool:
+        """Whether it is such a function, and `held` is that input, not a mapping that names it."""
+        return self.takes_one and not (isinstance(held, Mapping) and self.one in held)
+
     @property
     def one(self) -> str:
         """The name of the only input that the model needs, or a function that calls it; empty if

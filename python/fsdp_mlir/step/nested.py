@@ -59,8 +59,8 @@ def keys_taken(
     gone: list[str] = []
     if isinstance(before, MutableMapping):
         gone = [key for key in before if key not in after]
-        if not all(isinstance(key, str) for key in gone):
-            return None
+        if not all(isinstance(key, str) and _is_leaf(before[key]) for key in gone):
+            return None  # code may also have changed a container that it took out
         # A mapping of a class of its own holds its items in an attribute.
         items = "|".join(re.escape(f"[{key!r}]") for key in gone) or "(?!)"
         path = re.compile(rf"{re.escape(name)}(\.\w+)*({items})")
@@ -146,6 +146,10 @@ def _is_its_attributes(value: Any) -> bool:
     except TypeError:  # its memory is that of a dict or the like
         return False
     return True
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Tensor) or _parts(value, 0) is None
 
 
 def _class(value: Any) -> str:
