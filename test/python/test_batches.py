@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import UserDict, namedtuple
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -167,16 +168,47 @@ def test_a_container_that_is_taken_out() -> None:
     assert list(ours) == list(theirs) == ["x"] and not held
 
 
-def test_a_function_that_puts_a_key_in() -> None:
-    def adding(model: Any, batch: Any) -> Tensor:
-        batch["z"] = batch["x"] * 2
-        return model(batch["z"]).sum()
+def test_a_batch_that_comes_twice() -> None:
+    """The second microbatch finds no key that the first has taken out."""
 
-    pair = Pairs(Model, adding, compute_loss=adding)
-    ours, theirs = ({"x": tensor(0)} for _ in range(2))
+    def either(model: Any, batch: Any) -> Tensor:
+        y = batch.pop("y", None)
+        return model(batch["x"]).sum() if y is None else (model(batch["x"]) * y).sum()
+
+    pair = Pairs(Model, either, compute_loss=either)
+    pair.step.accumulate([{"x": tensor(0), "y": tensor(1)} for _ in range(2)])
+    batch = {"x": tensor(0), "y": tensor(1)}
+    with pytest.warns(UserWarning, match="without a plan"):
+        losses = pair.step.accumulate([batch, batch])
+    again = {"x": tensor(0), "y": tensor(1)}
+    assert losses == [either(pair.theirs, again), either(pair.theirs, again)]
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a_tensor": lambda batch: batch.update(z=batch["x"] * 2),
+    "an_empty_list": lambda batch: batch.setdefault("z", []),
+    "a_copy": lambda batch: batch.update(inner=dict(batch["inner"])),
+    "an_empty_item": lambda batch: batch["inner"].pop("none"),
+    "a_key_and_another": lambda batch: batch.update(z={"y": batch.pop("y")}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_function_that_changes_its_batch(name: str) -> None:
+    def changing(model: Any, batch: Any) -> Tensor:
+        CHANGES[name](batch)
+        return model(batch["x"]).sum()
+
+    def made() -> Any:
+        return {"x": tensor(0), "y": tensor(1), "inner": {"none": []}}
+
+    pair = Pairs(Model, changing, compute_loss=changing)
+    ours, theirs = made(), made()
+    inner = ours["inner"], theirs["inner"]
     with pytest.warns(UserWarning, match="input 'arg0' is changed in forward"):
         pair.assert_equal(ours, want=((theirs,), {}))
-    assert list(ours) == list(theirs) == ["x", "z"]
+    assert list(ours) == list(theirs) and inner[0] == inner[1]
+    assert (ours["inner"] is inner[0]) == (theirs["inner"] is inner[1])
 
 
 def test_a_sequence_of_one_input() -> None:

@@ -136,11 +136,12 @@ def test_other_objects_are_refused_once(given: Any, message: str) -> None:
 def test_what_forward_changes() -> None:
     """Is for FSDP2: the caller sees it."""
 
-    class Pops(Reads):
+    class Sets(Reads):
         def forward(self, given: Any, beside: Tensor) -> Tensor:
-            return super().forward(given.pop("u"), beside)
+            given["v"] = given["u"] * 2
+            return super().forward(given["v"], beside)
 
-    model = Pops()
+    model = Sets()
     fsdp_mlir.fully_shard(model)
     step = fsdp_mlir.compile(model, optimizer=SGD)
     with pytest.warns(UserWarning, match="without a plan: .*input 'given' is changed in forward"):

@@ -49,6 +49,9 @@ class Compiled:
         """Whether the values that decide what the step is, such as those of a mask, do so for these
         microbatches, and those of other models are the ones that FSDP2 computes with."""
         given = list(map(self.given, batches))
+        for name in self.captured.taken:  # of one batch that comes twice, the second lacks the keys
+            if len({id(batch[name]) for batch in batches}) < len(batches):
+                return False
         if self.captured.others.are_stale() or not all(map(self.captured.numbers.serves, given)):
             return False
         relied_on, buffers = self.captured.relied_on, {}
@@ -73,7 +76,8 @@ class Compiled:
     def relies(self) -> bool:
         """Whether `takes` may be false."""
         numbers = self.captured.numbers.names
-        return bool(self.captured.relied_on or numbers) or self.captured.others.called
+        captured = self.captured
+        return bool(captured.relied_on or numbers or captured.taken) or captured.others.called
 
     def _served(self, sources: Mapping[str, Tensor]) -> bool:
         small = {

@@ -56,6 +56,10 @@ _MAX_NESTED = 64  # of containers
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
 
 
+# What an RNN keeps of its parameters, anew where FSDP2 puts others in their place.
+_OF_RNNS = "_flat_weights", "_flat_weight_refs"
+
+
 class _TooMuchError(Exception):
     pass
 
@@ -316,7 +320,7 @@ class PythonState:
                     self.leaves[f"{prefix}{member}"] = ("member", value[member] is None)
                     if name == "_parameters" and not is_own:
                         self._keep_data(f"{prefix}{member}", value[member])
-            else:
+            elif is_own or name not in _OF_RNNS or not isinstance(module, nn.RNNBase):
                 self._add(f"{prefix}{name}", value, 0)
 
     def _add(self, path: str, value: Any, depth: int) -> None:

@@ -50,25 +50,58 @@ def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     return build(value, 0)
 
 
-def keys_taken(
-    name: str, before: Any, after: Any, leaves: Sequence[tuple[str, Any]]
-) -> tuple[str, ...] | None:
-    """The keys that code has taken out of a mapping, as by pop(): `before` has all of them, and
-    `leaves` are what `after` held. None if it has changed in another way."""
-    found = named_leaves(name, after)
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What a value held: its leaves, and each container in it with the names of its parts."""
+
+    leaves: list[tuple[str, Any]]
+    containers: list[tuple[str, Any, tuple[str, ...]]]
+
+    @staticmethod
+    def by(name: str, value: Any) -> Content:
+        return Content(named_leaves(name, value), list(_containers(name, value, 0)))
+
+    def is_as(self, other: Content) -> bool:
+        """Whether both have the same objects in the same places."""
+        pairs = zip(self.leaves, other.leaves, strict=False)
+        lengths = [[len(each.leaves), len(each.containers)] for each in (self, other)]
+        others = zip(self.containers, other.containers, strict=False)
+        return (
+            lengths[0] == lengths[1]
+            and all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)
+            and all(a[0] == b[0] and a[1] is b[1] and a[2] == b[2] for a, b in others)
+        )
+
+    def without(self, name: str, keys: Sequence[str]) -> Content:
+        """The same if code takes these keys out of the mapping `name`, which may be one of a class
+        of its own that holds its items in an attribute."""
+        items = {f"[{key!r}]" for key in keys}
+        own = re.compile(rf"{re.escape(name)}(\.\w+)*")
+        below = re.compile(rf"{own.pattern}({'|'.join(map(re.escape, items)) or '(?!)'})")
+        left = [
+            (path, held, tuple(x for x in names if not (own.fullmatch(path) and x in items)))
+            for path, held, names in self.containers
+        ]
+        return Content([leaf for leaf in self.leaves if not below.match(leaf[0])], left)
+
+
+def keys_taken(name: str, all_keys: Any, before: Content, after: Any) -> tuple[str, ...] | None:
+    """The keys that code has taken out of a mapping that held `before`, as by pop(); `all_keys` is
+    a mapping with all of them. None if it has changed in another way."""
     gone: list[str] = []
-    if isinstance(before, MutableMapping):
-        gone = [key for key in before if key not in after]
-        if not all(isinstance(key, str) and _is_leaf(before[key]) for key in gone):
+    if isinstance(all_keys, MutableMapping):
+        gone = [key for key in all_keys if key not in after]
+        if not all(isinstance(key, str) and _is_leaf(all_keys[key]) for key in gone):
             return None  # code may also have changed a container that it took out
-        # A mapping of a class of its own holds its items in an attribute.
-        items = "|".join(re.escape(f"[{key!r}]") for key in gone) or "(?!)"
-        path = re.compile(rf"{re.escape(name)}(\.\w+)*({items})")
-        leaves = [leaf for leaf in leaves if not path.match(leaf[0])]
-    same = len(found) == len(leaves) and all(
-        old[0] == new[0] and old[1] is new[1] for old, new in zip(leaves, found, strict=True)
-    )
-    return tuple(gone) if same else None
+    return tuple(gone) if before.without(name, gone).is_as(Content.by(name, after)) else None
+
+
+def _containers(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    parts = None if isinstance(value, Tensor) else _parts(value, depth)
+    if parts is not None:
+        yield name, value, tuple(parts.names)
+        for key, each in zip(parts.names, parts.values, strict=True):
+            yield from _containers(name + key, each, depth + 1)
 
 
 def form(value: Any, of_tensor: Callable[[Tensor], Any]) -> Any:

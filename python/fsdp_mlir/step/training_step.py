@@ -22,7 +22,7 @@ from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.conversions import conversions_kept
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.items import Items
-from fsdp_mlir.step.nested import is_plain, keys_taken, named_leaves, rebuilt
+from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt
 from fsdp_mlir.step.numbers import Numbers
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
@@ -198,10 +198,10 @@ class TrainingStep(nn.Module):
             leaves = named_leaves(name, held) if name in self._containers else [(name, Tensor())]
             found = [tensor(path) for path, leaf in leaves if isinstance(leaf, Tensor)]
             inputs.append(rebuilt(held, iter(found)) if name in self._containers else found[0])
-            before.append(named_leaves(name, inputs[-1]))
+            before.append(Content.by(name, inputs[-1]))
         yield inputs
-        for name, value, leaves in zip(self.names, inputs, before, strict=True):
-            taken = keys_taken(name, self._containers.get(name), value, leaves)
+        for name, value, held in zip(self.names, inputs, before, strict=True):
+            taken = keys_taken(name, self._containers.get(name), held, value)
             if taken is None or self.taken.setdefault(name, taken) != taken:
                 raise located(
                     source_of(self.model),
