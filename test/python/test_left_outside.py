@@ -26,6 +26,14 @@ class Criterion(nn.Module):
         return y.square().mean()
 
 
+class Sparse(Criterion):
+    """It also holds a tensor that has no strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = torch.eye(8).to_sparse()
+
+
 class Assigning(Criterion):
     """A buffer, which nothing in the step reads."""
 
@@ -171,7 +179,7 @@ PLACES = (
     *(in_a_closure, in_a_list, in_a_global, in_a_partial, in_a_default),
     *(in_a_default_of_another, in_a_trainer, System),
 )
-PLANNED = Criterion, Assigning, Within, InPlace, Plain
+PLANNED = Criterion, Sparse, Assigning, Within, InPlace, Plain
 # Why there is no plan, which a single line says.
 UNPLANNED = {
     Averaging: "the captured step is not what eager PyTorch does",

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from torch import Tensor, nn
 
@@ -433,7 +434,8 @@ class PythonState:
         return path
 
     def _keep_data(self, path: str, value: Any) -> None:
-        if type(value) in (Tensor, nn.Parameter) and self._most is None:
+        is_plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
+        if is_plain and self._most is None:
             self._data[path] = value, value.detach()
 
     def _identify(self, path: str, kind: str, value: Any) -> None:
