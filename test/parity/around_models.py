@@ -59,6 +59,41 @@ def what_forward_leaves(compiled: bool) -> list[Any]:
     return found
 
 
+class TwoUses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x))).float().square().mean()
+
+
+def a_tied_weight_in_bfloat16(compiled: bool) -> list[Any]:
+    """FSDP2 adds the gradients of its uses in float32, but only in the first microbatch."""
+    model: Any = fully_shard(
+        TwoUses(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, optimizer=optimizer) if compiled else None
+    found: list[Any] = []
+    for number in range(3):
+        pair = batch(2 * number), batch(2 * number + 1)
+        if step is not None:
+            losses = step.accumulate(pair)
+        else:
+            losses = []
+            for at, x in enumerate(pair):
+                model.set_requires_gradient_sync(at == 1)
+                losses.append(model(x))
+                losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found += [loss.item() for loss in losses]
+    return [*found, part(model.a.weight).tolist()]
+
+
 class Drawing(Net):
     """It draws from the generators of the process what its step does not depend on."""
 
@@ -336,4 +371,5 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     a_step_of_other_dtypes: "at the first forward, the dtype with which FSDP2 goes on",
     layers_that_come_and_go: "not those of its first plan: 'layers.2.weight' is gone",
     unlike_microbatches: "reduced together differ in their form",
+    a_tied_weight_in_bfloat16: 'used more than once: "a.weight"',
 }

@@ -122,6 +122,10 @@ def _noting_warnings() -> Iterator[list[str]]:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
+# In a warning of fsdp-opt: the plan does not have FSDP2's bits, which a config may accept.
+_OTHER_BITS = "differ by rounding"
+
+
 class Compiler:
     """fsdp-opt, started before there is something to compile: it takes a while to load PyTorch's
     library, and does that during a capture. Must be closed."""
@@ -137,7 +141,7 @@ class Compiler:
 
     def make_plan(self, folder: Path, world_size: int) -> list[str]:
         """Makes plan.json from the model.pt and policy.yaml in `folder`, once; returns fsdp-opt's
-        warnings, which are shown."""
+        warnings, which are shown. CompileError if the plan has not FSDP2's bits."""
         archive, policy, plan = (
             # As LLVM reads arguments from a file.
             "".join(f"\\{each}" if each in " \t\n\\'\"" else each for each in str(folder / name))
@@ -152,6 +156,8 @@ class Compiler:
         lines = errors.splitlines()
         warned = [line.partition(": warning: ")[2] for line in lines if ": warning: " in line]
         for text in warned:
+            if _OTHER_BITS in text:
+                raise CompileError(text)
             warn(text)
         return warned
 
