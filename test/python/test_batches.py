@@ -184,6 +184,28 @@ def test_a_batch_that_comes_twice() -> None:
     assert losses == [either(pair.theirs, again), either(pair.theirs, again)]
 
 
+def test_a_batch_that_another_input_holds() -> None:
+    def taking(model: Any, first: Any, second: Any) -> Tensor:
+        y = first.pop("y")
+        return (model(first["x"]) * y).sum() * (2 if "y" in second.get("inner", second) else 1)
+
+    for among in (lambda batch: batch, lambda batch: {"inner": batch}):
+        pair = Pairs(Model, taking, compute_loss=taking)
+        apart = [{"x": tensor(0), "y": tensor(1)} for _ in range(4)]
+        pair.assert_equal(
+            first=apart[0],
+            second=among(apart[1]),
+            want=((), {"first": apart[2], "second": among(apart[3])}),
+        )
+        ours, theirs = ({"x": tensor(0), "y": tensor(1)} for _ in range(2))
+        with pytest.warns(UserWarning, match="without a plan"):
+            pair.assert_equal(
+                first=ours,
+                second=among(ours),
+                want=((), {"first": theirs, "second": among(theirs)}),
+            )
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "a_tensor": lambda batch: batch.update(z=batch["x"] * 2),
     "an_empty_list": lambda batch: batch.setdefault("z", []),

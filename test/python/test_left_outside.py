@@ -189,11 +189,23 @@ UNPLANNED = {
 
 
 def trained(kind: Any, place: Callable[[Any], Loss], compiled: bool, **options: Any) -> list[Any]:
+    criterion = kind()
+
+    def left() -> list[Any]:
+        kept = [criterion.last, *criterion.buffers()]
+        assert not any(getattr(each, "requires_grad", False) for each in kept)
+        return [x.tolist() if isinstance(x, Tensor) else x for x in kept]
+
+    return losses(place(criterion), left, compiled, **options)
+
+
+def losses(
+    compute_loss: Loss, left: Callable[[], list[Any]], compiled: bool, **options: Any
+) -> list[Any]:
+    """Those of four steps, what is left after each, and the parameters at the end."""
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     fsdp_mlir.fully_shard(model)
-    criterion = kind()
-    compute_loss = place(criterion)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = None
     if compiled:
@@ -208,9 +220,7 @@ def trained(kind: Any, place: Callable[[Any], Loss], compiled: bool, **options: 
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        kept = [criterion.last, *criterion.buffers()]
-        assert not any(getattr(each, "requires_grad", False) for each in kept)
-        found += [loss.item(), [x.tolist() if isinstance(x, Tensor) else x for x in kept]]
+        found += [loss.item(), left()]
     return [*found, [param.full_tensor().tolist() for param in model.parameters()]]
 
 
@@ -235,34 +245,15 @@ def test_what_the_next_step_reads_has_no_plan(kind: Any, place: Callable[[Any], 
 def test_a_sharded_teacher_with_an_rnn() -> None:
     """FSDP2 puts other parameters into its lists in each forward: nothing that it keeps."""
 
-    def distilled(compiled: bool) -> list[Any]:
-        torch.manual_seed(0)
-        model: Any = nn.Linear(8, 8)
-        teacher = nn.GRU(8, 8).requires_grad_(False)
-        for each in (model, teacher):
-            fsdp_mlir.fully_shard(each)
+    def distilled(compiled: bool, **options: Any) -> list[Any]:
+        torch.manual_seed(1)
+        teacher = fsdp_mlir.fully_shard(nn.GRU(8, 8).requires_grad_(False))
 
         def compute(model: Any, x: Tensor) -> Tensor:
             with torch.no_grad():
                 wanted = teacher(x[None])[0][0]
             return (model(x) - wanted).square().mean()
 
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step = None
-        if compiled:
-            options = {"compute_loss": compute, "fallback": "error"}
-            step = fsdp_mlir.compile(model, optimizer=optimizer, **options)
-        losses = []
-        for number in range(3):
-            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
-            if step is not None:
-                loss = step(x)
-            else:
-                loss = compute(model, x)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append(loss.item())
-        return [*losses, model.weight.full_tensor().tolist()]
+        return losses(compute, list, compiled, **options)
 
-    assert distilled(True) == distilled(False)
+    assert distilled(True, fallback="error") == distilled(False)

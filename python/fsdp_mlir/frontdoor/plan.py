@@ -16,6 +16,7 @@ from fsdp_mlir.modules.left import Leaving
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.state.trained import Bound
 from fsdp_mlir.step.batches import tensors
+from fsdp_mlir.step.nested import shares
 
 # Elements of a source that a plan relies on, and sets of such sources that are known to serve.
 _SMALL = 64
@@ -49,9 +50,9 @@ class Compiled:
         """Whether the values that decide what the step is, such as those of a mask, do so for these
         microbatches, and those of other models are the ones that FSDP2 computes with."""
         given = list(map(self.given, batches))
-        for name in self.captured.taken:  # of one batch that comes twice, the second lacks the keys
-            if len({id(batch[name]) for batch in batches}) < len(batches):
-                return False
+        # Keys that the step takes out of a mapping would be gone wherever else that comes.
+        if self.captured.taken and shares(batches, list(self.captured.taken)):
+            return False
         if self.captured.others.are_stale() or not all(map(self.captured.numbers.serves, given)):
             return False
         relied_on, buffers = self.captured.relied_on, {}
@@ -75,9 +76,9 @@ class Compiled:
     @property
     def relies(self) -> bool:
         """Whether `takes` may be false."""
-        numbers = self.captured.numbers.names
         captured = self.captured
-        return bool(captured.relied_on or numbers or captured.taken) or captured.others.called
+        own = captured.relied_on or captured.numbers.names or captured.taken
+        return bool(own) or captured.others.called
 
     def _served(self, sources: Mapping[str, Tensor]) -> bool:
         small = {

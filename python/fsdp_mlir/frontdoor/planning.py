@@ -122,7 +122,7 @@ def _noting_warnings() -> Iterator[list[str]]:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-# In a warning of fsdp-opt: the plan does not have FSDP2's bits, which a config may accept.
+# In fsdp-opt's warning that the plan does not have FSDP2's bits (InsertAccumulation.cpp).
 _OTHER_BITS = "differ by rounding"
 
 

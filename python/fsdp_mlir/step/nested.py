@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from types import NoneType
@@ -94,6 +95,18 @@ def keys_taken(name: str, all_keys: Any, before: Content, after: Any) -> tuple[s
         if not all(isinstance(key, str) and _is_leaf(all_keys[key]) for key in gone):
             return None  # code may also have changed a container that it took out
     return tuple(gone) if before.without(name, gone).is_as(Content.by(name, after)) else None
+
+
+def shares(batches: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
+    """Whether a container with the items of one of these inputs comes again among the batches."""
+    found = [
+        (held, name in names and "[" not in path.removeprefix(name))
+        for batch in batches
+        for name, value in batch.items()
+        for path, held, _ in _containers(name, value, 0)
+    ]
+    count = Counter(id(held) for held, _ in found)
+    return any(count[id(held)] > 1 for held, has_items in found if has_items)
 
 
 def _containers(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
