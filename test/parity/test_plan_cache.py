@@ -282,6 +282,27 @@ def test_what_lies_deeper_is_told(job: Job, name: str) -> None:
         assert job.run()[0] == captures, value
 
 
+TAKING = """
+given = []
+
+def called(call):
+    assert all("y" not in each for each in given)
+    given.append({"y": torch.ones(1), "z": torch.ones(1)})
+    return {"extra": given[-1]}
+
+def take(module, args, kwargs):
+    kwargs.pop("extra").pop("y")
+    return args, kwargs
+
+model.register_forward_pre_hook(take, with_kwargs=True)
+"""
+
+
+def test_keys_that_a_step_takes_are_kept(job: Job) -> None:
+    job.before(TAKING)
+    assert [job.run()[0] for _ in range(2)] == [1, 0]
+
+
 def test_other_code_is_captured(job: Job) -> None:
     helper = job.folder / "helper.py"
     before = helper.stat()
