@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import gpu_digest
-from gpu_cases import MODEL_FILE, ROOT, Case, is_other_fsdp2
+from gpu_cases import BENCH, MODELS, ROOT, Case, is_other_fsdp2
 from gpu_items import (
     SECTIONS,
     Planned,
@@ -53,7 +53,6 @@ COMM = {"cuda": "nccl", "cpu": "gloo"}
 # Equal results of equal calls, whichever stream cuBLAS runs on.
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-BENCH = Path(__file__).resolve().parent
 FSDP2 = BENCH / "gpu_fsdp2.py"
 
 Metrics = list[dict[str, Any]]
@@ -147,17 +146,25 @@ class Runner:
         self.call = now()
         self.done: dict[str, Item] = {}
         """Of this call, by name."""
-        self.written: dict[str, tuple[Path, Path]] = {}
+        self.written: dict[tuple[Any, ...], tuple[Path, Path]] = {}
 
     def inputs(self, case: Case) -> tuple[Path, Path]:
-        """Weights and batches, written once a call."""
-        if case.name not in self.written:
+        """Weights and batches, written once a call for all cases of a model and its sizes."""
+        key = (case.model, *case.sizes.items())
+        if key not in self.written:
             import gpu_files  # and with it torch, which takes seconds
 
-            self.written[case.name] = gpu_files.write_inputs(case, self.setup.out / case.name)
-        return self.written[case.name]
+            self.written[key] = gpu_files.write_inputs(case, self.setup.out / case.name)
+        return self.written[key]
 
     def run(self, items: list[Planned]) -> None:
+        try:
+            self.run_all(items)
+        finally:
+            for weights, _ in self.written.values():
+                weights.unlink(missing_ok=True)
+
+    def run_all(self, items: list[Planned]) -> None:
         for case, group in itertools.groupby(
             items, key=lambda item: item.case if item.section == "bench" else None
         ):
@@ -331,7 +338,7 @@ class Runner:
 
     def inputs_digest(self, case: Case) -> str:
         """Of all that FSDP2's results come from, torch aside."""
-        sources = (FSDP2, MODEL_FILE, BENCH / "gpu_cases.py")
+        sources = (FSDP2, MODELS[case.model], BENCH / "gpu_cases.py")
         return gpu_digest.of_files([*self.inputs(case), *sources])
 
     def trace(self, item: Planned) -> Item:
@@ -355,18 +362,14 @@ class Runner:
             return
         samples: dict[str, list[Sample]] = {item.side: [] for item in items}
         seconds: dict[str, float] = {item.side: 0 for item in items}
-        try:
-            for number, item in itertools.product(range(self.setup.rounds), items):
-                if number and self.done[item.name].status == "failed":
-                    continue
-                self.attempt(item, lambda item=item: self.round(item, samples[item.side]))
-                done = self.done[item.name]
-                seconds[item.side] += done.seconds or 0
-                self.report.record(replace(done, seconds=round(seconds[item.side], 1)))
-                self.save()
-        finally:
-            if case.large:
-                (self.setup.out / case.name / "weights.safetensors").unlink(missing_ok=True)
+        for number, item in itertools.product(range(self.setup.rounds), items):
+            if number and self.done[item.name].status == "failed":
+                continue
+            self.attempt(item, lambda item=item: self.round(item, samples[item.side]))
+            done = self.done[item.name]
+            seconds[item.side] += done.seconds or 0
+            self.report.record(replace(done, seconds=round(seconds[item.side], 1)))
+            self.save()
 
     def round(self, item: Planned, samples: list[Sample]) -> Item:
         assert item.case

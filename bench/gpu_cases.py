@@ -6,14 +6,19 @@ The standard library alone: a GPU host needs no compiler, and a host with the co
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL_PLANS = ROOT / "test" / "Inputs" / "gpu"
 LARGE_PLANS = ROOT / "out" / "gpu-plans"
-MODEL_FILE = ROOT / "python" / "fsdp_mlir" / "models" / "llama.py"
+BENCH = ROOT / "bench"
+MODELS = {
+    "llama": ROOT / "python" / "fsdp_mlir" / "models" / "llama.py",
+    "gpt": BENCH / "gpu_models.py",
+    "convnet": BENCH / "gpu_models.py",
+}
 
 UNITS = "layers.*"
 OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "fused": True}
@@ -22,15 +27,22 @@ PRECISION: dict[str, dict[str, str]] = {
     "bf16": {"param_dtype": "bfloat16", "reduce_dtype": "float32"},
 }
 
+# What a step keeps: nothing but products in a layer, also the logits in parts.
+_CHECKPOINT = {"activation_checkpoint": {"match": UNITS, "save": ["products"]}}
+MEMORY: dict[str, dict[str, Any]] = {
+    "products": _CHECKPOINT,
+    "lean": {**_CHECKPOINT, "inexact": {"loss_chunks": 8}},
+}
+
 SMALL = {"dim": 256, "layers": 2, "heads": 4, "vocab": 512, "seq": 64, "hidden": 704}
 LARGE = {"dim": 2048, "layers": 18, "heads": 16, "vocab": 32000, "hidden": 5632}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A Llama of python/fsdp_mlir/models/llama.py, its policy, and `batch` samples a rank. Its step
-    is captured for a GPU of the architecture `arch`, or for the CPU; for the FSDP2 of PyTorch
-    `torch`, or of the installed one."""
+    """A model of MODELS, its policy, and `batch` samples a rank. Its step is captured for a GPU of
+    the architecture `arch`, or for the CPU; for the FSDP2 of PyTorch `torch`, or of the installed
+    one. `memory` is a key of MEMORY; FSDP2 keeps all activations all the same."""
 
     name: str
     sizes: dict[str, int]
@@ -40,6 +52,8 @@ class Case:
     large: bool = False
     arch: str | None = None
     torch: str | None = None
+    model: str = "llama"
+    memory: str = ""
 
     @property
     def seq(self) -> int:
@@ -66,6 +80,8 @@ class Case:
             config["schedule"]["fuse"] = "exact"
         if PRECISION[self.precision]:
             config["mixed_precision"] = PRECISION[self.precision]
+        if self.memory:
+            config |= MEMORY[self.memory]
         return json.dumps(config)
 
     @property
@@ -75,6 +91,7 @@ class Case:
 
     @property
     def parameters(self) -> int:
+        """Of a Llama."""
         dim, hidden = self.sizes["dim"], self.sizes["hidden"]
         block = 4 * dim * dim + 3 * dim * hidden + 2 * dim
         return self.sizes["layers"] * block + dim + 2 * self.sizes["vocab"] * dim
@@ -122,9 +139,15 @@ PARITY = [
     for precision in PRECISION
     for arch in (None, "sm_90")
 ]
+PARITY.append(replace(PARITY[3], name="llama-1-bf16-products-sm_90", memory="products"))
+PARITY += [
+    replace(PARITY[at], name=f"{model}-1-{precision}-sm_90", model=model)
+    for model in ("gpt", "convnet")
+    for at, precision in ((1, "fp32"), (3, "bf16"))
+]
 BENCHMARKS = [
     Case(
-        f"llama-1b-{seq}",
+        f"llama-1b-{seq}" + (f"-{memory}" if memory else ""),
         {**LARGE, "seq": seq},
         8192 // seq,
         1,
@@ -132,7 +155,8 @@ BENCHMARKS = [
         large=True,
         arch="sm_90",
         torch=GPU_TORCH,
+        memory=memory,
     )
-    for seq in (2048, 4096)
+    for seq, memory in ((2048, ""), (4096, ""), (2048, "products"), (2048, "lean"))
 ]
 CASES = {case.name: case for case in [*PARITY, *BENCHMARKS]}

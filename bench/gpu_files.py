@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from gpu_cases import MODEL_FILE, Case
+from gpu_cases import MODELS, Case
 from torch import Tensor, nn
 
 DTYPES = {"F32": torch.float32, "I64": torch.int64}
@@ -55,14 +55,14 @@ def load(path: Path) -> dict[str, Tensor]:
 
 
 def build_model(case: Case, device: str = "cpu") -> nn.Module:
-    """The case's Llama, initialised at seed 0; without the package, which needs more than torch."""
-    spec = importlib.util.spec_from_file_location("gpu_llama", MODEL_FILE)
+    """The case's model, initialised at seed 0; without the package, which needs more than torch."""
+    spec = importlib.util.spec_from_file_location(f"gpu_{case.model}", MODELS[case.model])
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where its dataclass looks
     spec.loader.exec_module(module)
     with torch.device(device):
-        return module.llama(**case.sizes)
+        return getattr(module, case.model)(**case.sizes)
 
 
 def write_inputs(case: Case, directory: Path, samples: int = 64) -> tuple[Path, Path]:

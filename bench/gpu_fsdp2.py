@@ -82,6 +82,7 @@ def train(args: argparse.Namespace, case: Case, rank: int) -> list[dict[str, Any
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     data = load(args.data)
+    torch.manual_seed(0)  # fsdp-run's
     records = []
     for step in range(args.steps):
         batch = take_batch(data, (step * case.world + rank) * case.batch, case.batch)

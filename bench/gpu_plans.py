@@ -17,12 +17,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpu_cases import CASES, ROOT, Case
+from gpu_cases import CASES, MODELS, ROOT, Case
 
 
 def execute(command: list[str | Path]) -> str:
     words = [str(word) for word in command]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    folders = dict.fromkeys([ROOT / "python", *(file.parent for file in MODELS.values())])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(words, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"gpu_plans: error: exit status {done.returncode} of {words[0]}: {done.stderr}")
@@ -32,13 +33,20 @@ def execute(command: list[str | Path]) -> str:
 def capture(case: Case, directory: Path) -> tuple[Path, Path]:
     """The config and the archive. Weights are not captured: the runs give both sides the same
     file. Cases that differ in their ranks share a capture."""
-    words = [kwargs(case), *case.inputs, case.config, case.arch or "cpu", case.torch or ""]
+    words = [
+        case.model,
+        kwargs(case),
+        *case.inputs,
+        case.config,
+        case.arch or "cpu",
+        case.torch or "",
+    ]
     stem = directory / hashlib.sha256(" ".join(words).encode()).hexdigest()
     config, archive = stem.with_suffix(".yaml"), stem.with_suffix(".pt")
     if not archive.exists():
         config.write_text(case.config)
         command = [sys.executable, "-m", "fsdp_mlir.capture", "--meta", "--no-init"]
-        command += ["--model", "fsdp_mlir.models.llama:llama", "--kwargs", kwargs(case)]
+        command += ["--model", f"{MODELS[case.model].stem}:{case.model}", "--kwargs", kwargs(case)]
         command += ["--device", "cuda", "--device-arch", case.arch] if case.arch else []
         command += ["--torch-version", case.torch] if case.torch else []
         execute([*command, "--inputs", *case.inputs, "--config", config, "-o", archive])

@@ -46,10 +46,10 @@ class Tensor:
             f"tensor<{'x'.join(map(str, self.shape))}{'x' if self.shape else ''}{MLIR[self.dtype]}>"
         )
 
-    def make(self) -> torch.Tensor:
+    def make(self, device: torch.device | str = "cpu") -> torch.Tensor:
         if self.strides is None:
-            return torch.empty(self.shape, dtype=self.dtype)
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def fill(self, generator: torch.Generator) -> torch.Tensor:
         """Numbers of all magnitudes, some of them special."""
@@ -269,7 +269,7 @@ def compare(
     values = list(operands)
     for call in kernel.calls:
         values.append(call.run(values))
-    results = [specs[i].make().to(operands[0].device) for i in kernel.results]
+    results = [specs[i].make(operands[0].device) for i in kernel.results]
     function([*operands, *results], cuts)
     return sum(differing(r, values[i]) for r, i in zip(results, kernel.results, strict=True))
 
@@ -467,10 +467,9 @@ def run_every_input(target: str, compiled: list[tuple[Kernel, Code]]) -> int:
     functions = [(kernel, make(code)) for kernel, code in compiled]
     wrong = [0] * len(functions)
     for part in range(1 << 8):
-        bits = torch.arange(part * size, (part + 1) * size, dtype=torch.int64)
+        device = "cuda" if is_gpu(target) else "cpu"
+        bits = torch.arange(part * size, (part + 1) * size, dtype=torch.int64, device=device)
         operand = bits.to(torch.int32).view(F32)
-        if is_gpu(target):
-            operand = operand.to("cuda")
         for index, (kernel, function) in enumerate(functions):
             wrong[index] += compare(kernel, function, [operand], [])
     for (kernel, _), count in zip(functions, wrong, strict=True):

@@ -244,6 +244,38 @@ def test_the_fsdp2_of_a_version(
     }
 
 
+def test_attention_that_an_older_version_takes_otherwise(tmp_path: Path) -> None:
+    """Of torch 2.11 cuDNN takes any dropout; asked with FakeCuda built against it, and seen on a
+    GPU: docs/gpu-status.md."""
+
+    def take(dropout: float, dtype: str = "bfloat16", version: str = "2.11") -> Counter[str]:
+        model, path = attention(dropout=dropout, dtype=dtype), tmp_path / "model.pt"
+        inputs = {"tokens": TOKENS, "targets": TOKENS}
+        capture(model, kwargs=inputs, path=path, torch_version=version, **H100)
+        return calls(path)
+
+    refusal = r"flash_attention.*dropout 0\.1 .*torch 2\.11 takes cuDNN's.*sixteenths"
+    with pytest.raises(CaptureError, match=refusal):
+        take(0.1)
+    assert take(0.1, version="2.15")["_scaled_dot_product_flash_attention"] == 1
+    assert take(0.125)["_scaled_dot_product_cudnn_attention"] == 1
+    assert take(0.1, dtype="float32")["_scaled_dot_product_efficient_attention"] == 1
+
+
+@pytest.mark.parametrize(("version", "copies"), [("2.11", 2), (None, 0)])
+def test_group_norm_of_an_image_laid_out_by_channels(
+    version: str | None, copies: int, tmp_path: Path
+) -> None:
+    """CUDA copied it before 2.15, and its gradient."""
+    path = tmp_path / "model.pt"
+    model = Asking(nn.GroupNorm(2, 8))
+    x = torch.ones(2, 4, 4, 8)
+    model.linear.register_forward_hook(lambda module, args, out: out.permute(0, 3, 1, 2))
+    capture(model, kwargs={"x": x}, path=path, torch_version=version, **H100)
+    found = calls(path)
+    assert (found["native_group_norm"], found["clone"]) == (1, copies)
+
+
 def test_another_gpu_is_another_process(tmp_path: Path) -> None:
     captured(Asking(F.relu), tmp_path, x=torch.ones(2, 8))
     with pytest.raises(CaptureError, match=r"has captured for 'sm_90'.*capture for 'sm_80' in an"):

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.modules.placed import has_wrapper
 from fsdp_mlir.modules.weights import State
-from fsdp_mlir.record import collectives, operators, places, reads
+from fsdp_mlir.record import collectives, operators, places, reads, versions
 from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
@@ -101,7 +101,7 @@ class Recorder(TorchDispatchMode):
         numbers: bool,
     ) -> None:
         super().__init__()
-        self._device = device.type
+        self._target, self._device = device, device.type
         self._first_constant = first_constant
         self._literals: dict[tuple[Any, ...], FakeTensor] = {}
         self.trace = Trace()
@@ -492,6 +492,7 @@ class Recorder(TorchDispatchMode):
         self.states.note_writes(func, values, origin.location)
         if self._device != "cpu":
             places.check(func, values, result, origin.location)
+            versions.check(func, values, self._target, origin.location)
         self._check_relied_on(func, values, origin)
         for at, dtype in numbers_as_tensors(func, values) if func.namespace == "aten" else ():
             number = aten.scalar_tensor.default(values[at], dtype=dtype)

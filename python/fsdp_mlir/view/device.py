@@ -26,6 +26,7 @@ from fsdp_mlir.support.errors import CaptureError, CompileError
 _TYPES = ("cpu", "cuda")
 _INSTALLED = torch.__version__.split("+")[0]
 _OLDEST = (2, 11)
+_NHWC_GROUP_NORM = (2, 15)  # which CUDA had not before
 _RNNS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
@@ -37,7 +38,8 @@ def _parts(version: str) -> tuple[int, int]:
 @dataclass(frozen=True)
 class Device:
     """`arch` is a GPU's architecture, such as "sm_90"; None for the CPU. `torch` is the version of
-    the FSDP2 whose bits are wanted: the rules that differ between versions follow it."""
+    the FSDP2 whose bits are wanted: the rules that differ between versions follow it, and the
+    operators as far as record/versions.py knows them."""
 
     type: str = "cpu"
     arch: str | None = None
@@ -98,6 +100,8 @@ class Device:
             with ExitStack() as stack:
                 for name, answer in self._answers().items():
                     stack.enter_context(patch.object(torch.cuda, name, answer))
+                if self.version < _NHWC_GROUP_NORM:
+                    stack.enter_context(patch.object(torch, "group_norm", _contiguous_group_norm))
                 for name in _RNNS:
                     rnn = _refused_rnn(name)
                     stack.enter_context(patch.object(torch._VF, name, rnn, create=True))
@@ -153,6 +157,14 @@ def _library() -> ctypes.CDLL:
             f"device 'cuda': this build is for torch {wanted}, got torch {got}; run make build"
         )
     return library
+
+
+_group_norm = torch.group_norm
+
+
+def _contiguous_group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As before NHWC kernels, which copied what was not contiguous."""
+    return _group_norm(input.contiguous(), *args, **kwargs)
 
 
 def _refused_rnn(name: str) -> Callable[..., Any]:
