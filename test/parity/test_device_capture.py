@@ -262,18 +262,51 @@ def test_attention_that_an_older_version_takes_otherwise(tmp_path: Path) -> None
     assert take(0.1, dtype="float32")["_scaled_dot_product_efficient_attention"] == 1
 
 
-@pytest.mark.parametrize(("version", "copies"), [("2.11", 2), (None, 0)])
-def test_group_norm_of_an_image_laid_out_by_channels(
-    version: str | None, copies: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("version", "by_channels", "copies"),
+    [("2.11", True, 3), ("2.11", False, 1), (None, True, 0), (None, False, 0)],
+)
+def test_group_norm_of_a_version(
+    version: str | None, by_channels: bool, copies: int, tmp_path: Path
 ) -> None:
-    """CUDA copied it before 2.15, and its gradient."""
-    path = tmp_path / "model.pt"
-    model = Asking(nn.GroupNorm(2, 8))
+    """Before 2.15 CUDA copied an image laid out by channels, and a gradient that is expanded."""
+    path, model = tmp_path / "model.pt", Asking(nn.GroupNorm(2, 4))
     x = torch.ones(2, 4, 4, 8)
-    model.linear.register_forward_hook(lambda module, args, out: out.permute(0, 3, 1, 2))
+    if by_channels:
+        model = Asking(nn.GroupNorm(2, 8))
+        model.linear.register_forward_hook(lambda module, args, out: out.permute(0, 3, 1, 2))
     capture(model, kwargs={"x": x}, path=path, torch_version=version, **H100)
     found = calls(path)
     assert (found["native_group_norm"], found["clone"]) == (1, copies)
+
+
+@pytest.mark.parametrize("device", [{}, H100])
+def test_gradients_of_a_version(device: dict[str, Any], tmp_path: Path) -> None:
+    """At a bound, clamp has the gradient 1 before 2.15, and 0 since."""
+
+    def take(body: Callable[[Tensor], Tensor], version: str | None) -> Counter[str]:
+        path, inputs = tmp_path / "model.pt", {"x": torch.rand(2, 8)}
+        capture(Asking(body), kwargs=inputs, path=path, torch_version=version, **device)
+        return calls(path)
+
+    def names(found: Counter[str]) -> dict[str, int]:
+        kept = ("ge", "gt", "le", "lt")
+        return {name: found[name] for name in kept if found[name]}
+
+    def body(x: Tensor) -> Tensor:
+        return (x.clamp(-1, 1) + x.clamp_min(0) + x.clamp_max(2)) * (x > 0)
+
+    assert names(take(body, "2.11")) == {"ge": 2, "gt": 1, "le": 2}
+    assert names(take(body, None)) == {"gt": 3, "lt": 2}
+    with pytest.raises(CaptureError, match=r"backward of clamp .*2\.13 takes is not known"):
+        take(body, "2.13")
+    for other, name in (
+        (lambda x: x.clamp(min=torch.zeros(8, device=x.device)), "clamp with tensors as bounds"),
+        (lambda x: x.cumprod(1), "cumprod"),
+    ):
+        with pytest.raises(CaptureError, match=f"backward of {name} is what torch 2.15 takes"):
+            take(other, "2.11")
+        take(other, None)
 
 
 def test_another_gpu_is_another_process(tmp_path: Path) -> None:

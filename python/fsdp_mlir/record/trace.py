@@ -492,7 +492,7 @@ class Recorder(TorchDispatchMode):
         self.states.note_writes(func, values, origin.location)
         if self._device != "cpu":
             places.check(func, values, result, origin.location)
-            versions.check(func, values, self._target, origin.location)
+        func = versions.recorded(func, values, self._target, origin.location)
         self._check_relied_on(func, values, origin)
         for at, dtype in numbers_as_tensors(func, values) if func.namespace == "aten" else ():
             number = aten.scalar_tensor.default(values[at], dtype=dtype)

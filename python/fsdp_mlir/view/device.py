@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from fsdp_mlir.support.build import built
 from fsdp_mlir.support.errors import CaptureError, CompileError
@@ -26,7 +27,8 @@ from fsdp_mlir.support.errors import CaptureError, CompileError
 _TYPES = ("cpu", "cuda")
 _INSTALLED = torch.__version__.split("+")[0]
 _OLDEST = (2, 11)
-_NHWC_GROUP_NORM = (2, 15)  # which CUDA had not before
+#: The versions whose operators were compared (record/versions.py): the older one is followed.
+COMPARED = ((2, 11), (2, 15))
 _RNNS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
@@ -88,9 +90,15 @@ class Device:
     def present(self) -> Iterator[None]:
         """Makes PyTorch believe that this device is present. CaptureError if that is not
         possible."""
-        if self.type == "cpu":
+        with ExitStack() as stack:
+            if self.version < COMPARED[1]:
+                stack.enter_context(patch.object(torch, "group_norm", _copying_group_norm))
+            if self.type != "cpu":
+                stack.enter_context(self._present())
             yield
-            return
+
+    @contextmanager
+    def _present(self) -> Iterator[None]:
         library = _library()
         _fix_attention_order(self)
         missing = library.fsdp_fake_cuda_begin(*self.capability)
@@ -100,8 +108,6 @@ class Device:
             with ExitStack() as stack:
                 for name, answer in self._answers().items():
                     stack.enter_context(patch.object(torch.cuda, name, answer))
-                if self.version < _NHWC_GROUP_NORM:
-                    stack.enter_context(patch.object(torch, "group_norm", _contiguous_group_norm))
                 for name in _RNNS:
                     rnn = _refused_rnn(name)
                     stack.enter_context(patch.object(torch._VF, name, rnn, create=True))
@@ -162,9 +168,16 @@ def _library() -> ctypes.CDLL:
 _group_norm = torch.group_norm
 
 
-def _contiguous_group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As before NHWC kernels, which copied what was not contiguous."""
-    return _group_norm(input.contiguous(), *args, **kwargs)
+def _copying_group_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As of torch 2.11, which copies what its kernels do not take: on a GPU an image laid out by
+    channels, and gradients that are laid out otherwise than the input."""
+    if input.device.type == "cuda":
+        input = input.contiguous()
+    layout = suggest_memory_format(input)
+    result = _group_norm(input, *args, **kwargs)
+    if result.requires_grad:
+        result.register_hook(lambda grad: grad.contiguous(memory_format=layout))
+    return result
 
 
 def _refused_rnn(name: str) -> Callable[..., Any]:
