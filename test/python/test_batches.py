@@ -6,6 +6,7 @@ import warnings
 from collections import UserDict, namedtuple
 from collections.abc import Callable
 from enum import Enum
+from functools import wraps
 from typing import Any
 
 import fsdp_mlir
@@ -163,7 +164,7 @@ def test_a_container_that_is_taken_out() -> None:
     pair = Pairs(Model, taking, compute_loss=taking)
     ours, theirs = ({"x": tensor(0), "beside": {"y": tensor(1)}} for _ in range(2))
     held = ours["beside"]
-    with pytest.warns(UserWarning, match="input 'arg0' is changed in forward"):
+    with pytest.warns(UserWarning, match="input 'batch' is changed in forward"):
         pair.assert_equal(ours, want=((theirs,), {}))
     assert list(ours) == list(theirs) == ["x"] and not held
 
@@ -227,7 +228,7 @@ def test_a_function_that_changes_its_batch(name: str) -> None:
     pair = Pairs(Model, changing, compute_loss=changing)
     ours, theirs = made(), made()
     inner = ours["inner"], theirs["inner"]
-    with pytest.warns(UserWarning, match="input 'arg0' is changed in forward"):
+    with pytest.warns(UserWarning, match="input 'batch' is changed in forward"):
         pair.assert_equal(ours, want=((theirs,), {}))
     assert list(ours) == list(theirs) and inner[0] == inner[1]
     assert (ours["inner"] is inner[0]) == (theirs["inner"] is inner[1])
@@ -266,7 +267,7 @@ def test_lists_of_any_length() -> None:
 
 def test_a_mapping_of_an_unknown_class() -> None:
     pair = Pairs(Model, only_batch, compute_loss=only_batch)
-    with pytest.warns(UserWarning, match="input 'arg0': expected a tensor, got 'Own'"):
+    with pytest.warns(UserWarning, match="input 'batch': expected a tensor, got 'Own'"):
         pair.assert_equal(Own(x=tensor(0), y=tensor(1)))
 
 
@@ -364,3 +365,31 @@ def test_unlike_microbatches_are_told_of_once() -> None:
         strict.step.accumulate(unlike)
     assert all(param.grad is None for param in strict.ours.parameters())
     strict.step.accumulate([tensor(0)] * 2)
+
+
+def _weighted(model: nn.Module, x: Tensor, weight: Tensor | None = None) -> Tensor:
+    out = model(x).square()
+    return (out if weight is None else out * weight).mean()
+
+
+@wraps(_weighted)
+def _handing_on(model: nn.Module, *inputs: Tensor) -> Tensor:
+    return _weighted(model, *inputs)
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_an_input_by_position_and_by_name(first: int) -> None:
+    """Of a function that calls the model, they are the same, whichever came first."""
+    x, weight = tensor(0), tensor(1)
+    calls: list[Any] = [((x,), {}), ((x, weight), {}), ((), {"x": x}), ((x,), {"weight": weight})]
+    calls.append(((), {"weight": weight, "x": x}))
+    pair = Pairs(Model, _weighted, compute_loss=_weighted, fallback="error")
+    for args, kwargs in calls[first:] + calls[:first]:
+        pair.assert_equal(*args, **kwargs)
+    assert len(pair.step._cache) == 2
+
+
+def test_a_function_that_hands_inputs_on_by_position() -> None:
+    pair = Pairs(Model, _handing_on, compute_loss=_handing_on, fallback="error")
+    for seed in range(2):
+        pair.assert_equal(tensor(seed), tensor(seed + 1))

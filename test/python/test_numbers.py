@@ -241,7 +241,7 @@ def test_a_number_of_one_value(loss: Loss) -> None:
     want, _, _ = _results(loss, calls, compiled=False)
     assert got == want
     assert len(lines) == 1
-    why = "Could not infer dtype" if loss is in_a_list else "'arg1' is used as more than a tensor"
+    why = "Could not infer dtype" if loss is in_a_list else "'n' is used as more than a tensor"
     assert why in lines[0] and (loss is kept or "test_numbers.py:" in lines[0])
 
 

@@ -58,6 +58,7 @@ class Inputs:
         held = args[0] if len(args) == 1 and not kwargs and _is_container(args[0]) else None
         if held is not None:
             args, kwargs = self._given_as(held)
+        args, kwargs = self._called.by_name(args, kwargs)
         if self._names is None:
             args, kwargs = self._called.with_names(args, kwargs)
             self.positional = len(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from torch import nn
@@ -61,6 +61,29 @@ class Called:
             return tuple(args), kwargs
         cut = len(args) - len(behind)
         return tuple(args[:cut]), dict(zip(behind, args[cut:], strict=True))
+
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """The inputs by name, if it is a function that calls the model and takes them so: calls
+        that mean the same are the same."""
+        names = self._names[: len(args)]
+        if len(names) < len(args) or kwargs.keys() & set(names):
+            return tuple(args), kwargs
+        return (), dict(zip(names, args, strict=True)) | dict(kwargs)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Of the inputs that may come by position or by name; none for a module, whose hooks see
+        how they came, and for a function that may hand them on by position."""
+        loss = self._loss
+        if not isinstance(loss, ComputeLoss) or isinstance(loss.func, nn.Module):
+            return []
+        try:
+            every = list(signature(loss, follow_wrapped=False).parameters.values())
+        except (TypeError, ValueError):  # a builtin has none
+            return []
+        if any(each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) for each in every):
+            return []
+        return [each.name for each in every[1:] if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether these can be the inputs, as far as the signatures tell."""
