@@ -309,6 +309,17 @@ def test_gradients_of_a_version(device: dict[str, Any], tmp_path: Path) -> None:
         take(other, None)
 
 
+def test_padding_of_an_image_laid_out_by_channels(tmp_path: Path) -> None:
+    model, image = Asking(nn.ReflectionPad2d(1)), torch.ones(2, 4, 4, 8)
+    inputs: dict[str, Any] = {"kwargs": {"x": image}, "path": tmp_path / "model.pt"}
+    capture(model, torch_version="2.11", **inputs)
+    model.linear.register_forward_hook(lambda module, args, out: out.permute(0, 3, 1, 2))
+    capture(model, **inputs)
+    capture(model, torch_version="2.11", **inputs, **H100)
+    with pytest.raises(CaptureError, match=r"by channels is .*2\.11 takes one that gives it row"):
+        capture(model, torch_version="2.11", **inputs)
+
+
 def test_another_gpu_is_another_process(tmp_path: Path) -> None:
     captured(Asking(F.relu), tmp_path, x=torch.ones(2, 8))
     with pytest.raises(CaptureError, match=r"has captured for 'sm_90'.*capture for 'sm_80' in an"):

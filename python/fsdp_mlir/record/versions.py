@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 
 from fsdp_mlir.support.errors import Location, located
 from fsdp_mlir.view.device import COMPARED, Device
@@ -22,6 +23,8 @@ _OTHER_ATTENTION = (
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
 )
+#: Of an image laid out by channels, row-major before.
+_PADS = (aten.reflection_pad2d.default, aten.replication_pad2d.default)
 #: Nodes of autograd whose gradients where a number is the bound are others: 1 before, 0 since.
 _CLAMPS = ("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0")
 _CLOSED = {aten.gt.Scalar: aten.ge.Scalar, aten.lt.Scalar: aten.le.Scalar}
@@ -47,6 +50,9 @@ def recorded(
         if dropout and values[0].dtype in (torch.float16, torch.bfloat16):
             instead = "cuDNN's attention, with other bits: expected dropout in sixteenths"
             raise located(where, _differs(f"'{func}' with dropout {dropout:g}", device, instead))
+    if func in _PADS and device.type == "cpu" and _by_channels(values[0]):
+        instead = "one that gives it row-major: expected a contiguous image"
+        raise located(where, _differs(f"'{func}' of an image by channels", device, instead))
     node = torch._C._current_autograd_node()
     name = "" if node is None else node.name()
     if what := _OTHER_FORMULAS.get(name):
@@ -56,6 +62,10 @@ def recorded(
             raise located(where, _differs("the backward of clamp", device, "another at the bounds"))
         return _CLOSED[func]
     return func
+
+
+def _by_channels(image: torch.Tensor) -> bool:
+    return image.dim() == 4 and suggest_memory_format(image) is torch.channels_last
 
 
 def _differs(what: str, device: Device, instead: str) -> str:
