@@ -281,6 +281,22 @@ def test_group_norm_of_a_version(
 
 
 @pytest.mark.parametrize("device", [{}, H100])
+def test_group_norm_of_a_version_that_is_not_known(device: dict[str, Any], tmp_path: Path) -> None:
+    """And of 2.11 where code calls the operator itself, which copies nothing."""
+
+    def norm(x: Tensor) -> Tensor:
+        one = torch.ones(4, device=x.device)
+        return torch.native_group_norm(x, one, one, 2, 4, 32, 2, 1e-5)[0]
+
+    options: dict[str, Any] = {"kwargs": {"x": torch.ones(2, 4, 4, 8)}, **device}
+    options["path"] = tmp_path / "model.pt"
+    for body, version in ((lambda x: F.group_norm(x, 2), "2.13"), (norm, "2.11")):
+        capture(Asking(lambda x, body=body: body(x) * x), torch_version=version, **options)
+        with pytest.raises(CaptureError, match=r"native_group_norm_backward.* a copy in another"):
+            capture(Asking(body), torch_version=version, **options)
+
+
+@pytest.mark.parametrize("device", [{}, H100])
 def test_gradients_of_a_version(device: dict[str, Any], tmp_path: Path) -> None:
     """At a bound, clamp has the gradient 1 before 2.15, and 0 since."""
 

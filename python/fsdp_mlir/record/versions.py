@@ -2,8 +2,8 @@
 
 A capture has the operators that the installed PyTorch chooses. Those of about 230 modules,
 functions and losses, with their backward, were compared between 2.11 and 2.15 on fake tensors of
-the CPU, sm_80 and sm_90, in three dtypes. What differs in bits is here, group norm in
-view/device.py.
+the CPU, sm_80 and sm_90, in three dtypes. What differs in bits is here, and in view/device.py
+how group norm of 2.11 is followed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _OTHER_ATTENTION = (
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
 )
+_GROUP_NORMS = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
 #: Of an image laid out by channels, row-major before.
 _PADS = (aten.reflection_pad2d.default, aten.replication_pad2d.default)
 #: Nodes of autograd whose gradients where a number is the bound are others: 1 before, 0 since.
@@ -50,6 +51,9 @@ def recorded(
         if dropout and values[0].dtype in (torch.float16, torch.bfloat16):
             instead = "cuDNN's attention, with other bits: expected dropout in sixteenths"
             raise located(where, _differs(f"'{func}' with dropout {dropout:g}", device, instead))
+    if func in _GROUP_NORMS and _is_copied_before(func, values, device):
+        instead = "a copy in another layout: expected contiguous data"
+        raise located(where, _differs(f"'{func}' of this layout", device, instead))
     if func in _PADS and device.type == "cpu" and _by_channels(values[0]):
         instead = "one that gives it row-major: expected a contiguous image"
         raise located(where, _differs(f"'{func}' of an image by channels", device, instead))
@@ -64,6 +68,16 @@ def recorded(
     return func
 
 
+def _is_copied_before(func: OpOverload, values: list[Any], device: Device) -> bool:
+    """Whether group norm copied one of the tensors that it has here, before it had NHWC kernels on
+    a GPU, and for gradients that are laid out otherwise than the input."""
+    if func is aten.native_group_norm.default:
+        return device.type == "cuda" and not values[0].is_contiguous()
+    grad, image = values[:2]
+    layout = torch.contiguous_format if device.type == "cuda" else suggest_memory_format(image)
+    return not grad.is_contiguous(memory_format=layout)
+
+
 def _by_channels(image: torch.Tensor) -> bool:
     return image.dim() == 4 and suggest_memory_format(image) is torch.channels_last
 
@@ -73,5 +87,5 @@ def _differs(what: str, device: Device, instead: str) -> str:
     asked = "" if device.version == COMPARED[0] else f" (what {device.torch} takes is not known)"
     return (
         f"{what} is what torch {new} takes; torch {old} takes {instead}{asked}, or a capture for "
-        f"the installed version"
+        "the installed version"
     )
