@@ -161,8 +161,8 @@ class Runner:
         try:
             self.run_all(items)
         finally:
-            for weights, _ in self.written.values():
-                weights.unlink(missing_ok=True)
+            for weights in self.setup.out.glob("*/weights.safetensors"):
+                weights.unlink()
 
     def run_all(self, items: list[Planned]) -> None:
         for case, group in itertools.groupby(

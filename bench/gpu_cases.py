@@ -92,6 +92,7 @@ class Case:
     @property
     def parameters(self) -> int:
         """Of a Llama."""
+        assert self.model == "llama"
         dim, hidden = self.sizes["dim"], self.sizes["hidden"]
         block = 4 * dim * dim + 3 * dim * hidden + 2 * dim
         return self.sizes["layers"] * block + dim + 2 * self.sizes["vocab"] * dim

@@ -147,7 +147,8 @@ def test_an_unknown_name_costs_no_build(host: Host) -> None:
         (
             "--only trace --cases llama-2-fp32",
             "--cases: expected one of llama-1-fp32, llama-1-fp32-sm_90, llama-1-bf16, "
-            "llama-1-bf16-sm_90, llama-1-bf16-products-sm_90, gpt-1-fp32-sm_90, ",
+            "llama-1-bf16-sm_90, llama-1-bf16-products-sm_90, gpt-1-fp32-sm_90, gpt-1-bf16-sm_90, "
+            "convnet-1-fp32-sm_90, convnet-1-bf16-sm_90, got llama-2-fp32",
         ),
         (
             "--cases llama-1-fp32 --sides eager",
