@@ -188,6 +188,53 @@ def test_a_number_of_each_call_that_code_reads(job: Job) -> None:
     assert captured == 0 and others[0][:2] == numbers[0][:2] and others != numbers
 
 
+def test_variables_of_the_process_that_no_step_reads(job: Job) -> None:
+    """As those that from_pretrained reads, of every model of transformers."""
+    job.before("Block.note = lambda self: (os.environ['RANK'], os.getenv('MASTER_PORT'))")
+    captured, numbers, _ = job.run()
+    assert (captured, len(job.entries())) == (1, 2)
+    assert job.run()[:2] == (0, numbers)
+
+
+PRETRAINED = """
+import os, sys
+import fsdp_mlir, torch
+from fsdp_mlir.frontdoor import planning
+from transformers import GPT2Config, GPT2LMHeadModel
+
+captures = []
+capture = planning.capture
+planning.capture = lambda *args, **kwargs: captures.append(1) or capture(*args, **kwargs)
+torch.manual_seed(0)
+sizes = dict(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+for block in model.transformer.h:
+    fsdp_mlir.fully_shard(block)
+fsdp_mlir.fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+cache = os.path.join(os.path.dirname(__file__), "cache")
+step = fsdp_mlir.compile(model, optimizer=optimizer, cache=cache, fallback="error")
+tokens = torch.arange(16).view(2, 8)
+loss = step(input_ids=tokens, labels=tokens).item()
+print(len(captures), loss, file=sys.stderr)
+os._exit(0)
+"""
+
+
+def test_a_model_of_transformers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PRETRAINED)
+    lines = []
+    for _ in range(2):
+        statuses, errors = run_script(script, 2)
+        assert statuses == [0, 0], errors
+        lines.append([text.splitlines()[-1].split() for text in errors])
+    first, second = lines
+    assert [captures for captures, _ in first] == ["1", "1"]
+    assert [captures for captures, _ in second] == ["0", "0"]
+    assert [loss for _, loss in first] == [loss for _, loss in second]
+
+
 # After rank 0 has found the entry, another process removes it. How often the ranks capture then.
 GONE = {
     "before_all_ranks_have_read_it": ("PlanCache.captured", 1),
@@ -345,6 +392,10 @@ UNKEPT = {
         "helper.shift = lambda x: x + len(path.read_text())",
         "before.txt', which may change",
     ),
+    "variable_of_the_process": (
+        "import helper\nhelper.shift = lambda x: x + len(os.environ['MASTER_PORT'])",
+        "reads '$MASTER_PORT', which may change",
+    ),
     "late_import": (
         "import helper\n"
         "import pathlib\n"
@@ -370,7 +421,10 @@ def test_what_cannot_be_told_is_not_kept(job: Job, name: str) -> None:
 
 def test_ranks_that_differ_capture(job: Job) -> None:
     job.before("model.rank = rank")
-    assert job.run()[0] == 1
+    captured, _, lines = job.run()
+    assert captured == 1
+    (line,) = [line for line in lines if "is not kept" in line]
+    assert "what decides the step is not the same on rank 1 as on rank 0" in line
     assert len(job.entries()) == 1
 
 

@@ -3,7 +3,8 @@
 That is the code (of every module that is loaded by its file, and of the classes and functions of
 the model as they are now), the model's Python state with what its code reads from outside
 (python_state.py, outside.py), the form of its tensors, the settings of PyTorch, and the
-environment. The data of tensors is not part of it.
+environment, except what each process has of its own: plan_cache keeps no step that reads that
+(process_reads.py). The data of tensors is not part of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_mlir.frontdoor.library_code import LibraryCode
+from fsdp_mlir.frontdoor.process_reads import is_of_process
 from fsdp_mlir.frontdoor.telling import ADDRESS, Teller, Untold
 from fsdp_mlir.modules import outside
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, STATE_DICT_HOOKS
@@ -40,15 +42,6 @@ _ASKED: dict[str, Callable[[], Any]] = {
     "is_available": torch.cuda.is_available,
     "device_count": torch.cuda.device_count,
 }
-
-# What launchers and shells set for each process, run or job.
-_OF_PROCESS = {
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
-    *("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "WORLD_SIZE", "HOSTNAME"),
-    *("OMP_NUM_THREADS", "PWD", "OLDPWD", "SHLVL", "_", "TERM", "LINES", "COLUMNS", "TMPDIR"),
-    *("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "FSDP_MLIR_CACHE"),
-}
-_OF_JOB = ("TORCHELASTIC_", "SLURM_", "PBS_", "LSB_", "SSH_", "XDG_", "KUBERNETES_", "PMI", "OMPI_")
 
 # Attributes and globals with hooks by their ids.
 _BY_ID = {*GLOBAL_HOOKS, *(name for name in OF_MODULES if "_hooks" in name)}
@@ -165,7 +158,7 @@ def _with_numbered_hooks(
 
 def _environment() -> Iterator[str]:
     for name, value in sorted(os.environ.items()):
-        if name not in _OF_PROCESS and not name.startswith(_OF_JOB):
+        if not is_of_process(name):
             yield f"variable {name}={value}"
 
 
@@ -198,8 +191,11 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     state = PythonState.of(model, loss)
     first_at: dict[int, str] = {}
     leaves = _with_numbered_hooks(state.leaves, model, loss)
+    # Its variables are told one by one (_environment).
+    environment = tuple(p.label for p in reached.places if p.owner is vars(os.environ))
+    variables = tuple(f"{label}[" for label in environment)
     for path, (kind_of_leaf, value) in sorted(leaves.items()):  # sets have no order
-        if any(key in path for key in _SKIPPED):
+        if path.startswith(variables) or any(key in path for key in _SKIPPED):
             continue
         if ADDRESS in path:
             raise Untold(f"'{path}' is an item of a set or the key of a dict")
@@ -213,6 +209,8 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
         else:
             yield f"{kind_of_leaf} {path} {value}"
     for path, keys in sorted(state.orders.items()):
+        if path in environment:
+            continue
         if path.rpartition(".")[2] not in _BY_ID and not any(key in path for key in _SKIPPED):
             yield f"order {path} {keys}"
     for found in outside.code(model, loss):
@@ -221,6 +219,8 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
         yield f"module {name} {teller.class_(type(module))} {teller.told(vars(module), name)}"
     for place in sorted(reached.held, key=lambda place: place.label):
         value = place.value()
+        if value is os.environ:
+            continue
         called.append(value)
         tell = teller.of_library if place.library else teller.told
         yield f"held {place.label} {tell(value, place.label)}"

@@ -72,7 +72,7 @@ class PlanCache:
         try:
             code = identity.identity(self._model, self._loss, inputs, self.imported)
         except Untold as error:
-            self._warn(str(error))
+            self.warn(str(error))
             return ""
         tools = []
         # fsdp-opt is linked anew with every change but those of what it loads.
@@ -149,25 +149,25 @@ class PlanCache:
     def add(self, key: str, source: Path, captured: Captured) -> None:
         """Keeps the files of `source`."""
         if captured.relied_on:
-            self._warn("the values of an input, a buffer or a constant decide what the step is")
+            self.warn("the values of an input, a buffer or a constant decide what the step is")
             return
         if captured.left or captured.unsettled:
-            self._warn("forward changes what the model keeps in Python")
+            self.warn("forward changes what the model keeps in Python")
             return
         if captured.others.called:
-            self._warn("it calls another model that fully_shard was called on")
+            self.warn("it calls another model that fully_shard was called on")
             return
-        if captured.files:
-            self._warn(f"the step reads '{captured.files[0]}', which may change")
+        if captured.reads:
+            self.warn(f"the step reads '{captured.reads[0]}', which may change")
             return
         new = sorted(self.imported)
         if late := next(_own_modules(new), ""):
             # What its code reads was not there to be described.
-            self._warn(f"the step is the first to import '{late}'")
+            self.warn(f"the step is the first to import '{late}'")
             return
         if captured.operators or captured.kernels:
             # Only the dispatcher knows their kernels, and what these read.
-            self._warn("it calls operators of other libraries")
+            self.warn("it calls operators of other libraries")
             return
         by_tensor = {id(tensor): path for path, tensor in self._places().items()}
         slots = [id(slot) for each in captured.outputs for slot in each.slots]
@@ -182,12 +182,12 @@ class PlanCache:
             elif id(tensor) in by_tensor:
                 kinds[name], places[name] = "attribute", by_tensor[id(tensor)]
             else:
-                self._warn(f"a tensor of shape {list(tensor.shape)} is no attribute")
+                self.warn(f"a tensor of shape {list(tensor.shape)} is no attribute")
                 return
         try:
             outputs = [each.record() for each in captured.outputs]
         except NotImplementedError as error:
-            self._warn(str(error))
+            self.warn(str(error))
             return
         names = [path.name for path in source.iterdir() if path.name in _KEPT]
         entry = {
@@ -209,7 +209,7 @@ class PlanCache:
         try:
             self._write(key, source, names, json.dumps(entry))
         except OSError as error:
-            self._warn(str(error))
+            self.warn(str(error))
 
     def _write(self, key: str, source: Path, names: list[str], entry: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -254,7 +254,8 @@ class PlanCache:
         """The tensors that are attributes of the model, by their paths."""
         return PythonState.of(self._model, self._loss).tensors()
 
-    def _warn(self, why: str) -> None:
+    def warn(self, why: str) -> None:
+        """Once, that no plan is kept."""
         if not self._warned:
             warn(f"the plan is not kept in '{self._folder}': {why}")
         self._warned = True

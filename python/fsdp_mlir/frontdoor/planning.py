@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.archive.fingerprint import Fingerprint, first_difference
 from fsdp_mlir.capture.capture import capture
-from fsdp_mlir.frontdoor import files_read
+from fsdp_mlir.frontdoor import process_reads
 from fsdp_mlir.frontdoor.plain_model import plain
 from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others
@@ -35,7 +35,7 @@ class Captured:
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
     `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers` and `taken` are those of its
-    CaptureSummary. `files`: what the step read from there."""
+    CaptureSummary. `reads`: what the step read of the process (process_reads.py)."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -52,7 +52,7 @@ class Captured:
     others: Others = field(default_factory=Others)
     numbers: Taken = field(default_factory=Taken)
     taken: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Recipe:
         policy.write_text(self.policy)
         outputs = Outputs(keeps=self.keeps_outputs), Outputs(keeps=self.keeps_outputs)
         seen = shown(self.model)
-        with plain(self.model, values), _noting_warnings() as warned, files_read.noted() as files:
+        with plain(self.model, values), _noting_warnings() as warned, process_reads.noted() as read:
             done = capture(
                 self.model,
                 self.args,
@@ -106,7 +106,7 @@ class Recipe:
             done.others,
             done.numbers,
             done.taken,
-            tuple(dict.fromkeys(files)),
+            tuple(dict.fromkeys(read)),
         )
         return captured, own
 

@@ -304,7 +304,13 @@ class Plans:
                 return cache.key(inputs, policy, self._rendezvous.world_size)
 
         key, keys = self.together(make, str)
-        return str(key) if len(set(keys)) == 1 else ""
+        if "" in keys:  # a rank has said why
+            return ""
+        other = next((rank for rank, each in enumerate(keys) if each != keys[0]), None)
+        if other is not None:
+            cache.warn(f"what decides the step is not the same on rank {other} as on rank 0")
+            return ""
+        return str(key)
 
     def _captured(self, request: Request, text: str, key: str, stack: ExitStack) -> _Files:
         """Captures the model; the files are there until the end of `stack`."""
