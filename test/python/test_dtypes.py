@@ -85,6 +85,15 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "complex128": lambda h: (h.to(torch.complex128) * 1j).abs(),
     "fft": lambda h: torch.fft.irfft(torch.fft.rfft(h)),
     "bool": lambda h: h.softmax(-1).masked_fill(torch.ones(4, dtype=torch.bool), 0.5) * h,
+    "bool_scatter": lambda h: (
+        h * torch.ones(2, 4, dtype=torch.bool).scatter(-1, torch.tensor([[1], [3]]), False)
+    ),
+    "bool_scatter_in_place": lambda h: (
+        h * torch.zeros(2, 4, dtype=torch.bool).scatter_(-1, torch.tensor([[1], [3]]), True)
+    ),
+    "bool_index_fill": lambda h: (
+        h * torch.ones(2, 4, dtype=torch.bool).index_fill(1, torch.tensor([0, 2]), False)
+    ),
     "memory_format": lambda h: h.view(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
     "lists": lambda h: h.sum([0, 1]) + h[:, None, [True, False, True, True]].sum(),
     "number_first": lambda h: (

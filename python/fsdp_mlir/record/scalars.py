@@ -25,6 +25,8 @@ _BOOL_RESULT = {
     aten.fill,
     aten.full_like,
     aten.constant_pad_nd,
+    aten.scatter,
+    aten.index_fill,
 }
 
 # Of PyTorch's wrapped numbers.
