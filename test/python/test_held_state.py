@@ -23,6 +23,7 @@ import pytest
 import torch
 from fsdp_mlir.modules.python_state import PythonState
 from torch import Tensor, nn
+from transformers.pytorch_utils import compile_compatible_method_lru_cache
 from twins import Twins
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
@@ -386,6 +387,11 @@ def memo() -> Tensor:
     return triangle()
 
 
+@compile_compatible_method_lru_cache(maxsize=8)
+def librarys_memo() -> Tensor:
+    return triangle()
+
+
 def default(known: dict[str, Tensor] = {}) -> Tensor:  # noqa: B006
     return known.setdefault("", triangle()) if not known else known[""]
 
@@ -416,6 +422,7 @@ class Kept:
 
 KEEPERS: dict[str, Callable[[], Callable[[], Tensor]]] = {
     "a memo": lambda: lambda: memo(),
+    "a memo of a library's decorator": lambda: lambda: librarys_memo(),
     "a default argument": lambda: lambda: default(),
     "a function's attribute": lambda: lambda: attribute(),
     "a class's dict": lambda: Helper().get,
@@ -439,6 +446,9 @@ class Masking(Base):
 def _nothing_kept() -> Iterator[None]:
     yield
     memo.cache_clear()
+    for cell in librarys_memo.__closure__:
+        if isinstance(cell.cell_contents, functools._lru_cache_wrapper):
+            cell.cell_contents.cache_clear()
     default.__defaults__[0].clear()
     vars(attribute).clear()
     Helper.known.clear()

@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fsdp_mlir.modules.hooks import HOOKS
+from fsdp_mlir.modules.memos import Memo
 from fsdp_mlir.modules.names import (
     chains,
     names_held,
@@ -422,8 +423,8 @@ class Search:
             self._look_into_wrapper(function)
 
     def _look_into_wrapper(self, function: FunctionType) -> None:
-        """A library's function, such as one of functools.singledispatch: the functions that were
-        given to it."""
+        """A library's function, such as one of functools.singledispatch, or a decorator's: the
+        functions that were given to it, and what it keeps of their calls."""
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             content = Place(cell, name, name).value()
@@ -433,6 +434,8 @@ class Search:
                 self._add(cell, name, f"{function.__qualname__}.{name}")
             for each in found:
                 self._add_function(each)
+            if isinstance(content, Memo):
+                self._add(cell, name, f"{function.__qualname__}.{name}")
 
     def _look_into(self, function: FunctionType) -> None:
         names = set(names_in(function.__code__))
