@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 import tempfile
 import warnings
@@ -23,6 +24,7 @@ import torch
 import zoo_models
 from harness import ADAMW, Captured, Case, Model, run_plan, run_reference, write_config
 from safetensors.torch import save_file
+from zoo_rows import BY_KEY
 
 WORLD = 2
 STEPS = 3
@@ -93,6 +95,20 @@ def compare(key: str, folder: Path) -> Outcome:
     return Outcome(key, "equal")
 
 
+_ROW = re.compile(r"\| (\S+) \| (\S+) \| (equal|refused|different|not with FSDP2) \| (.*) \|")
+
+
+def written(path: Path) -> list[Outcome]:
+    """The outcomes on a page, of architectures that there still are."""
+    rows = [_ROW.fullmatch(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found = [row.groups() for row in rows if row is not None]
+    return [
+        Outcome(f"{name}-{task}", verdict, detail.strip().replace("\\|", "|"))
+        for name, task, verdict, detail in found
+        if f"{name}-{task}" in BY_KEY
+    ]
+
+
 def page(outcomes: list[Outcome]) -> str:
     """docs/models.md."""
     verdicts = ("equal", "refused", "different", "not with FSDP2")
@@ -114,7 +130,7 @@ def page(outcomes: list[Outcome]) -> str:
         "| --- | --- | --- | --- |",
     ]
     for outcome in outcomes:
-        row = zoo_models.BY_KEY[outcome.key]
+        row = BY_KEY[outcome.key]
         detail = outcome.detail.replace("|", "\\|")
         lines.append(f"| {row.name} | {row.task} | {outcome.verdict} | {detail} |")
     return "\n".join(lines) + "\n"
@@ -122,20 +138,23 @@ def page(outcomes: list[Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, help="write the page here")
+    parser.add_argument(
+        "--write", type=Path, help="write the page here; of other architectures it stays as it is"
+    )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="architectures; default: all")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     outcomes = []
-    for key in options.keys or list(zoo_models.BY_KEY):
+    for key in options.keys or list(BY_KEY):
         with tempfile.TemporaryDirectory() as folder:
             outcome = compare(key, Path(folder))
         print(f"{key}: {outcome.verdict} {outcome.detail}".rstrip(), flush=True)
         outcomes.append(outcome)
     if options.write:
-        options.write.write_text(page(outcomes))
+        every = {each.key: each for each in [*written(options.write), *outcomes]}
+        options.write.write_text(page([every[key] for key in BY_KEY if key in every]))
     return int(any(outcome.verdict == "different" for outcome in outcomes))
 
 

@@ -1,21 +1,20 @@
-"""The architectures of transformers and torchvision that the zoo trains, in tiny configurations.
+"""The models of the zoo, in tiny configurations, and their inputs.
 
-Each row of ARCHITECTURES is built by its library's own classes: sizes are cut down by the
-configuration's keys alone. Both sides of a comparison import `build`.
+Each row of ARCHITECTURES (zoo_rows.py) is built by its library's own classes: sizes are cut down by
+the configuration's keys alone. Both sides of a comparison import `build`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo_rows import BY_KEY, IMAGE, IMAGE_TOKEN, TASKS, VOCAB, Task
 
-VOCAB = 64
 CLASSES = 2
-IMAGE = 64  # pixels a side, of torchvision's
 
 # Keys of transformers' configurations that make a model small, where it has them.
 _TINY: dict[str, Any] = {
@@ -64,96 +63,32 @@ _TINY: dict[str, Any] = {
     "layerdrop": 0.0,
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
-}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A model type of transformers, or a factory of torchvision.models.
-
-    `task` says what it is trained on: causal, masked and seq2seq text, image, audio (waveforms),
-    or torchvision (images). `changes` are further keys of the configuration, or
-    arguments of the factory.
-    """
-
-    name: str
-    task: str
-    changes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}-{self.task}"
-
-
-def _rows(task: str, names: str, **changes: Any) -> list[Architecture]:
-    return [Architecture(name, task, changes) for name in names.split()]
-
-
-ARCHITECTURES = [
-    *_rows(
-        "causal",
-        "llama mistral ministral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 gpt2 gpt_neo "
-        "gpt_neox gptj opt bloom falcon mpt stablelm starcoder2 olmo olmo2 olmo3 cohere cohere2 "
-        "granite glm glm4 persimmon codegen biogpt xglm ctrl openai-gpt gpt_bigcode nemotron "
-        "helium smollm3 ernie4_5 exaone4 seed_oss arcee apertus diffllama hunyuan_v1_dense "
-        "jais2 nanochat modernbert-decoder bitnet mamba falcon_mamba",
-    ),
-    *_rows(
-        "masked",
-        "bert roberta albert distilbert electra deberta deberta-v2 mpnet camembert xlm-roberta "
-        "layoutlm squeezebert mobilebert convbert roformer nystromformer fnet ernie rembert ibert "
-        "megatron-bert modernbert data2vec-text eurobert esm longformer big_bird "
-        "roberta-prelayernorm luke mra yoso",
-    ),
-    *_rows(
-        "seq2seq",
-        "bart mbart pegasus m2m_100 blenderbot blenderbot-small led plbart mvp "
-        "bigbird_pegasus fsmt pegasus_x",
-    ),
-    *_rows("seq2seq", "t5 mt5 umt5 longt5 switch_transformers", decoder_start_token_id=1),
-    *_rows("seq2seq", "marian", decoder_vocab_size=VOCAB),
-    *_rows(
-        "image",
-        "vit beit resnet regnet mobilenet_v1 mobilenet_v2 "
-        "mobilevit poolformer dinov2 dinov2_with_registers "
-        "data2vec-vision focalnet ijepa vit_msn cvt bit swiftformer "
-        "hgnet_v2 textnet",
-    ),
-    *_rows(
-        "image", "swin swinv2", embed_dim=16, depths=[2], num_heads=[2], window_size=2, patch_size=4
-    ),
-    *_rows("image", "convnext convnextv2", hidden_sizes=[16, 32], depths=[2, 2], num_stages=2),
-    *_rows(
-        "image",
-        "pvt_v2 segformer",
-        hidden_sizes=[16, 32],
-        depths=[2, 2],
-        num_encoder_blocks=2,
-        num_attention_heads=[1, 2],
-    ),
-    *_rows(
-        "audio",
-        "wav2vec2 hubert unispeech unispeech-sat wavlm data2vec-audio sew sew-d",
-        apply_spec_augment=False,  # its spans are drawn by NumPy
-    ),
-    *_rows(
-        "torchvision",
-        "resnet18 resnet50 vgg11_bn densenet121 mobilenet_v2 mobilenet_v3_small efficientnet_b0 "
-        "convnext_tiny swin_t swin_v2_t regnet_y_400mf squeezenet1_1 shufflenet_v2_x0_5 "
-        "mnasnet0_5 alexnet wide_resnet50_2 resnext50_32x4d",
-    ),
-    *_rows("torchvision", "vit_b_16", image_size=IMAGE),
-    *_rows("torchvision", "maxvit_t", input_size=(224, 224)),
-]
-
-BY_KEY = {architecture.key: architecture for architecture in ARCHITECTURES}
-
-_AUTO = {
-    "causal": "AutoModelForCausalLM",
-    "masked": "AutoModelForMaskedLM",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-    "image": "AutoModelForImageClassification",
-    "audio": "AutoModelForSequenceClassification",
+    # Mixtures of experts.
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    # State spaces.
+    "mamba_d_state": 8,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_expand": 2,
+    # Several modalities.
+    "projection_dim": 16,
+    "num_mel_bins": 16,
+    "max_source_positions": 32,
+    "max_target_positions": 32,
 }
 
 
@@ -168,6 +103,31 @@ class _Classifier(nn.Module):
         return F.cross_entropy(self.net(pixel_values), labels)
 
 
+class _Loss(nn.Module):
+    """A model of transformers with a loss made of its outputs, or with constant arguments."""
+
+    def __init__(self, net: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.net = net
+        self.task = task
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        output = self.net(**inputs, **self.task.constants)
+        if not self.task.squares:
+            return output.loss
+        return sum(x.square().mean() for x in _floats(output))
+
+
+def _floats(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() and output.requires_grad else []
+    if isinstance(output, dict):
+        output = output.values()
+    if not isinstance(output, str | Iterable):
+        return []
+    return [x for item in output for x in _floats(item)]
+
+
 def build(key: str) -> nn.Module:
     """The model in train mode, from seed 0."""
     architecture = BY_KEY[key]
@@ -180,16 +140,41 @@ def build(key: str) -> nn.Module:
     import transformers
 
     config = transformers.AutoConfig.for_model(architecture.name)
-    for name, value in _TINY.items():
-        if _takes(config, name) and name not in architecture.changes:
+    config = type(config)(**_tiny(config, architecture.changes))
+    for name, value in architecture.changes.items():  # some constructors pass over some
+        if name not in config.sub_configs:
             setattr(config, name, value)
-    for name, value in architecture.changes.items():
-        setattr(config, name, value)
-    if architecture.task == "audio":
-        auto = transformers.AutoModelForAudioClassification
+    task = TASKS[architecture.task]
+    if "*" in task.head:
+        family = transformers.MODEL_MAPPING[type(config)].__name__.removesuffix("Model")
+        model = getattr(transformers, task.head.replace("*", family))(config)
     else:
-        auto = getattr(transformers, _AUTO[architecture.task])
-    return auto.from_config(config).train()
+        model = getattr(transformers, task.head).from_config(config)
+    _reshape_scalars(model)
+    if task.squares or task.constants:
+        model = _Loss(model, task)
+    return model.train()
+
+
+def _reshape_scalars(model: nn.Module) -> None:
+    """FSDP2 takes no scalar parameters (the scale of contrastive losses): each becomes [1]."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.dim() == 0:
+                setattr(module, name, nn.Parameter(parameter.detach().reshape(1)))
+
+
+def _tiny(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that make a small configuration of this one's class."""
+    values = {key: value for key, value in _TINY.items() if _takes(config, key)}
+    for key in config.sub_configs:
+        inner = getattr(config, key, None)
+        if "model_type" in changes.get(key, {}):
+            values[key] = changes[key]
+        elif inner is not None:
+            values[key] = _tiny(inner, changes.get(key, {}))
+            values[key]["model_type"] = inner.model_type
+    return values | {key: value for key, value in changes.items() if key not in config.sub_configs}
 
 
 def _takes(config: Any, name: str) -> bool:
@@ -220,16 +205,29 @@ def batch(key: str, samples: int) -> dict[str, Tensor]:
     architecture = BY_KEY[key]
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(CLASSES, (samples,), generator=generator)
-    if architecture.task in ("image", "torchvision"):
+    if architecture.task == "torchvision":
         size, _ = architecture.changes.get("input_size", (IMAGE, IMAGE))
-        if architecture.task == "image":
-            size = 32
         pixels = torch.randn(samples, 3, size, size, generator=generator)
         return {"pixel_values": pixels, "labels": labels}
-    if architecture.task == "audio":
-        return {
-            "input_values": torch.randn(samples, 4000, generator=generator),
-            "labels": labels,
-        }
-    tokens = torch.randint(4, VOCAB, (samples, 16), generator=generator)
-    return {"input_ids": tokens, "labels": tokens.clone()}
+    inputs = {**TASKS[architecture.task].inputs, **architecture.inputs}
+    made: dict[str, Tensor] = {}
+    for name, spec in inputs.items():
+        if spec is None:
+            made[name] = made["input_ids"].clone()
+            continue
+        kind, shape = spec if isinstance(spec[0], str) else ("noise", spec)
+        size = (samples, *shape)
+        if kind == "noise":
+            made[name] = torch.randn(size, generator=generator)
+        elif kind == "tokens":
+            made[name] = torch.randint(4, VOCAB, size, generator=generator)
+        elif kind == "images":
+            made[name] = torch.randint(4, VOCAB, size, generator=generator)
+            made[name][:, : architecture.changes.get("image_seq_length", 4)] = IMAGE_TOKEN
+        elif kind == "classes":
+            made[name] = (
+                torch.randint(CLASSES, size, generator=generator) if shape else labels.clone()
+            )
+        else:
+            made[name] = torch.full(size, {"ones": 1, "fours": 4}[kind])
+    return made
