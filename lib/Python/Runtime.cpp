@@ -239,7 +239,7 @@ plan::Optimizer follow(plan::Optimizer settings, const py::dict &group) {
       value = group[key].cast<std::decay_t<decltype(value)>>();
   };
   take("lr", settings.lr);
-  if (settings.name == "plugin")
+  if (settings.isPlugin())
     return settings;
   std::pair betas(settings.beta1, settings.beta2);
   take("betas", betas);
@@ -263,7 +263,7 @@ py::list paramGroups(const OpenPlan &self) {
     const plan::Optimizer &o = settings[g];
     py::dict group;
     group["lr"] = o.lr;
-    if (o.name == "plugin") {
+    if (o.isPlugin()) {
       for (const auto &[name, value] : o.options)
         group[name.c_str()] = value;
     } else if (o.name == "sgd") {
@@ -275,7 +275,7 @@ py::list paramGroups(const OpenPlan &self) {
       group["eps"] = o.eps;
       group["amsgrad"] = o.amsgrad;
     }
-    if (o.name != "plugin") {
+    if (!o.isPlugin()) {
       group["weight_decay"] = o.weightDecay;
       group["maximize"] = o.maximize;
     }
@@ -292,21 +292,10 @@ py::list paramGroups(const OpenPlan &self) {
   return list;
 }
 
-} // namespace
+using Release = py::call_guard<py::gil_scoped_release>;
+using SessionClass = py::class_<OpenPlan, std::shared_ptr<OpenPlan>>;
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.doc() = "The runtime of fsdp-mlir: executes plans in this process.";
-  using Release = py::call_guard<py::gil_scoped_release>;
-
-  m.def("move_storage", [](const at::Tensor &tensor, const at::Tensor &memory) {
-    c10::StorageImpl *own = tensor.storage().unsafeGetStorageImpl();
-    std::memcpy(memory.mutable_data_ptr(), own->data(), own->nbytes());
-    auto *keep = new c10::Storage(memory.storage());
-    own->set_data_ptr_noswap(c10::DataPtr(
-        memory.mutable_data_ptr(), keep,
-        [](void *kept) { delete static_cast<c10::Storage *>(kept); },
-        memory.device()));
-  });
+void bindRendezvous(py::module_ &m) {
   py::class_<Rendezvous>(m, "Rendezvous")
       .def(py::init(
                [] { return std::make_unique<Rendezvous>(rankEnvironment()); }),
@@ -329,13 +318,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           },
           py::arg("text"), py::arg("seconds"), Release());
 
-  py::class_<StepResult>(m, "StepResult")
-      .def_readonly("loss", &StepResult::loss)
-      .def_readonly("learning_rate", &StepResult::learningRate)
-      .def_readonly("grad_norm", &StepResult::gradNorm)
-      .def_readonly("loss_scale", &StepResult::lossScale)
-      .def_readonly("skipped", &StepResult::skipped);
-
   py::class_<Agreement>(m, "Agreement")
       .def(py::init([](const std::string &comm, Rendezvous &rendezvous,
                        double seconds) {
@@ -345,8 +327,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("comm"), py::arg("rendezvous"), py::arg("deadline"),
            Release())
       .def("exchange", &Agreement::exchange, py::arg("word"), Release());
+}
 
-  py::class_<OpenPlan, std::shared_ptr<OpenPlan>>(m, "Session")
+/// Opening a plan, and what it says.
+SessionClass bindPlan(py::module_ &m) {
+  SessionClass session(m, "Session");
+  session
       .def(py::init<const std::string &, const std::string &,
                     const std::vector<std::string> &>(),
            Release())
@@ -359,11 +345,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("params", &params)
       .def_property_readonly("buffers", &buffers)
       .def_property_readonly("inputs", &inputs)
-      .def_property_readonly("loss_dtype",
-                             [](const OpenPlan &self) {
-                               return std::string(plan::dtypeName(
-                                   self.plan.values[self.plan.loss].dtype));
-                             })
+      .def_property_readonly("loss_dtype", [](const OpenPlan &self) {
+        return std::string(
+            plan::dtypeName(self.plan.values[self.plan.loss].dtype));
+      });
+  return session;
+}
+
+void bindTraining(SessionClass &session) {
+  session
       .def(
           "initialise",
           [](OpenPlan &self, uint64_t seed) {
@@ -413,7 +403,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
               return self.session->evaluate([&](int64_t) { return batch; });
             });
           },
-          Release())
+          Release());
+}
+
+/// Parameters, gradients and the optimizer's state, as tensors in the memory
+/// that the plan works in.
+void bindTensors(SessionClass &session) {
+  session
       .def("shard",
            [](OpenPlan &self, int32_t param) {
              return self.handOut(self.session->comm().shard(param));
@@ -443,14 +439,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                list.append(py::make_tuple(param, self.handOut(gradient)));
              return list;
            })
-      .def("optimizer_state",
-           [](OpenPlan &self, int32_t param) {
-             py::dict state;
-             for (const auto &[name, tensor] :
-                  self.session->optimizerState(param))
-               state[name.c_str()] = self.handOut(tensor);
-             return state;
-           })
+      .def("optimizer_state", [](OpenPlan &self, int32_t param) {
+        py::dict state;
+        for (const auto &[name, tensor] : self.session->optimizerState(param))
+          state[name.c_str()] = self.handOut(tensor);
+        return state;
+      });
+}
+
+/// What counts as steps go on.
+void bindProgress(SessionClass &session) {
+  session
       .def_property(
           "steps", [](const OpenPlan &self) { return self.session->steps(); },
           [](OpenPlan &self, int64_t steps) { self.session->setSteps(steps); })
@@ -484,8 +483,34 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("plan_hash", &OpenPlan::planHash)
       .def_property_readonly("param_groups", &paramGroups)
       .def_property_readonly("counts_steps", [](const OpenPlan &self) {
-        return self.plan.lrSchedule || self.plan.optimizer.name == "plugin";
+        return self.plan.lrSchedule || self.plan.optimizer.isPlugin();
       });
+}
 
+} // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "The runtime of fsdp-mlir: executes plans in this process.";
+  m.def("move_storage", [](const at::Tensor &tensor, const at::Tensor &memory) {
+    c10::StorageImpl *own = tensor.storage().unsafeGetStorageImpl();
+    std::memcpy(memory.mutable_data_ptr(), own->data(), own->nbytes());
+    auto *keep = new c10::Storage(memory.storage());
+    own->set_data_ptr_noswap(c10::DataPtr(
+        memory.mutable_data_ptr(), keep,
+        [](void *kept) { delete static_cast<c10::Storage *>(kept); },
+        memory.device()));
+  });
+  py::class_<StepResult>(m, "StepResult")
+      .def_readonly("loss", &StepResult::loss)
+      .def_readonly("learning_rate", &StepResult::learningRate)
+      .def_readonly("grad_norm", &StepResult::gradNorm)
+      .def_readonly("loss_scale", &StepResult::lossScale)
+      .def_readonly("skipped", &StepResult::skipped);
+
+  bindRendezvous(m);
+  SessionClass session = bindPlan(m);
+  bindTraining(session);
+  bindTensors(session);
+  bindProgress(session);
   bindCheckpoints(m);
 }

@@ -31,9 +31,9 @@ double optimizerPasses(const Optimizer &optimizer) {
   if (optimizer.name == "sgd")
     return (optimizer.momentum != 0 ? 5 : 3) +
            (optimizer.fused || optimizer.weightDecay == 0 ? 0 : 3);
-  if (optimizer.name == "plugin")
+  if (optimizer.isPlugin())
     return 5; // one state, as Lion's
-  if (optimizer.name == "external")
+  if (optimizer.isExternal())
     return 0; // not known
   double passes = optimizer.fused ? 7 : 20;
   return passes + (optimizer.amsgrad ? (optimizer.fused ? 2 : 3) : 0);

@@ -156,29 +156,31 @@ void finishOutput() {
                    std::strerror(errno));
 }
 
-} // namespace
+/// The command line, and what it asks for.
+class Command {
+public:
+  explicit Command(CLI::App &app);
 
-int main(int argc, char **argv) {
-  fsdp::reserveStandardStreams();
-  // At a limit of file sizes, the write fails, with an error that names the
-  // file.
-  std::signal(SIGXFSZ, SIG_IGN);
-  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
-  c10::initLogging();
-  CLI::App app("Shows, verifies and converts checkpoints. The form of a "
-               "checkpoint that is read is detected.\n"
-               "Exit status: 0 success, 1 the conversion failed, 2 bad input.");
-  app.require_subcommand(1);
+  /// Throws what is said on stderr.
+  void run();
+
+private:
   std::string from, to, form, mapPath;
   Context context;
-  auto *showing = app.add_subcommand(
+  CLI::App *showing, *verifying, *converting;
+  CLI::Option *seed, *samples;
+};
+
+Command::Command(CLI::App &app) {
+  app.require_subcommand(1);
+  showing = app.add_subcommand(
       "show", "verify a checkpoint, and print its tensors and values");
   showing->add_option("checkpoint", from, "its folder")->required();
-  auto *verifying = app.add_subcommand(
+  verifying = app.add_subcommand(
       "verify",
       "read all of a checkpoint: hashes, and that chunks tile tensors");
   verifying->add_option("checkpoint", from, "its folder")->required();
-  auto *converting =
+  converting =
       app.add_subcommand("convert", "write a checkpoint in another form");
   converting->add_option("from", from, "its folder")->required();
   converting->add_option("to", to, "a folder that is new or empty")->required();
@@ -194,19 +196,52 @@ int main(int argc, char **argv) {
                          "Hugging Face, with {} for a number");
   converting->add_option("--plan", context.planPath,
                          "the plan of the run, for native checkpoints");
-  auto *seed = converting
-                   ->add_option("--seed", context.start.seed,
-                                "with --to native: the seed to continue with, "
-                                "as for fsdp-run --seed")
-                   ->capture_default_str()
-                   ->check(wholeNumber(0, kMaxSeed));
-  auto *samples =
+  seed = converting
+             ->add_option("--seed", context.start.seed,
+                          "with --to native: the seed to continue with, "
+                          "as for fsdp-run --seed")
+             ->capture_default_str()
+             ->check(wholeNumber(0, kMaxSeed));
+  samples =
       converting
           ->add_option("--samples", context.start.samples,
                        "with --to native: samples already taken from the data; "
                        "by default as many as the plan takes in that many "
                        "steps")
           ->check(wholeNumber(0, kMaxCount));
+}
+
+void Command::run() {
+  for (const CLI::Option *option : {seed, samples})
+    if (option->count() > 0 && form != "native")
+      throw InputError(option->get_name() + ": expected --to native, got " +
+                       form);
+  if (!mapPath.empty())
+    context.names.emplace(mapPath);
+  if (!context.planPath.empty())
+    context.plan = fsdp::plan::readPlan(context.planPath);
+  if (showing->parsed())
+    show(from);
+  else if (verifying->parsed())
+    printLine(from + ": whole: " + summary(openCheckpoint(from, {})));
+  else
+    convert(from, to, form, context);
+  finishOutput();
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  fsdp::reserveStandardStreams();
+  // At a limit of file sizes, the write fails, with an error that names the
+  // file.
+  std::signal(SIGXFSZ, SIG_IGN);
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();
+  CLI::App app("Shows, verifies and converts checkpoints. The form of a "
+               "checkpoint that is read is detected.\n"
+               "Exit status: 0 success, 1 the conversion failed, 2 bad input.");
+  Command command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp &help) {
@@ -220,21 +255,7 @@ int main(int argc, char **argv) {
                   kExitBadInput);
   }
   try {
-    for (const CLI::Option *option : {seed, samples})
-      if (option->count() > 0 && form != "native")
-        throw InputError(option->get_name() + ": expected --to native, got " +
-                         form);
-    if (!mapPath.empty())
-      context.names.emplace(mapPath);
-    if (!context.planPath.empty())
-      context.plan = fsdp::plan::readPlan(context.planPath);
-    if (showing->parsed())
-      show(from);
-    else if (verifying->parsed())
-      printLine(from + ": whole: " + summary(openCheckpoint(from, {})));
-    else
-      convert(from, to, form, context);
-    finishOutput();
+    command.run();
   } catch (const InputError &error) {
     return report(error, kExitBadInput);
   } catch (const fsdp::plan::PlanError &error) {

@@ -244,6 +244,9 @@ struct Optimizer {
 
   bool operator==(const Optimizer &) const = default;
 
+  bool isPlugin() const { return name == "plugin"; }
+  bool isExternal() const { return name == "external"; }
+
   static constexpr auto fields() {
     return std::tuple(
         field("name", &Optimizer::name), field("lr", &Optimizer::lr),

@@ -16,7 +16,7 @@ int64_t numStates(const Optimizer &optimizer) {
     return optimizer.momentum != 0 ? 1 : 0;
   if (optimizer.name == "adam" || optimizer.name == "adamw")
     return optimizer.amsgrad ? 3 : 2;
-  return optimizer.name == "external" ? 1 : 0;
+  return optimizer.isExternal() ? 1 : 0;
 }
 
 class StaticMemory {

@@ -30,7 +30,7 @@ void Verifier::verifyOptimizer() {
     fail("P1", "expected optimizer \"adam\", \"adamw\", \"sgd\", \"plugin\" "
                "or \"external\", got " +
                    quote(name));
-  if ((name == "plugin") == plan.optimizer.library.empty())
+  if (plan.optimizer.isPlugin() == plan.optimizer.library.empty())
     fail("P1", "expected a library for optimizer \"plugin\" and for no other");
   for (const Optimizer &group : plan.paramGroups)
     if (group.name != name || group.library != plan.optimizer.library)

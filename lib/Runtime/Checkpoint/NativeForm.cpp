@@ -140,7 +140,7 @@ std::map<std::string, json> torchOptions(const plan::Plan &plan, int64_t step) {
   double factor = plan.lrSchedule ? plan.lrSchedule->factor(step) : 1;
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Optimizer &o = settings[groups[p]];
-    if (o.name == "plugin" || o.name == "external")
+    if (o.isPlugin() || o.isExternal())
       continue;
     std::vector<std::string> names = plan.params[p].aliases;
     names.push_back(plan.params[p].name);
@@ -264,8 +264,8 @@ private:
         from = alias;
     }
     take(param.name, from, param.spec);
-    if (settings.name == "plugin" || settings.name == "external" ||
-        !param.requiresGrad || param.unused) {
+    if (settings.isPlugin() || settings.isExternal() || !param.requiresGrad ||
+        param.unused) {
       // As they are, if the run was ours.
       std::string prefix = std::string(kState) + param.name + ".";
       for (auto it = state.tensors.lower_bound(prefix);

@@ -34,7 +34,7 @@ Interpreter::Interpreter(const plan::Plan &plan, Comm &comm, Device &device,
 }
 
 void Interpreter::createOptimizer(const plan::OptimizerStep &step) {
-  if (plan.optimizer.name == "external")
+  if (plan.optimizer.isExternal())
     return;
   std::vector<at::Tensor> shards;
   for (int32_t param : step.params)
@@ -198,7 +198,7 @@ void Interpreter::run(const plan::OptimizerStep &step) {
 
 void Interpreter::allocateGradients() {
   gradients.clear();
-  if (plan.optimizer.name != "external")
+  if (!plan.optimizer.isExternal())
     return;
   for (const plan::Instruction &instruction : plan.instructions)
     if (const auto *step = std::get_if<plan::OptimizerStep>(&instruction.kind))

@@ -30,9 +30,9 @@ std::string reasonOfOptimizer(const plan::Plan &plan) {
     return "offloaded units are updated on the host";
   if (plan.lrSchedule)
     return "the learning rate changes from step to step";
-  if (optimizer.name == "plugin")
+  if (optimizer.isPlugin())
     return "a plug-in optimizer runs on the host";
-  if (optimizer.name == "external")
+  if (optimizer.isExternal())
     return "the host takes the gradients";
   if (!optimizer.fused)
     return "optimizer \"" + optimizer.name +

@@ -94,7 +94,7 @@ std::string hashOfPlan(plan::Plan plan) {
 
 RunFiles::RunFiles(const RunOptions &options, bool first)
     : plan(openPlan(options)) {
-  if (plan.optimizer.name == "external")
+  if (plan.optimizer.isExternal())
     throw InputError(options.planPath +
                      ": the optimizer is \"external\", which the program that "
                      "hosts the runtime updates with; fsdp-run has none");

@@ -46,7 +46,7 @@ ShardedOptimizer::ShardedOptimizer(const std::vector<plan::Optimizer> &given,
     if (o.name == "sgd" && o.nesterov && (o.momentum <= 0 || o.dampening != 0))
       throw InputError("optimizer \"sgd\": expected a momentum and no "
                        "dampening with nesterov");
-  if (settings[0].name == "plugin")
+  if (settings[0].isPlugin())
     library.emplace(settings[0].library);
   auto settingsOf = [&](size_t shard) {
     return groupOf.empty() ? 0 : size_t(groupOf[shard]);
