@@ -74,10 +74,8 @@ class Case:
         config: dict[str, Any] = {
             "units": [{"match": UNITS}],
             "optimizer": OPTIMIZER,
-            "schedule": {"device": "h100"},
+            "schedule": {"device": "h100", "fuse": "exact" if self.arch else "none"},
         }
-        if self.arch:
-            config["schedule"]["fuse"] = "exact"
         if PRECISION[self.precision]:
             config["mixed_precision"] = PRECISION[self.precision]
         if self.memory:

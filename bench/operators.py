@@ -110,7 +110,14 @@ def measure(name: str, steps: int) -> Any:
     model, precision = MODELS[name]
     folder = ROOT / "out" / "operators" / re.sub(r"\W+", "-", name)
     captured = capture(model, folder, samples=8 * model.batch, precision=PRECISIONS[precision])
-    case = Case(model, ADAMW_FUSED, world=1, steps=steps, precision=PRECISIONS[precision])
+    case = Case(
+        model,
+        ADAMW_FUSED,
+        world=1,
+        steps=steps,
+        precision=PRECISIONS[precision],
+        training={"schedule": {"fuse": "none"}},
+    )
     plan, profile = compile_plan(captured, case, "profiled"), folder / "profile.json"
 
     def run() -> tuple[Counter[str], Counter[str]]:

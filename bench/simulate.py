@@ -202,7 +202,7 @@ activation_checkpoint:
   save: ["aten::mm/2", "aten::_scaled_dot_product_flash_attention_for_cpu"]
 optimizer: {name: adamw, lr: 3.0e-4, fused: true}
 clip_grad_norm: 1.0
-schedule: fsdp2
+schedule: {prefetch: fsdp2, reduce_scatters_in_flight: 1, fuse: none}
 """
 
 

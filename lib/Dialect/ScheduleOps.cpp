@@ -54,7 +54,7 @@ LogicalResult ScheduleOp::verify() {
       failed(expect("bucket", getBucket(),
                     {"unit", "parameter", "saturation", "optimal"})) ||
       failed(expect("memory", getMemory(), {"policy", "auto"})) ||
-      failed(expect("fuse", getFuse(), {"none", "exact"})))
+      failed(expect("fuse", getFuse(), {"none", "exact", "unproven"})))
     return failure();
   if (int64_t inFlight = getNumReducesInFlight(); inFlight < 1)
     return emitOpError("Schedule-1: expected at least one reduce-scatter in "

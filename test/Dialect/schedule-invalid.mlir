@@ -162,5 +162,5 @@ fsdp.program @stage_never_awaited(%l: tensor<f32>) -> tensor<f32> {
 
 // -----
 
-// expected-error @below {{Schedule-1: expected fuse "none", "exact", got: "fast"}}
+// expected-error @below {{Schedule-1: expected fuse "none", "exact", "unproven", got: "fast"}}
 fsdp.schedule {fuse = "fast"}

@@ -101,7 +101,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "accumulation": {"gradient_accumulation_steps": 2},
     "clipping": {"clip_grad_norm": {"max_norm": 0.5}},
     "scaler": {"grad_scaler": {"init_scale": 1024.0}},
-    "kernels": {"schedule": {"fuse": "exact"}},
+    "calls": {"schedule": {"fuse": "none"}},
     "fsdp2": {"schedule": "fsdp2"},
     "offload": {"cpu_offload": True},
 }

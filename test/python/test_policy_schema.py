@@ -110,7 +110,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "schedule.memory": ("auto", "schedule: {memory_budget: 1GiB, @}"),
     "schedule.memory_budget": ("1GiB",),
     "schedule.stage_checkpoints": ("true",),
-    "schedule.fuse": ("exact",),
+    "schedule.fuse": ("none",),
     "schedule.device": ("h100",),
 }
 

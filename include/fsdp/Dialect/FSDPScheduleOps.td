@@ -29,8 +29,9 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
       fit; a step that cannot fit is an error.
     - `stage_checkpoints`: the copies of a step's state for a checkpoint are
       instructions of the next step, and run beside its computation.
-    - `fuse`: `exact` runs chains of calls as kernels that give the same bits;
-      `none` runs each call by itself.
+    - `fuse`: `exact` runs chains of calls as kernels that give the same bits,
+      where those have been compared with ATen's; `unproven` also where they have
+      not; `none` runs each call by itself.
     - `device`: the device description that times and bytes come from: the name
       of one that fsdp-opt knows, or a YAML file.
 
@@ -48,7 +49,7 @@ def FSDP_ScheduleOp : FSDP_Op<"schedule"> {
                        DefaultValuedAttr<StrAttr, "\"policy\"">:$memory,
                        OptionalAttr<I64Attr>:$memory_budget,
                        DefaultValuedAttr<BoolAttr, "false">:$stage_checkpoints,
-                       DefaultValuedAttr<StrAttr, "\"none\"">:$fuse,
+                       DefaultValuedAttr<StrAttr, "\"exact\"">:$fuse,
                        DefaultValuedAttr<StrAttr, "\"cpu\"">:$device);
   let assemblyFormat = "attr-dict";
   let hasVerifier = 1;

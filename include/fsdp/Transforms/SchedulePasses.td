@@ -103,9 +103,11 @@ def StageCheckpoints
 def FuseCalls : LevelPass<"fsdp-fuse-calls", "Scheduled", "Scheduled"> {
   let summary = "Run chains of calls as one kernel each";
   let description = [{
-    If the schedule does not say `fuse = "exact"`, or the module does not say for
-    which GPU it was captured, the pass changes nothing.
-    Otherwise it outlines chains of element-wise calls into an `fsdp.kernel`
+    If the schedule says `fuse = "none"`, or the module does not say for which GPU
+    it was captured, the pass changes nothing. Nor does it with `fuse = "exact"`
+    if the program was captured for a processor or a version of PyTorch for which
+    the kernels' bits have not been compared with ATen's; a remark says so. With
+    `fuse = "unproven"` it does, and a warning says so. It outlines chains of element-wise calls into an `fsdp.kernel`
     each, and an `fsdp.fused` takes their place where the last of them stood.
     Equal chains, as those of equal layers, share one kernel.
 
@@ -117,8 +119,7 @@ def FuseCalls : LevelPass<"fsdp-fuse-calls", "Scheduled", "Scheduled"> {
     makes or writes what it reads.
 
     Remarks of category `fsdp-fuse` say what each kernel saves, and why a chain
-    ends where it does. A warning says that the kernels for a GPU have not been
-    compared with those of ATen for its architecture and version of PyTorch.
+    ends where it does.
   }];
 }
 

@@ -333,21 +333,35 @@ private:
   llvm::StringMap<KernelOp> kernels;
 };
 
-/// Kernels for GPUs have been compared with ATen's on one of them (fusion.md).
-void warnOfUnprovenBits(ModuleOp module) {
-  if (!isForGpu(module))
-    return;
+/// Why the kernels' bits are not known to be ATen's, or "" if they are. What
+/// has been compared, and how, is in fusion.md. A program that was not captured
+/// says nothing of where it runs.
+std::string whyUnproven(ModuleOp module) {
   auto from = module->getAttrOfType<DictionaryAttr>(capturedForAttrName);
-  StringRef arch = from.getAs<StringAttr>("arch"),
-            torch = from.getAs<StringAttr>("torch");
-  if (arch == "sm_90" && (torch == "2.11" || torch.starts_with("2.11.")))
-    return;
-  mlir::emitWarning(module.getLoc())
-      << "fsdp-fuse-calls: kernels were compared with ATen's for sm_90 under "
-         "torch 2.11 alone, not for "
-      << arch << " under torch " << torch
-      << ": compare them there (test/parity/kernel_bits.py), or leave out "
-         "`fuse`";
+  if (!from)
+    return "";
+  auto find = [&](StringRef key) {
+    auto value = from.getAs<StringAttr>(key);
+    return value ? value.getValue() : StringRef();
+  };
+  StringRef torch = find("torch");
+  auto isTorch = [&](StringRef release) {
+    return torch == release || torch.starts_with((release + ".").str());
+  };
+  if (isForGpu(module)) {
+    if (find("arch") == "sm_90" && isTorch("2.11"))
+      return "";
+    return ("kernels were compared with ATen's for sm_90 under torch 2.11 "
+            "alone, not for " +
+            find("arch") + " under torch " + torch)
+        .str();
+  }
+  if (isTorch("2.15"))
+    return "";
+  return ("kernels were compared with ATen's for the CPU under torch 2.15 "
+          "alone, not under torch " +
+          torch)
+      .str();
 }
 
 struct FuseCalls : mlir::fsdp::impl::FuseCallsBase<FuseCalls> {
@@ -356,10 +370,21 @@ struct FuseCalls : mlir::fsdp::impl::FuseCallsBase<FuseCalls> {
     ProgramOp step = getProgram(module);
     if (!step)
       return signalPassFailure();
-    if (getOrCreateSchedule(module).getFuse() == "none" ||
-        getKernelTargets(module).empty())
+    StringRef fuse = getOrCreateSchedule(module).getFuse();
+    if (fuse == "none" || getKernelTargets(module).empty())
       return;
-    warnOfUnprovenBits(module);
+    if (std::string why = whyUnproven(module); !why.empty()) {
+      if (fuse == "exact") {
+        if (auto message = remark::missed(
+                step.getLoc(),
+                remark::RemarkOpts::name("Unproven").category("fsdp-fuse")))
+          message << (why + ": nothing is fused without `fuse: unproven`");
+        return;
+      }
+      mlir::emitWarning(module.getLoc())
+          << "fsdp-fuse-calls: " << why
+          << ": compare them there (test/parity/kernel_bits.py)";
+    }
     Outliner outliner(module);
     for (ProgramOp program : {step, getEvaluationProgram(module)})
       if (program)
