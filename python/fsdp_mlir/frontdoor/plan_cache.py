@@ -123,6 +123,7 @@ class PlanCache:
                 assigned=assigned,
                 numbers=numbers,
                 taken=taken,
+                variables=frozenset(map(str, entry["variables"])),
             )
         if captured is not None:  # warnings may be errors, which are not the entry's
             for text in texts:
@@ -205,6 +206,7 @@ class PlanCache:
                 if (line := file_line(name, file := file_of(name))) is not None
             ],
             "files": {name: file_hash(source / name) for name in names},
+            "variables": sorted(captured.variables),
         }
         try:
             self._write(key, source, names, json.dumps(entry))

@@ -35,7 +35,8 @@ class Captured:
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
     `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers` and `taken` are those of its
-    CaptureSummary. `reads`: what the step read of the process (process_reads.py)."""
+    CaptureSummary. `reads` and `variables`: what the step read of the process
+    (process_reads.Reads)."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -53,6 +54,7 @@ class Captured:
     numbers: Taken = field(default_factory=Taken)
     taken: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
+    variables: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,11 @@ class Recipe:
         policy.write_text(self.policy)
         outputs = Outputs(keeps=self.keeps_outputs), Outputs(keeps=self.keeps_outputs)
         seen = shown(self.model)
-        with plain(self.model, values), _noting_warnings() as warned, process_reads.noted() as read:
+        with (
+            plain(self.model, values),
+            _noting_warnings() as warned,
+            process_reads.noted() as reads,
+        ):
             done = capture(
                 self.model,
                 self.args,
@@ -106,7 +112,8 @@ class Recipe:
             done.others,
             done.numbers,
             done.taken,
-            tuple(dict.fromkeys(read)),
+            tuple(dict.fromkeys(reads.others)),
+            frozenset(reads.variables),
         )
         return captured, own
 

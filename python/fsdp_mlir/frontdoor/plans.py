@@ -155,7 +155,7 @@ class Plans:
 
     def _snapshot(self, captured: Captured) -> Unchanged:
         with captured.others.sharded():
-            return Unchanged(self._model, self._loss, captured.kernels)
+            return Unchanged(self._model, self._loss, captured.kernels, captured.variables)
 
     def places(self) -> dict[str, Place]:
         """Those of numbers that code reads, by their names."""

@@ -1,5 +1,5 @@
-"""What a step reads while it is recorded that is no part of it: files and the like, and the
-variables of the environment that each process, run or job has of its own."""
+"""What a step reads of its process while it is recorded: files and the like, which are no part of
+it, and variables of the environment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 _PACKAGE = __name__.partition(".")[0]
 # Audit events of Python, whose first argument says what is read. What a library opens natively has
@@ -34,53 +36,75 @@ def is_of_process(variable: str) -> bool:
     return variable in _OF_PROCESS or variable.startswith(_OF_JOB)
 
 
+EVERY = "*"  # in place of a variable's name
+
+
+@dataclass
+class Reads:
+    """`others`: files and the like, and the variables that each process, run or job has of its own.
+    `variables`: the names of all variables; EVERY if code looked which there are."""
+
+    others: list[str] = field(default_factory=list)
+    variables: set[str] = field(default_factory=set)
+
+    def add(self, variable: str) -> None:
+        self.variables.add(variable)
+        if is_of_process(variable):
+            self.others.append(f"${variable}")
+
+
 class _Recording:
-    """What sees events and reads of variables; an audit hook stays as long as its process."""
+    """The hook that sees events; an audit hook stays as long as its process."""
 
     def __init__(self) -> None:
         self.thread = 0  # that records; none if zero
-        self.found: list[str] = []
+        self.reads = Reads()
         self.installed = False
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.thread or event not in _EVENTS or threading.get_ident() != self.thread:
             return
         if not _writes(event, arguments) and _is_of_the_step(sys._getframe(1)):
-            self.found.append(_named(arguments[0]))
+            self.reads.others.append(_named(arguments[0]))
 
     def read(self, variable: Any) -> None:
-        if not self.thread or threading.get_ident() != self.thread:
-            return
-        if not isinstance(variable, str) or not is_of_process(variable):
-            return
-        if _is_of_the_step(sys._getframe(2)):
-            self.found.append(f"${variable}")
+        """By the caller of the caller."""
+        if threading.get_ident() == self.thread and _is_of_the_step(sys._getframe(2)):
+            self.reads.add(os.fsdecode(variable) if isinstance(variable, bytes) else str(variable))
 
 
 _recording = _Recording()
 
 
 @contextmanager
-def noted() -> Iterator[list[str]]:
+def noted() -> Iterator[Reads]:
     """In the body, what Python code reads in this thread, except this package's and imports."""
     if not _recording.installed:
         sys.addaudithook(_recording.hook)
         _recording.installed = True
-    outer = _recording.thread, _recording.found
-    _recording.thread, _recording.found = threading.get_ident(), []
+    outer = _recording.thread, _recording.reads
+    _recording.thread, _recording.reads = threading.get_ident(), Reads()
     kind = type(os.environ)
-    get = kind.__getitem__
+    get, iterate, count = kind.__getitem__, kind.__iter__, kind.__len__
 
     def getitem(self: Any, variable: Any) -> Any:  # all ways to read a variable lead here
         _recording.read(variable)
         return get(self, variable)
 
-    kind.__getitem__ = getitem  # type: ignore[method-assign]
+    def iter_(self: Any) -> Any:
+        _recording.read(EVERY)
+        return iterate(self)
+
+    def len_(self: Any) -> int:
+        _recording.read(EVERY)
+        return count(self)
+
+    seen = {"__getitem__": getitem, "__iter__": iter_, "__len__": len_}
     try:
-        yield _recording.found
+        with mock.patch.multiple(kind, **seen):
+            yield _recording.reads
     finally:
-        kind.__getitem__ = get  # type: ignore[method-assign]
-        _recording.thread, _recording.found = outer
+        _recording.thread, _recording.reads = outer
 
 
 def _writes(event: str, arguments: tuple[Any, ...]) -> bool:

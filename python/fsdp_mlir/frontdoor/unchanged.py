@@ -7,7 +7,8 @@ in their memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import CellType, FunctionType
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.frontdoor.process_reads import EVERY
 from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, Read, Snapshot, same
 from fsdp_mlir.modules import hooks
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS, STATE_DICT_HOOKS
@@ -80,12 +82,20 @@ class _Shared:
 class Unchanged:
     """A snapshot of `model`, of `loss` if it is a module, and of what their code reads from
     outside, as they were when it was made or last `renewed`. `kernels` is code of theirs, too: that
-    of operators."""
+    of operators. `variables`: those of the environment that it reads (process_reads.Reads); code
+    that names os.environ may read others elsewhere."""
 
-    def __init__(self, model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        kernels: Sequence[FunctionType] = (),
+        variables: Collection[str] = (),
+    ) -> None:
         self._model = model
         self._loss = loss
         self._kernels = kernels
+        self._variables = frozenset(variables)
         self.renew()
 
     def renew(self) -> None:
@@ -103,7 +113,10 @@ class Unchanged:
         self._forwards = list(classes.items())
         self._globals = _global_hooks()
         found = reached(self._model, self._loss, self._kernels)
-        self._outside = [Read(place) for place in found.places]
+        self._outside = [
+            Read(place) for place in found.places if place.owner is not vars(os.environ)
+        ]
+        self._environment = self._environment_now()
         self._calls = Calls(found)
         # Modules may share a value, such as their model's configuration.
         once = {id(value): held for value, held in reversed(list(self._holding()))}
@@ -114,6 +127,11 @@ class Unchanged:
                     self._deep.append((each, inside))
                     break
         self._shared = list(self._sharing())
+
+    def _environment_now(self) -> dict[str, str | None]:
+        if EVERY in self._variables:
+            return dict(os.environ)
+        return {name: os.environ.get(name) for name in sorted(self._variables)}
 
     def _sharing(self) -> Iterator[_Shared]:
         """The buffers that the model holds under several names, or something else holds, too."""
@@ -169,7 +187,7 @@ class Unchanged:
             return False
         if not all(each.holds() for each in (*self._outside, *self._shared)):
             return False
-        if not self._calls.holds():
+        if not self._calls.holds() or self._environment_now() != self._environment:
             return False
         for held, before in self._deep:
             now = held.inside()
@@ -259,6 +277,11 @@ class Unchanged:
                 text = f"'{place.label}' is {_shown(place.value())}, the step was compiled with"
                 text = f"{text} {_shown(each.copy)}"
                 yield _Change(place.key, text, attribute=place.attribute)
+        now = self._environment_now()
+        for name in sorted(now.keys() | self._environment.keys()):
+            if now.get(name) != self._environment.get(name):
+                text = f"the variable {name} of the environment is not what it was"
+                yield _Change((id(os.environ), name), text)
         for each in self._shared:
             if not each.holds():
                 text = f"buffer '{each.name}' is not shared as when the step was compiled"
