@@ -37,10 +37,13 @@ SUBSET = [
     "gemma2-causal",
     "gpt2-causal",
     "mamba-causal",
+    "mixtral-causal",
     "deberta-v2-masked",
     "t5-seq2seq",
     "bart-seq2seq",
     "swin-image",
+    "dinov3_vit-image-encoder",
+    "clip-contrastive",
     "wav2vec2-audio",
     "shufflenet_v2_x0_5-torchvision",
 ]

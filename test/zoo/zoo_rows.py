@@ -415,9 +415,10 @@ ARCHITECTURES = [
     ),
     *_rows(
         "image-encoder",
-        "aimv2_vision_model mlcd_vision_model dinov3_vit clip_vision_model "
+        "aimv2_vision_model mlcd_vision_model clip_vision_model "
         "siglip_vision_model vitdet pixtral idefics3_vision radio pixio",
     ),
+    *_rows("image-encoder", "dinov3_vit", num_register_tokens=4),
     *_rows("image-encoder", "dinov3_convnext", hidden_sizes=[16, 32, 32, 32], depths=[1, 1, 2, 1]),
     *_rows(
         "image-encoder",
