@@ -107,9 +107,11 @@ def FuseCalls : LevelPass<"fsdp-fuse-calls", "Scheduled", "Scheduled"> {
     it was captured, the pass changes nothing. Nor does it with `fuse = "exact"`
     if the program was captured for a processor or a version of PyTorch for which
     the kernels' bits have not been compared with ATen's; a remark says so. With
-    `fuse = "unproven"` it does, and a warning says so. It outlines chains of element-wise calls into an `fsdp.kernel`
-    each, and an `fsdp.fused` takes their place where the last of them stood.
-    Equal chains, as those of equal layers, share one kernel.
+    `fuse = "unproven"` it does, and a warning says so.
+
+    The pass outlines chains of element-wise calls into an `fsdp.kernel` each, and
+    an `fsdp.fused` takes their place where the last of them stood. Equal chains,
+    as those of equal layers, share one kernel.
 
     A chain consists of calls with results of one shape, whose kernels of ATen
     round each element in one way that code can follow
