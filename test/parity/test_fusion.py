@@ -104,6 +104,7 @@ def weights_of(captured: Captured, plan: Path, case: Case, *options: Any, **env:
     return weights.read_bytes()
 
 
+@pytest.mark.exhaustive  # the other tests of parity have kernels, too
 @pytest.mark.parametrize(
     ("model", "precision"),
     [(LLAMA, {}), (LLAMA, BF16), (GPT2, {})],

@@ -171,7 +171,7 @@ def trained(
     return [test_numbers._plain(each) for each in results], lines, counted.count
 
 
-@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("fuse", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 @pytest.mark.parametrize(("compute", "change", "captures"), CASES)
 def test_a_number_of_each_call(compute: Any, change: Change, captures: int, fuse: bool) -> None:
     options: dict[str, Any] = {} if fuse else {"schedule": {"fuse": "none"}}

@@ -220,7 +220,9 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("loss", "calls", "captures"), CASES, ids=[f"{c[0].__name__}-{i}" for i, c in enumerate(CASES)]
 )
-@pytest.mark.parametrize("fuse", [False, True], ids=["", "fused"])
+@pytest.mark.parametrize(
+    "fuse", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["calls", ""]
+)
 def test_a_number_of_each_call(loss: Loss, calls: Any, captures: int, fuse: bool) -> None:
     options = {} if fuse else {"schedule": {"fuse": "none"}}
     got, lines, count = _results(loss, calls, compiled=True, **options)
