@@ -135,6 +135,8 @@ def main() -> None:
         train(arguments.side, arguments.steps, arguments.sequence, arguments.start)
     shutil.rmtree(CACHE, ignore_errors=True)
     job("cached", arguments)  # which keeps the plan, and warms the files of all
+    if not CACHE.is_dir():
+        raise SystemExit("cached: expected a plan that is kept, got none")
     samples: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(arguments.rounds):
         for side in SIDES:

@@ -98,18 +98,22 @@ def compare(key: str, folder: Path) -> Outcome:
     return Outcome(key, "equal")
 
 
+_HEAD = ["| architecture | task | outcome | |", "| --- | --- | --- | --- |"]
 _ROW = re.compile(r"\| (\S+) \| (\S+) \| (equal|refused|different|not with FSDP2) \| (.*) \|")
 
 
 def written(path: Path) -> list[Outcome]:
     """The outcomes on a page, of architectures that there still are."""
-    rows = [_ROW.fullmatch(line) for line in path.read_text().splitlines()] if path.exists() else []
-    found = [row.groups() for row in rows if row is not None]
-    return [
-        Outcome(f"{name}-{task}", verdict, detail.strip().replace("\\|", "|"))
-        for name, task, verdict, detail in found
-        if f"{name}-{task}" in BY_KEY
-    ]
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = []
+    for line in lines[lines.index(_HEAD[-1]) + 1 :] if lines else []:
+        row = _ROW.fullmatch(line)
+        if row is None:
+            sys.exit(f"zoo: error: {path}: expected a row of an architecture, got: {line}")
+        name, task, verdict, detail = row.groups()
+        if f"{name}-{task}" in BY_KEY:
+            found.append(Outcome(f"{name}-{task}", verdict, detail.strip().replace("\\|", "|")))
+    return found
 
 
 def page(outcomes: list[Outcome]) -> str:
@@ -129,8 +133,7 @@ def page(outcomes: list[Outcome]) -> str:
         f"{len(outcomes)} architectures: {counts['equal']} equal, {counts['refused']} refused, "
         f"{counts['different']} different, {counts['not with FSDP2']} that FSDP2 itself fails on.",
         "",
-        "| architecture | task | outcome | |",
-        "| --- | --- | --- | --- |",
+        *_HEAD,
     ]
     for outcome in outcomes:
         row = BY_KEY[outcome.key]

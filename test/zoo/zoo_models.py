@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from zoo_rows import BY_KEY, IMAGE, IMAGE_TOKEN, TASKS, VOCAB, Task
+from zoo_rows import BY_KEY
+from zoo_tasks import IMAGE, IMAGE_TOKEN, TASKS, VOCAB, Task
 
 CLASSES = 2
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-VOCAB = 64
-IMAGE = 64  # pixels a side, of torchvision's
+from zoo_tasks import IMAGE, IMAGE_TOKEN, VOCAB
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A model type of transformers, or a factory of torchvision.models.
 
-    `task` says what it is trained on: a key of TASKS, or torchvision (images). `changes` are
-    further keys of the configuration (a dict changes a configuration within it), or arguments of
-    the factory. `inputs` are further inputs, or other ones, than the task's.
+    `task` says what it is trained on: a key of TASKS (zoo_tasks.py), or torchvision (images).
+    `changes` are further keys of the configuration (a dict changes a configuration within it), or
+    arguments of the factory. `inputs` are further inputs, or other ones, than the task's.
     """
 
     name: str
@@ -26,92 +25,6 @@ class Architecture:
     @property
     def key(self) -> str:
         return f"{self.name}-{self.task}"
-
-
-@dataclass(frozen=True)
-class Task:
-    """The class of transformers that makes the model, and its inputs by name.
-
-    A class with a * is the family's own, such as PatchTSTForPrediction of *ForPrediction. An input
-    is the shape of noise, or ("kind", shape): `tokens`, `classes`, `ones`, or `images`: tokens of
-    which the first ones are IMAGE_TOKEN. None are the tokens again. With `squares` the loss is the
-    mean square of all outputs, not the model's own. `constants` are arguments that are no tensors.
-    """
-
-    head: str
-    inputs: dict[str, Any]
-    squares: bool = False
-    constants: dict[str, Any] = field(default_factory=dict)
-
-
-IMAGE_TOKEN = 3
-_TOKENS = ("tokens", (16,))
-_CLASS = ("classes", ())
-_TEXT = {"input_ids": _TOKENS, "labels": None}
-_PIXELS = (3, 32, 32)
-_IMAGE = {"pixel_values": _PIXELS}
-TASKS = {
-    "causal": Task("AutoModelForCausalLM", _TEXT),
-    "masked": Task("AutoModelForMaskedLM", _TEXT),
-    "seq2seq": Task("AutoModelForSeq2SeqLM", _TEXT),
-    "classification": Task(
-        "AutoModelForSequenceClassification", {"input_ids": _TOKENS, "labels": _CLASS}
-    ),
-    "token-classification": Task(
-        "AutoModelForTokenClassification", {"input_ids": _TOKENS, "labels": ("classes", (16,))}
-    ),
-    "question": Task(
-        "AutoModelForQuestionAnswering",
-        {"input_ids": _TOKENS, "start_positions": _CLASS, "end_positions": _CLASS},
-    ),
-    "text-encoder": Task("AutoModel", {"input_ids": _TOKENS}, squares=True),
-    "image": Task("AutoModelForImageClassification", {**_IMAGE, "labels": _CLASS}),
-    "image-classifier": Task("*ForImageClassification", {**_IMAGE, "labels": _CLASS}),
-    "image-encoder": Task("AutoModel", _IMAGE, squares=True),
-    "image-pretraining": Task("AutoModelForPreTraining", _IMAGE),
-    "video": Task(
-        "AutoModelForVideoClassification", {"pixel_values": (4, *_PIXELS), "labels": _CLASS}
-    ),
-    "detection": Task("AutoModelForObjectDetection", {"pixel_values": (3, 64, 64)}, squares=True),
-    "depth": Task("AutoModelForDepthEstimation", _IMAGE, squares=True),
-    "contrastive": Task(
-        "AutoModel", {"input_ids": _TOKENS, **_IMAGE}, constants={"return_loss": True}
-    ),
-    "pair-encoder": Task("AutoModel", {"input_ids": _TOKENS, **_IMAGE}, squares=True),
-    "image-text": Task(
-        "AutoModelForImageTextToText", {"input_ids": ("images", (16,)), "labels": _TOKENS, **_IMAGE}
-    ),
-    "audio": Task("AutoModelForAudioClassification", {"input_values": (4000,), "labels": _CLASS}),
-    "features": Task(
-        "AutoModelForAudioClassification", {"input_features": (16, 64), "labels": _CLASS}
-    ),
-    "speech": Task("AutoModelForSpeechSeq2Seq", {"input_features": (16, 64), "labels": _TOKENS}),
-    "spoken": Task("AutoModelForSpeechSeq2Seq", {"input_values": (4000,), "labels": _TOKENS}),
-    "waveform": Task("AutoModel", {"input_values": (1, 4000)}, squares=True),
-    "patches": Task("*ForPrediction", {"past_values": (32, 3), "future_values": (8, 3)}),
-    "series": Task(
-        "*ForPrediction",
-        {
-            "past_values": (19,),
-            "past_time_features": (19, 2),
-            "past_observed_mask": ("ones", (19,)),
-            "future_values": (8,),
-            "future_time_features": (8, 2),
-        },
-    ),
-    "decision": Task(
-        "AutoModel",
-        {
-            "states": (8, 5),
-            "actions": (8, 3),
-            "rewards": (8, 1),
-            "returns_to_go": (8, 1),
-            "timesteps": ("tokens", (8,)),
-            "attention_mask": ("ones", (8,)),
-        },
-        squares=True,
-    ),
-}
 
 
 def _rows(
@@ -211,21 +124,17 @@ ARCHITECTURES = [
     *_rows("causal", "recurrent_gemma", lru_width=32),
     *_rows("causal", "lfm2 nemotron_h"),
     *_rows("causal", "mamba2", num_heads=8, head_dim=8, n_groups=2, state_size=8, chunk_size=8),
-    *_rows("causal", "jamba", attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8),
+    *_rows("causal", "jamba", attn_layer_period=2, attn_layer_offset=1),
     *_rows(
         "causal",
         "bamba",
         attn_layer_indices=[1],
-        mamba_n_heads=4,
-        mamba_d_state=8,
         mamba_chunk_size=8,
     ),
     *_rows(
         "causal",
         "granitemoehybrid",
         layer_types=["linear_attention", "full_attention", "linear_attention"],
-        mamba_n_heads=4,
-        mamba_d_state=8,
         mamba_chunk_size=8,
         shared_intermediate_size=32,
     ),
@@ -233,8 +142,6 @@ ARCHITECTURES = [
         "causal",
         "falcon_h1",
         mamba_d_ssm=64,
-        mamba_n_heads=4,
-        mamba_d_state=8,
         mamba_chunk_size=8,
     ),
     *_rows(
@@ -243,14 +150,12 @@ ARCHITECTURES = [
         layers_block_type=["hybrid", "linear_attention", "hybrid"],
         attention_head_dim=16,
         num_key_value_heads=4,
-        mamba_d_state=8,
     ),
     *_rows(
         "causal",
         "zamba2",
         layers_block_type=["linear_attention", "hybrid", "linear_attention"],
         num_key_value_heads=4,
-        mamba_d_state=8,
         mamba_headdim=8,
         chunk_size=8,
     ),
@@ -573,16 +478,7 @@ ARCHITECTURES = [
     # Series.
     *_rows(
         "patches",
-        "patchtst",
-        context_length=32,
-        prediction_length=8,
-        num_input_channels=3,
-        patch_length=8,
-        patch_stride=8,
-    ),
-    *_rows(
-        "patches",
-        "patchtsmixer",
+        "patchtst patchtsmixer",
         context_length=32,
         prediction_length=8,
         num_input_channels=3,

@@ -304,7 +304,7 @@ class Plans:
                 return cache.key(inputs, policy, self._rendezvous.world_size)
 
         key, keys = self.together(make, str)
-        if "" in keys:  # a rank has said why
+        if "" in keys:  # there can be no entry
             return ""
         other = next((rank for rank, each in enumerate(keys) if each != keys[0]), None)
         if other is not None:

@@ -139,7 +139,7 @@ fsdp.program @layouts(%x: tensor<60xf32>, %y: tensor<64xf32>, %z: tensor<1x64xf3
 // CHECK:         fsdp.return
 module attributes {fsdp.captured_for = {device = "cuda", torch = "2.15.0"}} {
   fsdp.mesh @world <["shard"=1]>
-    fsdp.program @on_a_gpu(%x: tensor<8xf32>) -> tensor<f32> {
+  fsdp.program @on_a_gpu(%x: tensor<8xf32>) -> tensor<f32> {
     fsdp.phase forward
     %a = aten.call "aten::neg"(%x) : (tensor<8xf32>) -> tensor<8xf32>
     %b = aten.call "aten::abs"(%a) : (tensor<8xf32>) -> tensor<8xf32>
@@ -165,7 +165,7 @@ module attributes {fsdp.captured_for = {device = "cuda", torch = "2.15.0"}} {
 // CHECK-NOT:     whole
 module attributes {fsdp.captured_for = {arch = "sm_90", device = "cuda", torch = "2.11.0"}} {
   fsdp.mesh @world <["shard"=1]>
-    fsdp.program @on_an_h100(%x: tensor<7xbf16>) -> tensor<bf16> {
+  fsdp.program @on_an_h100(%x: tensor<7xbf16>) -> tensor<bf16> {
     fsdp.phase forward
     %a = aten.call "aten::silu"(%x) : (tensor<7xbf16>) -> tensor<7xbf16>
     %b = aten.call "aten::mul.Tensor"(%a, 0.5) : (tensor<7xbf16>) -> tensor<7xbf16>
