@@ -16,13 +16,11 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import fsdp_mlir
 import numpy as np
 import pytest
 import torch
-from fsdp_mlir.frontdoor import planning
 from fsdp_mlir.modules.python_state import PythonState
 from torch import Tensor, nn
 from transformers.pytorch_utils import compile_compatible_method_lru_cache
@@ -202,52 +200,6 @@ def test_a_change_in_a_namespace_outside_is_seen(name: str, by: str) -> None:
     for value in (2.0, 3.0):
         settings.a.b.gain = value
         pair.assert_equal_steps(1)
-
-
-class OfEnvironment(Base):
-    def __init__(self, take: Callable[[], float]) -> None:
-        super().__init__()
-        self.take = take
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outputs(x).mean() * self.take()
-
-    def note(self) -> None:
-        print(os.environ["NOTE"])
-
-
-READERS: dict[str, Callable[[], float]] = {
-    "an item": lambda: float(os.environ["FACTOR"]),
-    "getenv": lambda: float(os.getenv("FACTOR", "1.0")),
-    "bytes": lambda: float(os.environb[b"FACTOR"]),
-    "a test": lambda: 3.0 if "NEW_FACTOR" in os.environ else 1.0,
-    "a copy": lambda: float({**os.environ}.get("NEW_FACTOR", 1.0)),
-    "a count": lambda: float(len(os.environ)),
-    "a helper": lambda: float(os.path.expandvars("$FACTOR")),
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_a_change_of_the_environment_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FACTOR", "1.0")
-    pair = Twins(lambda: OfEnvironment(READERS[name]), X, SGD, fallback="error")
-    pair.assert_equal_steps(1)
-    monkeypatch.setenv("FACTOR", "2.0")
-    pair.assert_equal_steps(1)
-    monkeypatch.setenv("NEW_FACTOR", "3.0")
-    pair.assert_equal_steps(1)
-    monkeypatch.delenv("NEW_FACTOR")
-    pair.assert_equal_steps(1)
-
-
-def test_variables_that_the_step_does_not_read_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop may set some in each step. The model names the environment, as transformers' do."""
-    monkeypatch.setenv("FACTOR", "1.0")
-    pair = Twins(lambda: OfEnvironment(READERS["an item"]), X, SGD, fallback="error")
-    with mock.patch.object(planning, "capture", side_effect=AssertionError("a capture")):
-        for step in range(3):
-            monkeypatch.setenv("NOTE", str(step))
-            pair.assert_equal_steps(1)
 
 
 class OfTaken(Base):
