@@ -6,6 +6,7 @@
 // lock.
 //
 //===----------------------------------------------------------------------===//
+#include "Audit.h"
 #include "Checkpoints.h"
 
 #include "fsdp/Plan/ModelCollectives.h"
@@ -507,6 +508,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("loss_scale", &StepResult::lossScale)
       .def_readonly("skipped", &StepResult::skipped);
 
+  bindAudit(m);
   bindRendezvous(m);
   SessionClass session = bindPlan(m);
   bindTraining(session);

@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
+from fsdp_mlir.support import build
+
 _PACKAGE = __name__.partition(".")[0]
 # Audit events of Python, whose first argument says what is read. What a library opens natively has
 # none.
@@ -54,17 +56,16 @@ class Reads:
 
 
 class _Recording:
-    """The hook that sees events; an audit hook stays as long as its process."""
+    """What the thread that records reads."""
 
     def __init__(self) -> None:
         self.thread = 0  # that records; none if zero
         self.reads = Reads()
-        self.installed = False
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.thread or event not in _EVENTS or threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread or _writes(event, arguments):
             return
-        if not _writes(event, arguments) and _is_of_the_step(sys._getframe(1)):
+        if _is_of_the_step(sys._getframe(1)):
             self.reads.others.append(_named(arguments[0]))
 
     def read(self, variable: Any) -> None:
@@ -79,11 +80,9 @@ _recording = _Recording()
 @contextmanager
 def noted() -> Iterator[Reads]:
     """In the body, what Python code reads in this thread, except this package's and imports."""
-    if not _recording.installed:
-        sys.addaudithook(_recording.hook)
-        _recording.installed = True
     outer = _recording.thread, _recording.reads
     _recording.thread, _recording.reads = threading.get_ident(), Reads()
+    audit = build.runtime().audit
     kind = type(os.environ)
     get, iterate, count = kind.__getitem__, kind.__iter__, kind.__len__
 
@@ -100,11 +99,14 @@ def noted() -> Iterator[Reads]:
         return count(self)
 
     seen = {"__getitem__": getitem, "__iter__": iter_, "__len__": len_}
+    audit(sorted(_EVENTS), _recording.hook)
     try:
         with mock.patch.multiple(kind, **seen):
             yield _recording.reads
     finally:
         _recording.thread, _recording.reads = outer
+        if not _recording.thread:
+            audit([], None)
 
 
 def _writes(event: str, arguments: tuple[Any, ...]) -> bool:
