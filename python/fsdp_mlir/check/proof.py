@@ -55,7 +55,7 @@ def check(recorded: Recorded) -> Checked:
             draws = _check_again(recorded)
             first.restore()
             cached = bool(changed) and _depends_on_state(recording)
-            second = PythonState.of(view.model, view.step.loss)
+            second = PythonState.of(view.model, view.step.loss) if changed else first
     finally:
         before.restore()
     _check_counters(view, before, first, second)
@@ -130,7 +130,7 @@ def _check_again(recorded: Recorded) -> list[Drawn]:
             view = recording.view
             begin = PythonState.of(view.model, view.step.loss) if recorded.drawn else None
             try:
-                again = record_once(FakeModel(view))
+                again = record_once(FakeModel(view), recording)
                 if begin is not None:
                     _check_stored(recorded, again, begin)
             finally:
@@ -186,7 +186,7 @@ def _depends_on_state(recording: Recording) -> bool:
     """Whether the step is different in the Python state that forward left."""
     with untouched_generators():
         try:
-            again = record_once(FakeModel(recording.view))
+            again = record_once(FakeModel(recording.view), recording)
         except Exception:  # such as a stand-in from the first recording that the next one reads
             return True
         return _difference(recording, again) is not None

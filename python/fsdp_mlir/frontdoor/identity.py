@@ -188,7 +188,7 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
                 yield f"tensor {path}.{name} {first} {teller.told(tensor)}"
         yield f"not persistent {sorted(module._non_persistent_buffers_set)}"
 
-    state = PythonState.of(model, loss)
+    state = PythonState.of(model, loss, outside=reached.kept)
     first_at: dict[int, str] = {}
     leaves = _with_numbered_hooks(state.leaves, model, loss)
     # Its variables are told one by one (_environment).
@@ -213,7 +213,7 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
             continue
         if path.rpartition(".")[2] not in _BY_ID and not any(key in path for key in _SKIPPED):
             yield f"order {path} {keys}"
-    for found in outside.code(model, loss):
+    for found in outside.in_order(reached.functions):
         yield f"code {teller.told(found, found.__qualname__)}"
     for name, module in others.items():
         yield f"module {name} {teller.class_(type(module))} {teller.told(vars(module), name)}"

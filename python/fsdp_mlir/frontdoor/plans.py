@@ -99,6 +99,7 @@ class Plans:
         self._lasts: Lasts = {}
         self.trained: Trained | None = None
 
+    @uncollected()
     def compile(self, request: Request, allowed_library: str = "") -> Compiled:
         """The plan for the model as it is now; an earlier plan if that is the same. Raises NoPlan
         on all ranks, and CompileError for options that no plan has."""
@@ -111,7 +112,6 @@ class Plans:
         if one_group and len(self._made) >= LIMIT and policy not in (m.policy for m in self._made):
             raise self._too_many()  # without a capture
         with ExitStack() as stack:
-            stack.enter_context(uncollected())
             key = self._key(request, policy)
             files = self._kept(request, key, stack)
             if files is None:

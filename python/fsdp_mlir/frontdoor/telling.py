@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import marshal
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +54,13 @@ _MOST_OFTEN = (FunctionType, tuple, list, dict)
 _DESCRIPTORS = (
     *(GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType),
 )
+# What is described in another way than by what it holds.
+_OTHERS = (
+    *(type, *SCALARS, Tensor, np.ndarray, *BUFFERS, *POINTERS, MethodType, partial, property),
+    *(staticmethod, classmethod, BuiltinFunctionType, *_DESCRIPTORS, ModuleType, CustomOpDef),
+    *(OpOverload, OpOverloadPacket, *GENERATORS, logging.Logger, RemovableHandle, weakref.ref),
+    nn.Module,
+)
 
 
 class Untold(CompileError):
@@ -94,7 +102,7 @@ class Teller:
             return self.class_(value, path)
         if type(value) in SCALARS:
             return f"{type(value).__name__} {value!r}"
-        if type(value) in _MOST_OFTEN:
+        if _is_compound(type(value)):
             return self._compound(value, path, tell)
         if isinstance(value, SCALARS):
             base = next(kind for kind in type(value).__mro__ if kind in SCALARS)
@@ -197,7 +205,7 @@ class Teller:
             held += sorted(Teller({}).told(item, path) for item in value)
         elif isinstance(value, CONTAINERS):
             held += [tell(item) for item in kind.__iter__(value)]
-        slots = [name for base in type(value).__mro__ for name in _slots(base)]
+        slots = _slots(type(value))
         attributes = getattr(value, "__dict__", None)
         named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         held += [f"{name} {tell(item)}" for name, item in {**named, **(attributes or {})}.items()]
@@ -263,8 +271,13 @@ def _tensor(value: Tensor) -> str:
     )
 
 
-def _slots(base: type) -> list[str]:
+@lru_cache(maxsize=4096)
+def _slots(kind: type) -> tuple[str, ...]:
     """As getattr takes them."""
+    return tuple(name for base in kind.__mro__ for name in _own_slots(base))
+
+
+def _own_slots(base: type) -> list[str]:
     slots = vars(base).get("__slots__", ())
     names = {*([slots] if isinstance(slots, str) else slots)} - {"__dict__", "__weakref__"}
     private = f"_{base.__name__.lstrip('_')}"
@@ -272,6 +285,12 @@ def _slots(base: type) -> list[str]:
         f"{private}{name}" if name[:2] == "__" and name[-2:] != "__" else name
         for name in sorted(names)
     ]
+
+
+@lru_cache(maxsize=4096)
+def _is_compound(kind: type) -> bool:
+    """Whether values of a class are described by what they hold, without a look at the value."""
+    return kind in _MOST_OFTEN or not issubclass(kind, (*_OTHERS, *weakref.ProxyTypes))
 
 
 def name_of(value: Any) -> str:
@@ -282,13 +301,15 @@ def name_of(value: Any) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _code(code: CodeType) -> str:
-    constants = [
-        _code(value)
-        if isinstance(value, CodeType)
-        else repr(sorted(map(repr, value)))
-        if isinstance(value, frozenset)
-        else repr(value)
-        for value in code.co_consts
-    ]
-    parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    try:
+        data = marshal.dumps(code, 0)  # of this version: any process writes the same
+    except ValueError:  # a constant that no compiler makes
+        parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars)
+        data = repr((parts, tuple(map(_constant, code.co_consts)))).encode()
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _code(value)
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)

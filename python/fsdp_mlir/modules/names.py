@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import pairwise
 from operator import attrgetter, methodcaller
@@ -24,7 +23,7 @@ def names_held(value: attrgetter | methodcaller) -> set[str]:
 def read_by(code: CodeType) -> frozenset[str]:
     """All names that a function's code loads."""
     names = {name for op, name in _named_operations(code) if op.startswith("LOAD_")}
-    return frozenset(names - _READERS)
+    return frozenset(names - READERS)
 
 
 def used(code: CodeType, operations: frozenset[str] | set[str]) -> frozenset[str]:
@@ -39,14 +38,13 @@ def names_in(code: CodeType) -> frozenset[str]:
     that it computes, and for those of patterns."""
     operations = _named_operations(code)
     names = {name for op, name in operations if op == "LOAD_ATTR"}
-    return frozenset(names.union(_own_names(code)) - _READERS)
+    return frozenset(names.union(own_names(code)) - READERS)
 
 
-def _own_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _own_names(constant)
+def own_names(code: CodeType) -> set[str]:
+    """The same without those names of attributes that are constants or computed."""
+    inner = (own_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def passes_on(code: CodeType) -> bool:
@@ -74,7 +72,7 @@ def chains(code: CodeType) -> frozenset[tuple[str, ...]]:
 
 
 # Functions that are given names of attributes.
-_READERS = frozenset({"getattr", "hasattr"})
+READERS = frozenset({"getattr", "hasattr"})
 _NOTHING = {"EXTENDED_ARG", "CACHE", "NOP"}
 _FROM_NAMESPACES = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"}
 _NO_VARIABLES = {*_FROM_NAMESPACES, "LOAD_CONST", "LOAD_CLOSURE"}
@@ -118,7 +116,7 @@ def _scanned(code: CodeType) -> tuple[frozenset[tuple[str, str]], frozenset[tupl
         name, named = instruction.opname, instruction.argval
         if isinstance(named, str):
             operations.add((name, named))
-            if named in _READERS and name in _FROM_NAMESPACES:
+            if named in READERS and name in _FROM_NAMESPACES:
                 given = _constant_given(instructions[index + 1 :]) or "__getattribute__"
                 operations.add(("LOAD_ATTR", given))
         elif name == "MATCH_CLASS":  # reads attributes by constants

@@ -9,7 +9,7 @@ packages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -25,6 +25,17 @@ from fsdp_mlir.modules.search import DYNAMIC, OF_CALLS, WHOLE, Search
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Where a step may keep something in Python beside the modules of model and loss: `objects` are
+    attributes, to which it may add."""
+
+    places: list[Place]
+    memos: list[Memo[Any]]
+    objects: list[dict[str, Any]]
+    modules: list[tuple[str, nn.Module]]
+
+
+@dataclass(frozen=True)
 class Reached:
     """What the code of a model and of a loss reads and calls, beside the modules of both."""
 
@@ -35,6 +46,7 @@ class Reached:
     names: frozenset[str] | None  # of attributes that this code may read; None if of any name
     named: list[tuple[str, Any, Mapping[str, Any]]]  # whose attributes may be set later
     memos: list[Memo[Any]]
+    kept: Kept
 
 
 def reached(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -> Reached:
@@ -48,6 +60,7 @@ def reached(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -
         found.names(),
         found.named(),
         _memos(found),
+        _kept(found),
     )
 
 
@@ -57,19 +70,11 @@ def places(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) ->
     return _places(model, loss, kernels).all()
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Where a step may keep something in Python beside the modules of model and loss: `objects` are
-    attributes, to which it may add."""
-
-    places: list[Place]
-    memos: list[Memo[Any]]
-    objects: list[dict[str, Any]]
-    modules: list[tuple[str, nn.Module]]
-
-
 def kept(model: nn.Module, loss: Any) -> Kept:
-    found = _places(model, loss, reaches=True)
+    return _kept(_places(model, loss, reaches=True))
+
+
+def _kept(found: Search) -> Kept:
     named = found.named()
     objects = [held for _, owner, held in named if not isinstance(owner, (type, ModuleType))]
     places = [each for each in found.all() if not each.is_referent]
@@ -107,17 +112,17 @@ def _places(
     return found
 
 
-def code(model: nn.Module, loss: Any) -> list[FunctionType]:
-    """The functions that were inspected for `places`, always in the same order."""
-    found = (value for value in _places(model, loss).seen() if isinstance(value, FunctionType))
-    return sorted(found, key=lambda each: (each.__module__ or "", each.__qualname__))
+def in_order(functions: Iterable[FunctionType]) -> list[FunctionType]:
+    """By their names: the order in which they are found differs from process to process."""
+    return sorted(functions, key=lambda each: (each.__module__ or "", each.__qualname__))
 
 
 def asks_for_numbers(model: nn.Module, loss: Any) -> FunctionType | None:
     """The first of these functions that may ask whether the class of a value is one of numbers, as
     in `type(x) is float`, which nothing that stands for a number can answer as that does. Functions
     of installed packages are not asked: many do so for other reasons."""
-    for each in code(model, loss):
+    functions = [each for each in _places(model, loss).seen() if isinstance(each, FunctionType)]
+    for each in in_order(functions):
         found = used(each.__code__, {"LOAD_GLOBAL"})
         if "type" in found and found & {"int", "float"} and not is_library(each):
             return each

@@ -157,9 +157,14 @@ def is_library(value: Code) -> bool:
         file = getattr(module, "__file__", None)
         if file is None and module is not None and getattr(module, "__spec__", module) is None:
             return False  # made by code, and not imported
-    if file is None or file.startswith(_LIBRARIES):
-        return True
-    return file.startswith(_PACKAGE) and not file.startswith(_MODELS)
+    return file is None or _is_librarys(file)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_librarys(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or (
+        file.startswith(_PACKAGE) and not file.startswith(_MODELS)
+    )
 
 
 def model_class(kind: type) -> type:

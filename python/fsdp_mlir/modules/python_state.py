@@ -35,7 +35,7 @@ from fsdp_mlir.modules.left import (
     set_item,
     set_slot,
 )
-from fsdp_mlir.modules.outside import kept
+from fsdp_mlir.modules.outside import Kept, kept
 from fsdp_mlir.modules.place import (
     ABSENT,
     BUFFERS,
@@ -93,18 +93,23 @@ class PythonState:
 
     @staticmethod
     def of(
-        model: nn.Module, loss: Callable[..., Any] | None = None, *, from_end: bool = False
+        model: nn.Module,
+        loss: Callable[..., Any] | None = None,
+        *,
+        from_end: bool = False,
+        outside: Kept | None = None,
     ) -> PythonState:
         """The current state, with that of a loss function and of what their code reads from outside
         (outside.py), such as globals. For parameters, buffers and submodules only their names
-        count. Items of lists have their indices in their paths; if asked, those `from_end`."""
+        count. Items of lists have their indices in their paths; if asked, those `from_end`.
+        `outside`: what `kept` gives now, if that is known."""
         state = PythonState(_from_end=from_end)
         for path, module in model.named_modules():
             state._add_module(f"{path}." if path else "", module)
         if isinstance(loss, nn.Module):
             for path, module in loss.named_modules():
                 state._add_module(f"loss.{path}." if path else "loss.", module)
-        outside = kept(model, loss)
+        outside = outside or kept(model, loss)
         for place in outside.places:
             state._add_place(place)
         for label, module in outside.modules:

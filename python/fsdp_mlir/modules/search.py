@@ -106,12 +106,13 @@ class Search:
         self._of_library: list[tuple[str, dict[str, Any], type]] = []  # see _add_parts
         self._searched: dict[int, Any] = {}  # for Python modules
         self._python: dict[int, ModuleType] = {}  # modules of Python that are held as values
+        self._known: tuple[int, ...] = ()  # how much of all this the last round began with
 
     def all(self) -> list[Place]:
-        known: tuple[int, ...] = ()
         found = (self._named, self._got, self._reached, self._python, self._of_library)
-        found = (*found, self._passed, self._named_outside, self._tools)
-        while self._functions or known != (known := tuple(map(len, found))):
+        found = (*found, self._passed, self._named_outside, self._tools, self._owners)
+        while self._functions or self._known != tuple(map(len, found)):
+            self._known = tuple(map(len, found))
             while self._functions:
                 self._look_into(self._functions.pop())
             for label, module in list(self._reached.values()):

@@ -115,6 +115,7 @@ class Trace:
     literals: set[int] = field(default_factory=set)  # constants that the step itself made
     relied_on: list[Reliance] = field(default_factory=list)
     backward_begin: int = 0
+    count: int = 0  # of the values that are named v0, v1, …
     # By id: functions of kernels whose calls replace those of their operator.
     kernels: dict[int, FunctionType] = field(default_factory=dict)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 
@@ -15,8 +15,10 @@ from fsdp_mlir.modules.placed import local, local_gradient, unrecorded
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.sharding import no_gathers, no_methods
 from fsdp_mlir.modules.weights import State
+from fsdp_mlir.record.backward_graph import Backward, BackwardGraph, Hooks
 from fsdp_mlir.record.collectives_in_place import as_functional
 from fsdp_mlir.record.draws import Draws
+from fsdp_mlir.record.fake_results import FakeResults
 from fsdp_mlir.record.generators import (
     Drawn,
     noted_draws,
@@ -51,6 +53,8 @@ class Recording:
     units: list[list[str]]  # the modules of each unit but the root
     entries: dict[str, str]  # as unit_entry.Entries.needed has it
     drawn: Drawn  # by forward and backward
+    backward: Backward | None  # if a graph alone decides it
+    results: FakeResults = field(repr=False)
     evaluation: Trace | None = None
     evaluation_loss: str = ""
     trained: PythonState | None = None  # the Python state before that evaluation
@@ -104,8 +108,9 @@ def record(fake: FakeModel) -> Recorded:
         before.restore()
 
 
-def record_once(fake: FakeModel) -> Recording:
-    """Runs forward, backward and, if asked, evaluation; CaptureError names the model's line.
+def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
+    """Runs forward, backward and, if asked, evaluation; CaptureError names the model's line. With
+    the `first` recording, backward is not run if that would make the calls that it made there.
 
     The model's own tensors are not touched. What forward does to other attributes is not undone.
     """
@@ -122,16 +127,20 @@ def record_once(fake: FakeModel) -> Recording:
         no_methods(),
         as_functional(),
     ):
-        recorder = _recorder(fake, modules, sources)
+        results = FakeResults() if first is None else first.results
+        recorder = _recorder(fake, modules, sources, results)
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
         with fake.mode:
             gathered = Gathered(view, fake.params, entries)
         recorder.states.sharded = gathered.names
 
+        hooks = Hooks()
+        backward: Backward | None = None
+
         def forward() -> Tensor:
             torch.clear_autocast_cache()  # of what a recording before this one has cast
-            with gathered.in_forward(), view.step.recorded():
+            with gathered.in_forward(), view.step.recorded(), hooks.noted():
                 loss: Tensor = view.step.forward(fake.inputs)
             return loss
 
@@ -140,11 +149,24 @@ def record_once(fake: FakeModel) -> Recording:
             view.step.settle(fake.slots)
             return loss
 
-        def differentiate(loss: Tensor) -> tuple[Tensor | None, ...]:
+        def graph_of(loss: Tensor) -> BackwardGraph | None:
+            exchanges = (others is not None and others.called) or any(x.spec for x in view.params)
+            unknown = hooks.any or recorder.trace.kernels or exchanges
+            return None if unknown else BackwardGraph.of(loss, fake.params)
+
+        def differentiate(loss: Tensor) -> tuple[Tensor | None, ...] | None:
+            nonlocal backward
             leaves = [fake.params[index] for index in trainable]
             _check_no_gradients(fake, "forward")
             if others is not None:
                 others.check(loss)
+            graph = graph_of(loss)
+            if first and first.backward and graph == first.backward.graph:
+                backward = first.backward
+                backward.again(recorder.trace)
+                view.step.settle(fake.slots)
+                return None
+            constants = len(recorder.trace.constants)
             if _has_reentrant_checkpoint(loss):
                 with gathered.in_backward(), without_autocast():
                     loss.backward()
@@ -153,6 +175,9 @@ def record_once(fake: FakeModel) -> Recording:
                 with gathered.in_backward(), without_autocast():
                     found = torch.autograd.grad(loss, leaves, allow_unused=True)
                 _check_no_gradients(fake, "backward")
+            # Constants are counted from there on.
+            if graph is not None and constants == len(recorder.trace.constants):
+                backward = Backward.of(graph, recorder.trace)
             view.step.settle(fake.slots)
             pairs = zip(found, trainable, strict=True)
             return tuple(_reduced(view, gradient, view.params[i]) for gradient, i in pairs)
@@ -171,9 +196,9 @@ def record_once(fake: FakeModel) -> Recording:
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
         loss = recorder.name_of(_own_loss(view, value))
-        gradients = {
+        gradients: dict[int, str | None] = {
             index: recorder.name_of(gradient)
-            for index, gradient in zip(trainable, found, strict=True)
+            for index, gradient in zip(trainable, found or (), strict=found is not None)
             if gradient is not None
         }
         if loss is None or None in gradients.values():
@@ -181,15 +206,17 @@ def record_once(fake: FakeModel) -> Recording:
                 source_of(view.model), "the loss or a gradient was not made by the captured step"
             )
         named = {index: name for index, name in gradients.items() if name}
+        if found is None and first is not None:
+            named = first.gradients
         made = partial(Recording, view, modules, recorder.trace, loss, named)
         needed = entries.needed(value)
         if not view.asked.evaluation:
-            return made(recorder.states.written, entries.units, needed, drawn)
+            return made(recorder.states.written, entries.units, needed, drawn, backward, results)
 
         trained = PythonState.of(view.model, view.step.loss)
         if others is not None:
             others.before_evaluation()
-        evaluator = _recorder(fake, modules, sources)
+        evaluator = _recorder(fake, modules, sources, results)
         evaluator.share_constants(recorder)
         evaluator.states.sharded = gathered.names
         with (
@@ -213,9 +240,8 @@ def record_once(fake: FakeModel) -> Recording:
                 "which a compiled evaluation does not do",
             )
         written = recorder.states.written | evaluator.states.written
-        return made(
-            written, entries.units, needed, drawn, evaluator.trace, evaluation_loss, trained
-        )
+        evaluated_as = evaluator.trace, evaluation_loss, trained
+        return made(written, entries.units, needed, drawn, backward, results, *evaluated_as)
 
 
 def _reduced(view: ModelView, gradient: Tensor | None, param: State) -> Tensor | None:
@@ -261,10 +287,12 @@ def _has_reentrant_checkpoint(loss: Tensor) -> bool:
     return any(node.name() == "CheckpointFunctionBackward" for node in nodes_from(loss.grad_fn))
 
 
-def _recorder(fake: FakeModel, modules: ModuleStack, sources: SourceMap) -> Recorder:
+def _recorder(
+    fake: FakeModel, modules: ModuleStack, sources: SourceMap, results: FakeResults
+) -> Recorder:
     view = fake.view
-    numbers = view.asked.outputs is not None
-    recorder = Recorder(fake.mode, modules, sources, len(view.buffers), view.asked.device, numbers)
+    numbers, device = view.asked.outputs is not None, view.asked.device
+    recorder = Recorder(fake.mode, modules, sources, len(view.buffers), device, numbers, results)
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)
     for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):

@@ -34,6 +34,7 @@ from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
 from fsdp_mlir.record.draws import Draw, Draws, is_draw, outcome
+from fsdp_mlir.record.fake_results import FakeResults
 from fsdp_mlir.record.graph import (
     Node,
     Origin,
@@ -52,7 +53,6 @@ from fsdp_mlir.record.scalars import (
     takes_numbers_alone,
     with_scalars,
 )
-from fsdp_mlir.record.strides import of_kernels
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
 from fsdp_mlir.support.layouts import placeholder
 from fsdp_mlir.view.device import Device
@@ -99,8 +99,10 @@ class Recorder(TorchDispatchMode):
         first_constant: int,
         device: Device,
         numbers: bool,
+        results: FakeResults,
     ) -> None:
         super().__init__()
+        self._results = results
         self._target, self._device = device, device.type
         self._first_constant = first_constant
         self._literals: dict[tuple[Any, ...], FakeTensor] = {}
@@ -115,7 +117,6 @@ class Recorder(TorchDispatchMode):
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
         self._constants: dict[int, FakeTensor] = {}
-        self._count = 0
         self.states = BoundStates()
         self.draws: Draws | None = None  # set where draws are made again
         # Forward origins by the sequence number of the autograd node made last.
@@ -271,8 +272,8 @@ class Recorder(TorchDispatchMode):
         if not draw.copies:
             at = next(i for i, node in enumerate(self.trace.nodes) if node is draw.node) + 1
             for tensor, name in draw.results:
-                copy, copied = aten.clone.default(tensor), f"v{self._count}"
-                self._count += 1
+                copy, copied = aten.clone.default(tensor), f"v{self.trace.count}"
+                self.trace.count += 1
                 self.bind(copy, copied)
                 draw.copies.append(copy)
                 args, types = [Ref(name), None], [TensorType.of(copy)]
@@ -316,8 +317,7 @@ class Recorder(TorchDispatchMode):
             elif computable and _DATA_DEPENDENT.intersection(func.tags):
                 computed = True
             else:
-                args, kwargs = split_arguments(func, fakes)
-                result = of_kernels(func, fakes, func(*args, **kwargs))
+                result = self._results.of(self._fake_mode, func, fakes)
                 computed = computable and self._known.worth_keeping(result)
             if computed:
                 result = self._known.compute(func, values)
@@ -533,8 +533,8 @@ class Recorder(TorchDispatchMode):
                 )
 
     def _out(self, tensor: Tensor | None, types: list[TensorType | None]) -> str:
-        name = f"v{self._count}"
-        self._count += 1
+        name = f"v{self.trace.count}"
+        self.trace.count += 1
         if tensor is None:
             types.append(None)
         else:

@@ -48,9 +48,7 @@ class SourceMap:
         name = code.co_filename
         skip = self._skip.get(name)
         if skip is None:
-            skip = (
-                _is_ours(name) or name.startswith((_TORCH, "<")) or name.endswith("contextlib.py")
-            )
+            skip = is_ours(name) or name.startswith((_TORCH, "<")) or name.endswith("contextlib.py")
             self._skip[name] = skip
         return not skip
 
@@ -79,7 +77,7 @@ def model_frame() -> FrameType:
     call."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
-        _is_ours(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_WRAPPERS)
+        is_ours(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_WRAPPERS)
     ):
         frame = frame.f_back
     return frame
@@ -93,7 +91,8 @@ def warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
+    """Whether a source file is this package's, and not one of its models."""
     return file.startswith(_PACKAGE) and not file.startswith(_MODELS)
 
 

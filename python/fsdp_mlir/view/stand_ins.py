@@ -68,14 +68,14 @@ def guarded(sharded: Mapping[int, str], wholes: Mapping[int, str]) -> Iterator[N
         )
 
     def set_attribute(tensor: Tensor, attribute: str, value: Any) -> None:
-        name, frame = sharded.get(id(tensor)), sys._getframe(1)
-        if name is not None and sources.is_model(frame.f_code):
+        name = sharded.get(id(tensor))  # first: fake tensors set many attributes of themselves
+        if name is not None and sources.is_model((frame := sys._getframe(1)).f_code):
             refuse(name, f"sets the attribute '{attribute}' of", frame)
         object.__setattr__(tensor, attribute, value)
 
     def hashed(tensor: Tensor) -> int:
-        name, frame = sharded.get(id(tensor)), sys._getframe(1)
-        if name is not None and sources.is_model(frame.f_code):
+        name = sharded.get(id(tensor))
+        if name is not None and sources.is_model((frame := sys._getframe(1)).f_code):
             refuse(name, "looks in a set or a dict for", frame)
         return id(tensor)
 
