@@ -6,9 +6,11 @@
 #include "fsdp/Runtime/Collectives/ShmComm.h"
 #include "fsdp/Runtime/Memory/Layout.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -71,6 +73,23 @@ TEST(Reduce, EqualsATenForEveryDtype) {
                 << dtypeName(in) << " " << dtypeName(reduce) << " "
                 << dtypeName(out) << " " << ranks;
           }
+}
+
+// torch.set_flush_denormal reaches the calling thread only, and FSDP2's sums
+// are made in threads of the backend's own.
+TEST(Reduce, KeepsDenormals) {
+  GradReduction how{.postdivide = 2};
+  std::vector<at::Tensor> grads(2, at::full({100}, 1.5e-38));
+  grads[1] = grads[1].mul(-0.9);
+  at::Tensor want = expected(how, grads);
+  ASSERT_NE(want[0].item<float>(), 0);
+  if (!at::globalContext().setFlushDenormal(true))
+    GTEST_SKIP() << "this processor cannot flush denormals";
+  at::Tensor got = reduced(how, grads);
+  float product = grads[0][0].item<float>() * 0.1f;
+  at::globalContext().setFlushDenormal(false);
+  EXPECT_TRUE(at::equal(got, want));
+  EXPECT_EQ(product, 0) << "the setting itself stays";
 }
 
 TEST(Reduce, AddsComplexNumbers) {

@@ -13,11 +13,32 @@
 #include <algorithm>
 #include <type_traits>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 namespace fsdp::runtime {
 
 namespace {
 
 using plan::DType;
+
+/// In its scope the calling thread keeps denormal numbers, whatever
+/// torch.set_flush_denormal has said: FSDP2's sums are made in threads of the
+/// backend's own, which that does not reach.
+class KeepDenormals {
+public:
+#ifdef __SSE__
+  KeepDenormals() { _mm_setcsr(before & ~kFlush); }
+  ~KeepDenormals() { _mm_setcsr(before); }
+
+private:
+  static constexpr unsigned kFlush = 0x8040; // flush to zero, denormals as zero
+  unsigned before = _mm_getcsr();
+#else
+  KeepDenormals() {}
+#endif
+};
 
 /// Elements of a block: all its arrays stay in the first-level cache.
 constexpr int64_t kBlock = 2048;
@@ -170,6 +191,7 @@ GradReduction makeGradReduction(const plan::Plan &plan,
 
 void reduceInOrder(const GradReduction &reduction, void *out,
                    const std::vector<const std::byte *> &in, int64_t count) {
+  KeepDenormals scope;
   if (plan::isComplex(reduction.in))
     return reduceComplex(reduction, out, in, count);
   bool plain = !reduction.casts() && reduction.predivide == 1 &&

@@ -25,9 +25,10 @@ from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.step import Example, Step
 from fsdp_mlir.frontdoor.together import together
 from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.step.eager import Clipping
-from fsdp_mlir.step.training_step import ComputeLoss, Loss
+from fsdp_mlir.step.training_step import Loss
 from fsdp_mlir.support import build, policy_schema
 from fsdp_mlir.support.errors import CompileError, warn
 from fsdp_mlir.view.asked import Factory

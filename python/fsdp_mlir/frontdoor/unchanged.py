@@ -245,6 +245,7 @@ class Unchanged:
 
     def _changes(self) -> Iterator[_Change]:
         modules = self._named_modules()
+        own = set(self._model.modules())
         for name, module, kind, before in self._modules:
             now = modules.get(name)
             if now is not module or type(now) is not kind:
@@ -253,7 +254,7 @@ class Unchanged:
             for key in sorted({*vars(module), *before.values}):
                 if key in MEMBERS:
                     held = vars(module)[key], before.copies[key]
-                    yield from _member(id(module), name, key, *held)
+                    yield from _member(id(module), name, key, *held, follows=module in own)
                 elif key not in STATE_DICT_HOOKS:
                     yield from _attribute(id(module), name, key, vars(module), before)
         known = {name for name, _, _, _ in self._modules}
@@ -322,13 +323,20 @@ def _writable(place: Place) -> Place | None:
 
 
 def _member(
-    owner: int, place: str, kind: str, now: Mapping[str, Any], before: Mapping[str, Any]
+    owner: int,
+    place: str,
+    kind: str,
+    now: Mapping[str, Any],
+    before: Mapping[str, Any],
+    *,
+    follows: bool,
 ) -> Iterator[_Change]:
-    """Different parameters, and buffers and modules that are new or gone. A replaced buffer is
-    followed, and a replaced module is reported by itself."""
+    """Different parameters, and buffers and modules that are new or gone. A plan `follows` a
+    replaced buffer of the model, not one of the loss; a replaced module is reported by itself."""
+    whole = {"_parameters"} if follows else {"_parameters", "_buffers"}
     for key in sorted({*now, *before}):
         one, other = (members.get(key) for members in (now, before))
-        if (one is None) != (other is None) or (kind == "_parameters" and one is not other):
+        if (one is None) != (other is None) or (kind in whole and one is not other):
             text = f"'{_dotted(place, key)}' is another one, new or gone"
             yield _Change((owner, key), text)
     if [key for key in now if key in before] != [key for key in before if key in now]:

@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor, nn
 
+from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.hooks import HOOKS
 from fsdp_mlir.modules.memos import Memo
 from fsdp_mlir.modules.names import (
@@ -226,6 +227,8 @@ class Search:
                 for name in names:
                     self._add(names, name, f"{label}.{name}")
             self._hold(Place(value, "keywords", f"{label}.keywords"))
+        elif isinstance(value, ComputeLoss):
+            self.add_object(label, value.func)
         elif isinstance(value, nn.Module):
             self._reach(label, value)
         elif isinstance(value, (attrgetter, methodcaller)):

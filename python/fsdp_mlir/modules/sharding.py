@@ -413,9 +413,13 @@ def _precision_config(policy: MixedPrecisionPolicy) -> dict[str, Any]:
 
 def initialise(model: nn.Module) -> None:
     """What FSDP2 does before its first forward, with its errors."""
-    root = states(model).get("")
-    if root is not None:  # else each part does it by itself
-        root._lazy_init()
+    found = states(model)
+    if "" not in found:  # each part does it by itself
+        return
+    # The root's does it for all units; one that was sharded since is a root of its own.
+    for state in found.values():
+        if state._is_root is None:
+            state._lazy_init()
 
 
 def reduces_now(model: nn.Module, model_groups: list[FSDPParamGroup]) -> bool:

@@ -151,7 +151,6 @@ class Trained:
         dtypes that it gathers, so that it takes or refuses later dtypes as it would have."""
         if self._forwarded:
             return
-        self._forwarded = True
         for _, record in self._order.sharded:
             if record.all_gather_outputs:
                 continue
@@ -160,6 +159,7 @@ class Trained:
             ranks, device = record.mesh_info.shard_mesh_size, record.sharded_param.device
             record.init_all_gather_outputs([size], [dtype], ranks, device)
             record.free_all_gather_outputs()
+        self._forwarded = True
 
     @property
     def params(self) -> dict[int, nn.Parameter]:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.step.called import Call, Called
 from fsdp_mlir.step.nested import form, is_plain, named_leaves, rebuilt
-from fsdp_mlir.step.training_step import ComputeLoss, Loss, by_position, signature_of
+from fsdp_mlir.step.training_step import Loss, by_position, signature_of
 from fsdp_mlir.support.layouts import Strides, is_dense, laid_out
 
 Batch = dict[str, Any]

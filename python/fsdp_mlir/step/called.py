@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.step.training_step import (
-    ComputeLoss,
     Loss,
     loss_inputs,
     required_inputs,
@@ -78,7 +78,7 @@ class Called:
         if not isinstance(loss, ComputeLoss) or isinstance(loss.func, nn.Module):
             return []
         try:
-            every = list(signature(loss, follow_wrapped=False).parameters.values())
+            every = list(signature(loss.func, follow_wrapped=False).parameters.values())
         except (TypeError, ValueError):  # a builtin has none
             return []
         if any(each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) for each in every):

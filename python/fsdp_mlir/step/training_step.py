@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.left import Slots
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.python_state import PythonState
@@ -36,10 +36,6 @@ OutputsOfModes = tuple[Outputs, Outputs]
 
 # Where a TrainingStep holds the model; the first segment of the names of its state.
 _MODEL = "model"
-
-
-class ComputeLoss(partial):
-    """A loss function that calls the model itself: from the model and all inputs to the loss."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +209,7 @@ class TrainingStep(nn.Module):
         keywords: dict[str, Any] = dict(zip(self.names, inputs, strict=True)) | constants
         args = [keywords.pop(name) for name in self._by_position]
         if isinstance(self.loss, ComputeLoss):
-            return self.loss(self.model, *args, **keywords)
+            return self.loss.func(self.model, *args, **keywords)
         beside = {name: keywords.pop(name) for name in self._of_loss}
         output = self.model(*args, **keywords)
         return output if self.loss is None else self.loss(output, **beside)
