@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 SCALE = 0.5  # which a loop sets
+WEIGHTS: dict[str, Any] = {"kl": 0.5, "parts": {"l2": 0.25, "count": 2}, "name": "weights"}
 
 
 class Net(nn.Module):
@@ -31,6 +32,7 @@ class Net(nn.Module):
         self.compute = compute
         self.beta: Any = 0.5
         self.config = SimpleNamespace(rate=0.5, layers=2, name="net")
+        self.settings = {"gain": 0.5, "layers": 2, "names": ["a"]}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.compute(self, x)
@@ -58,6 +60,19 @@ def of_the_class(model: Any, x: Tensor) -> Tensor:
 
 def of_a_file(model: Any, x: Tensor) -> Tensor:
     return model.output(x).square().mean() * min(SCALE, 3.0)
+
+
+def of_a_dict(model: Any, x: Tensor) -> Tensor:
+    for _ in range(model.settings["layers"]):
+        x = x * model.settings["gain"]
+    return model.output(x).square().mean()
+
+
+def of_dicts_of_a_file(model: Any, x: Tensor) -> Tensor:
+    parts = WEIGHTS["parts"]
+    penalty = sum(param.square().sum() for param in model.second.parameters())
+    loss = model.output(x).square().mean() * WEIGHTS["kl"] / parts["count"]
+    return loss + penalty * parts.get("l2", 0.0)
 
 
 def recomputed(model: Any, x: Tensor) -> Tensor:
@@ -127,6 +142,23 @@ def set_scale(model: Any, call: int) -> None:
     globals()["SCALE"] = call / 2
 
 
+def set_gain(model: Any, call: int) -> None:
+    model.settings["gain"] = 1 / (call + 1)
+
+
+def set_weights(model: Any, call: int) -> None:
+    WEIGHTS["kl"] = min(1.0, call / 8)
+    WEIGHTS["parts"].update(l2=0.25 / (call + 1))
+
+
+def set_dict(model: Any, call: int) -> None:
+    """With another key at times, and another dict."""
+    set_gain(model, call)
+    model.settings["more"] = call // 5
+    if call == 7:
+        model.settings = dict(model.settings, layers=3)
+
+
 # How often a step is captured in 12 calls.
 CASES: list[tuple[Callable[..., Tensor], Change, int]] = [
     (of_the_model, set_beta, 3),  # of an integer, and of each class
@@ -134,6 +166,9 @@ CASES: list[tuple[Callable[..., Tensor], Change, int]] = [
     (of_a_config, set_rate, 2),
     (of_the_class, set_offset, 2),
     (of_a_file, set_scale, 3),  # whether it is more than 3
+    (of_a_dict, set_gain, 2),
+    (of_dicts_of_a_file, set_weights, 2),
+    (of_a_dict, set_dict, 6),  # with those of the other dict and key
 ]
 
 

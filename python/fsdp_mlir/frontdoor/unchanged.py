@@ -8,6 +8,7 @@ in their memory.
 from __future__ import annotations
 
 import os
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from fsdp_mlir.step.batches import is_number
 from fsdp_mlir.support.errors import prefixed, source_of
 
 _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype, torch.device)
+_DICTS = (dict, OrderedDict, defaultdict)
+_MOST_ITEMS = 256  # of a dict with numbers that a loop may change
 _MOST_LEAVES = 2000  # of a value that is compared by all that it holds
 
 
@@ -127,6 +130,24 @@ class Unchanged:
                     self._deep.append((each, inside))
                     break
         self._shared = list(self._sharing())
+        self._in_dicts = list(self._numbers_in_dicts())
+
+    def _numbers_in_dicts(self) -> Iterator[tuple[Place, int | float]]:
+        """Those of dicts that attributes hold, or places outside of the model."""
+        for name, _, values in self._named():
+            for key, value in values.values.items():
+                if key not in OF_MODULES and key not in MEMBERS:
+                    yield from _numbers_in(_dotted(name, key), value)
+        for each in self._outside:
+            if not each.place.library:
+                yield from _numbers_in(each.place.label, each.place.value())
+
+    def _named(self) -> Iterator[tuple[str, dict[str, Any], Snapshot]]:
+        """What has attributes, by what messages call it, with these as they are and were."""
+        for name, module, _, before in self._modules:
+            yield name, vars(module), before
+        for name, value, before in self._objects.values():
+            yield name, vars(value), before
 
     def _environment_now(self) -> dict[str, str | None]:
         if EVERY in self._variables:
@@ -207,14 +228,13 @@ class Unchanged:
 
     def numbers(self) -> dict[str, tuple[Place, int | float]]:
         """The numbers that it has compared, by what messages call them, and where they are."""
-        named = [(name, vars(module), values) for name, module, _, values in self._modules]
-        named += [(name, vars(value), values) for name, value, values in self._objects.values()]
         places = [
             (Place(owner, key, _dotted(name, key)), value)
-            for name, owner, values in named
+            for name, owner, values in self._named()
             for key, value in values.values.items()
             if key not in OF_MODULES
         ]
+        places += self._in_dicts
         for each in self._outside:
             if (place := _writable(each.place)) is not None:
                 places.append((place, each.copy))
@@ -308,6 +328,19 @@ def as_before(numbers: Mapping[str, tuple[Place, int | float]]) -> Iterator[None
     finally:
         for place, value, _ in now:
             place.put(value)
+
+
+def _numbers_in(label: str, value: Any, depth: int = 3) -> Iterator[tuple[Place, int | float]]:
+    """The numbers of a dict, and of dicts in it, by their keys."""
+    if type(value) not in _DICTS or len(value) > _MOST_ITEMS:
+        return
+    for key, item in list(value.items()):
+        if not isinstance(key, str):
+            continue
+        if is_number(item):
+            yield Place(value, key, f"{label}[{key!r}]"), item
+        elif depth > 1:
+            yield from _numbers_in(f"{label}[{key!r}]", item, depth - 1)
 
 
 def _writable(place: Place) -> Place | None:
