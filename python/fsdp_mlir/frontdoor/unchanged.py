@@ -57,9 +57,12 @@ class _Held:
 
     def inside(self) -> PythonState | None:
         """All that it holds; None if that is too much to compare."""
+        return PythonState.inside(self.change.text, self.value, _MOST_LEAVES, whole=self.whole)
+
+    @property
+    def value(self) -> Any:
         owner = self.owner
-        value = owner.value() if isinstance(owner, Place) else owner.get(self.key, ABSENT)
-        return PythonState.inside(self.change.text, value, _MOST_LEAVES, whole=self.whole)
+        return owner.value() if isinstance(owner, Place) else owner.get(self.key, ABSENT)
 
     def changed(self, before: PythonState) -> str:
         """The first path that differs."""
@@ -136,7 +139,7 @@ class Unchanged:
         """Those of dicts that attributes hold, or places outside of the model."""
         for name, _, values in self._named():
             for key, value in values.values.items():
-                if key not in OF_MODULES and key not in MEMBERS:
+                if type(value) in _DICTS and key not in OF_MODULES and key not in MEMBERS:
                     yield from _numbers_in(_dotted(name, key), value)
         for each in self._outside:
             if not each.place.library:
@@ -211,6 +214,8 @@ class Unchanged:
         if not self._calls.holds() or self._environment_now() != self._environment:
             return False
         for held, before in self._deep:
+            if before.surely_is_of(held.value):
+                continue
             now = held.inside()
             if now is None or not now.is_as(before):
                 return False

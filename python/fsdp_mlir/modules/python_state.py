@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,9 @@ class PythonState:
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
+    _kinds: list[tuple[Any, type]] = field(default_factory=list)  # of what it looked into
+    _root: Any = None  # that of `inside`
+    _by_value: bool = False  # something other than a container was compared by what it holds
     _from_end: bool = False
 
     @staticmethod
@@ -124,7 +128,8 @@ class PythonState:
         """What a value at `path` holds; None if that is more than `most` leaves, or deeper than can
         be followed. Unless `whole`, what is deep is compared by identity. So are generators, and
         arrays and buffers of more than a megabyte."""
-        state = PythonState(_most=most, _deepest=_MAX_NESTED if whole else MAX_DEPTH, _whole=whole)
+        deepest = _MAX_NESTED if whole else MAX_DEPTH
+        state = PythonState(_most=most, _deepest=deepest, _whole=whole, _root=value)
         try:
             state._add(path, value, 0)
         except _TooMuchError:
@@ -214,6 +219,19 @@ class PythonState:
     def is_as(self, other: PythonState) -> bool:
         """Whether nothing differs."""
         return self.leaves == other.leaves and self.orders == other.orders
+
+    def surely_is_of(self, value: Any) -> bool:
+        """Whether `value` holds the same objects in the same containers as when `inside` was given
+        it. So it is of most values, and to find it out takes a tenth of the time that `inside`
+        takes. What is false may be equal all the same."""
+        if value is not self._root or self._by_value:
+            return False
+        slots = ((in_slots(owner), attributes) for owner, attributes in self._slots)
+        return (
+            all(type(each) is kind for each, kind in self._kinds)
+            and all(_has_same_objects(*each) for each in self._contents)
+            and all(_has_same_objects(*each) for each in slots)
+        )
 
     def left(self, after: PythonState, slots: Slots | None = None) -> list[Left]:
         """How to put in place what a step has changed, if `after` is the state after it: plain
@@ -340,21 +358,25 @@ class PythonState:
         elif isinstance(value, Tensor):
             self._identify(path, "tensor", value)
         elif isinstance(value, np.ndarray):
+            self._by_value = True
             self._keep(value)
             digest = _digest(value.tobytes())
             self.leaves[path] = ("value", f"{value.dtype}{list(value.shape)} {digest}")
         elif isinstance(value, BUFFERS):
+            self._by_value = True
             self._keep(value)
             data = bytes_of(value)
             text = f"{type(value).__name__} of {len(data)} bytes {_digest(data)}"
             self.leaves[path] = ("value", text)
         elif isinstance(value, GENERATORS):
+            self._by_value = True
             before = _state_of(value)
             self.leaves[path] = ("value", f"state {_digest(_bytes(before))}")
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._generators.append((value, before))
         elif isinstance(value, ContextVar):
+            self._by_value = True
             self._keep(value)
             self.leaves[path] = ("type", type(value))
             self._add(f"{path}.get()", value.get(ABSENT), depth)
@@ -375,6 +397,7 @@ class PythonState:
             self._identify(path, "object", value)
         else:
             self._seen[id(value)] = value
+            self._kinds.append((value, type(value)))
             self.leaves[path] = ("type", type(value))
             if kind is not None:
                 self._add_items(path, value, kind, depth)
@@ -422,7 +445,7 @@ class PythonState:
 
     def _add_attributes(self, path: str, value: Any, depth: int) -> None:
         attributes = dict(getattr(value, "__dict__", {}))
-        if attributes:
+        if attributes or (self._most is not None and hasattr(value, "__dict__")):
             self._contents.append((vars(value), dict(attributes)))
         slots = in_slots(value)
         if slot_names(type(value)):
@@ -447,6 +470,20 @@ class PythonState:
         self._keep_data(path, value)
         self._seen[id(value)] = value
         self.leaves[path] = (kind, id(value))
+
+
+def _has_same_objects(container: Any, content: Any) -> bool:
+    kind = built_in(type(container))
+    if kind is None:
+        return False
+    if kind in (set, frozenset):
+        return set(map(id, kind.__iter__(container))) == set(map(id, content))
+    if kind.__len__(container) != len(content):
+        return False
+    if not issubclass(kind, dict):
+        return all(map(is_, kind.__iter__(container), content))
+    pairs = zip(kind.items(container), content.items(), strict=True)
+    return all(a is b and x is y for (a, x), (b, y) in pairs)
 
 
 def shown(path: str) -> str:
