@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fsdp_mlir.record.graph import split_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.strides import of_kernels
+from fsdp_mlir.support.fakes import fake_tensor
 
 _DECIDED_BY_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 # The layout of their results depends on whether MKL-DNN or cuDNN may be used.
@@ -26,8 +27,8 @@ _DECIDED_BY_SETTINGS = {
     torch.ops.aten.convolution_backward.default,
 }
 
-# What decides the form of a result: shape, strides, offset, dtype, device.
-_Form = tuple[torch.Size, tuple[int, ...], int, torch.dtype, torch.device]
+# What decides the form of a result: shape, strides, dtype, device, offset.
+_Form = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device, int]
 
 
 class _OtherError(Exception):
@@ -49,7 +50,7 @@ class FakeResults:
         if known is not None:
             kind, forms = known
             base = fakes[0] if func.is_view else None
-            results = [form and _made(mode, form, base) for form in forms]
+            results = [form and fake_tensor(mode, *form, base) for form in forms]
             return results[0] if kind is None else kind(results)
         args, kwargs = split_arguments(func, fakes)
         result = of_kernels(func, list(fakes), func(*args, **kwargs))
@@ -103,7 +104,7 @@ def _form(tensor: Tensor) -> _Form:
         or tensor.is_quantized
     ):
         raise _OtherError
-    place = tensor.storage_offset(), tensor.dtype, tensor.fake_device
+    place = tensor.dtype, tensor.fake_device, tensor.storage_offset()
     return tensor.shape, tensor.stride(), *place
 
 
@@ -129,14 +130,3 @@ def _described(
     if not is_usual or any(each.requires_grad for each in tensors):
         return None
     return kind, forms
-
-
-def _made(mode: FakeTensorMode, form: _Form, base: Tensor | None) -> FakeTensor:
-    shape, strides, offset, dtype, device = form
-    with in_kernel_invocation_manager(mode):
-        if base is None:
-            data = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-        else:
-            data = torch.empty((), dtype=dtype, device="meta")
-            data.set_(base.untyped_storage(), offset, shape, strides)
-    return FakeTensor(mode, data, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fsdp_mlir.support.fakes import fake_tensor
 from fsdp_mlir.support.layouts import placeholder
 from fsdp_mlir.view.model_view import ModelView
 
@@ -27,11 +28,12 @@ class FakeModel:
         self.view = view
         self.mode = _FakeMode(allow_non_fake_inputs=True)
         device = view.asked.device.type
+        place = torch.device(device)
         with self.mode:
             self.params = [
                 view.parameter(
                     param,
-                    torch.empty(param.tensor.shape, dtype=view.computed(param), device=device),
+                    fake_tensor(self.mode, param.tensor.shape, None, view.computed(param), place),
                 )
                 for param in view.params
             ]

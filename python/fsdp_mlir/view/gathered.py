@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_mlir.modules.placed import local, placed
 from fsdp_mlir.modules.weights import State, modules_by_path
 from fsdp_mlir.policy.unit_entry import Entries
+from fsdp_mlir.support.fakes import fake_tensor
 from fsdp_mlir.view.model_view import ModelView
 from fsdp_mlir.view.stand_ins import guarded
 
@@ -45,7 +47,8 @@ class Gathered:
             unit = entries.unit_of(param)
             if unit is None:
                 continue
-            stand_ins = sharded, left = _sharded(view, param)
+            mode = getattr(local(whole), "fake_mode", None)
+            stand_ins = sharded, left = _sharded(view, param, mode)
             self.names |= {id(x): param.name for each in stand_ins for x in (each, local(each))}
             held = set()
             for name in (param.name, *param.aliases):
@@ -105,13 +108,18 @@ class Gathered:
                 self.gather(unit)
 
 
-def _sharded(view: ModelView, param: State) -> tuple[nn.Parameter, nn.Parameter]:
+def _sharded(
+    view: ModelView, param: State, mode: FakeTensorMode | None
+) -> tuple[nn.Parameter, nn.Parameter]:
     """Stand-ins of what FSDP2 shows of a parameter before its unit is gathered, and after it is
-    freed."""
-    device, trained = view.asked.device.type, param.tensor.requires_grad
+    freed; without data in a `mode`."""
+    device, trained = torch.device(view.asked.device.type), param.tensor.requires_grad
 
     def stand_in(shape: Sequence[int], dtype: torch.dtype, place: Any) -> nn.Parameter:
-        data = torch.empty(shape, dtype=dtype, device=device)
+        if mode is not None:
+            data: Tensor = fake_tensor(mode, shape, None, dtype, device)
+        else:
+            data = torch.empty(shape, dtype=dtype, device=device)
         return nn.Parameter(place(data), requires_grad=trained)
 
     shown, dtype = view.asked.shown, param.tensor.dtype
