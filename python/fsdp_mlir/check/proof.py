@@ -245,6 +245,8 @@ def _check_steady(view: ModelView, first: PythonState, second: PythonState) -> N
 
 
 def _attributes(paths: list[str]) -> str:
+    # Hooks for state dicts, which FSDP2 registers at a model's first call, are the last to be told.
+    paths = [path for path in paths if "_state_dict_" not in path] or paths
     named = ", ".join(f"'{path}'" for path in paths[:3])
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return f"attribute{'s' if len(paths) > 1 else ''} {named}{more} " + (
