@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules.weights import saved_name
@@ -47,6 +46,9 @@ class OptimizerState:
         elif optimizer is None:
             raise TypeError("expected a compiled step: call it once, or give compile an example")
         elif makes and not optimizer.state:
+            # Imported here: it takes half as long as all of this package.
+            from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
             get_optimizer_state_dict(model, optimizer)  # which makes it
 
     @property
