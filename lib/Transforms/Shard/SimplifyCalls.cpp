@@ -177,11 +177,26 @@ private:
            });
   }
 
+  /// Whether the memory has the elements themselves, and not those of which a
+  /// view has only been marked as conjugated or negative: not every call takes
+  /// such a view.
+  static bool isResolved(Value value) {
+    while (auto call = value.getDefiningOp<CallOp>()) {
+      if (call.getCallee() == "aten::_conj" ||
+          call.getCallee() == "aten::_neg_view")
+        return false;
+      value = call.getViewedOperand(cast<OpResult>(value).getResultNumber());
+      if (!value)
+        break;
+    }
+    return true;
+  }
+
   /// Whether `operand` can stand for `result`, which has its elements in memory
   /// of its own. It is held longer then, for what the result would have taken.
   bool isNeedlessCopy(Value result, Value operand) const {
     return haveSameLayout(result, operand) && isPlain(result) &&
-           isPlain(operand) &&
+           isPlain(operand) && isResolved(operand) &&
            getNumElements(storages.getOwner(operand)) == getNumElements(result);
   }
 

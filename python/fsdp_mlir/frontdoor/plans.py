@@ -35,6 +35,7 @@ from fsdp_mlir.modules.place import Place
 from fsdp_mlir.record import collectives
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.state.trained import Bound, Trained
+from fsdp_mlir.step.nested import repetitions
 from fsdp_mlir.step.training_step import EachLoss, Loss
 from fsdp_mlir.support import build, policy_schema
 from fsdp_mlir.support.errors import CompileError, warn
@@ -293,6 +294,7 @@ class Plans:
             "(outputs)": request.keeps_outputs,
             "(numbers)": [f"{type(given[name]).__name__} {name}" for name in numbers],
             "(place)": request.place,
+            "(repeated)": repetitions(request.batch),
         }
 
         def make() -> str:

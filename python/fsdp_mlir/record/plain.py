@@ -3,8 +3,8 @@
 Composite operators and derivatives of ATen ask `isTensorSubclassLike`, which is true of all tensors
 under a dispatch mode, and then keep clear of sizes and branches that data decide. The sums of both
 ways differ in their order, or in more. The step is what plain tensors compute, so such an operator
-is recorded as they run it, or refused. test_plain.py compares both ways on all operators for which
-PyTorch has samples.
+is recorded as they run it, or refused. Checks of data that ATen leaves out under a mode are calls
+of the step. test_plain.py compares both ways on all operators for which PyTorch has samples.
 """
 
 from __future__ import annotations
@@ -43,10 +43,27 @@ def composites() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     for device in ("CPU", "CUDA"):  # before the composite kernel, unlike those of Autograd
         library.impl("cross_entropy_loss", _cross_entropy_loss, f"Autograd{device}")
+        library.impl("one_hot", _one_hot, f"Autograd{device}")
+        library.impl("_linalg_check_errors", _linalg_check_errors, f"Autograd{device}")
     try:
         yield
     finally:
         library._destroy()
+
+
+def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
+    """ATen looks at the least and the greatest class, and does not under a mode."""
+    if num_classes > 0 and self.numel() > 0:
+        torch._assert_async(
+            ((self >= 0) & (self < num_classes)).all(),
+            f"one_hot: expected classes from 0 to {num_classes - 1}",
+        )
+    return aten.one_hot.default._op_dk(_COMPOSITE, self, num_classes)
+
+
+def _linalg_check_errors(infos: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """ATen raises an error for what LAPACK reports, and not under a mode."""
+    torch._assert_async((infos == 0).all(), f"{api_name}: singular, or not positive definite")
 
 
 def _cross_entropy_loss(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.step.called import Call, Called
-from fsdp_mlir.step.nested import form, is_plain, named_leaves, rebuilt
+from fsdp_mlir.step.nested import form, is_plain, named_leaves, rebuilt, repetitions
 from fsdp_mlir.step.training_step import Loss, by_position, signature_of
 from fsdp_mlir.support.layouts import Strides, is_dense, laid_out
 
@@ -153,10 +153,11 @@ class Inputs:
         """The form by which plans are told apart. Equal on ranks that have batches of the same
         form."""
         numbers = {*self.numbers(batch), *self.held}
-        return tuple(
+        values = tuple(
             (name, type(value).__name__ if name in numbers else form(value, _form_of_tensor))
             for name, value in self.given(batch).items()
         )
+        return (*values, *repetitions(batch).items())
 
     def unlike(self, microbatches: Sequence[Batch]) -> str:
         """Why they have no plan together: it runs one graph for each. Empty if they are alike."""
@@ -225,6 +226,7 @@ def split(batch: Batch, count: int) -> list[Batch]:
         return [dict(batch)]
     pieces: list[Batch] = [{} for _ in range(count)]
     samples: int | None = None
+    chunks_of: dict[int, tuple[Tensor, ...]] = {}  # the same ones of a tensor that comes twice
     for name, value in batch.items():
         leaves = [leaf for leaf in named_leaves(name, value) if _is_tensor(*leaf)]
         for path, leaf in leaves:
@@ -237,7 +239,10 @@ def split(batch: Batch, count: int) -> list[Batch]:
                     f"for {count} microbatches to share, got shape {list(leaf.shape)}; give the "
                     "microbatches one by one, to step.accumulate or step.backward"
                 )
-        chunks = [_chunks(*leaf, count) for leaf in leaves]
+        for path, leaf in leaves:
+            if id(leaf) not in chunks_of:
+                chunks_of[id(leaf)] = _chunks(path, leaf, count)
+        chunks = [chunks_of[id(leaf)] for _, leaf in leaves]
         for index, piece in enumerate(pieces):
             piece[name] = rebuilt(value, iter([parts[index] for parts in chunks]))
     return pieces

@@ -117,6 +117,18 @@ def _containers(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any, t
             yield from _containers(name + key, each, depth + 1)
 
 
+def repetitions(named: Mapping[str, Any]) -> dict[str, str]:
+    """The tensors in these values that are the same object as an earlier one: their names, and its
+    name."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, value in named.items():
+        for path, leaf in named_leaves(name, value):
+            if isinstance(leaf, Tensor) and first.setdefault(id(leaf), path) != path:
+                found[path] = first[id(leaf)]
+    return found
+
+
 def form(value: Any, of_tensor: Callable[[Tensor], Any]) -> Any:
     """What two values that are alike but for the data of tensors have in common. Of an object that
     cannot be a part of a step, only the class."""

@@ -72,7 +72,8 @@ class TrainingStep(nn.Module):
     come with a dim 0 of one element, which the model does not see. In place of an input that
     `containers` has come the tensors in it (nested.py). `numbers` are the constants that may be
     others in each step, and `held` the places of further ones that code reads; if there are any,
-    their input is the last one.
+    their input is the last one. `repeated` has the tensors that are the same object as an earlier
+    one, by their names, which code may ask for: the model gets that one.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class TrainingStep(nn.Module):
         containers: Mapping[str, Any] | None = None,
         numbers: Iterable[str] = (),
         held: Mapping[str, Place] | None = None,
+        repeated: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -100,6 +102,7 @@ class TrainingStep(nn.Module):
         self._evaluating = False
         self._scalars = frozenset(scalars)
         self._containers = dict(containers or {})
+        self._repeated = dict(repeated or {})
         by_name = [x for x in (*self.names, *self._constants) if x not in self._by_position]
         self._of_loss = loss_inputs(loss, by_name)
         self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
@@ -180,13 +183,16 @@ class TrainingStep(nn.Module):
     def _held(self, tensors: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """The inputs in whose place these tensors come. CaptureError if the body changes one that
         is a container."""
-        if not self._scalars and not self._containers:
+        if not self._scalars and not self._containers and not self._repeated:
             yield tensors
             return
-        each = iter(tensors)
+        each, given = iter(tensors), dict[str, Tensor]()
 
         def tensor(name: str) -> Tensor:
-            return next(each).reshape(()) if name in self._scalars else next(each)
+            value = next(each)
+            if name not in self._repeated:
+                given[name] = value.reshape(()) if name in self._scalars else value
+            return given[self._repeated.get(name, name)]
 
         inputs, before = [], []
         for name in self.names:

@@ -15,6 +15,7 @@ from fsdp_mlir.modules.placed import local, placed
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.policy.policy import Units, read_policy
 from fsdp_mlir.step import numbers
+from fsdp_mlir.step.nested import repetitions
 from fsdp_mlir.step.training_step import TrainingStep, example_inputs, split_constants
 from fsdp_mlir.support.errors import located, source_of
 from fsdp_mlir.view.asked import Asked
@@ -44,6 +45,8 @@ class ModelView:
         units = Units(read_policy(asked.config), model)
         given, constants = split_constants(asked.args, asked.kwargs)
         inputs = example_inputs(model, given)
+        # The examples of a capture for other processes do not say what is the same there.
+        repeated = repetitions(inputs) if asked.outputs is not None else {}
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
         if asked.numbers or asked.held:
@@ -62,6 +65,7 @@ class ModelView:
             {name: value for name, value in given.items() if not isinstance(value, Tensor)},
             asked.numbers,
             asked.held,
+            repeated,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):

@@ -183,3 +183,39 @@ fsdp.program @train_step(%in: tensor<4x4xf32>, %cube: tensor<2x2x2xf32>) -> tens
   fsdp.gradients [@w] %h : tensor<4x4xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// A copy of a conjugated view stays: it has the elements, which the view only
+// marks, and not every call takes a view that does so. So does one of a view of
+// that view.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:       %[[conj:.+]] = aten.call "aten::_conj"
+// CHECK-NEXT:  %[[copy:.+]] = aten.call "aten::clone"(%[[conj]]
+// CHECK-NEXT:  aten.call "aten::view_as_real"(%[[copy]])
+// CHECK:       %[[neg:.+]] = aten.call "aten::_neg_view"
+// CHECK-NEXT:  %[[part:.+]] = aten.call "aten::view"(%[[neg]]
+// CHECK-NEXT:  %[[own:.+]] = aten.call "aten::clone"(%[[part]]
+// CHECK-NEXT:  aten.call "aten::sum"(%[[own]]
+// REMARK-NOT: not needed
+fsdp.param @w : tensor<4xf32>
+fsdp.program @train_step(%in: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %w = fsdp.read @w : tensor<4xf32>
+  %z = aten.call "aten::complex"(%w, %in) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xcomplex<f32>>
+  %conj = aten.call "aten::_conj"(%z) {views = array<i64: 0>} : (tensor<4xcomplex<f32>>) -> tensor<4xcomplex<f32>>
+  %copy = aten.call "aten::clone"(%conj, none) : (tensor<4xcomplex<f32>>) -> tensor<4xcomplex<f32>>
+  %pairs = aten.call "aten::view_as_real"(%copy) {views = array<i64: 0>} : (tensor<4xcomplex<f32>>) -> tensor<4x2xf32>
+  %sin = aten.call "aten::sin"(%w) : (tensor<4xf32>) -> tensor<4xf32>
+  %neg = aten.call "aten::_neg_view"(%sin) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<4xf32>
+  %part = aten.call "aten::view"(%neg, [2, 2]) {views = array<i64: 0>} : (tensor<4xf32>) -> tensor<2x2xf32>
+  %own = aten.call "aten::clone"(%part, none) : (tensor<2x2xf32>) -> tensor<2x2xf32>
+  %half = aten.call "aten::sum"(%own, none) : (tensor<2x2xf32>) -> tensor<f32>
+  %other = aten.call "aten::sum"(%pairs, none) : (tensor<4x2xf32>) -> tensor<f32>
+  %loss = aten.call "aten::add.Tensor"(%half, %other, 1) : (tensor<f32>, tensor<f32>) -> tensor<f32>
+  fsdp.phase backward
+  %g = aten.call "aten::cos"(%w) : (tensor<4xf32>) -> tensor<4xf32>
+  fsdp.gradients [@w] %g : tensor<4xf32>
+  fsdp.return %loss : tensor<f32>
+}
