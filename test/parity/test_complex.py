@@ -30,7 +30,8 @@ class Spectral(nn.Module):
         spectrum = torch.fft.rfft(x, dim=1)[:, : self.weight.shape[0]]
         mixed = torch.einsum("bmi,mio->bmo", spectrum.to(self.weight.dtype), self.weight)
         mixed = mixed * self.phase[:, None].conj()
-        return torch.fft.irfft(mixed, n=x.shape[1], dim=1).to(x.dtype)
+        power = torch.view_as_real(mixed.conj() * (1 + 2j)).square().mean()
+        return (torch.fft.irfft(mixed, n=x.shape[1], dim=1) * (1 + power)).to(x.dtype)
 
 class Operator(nn.Module):
     def __init__(self, dtype):
