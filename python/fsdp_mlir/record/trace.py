@@ -99,10 +99,10 @@ class Recorder(TorchDispatchMode):
         first_constant: int,
         device: Device,
         numbers: bool,
-        results: FakeResults,
+        results: FakeResults | None = None,
     ) -> None:
         super().__init__()
-        self._results = results
+        self._results = results or FakeResults()
         self._target, self._device = device, device.type
         self._first_constant = first_constant
         self._literals: dict[tuple[Any, ...], FakeTensor] = {}
