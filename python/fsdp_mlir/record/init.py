@@ -151,8 +151,8 @@ class _InitRecorder(Recorder):
 
     def _emit(self, func: OpOverload, args: list[Any], type_: TensorType, origin: Origin) -> str:
         """Records a call that the factory did not make."""
-        name = f"v{self._count}"
-        self._count += 1
+        name = f"v{self.trace.count}"
+        self.trace.count += 1
         self.trace.nodes.append(Node(func, args, [name], [type_], origin))
         return name
 
