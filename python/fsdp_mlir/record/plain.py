@@ -9,12 +9,15 @@ of the step. test_plain.py compares both ways on all operators for which PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+
+from fsdp_mlir.support.errors import located, model_frame
 
 aten = torch.ops.aten
 
@@ -37,18 +40,44 @@ def decided_by_data(func: OpOverload) -> str | None:
     return None if node is None else _BY_DATA.get((node.name(), func))
 
 
+_QUANTILES = [
+    *(aten.quantile.default, aten.quantile.scalar),
+    *(aten.nanquantile.default, aten.nanquantile.scalar),
+]
+
+
 @contextmanager
 def composites() -> Iterator[None]:
     """While it is entered, composite operators run as on plain tensors."""
     library = torch.library.Library("aten", "IMPL")
-    for device in ("CPU", "CUDA"):  # before the composite kernel, unlike those of Autograd
-        library.impl("cross_entropy_loss", _cross_entropy_loss, f"Autograd{device}")
-        library.impl("one_hot", _one_hot, f"Autograd{device}")
-        library.impl("_linalg_check_errors", _linalg_check_errors, f"Autograd{device}")
+    for key in ("AutogradCPU", "AutogradCUDA"):  # before the composite kernel, unlike Autograd
+        library.impl("cross_entropy_loss", _cross_entropy_loss, key)
+        for overload in _QUANTILES:
+            library.impl(overload.name().removeprefix("aten::"), _quantile(overload), key)
+        library.impl("one_hot", _one_hot, key)
+        library.impl("_linalg_check_errors", _linalg_check_errors, key)
     try:
         yield
     finally:
         library._destroy()
+
+
+def _quantile(overload: OpOverload) -> Callable[..., Tensor]:
+    """ATen selects in plain tensors, and sorts others: among equal elements, such as the zeros of a
+    ReLU, the gradient goes to another one."""
+
+    def quantile(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if torch.is_grad_enabled() and self.requires_grad:
+            frame = model_frame()
+            raise located(
+                (frame.f_code.co_filename, frame.f_lineno),
+                f"the derivative of '{overload.name().replace('::', '.')}' goes to another one of "
+                "equal elements under a dispatch mode than in eager PyTorch; use torch.sort",
+            )
+        made: Tensor = overload._op_dk(_COMPOSITE, self, *args, **kwargs)
+        return made
+
+    return quantile
 
 
 def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
