@@ -82,6 +82,8 @@ CHANGES: list[tuple[str, Callable[[Any], Any]]] = [
     ("object", lambda v: v.inner.y.append(2)),
     ("empty", lambda v: assign(v, "x", 1)),
     ("empty", lambda v: assign(v, "__class__", Other)),
+    ("empty", lambda v: assign(v, "__dict__", {"x": 1})),
+    ("named", lambda v: assign(v, "__dict__", {"extra": [2, 3]})),
     ("named", lambda v: v.extra.append(1)),
     ("named", lambda v: assign(v, "more", 1)),
     ("named", lambda v: v["a"].append(1)),

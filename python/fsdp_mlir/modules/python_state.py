@@ -90,7 +90,8 @@ class PythonState:
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
-    _kinds: list[tuple[Any, type]] = field(default_factory=list)  # of what it looked into
+    # What it looked into, with its class and its attributes, which may be replaced.
+    _kinds: list[tuple[Any, type, Any]] = field(default_factory=list)
     _root: Any = None  # that of `inside`
     _by_value: bool = False  # something other than a container was compared by what it holds
     _from_end: bool = False
@@ -228,7 +229,10 @@ class PythonState:
             return False
         slots = ((in_slots(owner), attributes) for owner, attributes in self._slots)
         return (
-            all(type(each) is kind for each, kind in self._kinds)
+            all(
+                type(each) is kind and getattr(each, "__dict__", None) is attributes
+                for each, kind, attributes in self._kinds
+            )
             and all(_has_same_objects(*each) for each in self._contents)
             and all(_has_same_objects(*each) for each in slots)
         )
@@ -397,7 +401,7 @@ class PythonState:
             self._identify(path, "object", value)
         else:
             self._seen[id(value)] = value
-            self._kinds.append((value, type(value)))
+            self._kinds.append((value, type(value), getattr(value, "__dict__", None)))
             self.leaves[path] = ("type", type(value))
             if kind is not None:
                 self._add_items(path, value, kind, depth)
