@@ -75,6 +75,11 @@ def of_dicts_of_a_file(model: Any, x: Tensor) -> Tensor:
     return loss + penalty * parts.get("l2", 0.0)
 
 
+def of_a_dict_twice(model: Any, x: Tensor) -> Tensor:
+    model.weights = WEIGHTS
+    return model.output(x).square().mean() * model.weights["kl"] + WEIGHTS["kl"]
+
+
 def recomputed(model: Any, x: Tensor) -> Tensor:
     def scaled(x: Tensor) -> Tensor:
         return torch.tanh(model.output(x) * model.beta)
@@ -168,6 +173,7 @@ CASES: list[tuple[Callable[..., Tensor], Change, int]] = [
     (of_a_file, set_scale, 3),  # whether it is more than 3
     (of_a_dict, set_gain, 2),
     (of_dicts_of_a_file, set_weights, 2),
+    (of_a_dict_twice, set_weights, 2),
     (of_a_dict, set_dict, 6),  # with those of the other dict and key
 ]
 

@@ -243,7 +243,13 @@ class Unchanged:
         for each in self._outside:
             if (place := _writable(each.place)) is not None:
                 places.append((place, each.copy))
-        return {place.label: (place, value) for place, value in places if is_number(value)}
+        # One dict may be held in several places.
+        once = {place.key: (place, value) for place, value in reversed(places)}
+        return {
+            place.label: (place, value)
+            for place, value in reversed(once.values())
+            if is_number(value)
+        }
 
     def moved(self) -> list[str]:
         """The names of the numbers that are others now, if nothing else has changed."""
