@@ -12,22 +12,9 @@ import pytest
 import torch
 from fsdp_mlir import CaptureError
 from fsdp_mlir.record.backward_graph import BackwardGraph
+from test_proof import Net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-
-
-class Net(nn.Module):
-    """A linear layer, and what a test adds to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.step(self.linear(x)).square().mean()
-
-    def step(self, x: Tensor) -> Tensor:
-        return x
 
 
 def moment() -> float:

@@ -25,7 +25,8 @@ using plan::DType;
 
 /// In its scope the calling thread keeps denormal numbers, whatever
 /// torch.set_flush_denormal has said: FSDP2's sums are made in threads of the
-/// backend's own, which that does not reach.
+/// backend's own, which that does not reach. Elsewhere than on x86 it does
+/// nothing.
 class KeepDenormals {
 public:
 #ifdef __SSE__
