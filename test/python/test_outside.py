@@ -128,6 +128,23 @@ def test_parts_of_a_librarys_object() -> None:
     assert is_part_of(Namespace, _Matched())
 
 
+def test_methods_that_are_hooks_of_a_module_beside_the_model() -> None:
+    """Each is followed once: the search for what the code reaches ends."""
+
+    class Watcher:
+        scale = torch.ones(())
+
+        def watch(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return output * self.scale
+
+    teacher, watcher = nn.Linear(2, 2), Watcher()
+    teacher.register_forward_hook(watcher.watch)
+    watcher.scale = torch.zeros(())
+    found = outside.reached(nn.Linear(2, 2), lambda model, x: model(x) - teacher(x))
+    assert [module for _, module in found.modules] == [teacher]
+    assert any(place.holds(watcher.scale) for place in found.places)
+
+
 def test_numbers_that_are_made_at_each_look() -> None:
     """Such as a part of NumPy's functions, which is read-only. A zero's sign counts."""
     place = Place(np.random.seed, "__vectorcalloffset__", "seed.__vectorcalloffset__")

@@ -100,7 +100,7 @@ class Search:
         self._named_outside: set[str] = set()  # by that which is not of the modules' classes
         self._got: set[str] = set()  # by objects such as operator.attrgetter
         self._wrappers: dict[int, FunctionType] = {}  # of libraries
-        self._owners: list[tuple[str, dict[str, Any]]] = []  # of methods
+        self._owners: dict[int, tuple[str, dict[str, Any]]] = {}  # of methods
         self._passed: dict[int, tuple[str, Any]] = {}  # those that methods pass on
         self._tools: dict[int, tuple[str, Any]] = {}  # see _add_tool
         self._keys: dict[int, tuple[str, Any, Mapping[str, Any]]] = {}  # see named
@@ -118,7 +118,7 @@ class Search:
                 self._look_into(self._functions.pop())
             for label, module in list(self._reached.values()):
                 self._look_into_module(label, module)
-            for label, attributes in self._owners:
+            for label, attributes in list(self._owners.values()):
                 for name in sorted(self._got & attributes.keys()):
                     self._add(attributes, name, f"{label}.{name}")
             for label, owner in list(self._passed.values()):
@@ -321,7 +321,7 @@ class Search:
         if names & DYNAMIC:
             self.add_object(label, owner)
         else:
-            self._owners.append((label, attributes))
+            self._owners.setdefault(id(attributes), (label, attributes))
             self._add_named(label, owner, names)
 
     def _methods_from(self, function: FunctionType, owner: type) -> set[FunctionType]:
