@@ -66,7 +66,7 @@ class Case:
     model: Model
     optimizer: dict[str, Any]
     world: int = 2
-    steps: int = 20
+    steps: int = 8
     reshard: str = "default"  # or "true", "false", "2"
     # "mixed_precision" of units by pattern, formed before the model's; "" for all others.
     precision: dict[str, Any] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def execute(
     command: list[Any],
     *,
     env: dict[str, str] | None = None,
-    timeout: float = 300,
+    timeout: float = 600,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; with `check`, a failure raises with the command's output."""
@@ -149,7 +149,7 @@ def capture(
     model: Model,
     directory: Path,
     *,
-    samples: int = 50,
+    samples: int = 22,
     precision: dict[str, Any] | None = None,
     reshard: str = "default",
 ) -> Captured:

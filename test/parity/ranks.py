@@ -41,7 +41,7 @@ class Ended(NamedTuple):
 
 
 def run_ranks(
-    module: str, args: list[Any], world: int, *, timeout: float = 300, attempts: int = 1
+    module: str, args: list[Any], world: int, *, timeout: float = 600, attempts: int = 1
 ) -> None:
     """Runs `module`.main() with `args` in `world` ranks; the first that fails ends the others. A
     run in which a rank dies of a signal is made again while there are attempts left.
@@ -55,7 +55,7 @@ def run_ranks(
 
 
 def run_program(
-    script: Path, world: int, *args: Any, timeout: float = 300
+    script: Path, world: int, *args: Any, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script with `args` as torchrun would; the first rank that fails ends the others.
     Returns what all of them wrote."""

@@ -60,6 +60,7 @@ def both(captured: Capture, reference: Reference, case: Case, stem: str) -> tupl
     return run_plan(captured(case.model, case.precision), case, stem), reference(case)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("mode", MODES)
@@ -108,6 +109,7 @@ FURTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FURTHER)
 def test_further_policies(captured: Capture, reference: Reference, name: str, mode: str) -> None:
@@ -119,6 +121,7 @@ def test_further_policies(captured: Capture, reference: Reference, name: str, mo
         assert ours.column("grad_norm") == theirs.column("grad_norm")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_mixed_precision_reduced_once(captured: Capture, reference: Reference, policy: str) -> None:
     case = Case(LLAMA, ADAMW_FUSED, 2, 5, training=training("not_reduced"))
@@ -182,6 +185,7 @@ IGNORED = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", ["all_reduced", "not_reduced"])
 @pytest.mark.parametrize("patterns", IGNORED.values(), ids=IGNORED)
 def test_ignored_parameters(
@@ -192,6 +196,7 @@ def test_ignored_parameters(
     assert_equal_bits(*both(captured, reference, case, f"ignored_{mode}"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_ignored_parameters_on_replicas(captured: Capture, reference: Reference, mode: str) -> None:
     case = Case(LLAMA, SGD, 4, 4, training=training(mode, "2x2", ignore=["**norm*.weight"]))

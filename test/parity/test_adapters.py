@@ -55,6 +55,7 @@ def test_accelerate(tmp_path: Path) -> None:
         assert_same(got, want)
 
 
+@pytest.mark.exhaustive
 def test_fabric_and_tensorboard(tmp_path: Path) -> None:
     lines, saved = run_both("fabric_loop.py", tmp_path, ADAPTERS)
     losses = [loss for (loss,) in values(lines, r"rank \d: step \d+ \{'loss': ([\d.]+)")]
@@ -80,6 +81,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+@pytest.mark.exhaustive
 def test_lightning_trainer(tmp_path: Path) -> None:
     lines, saved = run_both("lightning_trainer.py", tmp_path, ADAPTERS)
     losses = values(lines, r"rank \d: loss (\S+) (\S+)")

@@ -179,6 +179,7 @@ def assert_same(case: dict[str, Any], world: int, directory: Path) -> None:
     assert found == [[]] * world
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, tmp_path: Path) -> None:
     assert_same(CASES[name], 2, tmp_path)
@@ -208,12 +209,14 @@ def test_one_rank(tmp_path: Path) -> None:
     assert_same(CASES["layers"] | {"max_norm": 0.1, "accumulation": 2}, 1, tmp_path)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mesh", [[2, 2], [1, 4], [2, 1], [1, 2]], ids=str)
 def test_replicas(mesh: list[int], tmp_path: Path) -> None:
     case = CASES["ignored"] | {"mesh": mesh}
     assert_same(case, mesh[0] * mesh[1], tmp_path)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("key", ["reduce_each_microbatch", "all_reduce_each_microbatch"])
 @pytest.mark.parametrize("mesh", [[2, 1], [1, 2]], ids=str)

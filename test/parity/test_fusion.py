@@ -216,6 +216,7 @@ def test_stats_and_remarks_say_what_is_fused(captured: Captured) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(6000)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_input_has_the_bits_of_its_call(target: str, tmp_path: Path) -> None:
     command = [sys.executable, HERE / "kernel_bits.py", "--target", target, "--folder", tmp_path]

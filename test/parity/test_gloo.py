@@ -38,6 +38,7 @@ def products() -> Iterator[Any]:
             yield pytest.param(model, policy, marks=[] if runs else [pytest.mark.exhaustive])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model, policy", products())
 def test_four_ranks(captured: Capture, reference: Reference, model: str, policy: str) -> None:
     case = make_case(model, policy, 4)
@@ -71,6 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_schedules(captured: Capture, reference: Reference, name: str) -> None:
     """`device`: gathered parameters and buffers of collectives have places in the arena."""
@@ -118,6 +120,7 @@ OFFLOADED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("optimizer", [ADAMW, ADAMW_FUSED], ids=["adamw", "fused"])
 @pytest.mark.parametrize("name", OFFLOADED)
 def test_offload(

@@ -55,6 +55,7 @@ def both(captured: Capture, reference: Reference, case: Case, stem: str) -> tupl
     return run_plan(captured(case.model, case.precision), case, stem), reference(case)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_two_ranks(captured: Capture, reference: Reference, model: Model, policy: str) -> None:
@@ -71,6 +72,7 @@ def test_output_of_the_root(captured: Capture, reference: Reference, model: Mode
     assert_equal_bits(*both(captured, reference, case, "output"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["bf16", "bf16_reduce_fp32", "fp16", "fp32_reduce_bf16"])
 def test_one_rank(captured: Capture, reference: Reference, policy: str) -> None:
     case = Case(LLAMA, ADAMW_FUSED, world=1, steps=5, precision=POLICIES[policy])
@@ -101,6 +103,7 @@ UNITS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", UNITS)
 def test_policies_of_units(captured: Capture, reference: Reference, policy: str) -> None:
     case = Case(LLAMA, ADAMW_FUSED, steps=5, precision=UNITS[policy])
@@ -126,6 +129,7 @@ def test_dropout(captured: Capture, reference: Reference) -> None:
     assert_equal_bits(*both(captured, reference, case, "dropout"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", ["bf16", "bf16_reduce_fp32", "fp16"])
 def test_four_ranks(captured: Capture, reference: Reference, policy: str) -> None:
     case = Case(LLAMA, ADAMW_FUSED, world=4, steps=5, precision=POLICIES[policy])
@@ -135,6 +139,7 @@ def test_four_ranks(captured: Capture, reference: Reference, policy: str) -> Non
     assert_equal_bits(ours, theirs)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["bf16", "bf16_reduce_fp32", "fp16", "fp32_reduce_fp16"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_replicas(captured: Capture, reference: Reference, policy: str, shards: int) -> None:
@@ -144,6 +149,7 @@ def test_replicas(captured: Capture, reference: Reference, policy: str, shards: 
     assert_equal_bits(*both(captured, reference, case, f"replicas{world}"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("save", [None, ["aten::mm"]], ids=["full", "selective"])
 @pytest.mark.parametrize("policy", ["bf16", "fp16_reduce_fp32"])
 def test_recomputation(
@@ -190,6 +196,7 @@ DIVISIONS: dict[str, tuple[str | None, dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_division(captured: Capture, reference: Reference, name: str) -> None:
     policy, training, world = DIVISIONS[name]
@@ -198,6 +205,7 @@ def test_division(captured: Capture, reference: Reference, name: str) -> None:
     assert_equal_bits(*both(captured, reference, case, "division"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("training", [{}, HSDP], ids=["shards", "replicas"])
 @pytest.mark.parametrize("comm", ["shm", "gloo"])
 def test_factor_of_ones_own(

@@ -136,6 +136,7 @@ def go_on(world: World, folder: Path) -> int:
     return int(found[1]) if found else 0
 
 
+@pytest.mark.one_in(3)
 def test_killed(
     worlds: Callable[[int], World],
     fault: Fault,
@@ -217,6 +218,7 @@ def run_with(call: str, world: World, folder: Path, *words: Any) -> Any:
     return execute(command, env=environment, timeout=LIMIT_S, check=False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_save_that_fails(worlds: Callable[[int], World], name: str, tmp_path: Path) -> None:
     world = worlds(2)

@@ -91,6 +91,7 @@ class Runs:
         return lines, self.weights.read_bytes()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_killed_run_goes_on(captured: Capture, name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -204,6 +205,7 @@ def hashes(checkpoint: Path) -> dict[tuple[str, str], str]:
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["dropout", "replicas", "offload", "ignored", "loss_scaling"])
 def test_copies_beside_the_next_step(captured: Capture, name: str, tmp_path: Path) -> None:
     """A plan that stages checkpoints saves what one that stops for that does."""
@@ -226,6 +228,7 @@ def test_copies_beside_the_next_step(captured: Capture, name: str, tmp_path: Pat
         assert saved[0] == saved[1] == saved[2], step
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("ways", [("shm", 0), ("gloo", 0), ("shm", 1), ("gloo", 2)])
 def test_each_way_to_start(captured: Capture, ways: tuple[str, int], tmp_path: Path) -> None:
     comm, nodes = ways

@@ -49,6 +49,7 @@ def compare(
 # --- clipping
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("norm_type", [1, 2, "inf"])
 @pytest.mark.parametrize("model", [LLAMA, OWN], ids=["llama", "own_parameters"])
 def test_clipping(
@@ -169,6 +170,7 @@ def test_plugin(captured: Capture, reference: Reference) -> None:
 # --- accumulation
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reduce_each", [True, False])
 @pytest.mark.parametrize("reshard", ["default", "false"])
 def test_accumulation(
@@ -179,6 +181,7 @@ def test_accumulation(
     compare(captured, reference, case, f"accumulate_{reshard}_{reduce_each}")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reduce_each", [True, False])
 @pytest.mark.parametrize("world", [1, 4])
 def test_accumulation_at_other_sizes(

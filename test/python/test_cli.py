@@ -232,6 +232,7 @@ def test_words_spread_over_the_vocabulary() -> None:
     assert len(set(tokens.tolist())) > 2000
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

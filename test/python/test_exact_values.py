@@ -164,6 +164,7 @@ def assert_seen(model: nn.Module, change: Callable[[], Any], *, is_kept: bool = 
     assert unchanged.holds()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_global", [False, True], ids=["attribute", "global"])
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_a_change_in_place(name: str, is_global: bool, monkeypatch: pytest.MonkeyPatch) -> None:

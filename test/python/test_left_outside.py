@@ -224,6 +224,7 @@ def losses(
     return [*found, [param.full_tensor().tolist() for param in model.parameters()]]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", PLANNED)
 def test_a_plan_leaves_what_fsdp2_does(kind: Any, place: Callable[[Any], Loss]) -> None:

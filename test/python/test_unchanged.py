@@ -150,6 +150,7 @@ WITHOUT_PLAN: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_a_change_is_followed(name: str) -> None:
     pair = Twins(fallback="error")
@@ -440,6 +441,7 @@ OUTSIDE: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_the_code_reads_from_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loss, change = OUTSIDE[name]
