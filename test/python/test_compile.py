@@ -555,3 +555,33 @@ def test_without_an_optimizer() -> None:
         )
         with pytest.raises(TypeError, match="expected an optimizer in compile"):
             call(*arguments)
+
+
+def test_a_unit_is_sharded_after_the_first_forward() -> None:
+    """As where a head is replaced after an evaluation: FSDP2 initialises it by itself."""
+    losses = []
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    for compiles in (True, False):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        for part in (model[0], model[2], model):
+            torch.distributed.fsdp.fully_shard(part)
+        model(x).sum().backward()
+        model.zero_grad()
+        model[2] = torch.distributed.fsdp.fully_shard(nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = lambda output: output.square().mean()  # noqa: E731
+        step = None
+        if compiles:
+            step = fsdp_mlir.compile(model, loss=loss, optimizer=optimizer, fallback="error")
+        for _ in range(3):
+            if step is not None:
+                losses.append(step(x).item())
+                continue
+            value = loss(model(x))
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(value.item())
+    assert losses[:3] == losses[3:]
+    assert losses[2] < losses[1] < losses[0]

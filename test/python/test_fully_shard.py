@@ -454,34 +454,3 @@ def test_fully_shard_alone_in_a_process() -> None:
         dist.destroy_process_group()
     finally:
         dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
-
-
-def test_a_unit_is_sharded_after_the_first_forward() -> None:
-    """As where a head is replaced after an evaluation: FSDP2 initialises it by itself."""
-    torch.manual_seed(0)
-    losses = []
-    x = torch.randn(4, 4)
-    for compiles in (True, False):
-        torch.manual_seed(1)
-        model = Model()
-        for part in (*model.layers, model.head, model):
-            torch.distributed.fsdp.fully_shard(part)
-        model(x).sum().backward()
-        model.zero_grad()
-        model.head = torch.distributed.fsdp.fully_shard(nn.Linear(4, 2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss = lambda output: output.square().mean()  # noqa: E731
-        step = None
-        if compiles:
-            step = fsdp_mlir.compile(model, loss=loss, optimizer=optimizer, fallback="error")
-        for _ in range(3):
-            if step is not None:
-                losses.append(step(x).item())
-                continue
-            value = loss(model(x))
-            value.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(value.item())
-    assert losses[:3] == losses[3:]
-    assert losses[2] < losses[1] < losses[0]
