@@ -381,7 +381,7 @@ def test_dry_run(llama: Captured, plan: Path, tmp_path: Path) -> None:
     for line in [
         "ranks            2 on cpu by shm",
         "tokens a step    128",
-        f"data             {llama.data} (safetensors, 50 samples), in order; 12.5 steps an epoch",
+        f"data             {llama.data} (safetensors, 22 samples), in order; 5.5 steps an epoch",
         f"weights          {llama.weights}",
     ]:
         assert line in done.stdout.splitlines()
