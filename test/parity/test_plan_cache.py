@@ -282,6 +282,7 @@ OTHER = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", OTHER)
 def test_another_step_is_captured(job: Job, name: str) -> None:
     job.before(OTHER[name])
@@ -322,6 +323,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_lies_deeper_is_told(job: Job, name: str) -> None:
     for value, captures in (("2.0", 1), ("3.0", 1), ("2.0", 0)):
