@@ -218,9 +218,15 @@ class _Names:
     def holds(self) -> bool:
         return self._attributes.keys() == self._before
 
-    def changes(self) -> Iterator[tuple[tuple[int, str], str]]:
+    def changes(self) -> Iterator[tuple[tuple[int, str], str, bool]]:
         for name in sorted(self._attributes.keys() ^ self._before):
-            yield (id(self.owner), name), f"'{self._label}.{name}' is new or gone"
+            text = f"'{self._label}.{name}' is new or gone"
+            yield (id(self.owner), name), text, not self._is_special(name)
+
+    def _is_special(self, name: str) -> bool:
+        """Whether it is a method that no code names, such as that of an operator."""
+        is_method = name in self._before or callable(self._attributes.get(name))
+        return isinstance(self.owner, type) and name[:2] == "__" == name[-2:] and is_method
 
 
 class _Memo:
@@ -281,8 +287,8 @@ class Calls:
             if name := module.change():
                 yield (id(module.module), name), f"'{module.label}.{name}' is another one"
 
-    def named(self) -> Iterator[tuple[tuple[int, str], str]]:
-        """Attributes that are new or gone, which matters if code reads them."""
+    def named(self) -> Iterator[tuple[tuple[int, str], str, bool]]:
+        """Attributes that are new or gone, and whether that matters only if code reads them."""
         for each in self._named:
             yield from each.changes()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import CellType, FunctionType
@@ -32,6 +32,8 @@ _PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set, torch.dtype
 _DICTS = (dict, OrderedDict, defaultdict)
 _MOST_ITEMS = 256  # of a dict with numbers that a loop may change
 _MOST_LEAVES = 2000  # of a value that is compared by all that it holds
+_ALL_LEAVES = 200_000  # of all such values, after which only small ones are compared
+_FEW_LEAVES = 50
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class _Change:
     mode: bool = False  # train or eval mode
     attribute: bool = False  # of an object that is still the same
 
+    def is_unread(self, names: frozenset[str] | None) -> bool:
+        """Whether it is an attribute that is not among those that code may read."""
+        return self.attribute and names is not None and self.key[1] not in names
+
 
 @dataclass(frozen=True)
 class _Held:
@@ -55,9 +61,9 @@ class _Held:
     change: _Change  # its text is the path
     whole: bool = True  # also what is deep in it
 
-    def inside(self) -> PythonState | None:
+    def inside(self, most: int = _MOST_LEAVES) -> PythonState | None:
         """All that it holds; None if that is too much to compare."""
-        return PythonState.inside(self.change.text, self.value, _MOST_LEAVES, whole=self.whole)
+        return PythonState.inside(self.change.text, self.value, most, whole=self.whole)
 
     @property
     def value(self) -> Any:
@@ -126,14 +132,30 @@ class Unchanged:
         self._calls = Calls(found)
         # Modules may share a value, such as their model's configuration.
         once = {id(value): held for value, held in reversed(list(self._holding()))}
-        self._deep = []
-        for held in once.values():
-            for each in (held, replace(held, whole=False)):
-                if (inside := each.inside()) is not None:
-                    self._deep.append((each, inside))
-                    break
+        self._deep = list(self._inside_of(once.values(), found.names))
         self._shared = list(self._sharing())
         self._in_dicts = list(self._numbers_in_dicts())
+
+    @staticmethod
+    def _inside_of(
+        values: Iterable[_Held], names: frozenset[str] | None
+    ) -> Iterator[tuple[_Held, PythonState]]:
+        """What they hold. Most are a part of others: one is not compared by itself if it is a part
+        of one that is compared as a whole, under a name that code reads."""
+        parts = set[int]()
+        leaves = 0
+        for held in values:
+            if id(held.value) in parts:
+                continue
+            most = _MOST_LEAVES if leaves < _ALL_LEAVES else _FEW_LEAVES
+            for each in (held, replace(held, whole=False)):
+                inside = each.inside(most)
+                leaves += most if inside is None else len(inside.leaves)
+                if inside is not None:
+                    yield each, inside
+                    if each.whole and not each.change.is_unread(names or frozenset()):
+                        parts |= inside.looked_into()
+                    break
 
     def _numbers_in_dicts(self) -> Iterator[tuple[Place, int | float]]:
         """Those of dicts that attributes hold, or places outside of the model."""
@@ -226,8 +248,7 @@ class Unchanged:
         train and eval modes."""
         read = attributes_read(self._model, self._loss, self._kernels)
         for change in self._changes():
-            unread = change.attribute and read is not None and change.key[1] not in read
-            if not unread and (training or not change.mode):
+            if not change.is_unread(read) and (training or not change.mode):
                 return False
         return True
 
@@ -301,8 +322,8 @@ class Unchanged:
                 yield _Change((id(kind), ""), f"forward of '{kind.__name__}' is another one", where)
         for key, text in self._calls.changes():
             yield _Change(key, text)
-        for key, text in self._calls.named():
-            yield _Change(key, text, attribute=True)
+        for key, text, attribute in self._calls.named():
+            yield _Change(key, text, attribute=attribute)
         for each in self._outside:
             if not each.holds():
                 place = each.place

@@ -6,6 +6,7 @@ import argparse
 import array
 import ctypes
 import enum
+import gc
 import os
 import random
 import sys
@@ -17,7 +18,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from types import CellType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
+from types import (
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -46,6 +54,12 @@ _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _MODELS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("models", "integrations"))
 _NUMBERS = (bool, int, float, complex)
 _BUILT_IN = {dict, OrderedDict, list, tuple, set, frozenset, deque}
+# Of mappings; the classes of views of an OrderedDict are others.
+_VIEWS = {MappingProxyType} | {
+    type(view)
+    for each in ({}, OrderedDict())
+    for view in (each.keys(), each.values(), each.items())
+}
 # Attributes of every module, of hooks for instance.
 OF_MODULES = frozenset(vars(nn.Module()))
 Code = FunctionType | ModuleType | type
@@ -58,6 +72,17 @@ class _Absent:
 
 ABSENT = _Absent()
 REFERENT = "()"  # the name of what a weak reference leads to
+
+
+def opened(value: Any) -> Any:
+    """The mapping behind a view of it, such as a read-only proxy; anything else as it is. What is
+    in a class is its own."""
+    while type(value) in _VIEWS:
+        behind = gc.get_referents(value)[0]
+        if isinstance(behind, dict) and "__module__" in behind:
+            break
+        value = behind
+    return value
 
 
 @lru_cache(maxsize=4096)

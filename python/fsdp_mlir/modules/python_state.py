@@ -48,6 +48,7 @@ from fsdp_mlir.modules.place import (
     bytes_of,
     has_own_attributes,
     is_same,
+    opened,
     size_of,
     slot_names,
 )
@@ -221,6 +222,10 @@ class PythonState:
         """Whether nothing differs."""
         return self.leaves == other.leaves and self.orders == other.orders
 
+    def looked_into(self) -> set[int]:
+        """The ids of the containers and objects of which it has all that they hold."""
+        return {id(each) for each, _, _ in self._kinds}
+
     def surely_is_of(self, value: Any) -> bool:
         """Whether `value` holds the same objects in the same containers as when `inside` was given
         it. So it is of most values, and to find it out takes a tenth of the time that `inside`
@@ -354,6 +359,7 @@ class PythonState:
     def _add(self, path: str, value: Any, depth: int) -> None:
         if self._most is not None and len(self.leaves) >= self._most:
             raise _TooMuchError
+        value = opened(value)
         kind = built_in(type(value))
         if self._most is not None and _is_costly(value):
             self._identify(path, "object", value)
@@ -366,6 +372,10 @@ class PythonState:
             self._keep(value)
             digest = _digest(value.tobytes())
             self.leaves[path] = ("value", f"{value.dtype}{list(value.shape)} {digest}")
+            if value.dtype == object and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                for index, member in enumerate(value.flat):
+                    self._add(f"{path}.flat[{index}]", member, depth + 1)
         elif isinstance(value, BUFFERS):
             self._by_value = True
             self._keep(value)

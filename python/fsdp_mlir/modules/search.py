@@ -51,10 +51,12 @@ from fsdp_mlir.modules.place import (
     is_users,
     methods_of,
     model_class,
+    opened,
     referent,
     slot_names,
 )
 from fsdp_mlir.modules.untaken import is_taken_from
+from fsdp_mlir.support.errors import CaptureError
 
 # What reads attributes by names that are not in the code, and what reads all of an object.
 DYNAMIC = {"__dict__", "vars", "__getattribute__", "attrgetter"}
@@ -72,6 +74,7 @@ _OF_IMPORTS = {"modules", "path", "meta_path", "path_hooks", "path_importer_cach
 _PLAIN = (*SCALARS, *GENERATORS, Tensor, np.ndarray)
 _MOST_ITEMS = 2000  # of containers that are searched for what has code
 _MOST_DEPTH = 6
+_MOST_ROUNDS = 1000
 # Methods that code does not call to read of an object: of making it, and of telling it from others.
 _NO_READING = {
     *("__init__", "__new__", "__init_subclass__", "__del__", "__setstate__", "__getstate__"),
@@ -87,6 +90,7 @@ class Search:
         self._by_key: dict[tuple[int, str], Place] = {}
         self._seen: dict[int, Any] = {}
         self._functions: list[FunctionType] = []  # to be looked into
+        self._objects: list[tuple[str, Any]] = []  # to be looked into; they may be a long chain
         self._modules: set[tuple[int, frozenset[str]]] = set()  # and the names in them
         self._reaches = reaches
         self._own = {id(module) for module in own}
@@ -100,7 +104,7 @@ class Search:
         self._named_outside: set[str] = set()  # by that which is not of the modules' classes
         self._got: set[str] = set()  # by objects such as operator.attrgetter
         self._wrappers: dict[int, FunctionType] = {}  # of libraries
-        self._owners: dict[int, tuple[str, dict[str, Any]]] = {}  # of methods
+        self._owners: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # of methods
         self._passed: dict[int, tuple[str, Any]] = {}  # those that methods pass on
         self._tools: dict[int, tuple[str, Any]] = {}  # see _add_tool
         self._keys: dict[int, tuple[str, Any, Mapping[str, Any]]] = {}  # see named
@@ -112,13 +116,19 @@ class Search:
     def all(self) -> list[Place]:
         found = (self._named, self._got, self._reached, self._python, self._of_library)
         found = (*found, self._passed, self._named_outside, self._tools, self._owners)
-        while self._functions or self._known != tuple(map(len, found)):
+        rounds = 0
+        while self._functions or self._objects or self._known != tuple(map(len, found)):
+            if (rounds := rounds + 1) > _MOST_ROUNDS:
+                raise CaptureError("the code reaches other objects at each look, without an end")
             self._known = tuple(map(len, found))
-            while self._functions:
-                self._look_into(self._functions.pop())
+            while self._functions or self._objects:
+                while self._functions:
+                    self._look_into(self._functions.pop())
+                if self._objects:
+                    self._look_into_object(*self._objects.pop())
             for label, module in list(self._reached.values()):
                 self._look_into_module(label, module)
-            for label, attributes in list(self._owners.values()):
+            for label, _, attributes in list(self._owners.values()):
                 for name in sorted(self._got & attributes.keys()):
                     self._add(attributes, name, f"{label}.{name}")
             for label, owner in list(self._passed.values()):
@@ -279,6 +289,7 @@ class Search:
     def look_inside(self, label: str, value: Any, depth: int = 0) -> None:
         """The functions, objects and modules that containers hold, and objects of classes of the
         model's code."""
+        value = opened(value)
         is_proxy = type(value) in weakref.ProxyTypes
         if self._reaches and is_proxy:
             self.add_object(label, value)
@@ -321,7 +332,7 @@ class Search:
         if names & DYNAMIC:
             self.add_object(label, owner)
         else:
-            self._owners.setdefault(id(attributes), (label, attributes))
+            self._owners.setdefault(id(owner), (label, owner, attributes))
             self._add_named(label, owner, names)
 
     def _methods_from(self, function: FunctionType, owner: type) -> set[FunctionType]:
@@ -366,10 +377,12 @@ class Search:
         self._watch(label, owner)
 
     def _add_attributes(self, label: str, value: Any) -> None:
+        if isinstance(getattr(value, "__dict__", {}), dict) and self._is_new(value):
+            self._objects.append((label, value))
+
+    def _look_into_object(self, label: str, value: Any) -> None:
         attributes = getattr(value, "__dict__", {})
         slots = slot_names(type(value))
-        if not isinstance(attributes, dict) or not self._is_new(value):
-            return
         self.find_modules(value)
         self._watch(label, value)
         whole = isinstance(value, (Mapping, *CONTAINERS)) or is_dataclass(value)
@@ -498,7 +511,7 @@ class Search:
         """The place and, if it is not data, what lies behind it. `names` are those of the code that
         names it."""
         place = Place(owner, name, label, attribute)
-        value = place.value()
+        value = opened(place.value())
         if type(value) in weakref.ProxyTypes:  # whose class is that of its object
             self._hold(place)
             self.add_object(label, value)
@@ -574,6 +587,7 @@ class Search:
 
     def find_modules(self, value: Any, depth: int = 0) -> None:
         """Those of Python that containers and objects hold, such as a configuration."""
+        value = opened(value)
         if type(value) in weakref.ProxyTypes:
             return
         if isinstance(value, ModuleType):
