@@ -12,7 +12,6 @@ import importlib
 import multiprocessing
 import os
 import runpy
-import signal
 import socket
 import subprocess
 import sys
@@ -27,8 +26,6 @@ from unittest import mock
 # Modules imported before the fork; add to it before the first job. FSDP2 imports torch._dynamo at
 # its first parameter, which takes longer than the job of a test.
 PRELOAD = ["torch._dynamo", "train_fsdp2"]
-# What a rank writes of which a thread of Gloo ends the process.
-BY_GLOO = "terminate called"
 
 _HERE = str(Path(__file__).resolve().parent)
 _context = multiprocessing.get_context("forkserver")
@@ -43,10 +40,18 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run_ranks(module: str, args: list[Any], world: int, *, timeout: float = 600) -> None:
-    """Runs `module`.main() with `args` in `world` ranks; the first that fails ends the others."""
+def run_ranks(
+    module: str, args: list[Any], world: int, *, timeout: float = 600, attempts: int = 1
+) -> None:
+    """Runs `module`.main() with `args` in `world` ranks; the first that fails ends the others. A
+    run in which a rank dies of a signal is made again while there are attempts left.
+    """
     words = [str(word) for word in args]
-    _check(_run_together(module, words, world, timeout), module, words)
+    for left in reversed(range(attempts)):
+        ranks = _run(module, words, world, timeout, together=True)
+        if left == 0 or all(rank.status is None or rank.status >= 0 for rank in ranks):
+            break
+    _check(ranks, module, words)
 
 
 def run_program(
@@ -55,7 +60,7 @@ def run_program(
     """Runs a script with `args` as torchrun would; the first rank that fails ends the others.
     Returns what all of them wrote."""
     words = [str(word) for word in args]
-    ranks = _run_together(str(script), words, world, timeout)
+    ranks = _run(str(script), words, world, timeout, together=True)
     _check(ranks, str(script), words)
     stdout, stderr = (
         "".join(texts) for texts in ([r.stdout for r in ranks], [r.stderr for r in ranks])
@@ -91,15 +96,6 @@ def _environments(world: int) -> list[dict[str, str]]:
         common | {f"{name}RANK": str(rank) for name in ("", "LOCAL_", "ROLE_")}
         for rank in range(world)
     ]
-
-
-def _run_together(program: str, words: list[str], world: int, timeout: float) -> list[Ended]:
-    """Once more where a rank was aborted as Gloo, now and then, starts or ends its threads."""
-    ranks = _run(program, words, world, timeout, together=True)
-    if any(rank.status == -signal.SIGABRT and BY_GLOO in rank.stderr for rank in ranks):
-        print(f"aborted by Gloo, and run again: {program} {' '.join(words)}", file=sys.stderr)
-        ranks = _run(program, words, world, timeout, together=True)
-    return ranks
 
 
 def _run(
