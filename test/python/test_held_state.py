@@ -154,13 +154,17 @@ HELD: dict[str, Held] = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", HELD)
 def test_a_change_inside_is_seen(name: str) -> None:
-    make, get, put = HELD[name]
+    assert_changes_are_seen(*HELD[name])
+    FACTOR.set(1.0)
+
+
+def assert_changes_are_seen(make: Any, get: Any, put: Any) -> None:
+    """Of what `make` gives as an attribute, of which forward reads what `get` gives."""
     pair = Twins(lambda: Holding(make(), get), X, SGD, fallback="error")
     pair.assert_equal_steps(1)
     for value in (2.0, 3.0):
         pair.change(lambda model, value=value: put(model.held, value))
         pair.assert_equal_steps(1)
-    FACTOR.set(1.0)
 
 
 class Own:

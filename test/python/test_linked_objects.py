@@ -11,30 +11,15 @@ import fsdp_mlir
 import numpy as np
 import pytest
 import torch
-from fsdp_mlir.modules import outside
+from fsdp_mlir.modules import outside, search
+from test_held_state import SGD, Holding, X, assert_changes_are_seen
 from torch import Tensor, nn
 from twins import Twins
-
-SGD = (torch.optim.SGD, {"lr": 0.1})
-X = {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
 
 
 class Node:
     def __init__(self, gain: float, *nodes: Node) -> None:
         self.gain, self.nodes = gain, [*nodes]
-
-
-class Holding(nn.Module):
-    """Its loss depends on what `get` gives of an attribute."""
-
-    def __init__(self, held: Any, get: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(8, 8)
-        self.held, self.get = held, get
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.linear(x) * self.get(self.held)).square().mean()
 
 
 def behind(view: Any) -> Any:
@@ -78,12 +63,40 @@ HELD: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("name", HELD)
 def test_a_change_is_seen(name: str) -> None:
-    make, get, put = HELD[name]
-    pair = Twins(lambda: Holding(make(), get), X, SGD, fallback="error")
+    assert_changes_are_seen(*HELD[name])
+
+
+class TwoNames(Holding):
+    """Nobody reads the first name of what it holds, which a method writes."""
+
+    def __init__(self, gains: dict[str, list[Any]], whole: bool) -> None:
+        super().__init__(gains, None)
+        self.keep({"gains": gains} if whole else gains)
+        self.gains = gains
+        del self.held
+
+    def keep(self, spare: Any) -> None:
+        self.spare = spare
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) * self.gains["a"][0][0]).square().mean()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in_another", "the_same"])
+def test_what_also_has_a_name_that_nobody_reads(whole: bool) -> None:
+    pair = Twins(lambda: TwoNames({"a": [[1.0]]}, whole), X, SGD, fallback="error")
     pair.assert_equal_steps(1)
-    for value in (2.0, 3.0):
-        pair.change(lambda model, value=value: put(model.held, value))
-        pair.assert_equal_steps(1)
+    pair.change(lambda model: model.gains["a"][0].__setitem__(0, 2.0))
+    pair.assert_equal_steps(1)
+
+
+def test_a_search_without_an_end_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_MOST_ROUNDS", 0)
+    model = fsdp_mlir.fully_shard(Holding(1.0, lambda held: held))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, optimizer=optimizer)
+    with pytest.warns(UserWarning, match="reaches other objects at each look, without an end"):
+        assert step(X).item() > 0
 
 
 def test_what_a_class_is_views_as_well() -> None:

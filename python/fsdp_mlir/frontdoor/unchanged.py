@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import CellType, FunctionType
@@ -130,30 +130,27 @@ class Unchanged:
         ]
         self._environment = self._environment_now()
         self._calls = Calls(found)
-        # Modules may share a value, such as their model's configuration.
-        once = {id(value): held for value, held in reversed(list(self._holding()))}
-        self._deep = list(self._inside_of(once.values(), found.names))
+        self._deep = list(self._inside(found.read))
         self._shared = list(self._sharing())
         self._in_dicts = list(self._numbers_in_dicts())
 
-    @staticmethod
-    def _inside_of(
-        values: Iterable[_Held], names: frozenset[str] | None
-    ) -> Iterator[tuple[_Held, PythonState]]:
-        """What they hold. Most are a part of others: one is not compared by itself if it is a part
-        of one that is compared as a whole, under a name that code reads."""
+    def _inside(self, read: frozenset[str] | None) -> Iterator[tuple[_Held, PythonState]]:
+        """What the values hold. Modules may share one, such as their model's configuration, and one
+        may be a part of another: it is compared once, under a name that is `read` if it has one,
+        lest a change be taken for that of an attribute that no code reads."""
         parts = set[int]()
         leaves = 0
-        for held in values:
-            if id(held.value) in parts:
+        for value, held in sorted(self._holding(), key=lambda pair: pair[1].change.is_unread(read)):
+            if id(value) in parts:
                 continue
+            parts.add(id(value))
             most = _MOST_LEAVES if leaves < _ALL_LEAVES else _FEW_LEAVES
             for each in (held, replace(held, whole=False)):
                 inside = each.inside(most)
                 leaves += most if inside is None else len(inside.leaves)
                 if inside is not None:
                     yield each, inside
-                    if each.whole and not each.change.is_unread(names or frozenset()):
+                    if each.whole:
                         parts |= inside.looked_into()
                     break
 

@@ -1,5 +1,5 @@
 """Data that forward may write in place, and copies of it, by which that is undone: arrays, buffers,
-files, context variables and the environment."""
+files, context variables and the environment; and the state of generators."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import contextlib
 import ctypes
 import io
 import os
+import random
 from contextvars import Context, ContextVar
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fsdp_mlir.modules.place import ABSENT, bytes_of, size_of
 
@@ -108,3 +110,24 @@ def _put_bytes(buffer: Any, data: bytes) -> None:
             buffer.cast("B")[:] = data
     elif len(data) == ctypes.sizeof(buffer):
         ctypes.memmove(ctypes.addressof(buffer), data, len(data))
+
+
+def state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def bytes_of_state(state: Any) -> bytes:
+    return state.numpy().tobytes() if isinstance(state, Tensor) else repr(state).encode()

@@ -10,6 +10,15 @@ from operator import attrgetter, methodcaller
 from types import CodeType
 from typing import Any, NamedTuple
 
+# What reads attributes by names that are not in the code, and what reads all of an object.
+DYNAMIC = {"__dict__", "vars", "__getattribute__", "attrgetter"}
+WHOLE = {"asdict", "astuple", "deepcopy", "dumps", "getmembers"}
+# Methods that code does not call to read of an object: of making it, and of telling it from others.
+NO_READING = {
+    *("__init__", "__new__", "__init_subclass__", "__del__", "__setstate__", "__getstate__"),
+    *("__repr__", "__str__", "__eq__", "__ne__", "__hash__", "__reduce__", "__reduce_ex__"),
+}
+
 
 def names_held(value: attrgetter | methodcaller) -> set[str]:
     """The names of attributes that such an object reads."""

@@ -19,9 +19,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS
 from fsdp_mlir.modules.memos import Memo
-from fsdp_mlir.modules.names import read_by, used
+from fsdp_mlir.modules.names import DYNAMIC, WHOLE, read_by, used
 from fsdp_mlir.modules.place import Place, is_library, is_no_models, is_users
-from fsdp_mlir.modules.search import DYNAMIC, OF_CALLS, WHOLE, Search
+from fsdp_mlir.modules.search import OF_CALLS, Search
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Reached:
     modules: list[tuple[str, nn.Module]]  # with what is to be called them in messages
     functions: list[FunctionType]
     names: frozenset[str] | None  # of attributes that this code may read; None if of any name
+    read: frozenset[str] | None  # what attributes_read gives
     named: list[tuple[str, Any, Mapping[str, Any]]]  # whose attributes may be set later
     memos: list[Memo[Any]]
     kept: Kept
@@ -58,6 +59,7 @@ def reached(model: nn.Module, loss: Any, kernels: Sequence[FunctionType] = ()) -
         found.modules(),
         [each for each in found.seen() if isinstance(each, FunctionType)],
         found.names(),
+        _attributes_read(found, model, loss),
         found.named(),
         _memos(found),
         _kept(found),
@@ -134,7 +136,10 @@ def attributes_read(
 ) -> frozenset[str] | None:
     """The names of attributes that the code of the modules, PyTorch's layers included, and of what
     it calls may read; None if it reads some by names that are not in the code."""
-    found = _places(model, loss, kernels, reaches=True)
+    return _attributes_read(_places(model, loss, kernels, reaches=True), model, loss)
+
+
+def _attributes_read(found: Search, model: nn.Module, loss: Any) -> frozenset[str] | None:
     classes = {type(module) for module in model.modules()}
     if isinstance(loss, nn.Module):
         classes |= {type(module) for module in loss.modules()}

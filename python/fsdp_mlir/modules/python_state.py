@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import io
 import os
-import random
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -160,7 +159,7 @@ class PythonState:
             if not _has_memory_of(tensor, data):
                 tensor.data = data
         for generator, before in self._generators:
-            _set_state(generator, before)
+            in_place.set_state(generator, before)
         for owner, copy in self._written.values():
             in_place.put(owner, copy)
         for memo, results in self._memos:
@@ -384,8 +383,8 @@ class PythonState:
             self.leaves[path] = ("value", text)
         elif isinstance(value, GENERATORS):
             self._by_value = True
-            before = _state_of(value)
-            self.leaves[path] = ("value", f"state {_digest(_bytes(before))}")
+            before = in_place.state_of(value)
+            self.leaves[path] = ("value", f"state {_digest(in_place.bytes_of_state(before))}")
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._generators.append((value, before))
@@ -580,24 +579,3 @@ def _has_memory_of(tensor: Tensor, data: Tensor) -> bool:
 
 def _digest(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
-
-
-def _bytes(state: Any) -> bytes:
-    return state.numpy().tobytes() if isinstance(state, Tensor) else repr(state).encode()

@@ -24,6 +24,9 @@ from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.hooks import HOOKS
 from fsdp_mlir.modules.memos import Memo
 from fsdp_mlir.modules.names import (
+    DYNAMIC,
+    NO_READING,
+    WHOLE,
     chains,
     names_held,
     names_in,
@@ -58,9 +61,6 @@ from fsdp_mlir.modules.place import (
 from fsdp_mlir.modules.untaken import is_taken_from
 from fsdp_mlir.support.errors import CaptureError
 
-# What reads attributes by names that are not in the code, and what reads all of an object.
-DYNAMIC = {"__dict__", "vars", "__getattribute__", "attrgetter"}
-WHOLE = {"asdict", "astuple", "deepcopy", "dumps", "getmembers"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")
 # What calling a module reads of it.
@@ -75,11 +75,6 @@ _PLAIN = (*SCALARS, *GENERATORS, Tensor, np.ndarray)
 _MOST_ITEMS = 2000  # of containers that are searched for what has code
 _MOST_DEPTH = 6
 _MOST_ROUNDS = 1000
-# Methods that code does not call to read of an object: of making it, and of telling it from others.
-_NO_READING = {
-    *("__init__", "__new__", "__init_subclass__", "__del__", "__setstate__", "__getstate__"),
-    *("__repr__", "__str__", "__eq__", "__ne__", "__hash__", "__reduce__", "__reduce_ex__"),
-}
 
 
 class Search:
@@ -122,9 +117,9 @@ class Search:
                 raise CaptureError("the code reaches other objects at each look, without an end")
             self._known = tuple(map(len, found))
             while self._functions or self._objects:
-                while self._functions:
+                if self._functions:
                     self._look_into(self._functions.pop())
-                if self._objects:
+                else:
                     self._look_into_object(*self._objects.pop())
             for label, module in list(self._reached.values()):
                 self._look_into_module(label, module)
@@ -371,7 +366,7 @@ class Search:
             self.add_object(label, owner)
             return
         names = self._named | self._got
-        special = {name for name in dir(type(owner)) if name[:2] == "__"} - _NO_READING
+        special = {name for name in dir(type(owner)) if name[:2] == "__"} - NO_READING
         self._add_methods(type(owner), names | special)
         self._add_named(label, owner, names & {*vars(owner), *slot_names(type(owner))})
         self._watch(label, owner)
@@ -419,7 +414,7 @@ class Search:
         """An object of PyTorch's in a container, such as an optimizer: the data that code names,
         and that which methods read that code names."""
         kind, attributes = type(value), getattr(value, "__dict__", {})
-        waiting, read = (self._named | self._got) - _NO_READING, set[str]()
+        waiting, read = (self._named | self._got) - NO_READING, set[str]()
         while names := waiting - read:
             read |= names
             members = [vars(base)[n] for base in kind.__mro__ for n in names & vars(base).keys()]
