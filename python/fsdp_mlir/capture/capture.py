@@ -29,6 +29,7 @@ from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
+from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.support.errors import CaptureError
@@ -54,7 +55,8 @@ class CaptureSummary:
     the graph in place of an operator. `assigned` are the buffers that forward assigns, which the
     step changes in place. `left` and `unsettled` are those of proof.Checked. `others`: further
     sharded models that the step calls. `numbers`: what it takes of those that it is given. `taken`:
-    keys that it takes out of mappings among its inputs, by the names of these.
+    keys that it takes out of mappings among its inputs, by the names of these. `followed`: where
+    code may replace constants.
     """
 
     path: Path
@@ -80,6 +82,7 @@ class CaptureSummary:
     others: Others = field(default_factory=Others, repr=False)
     numbers: Taken = field(default_factory=Taken, repr=False)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    followed: Followed = field(default_factory=Followed, repr=False)
 
     @staticmethod
     def of(written: Written, seconds: float) -> CaptureSummary:
@@ -112,6 +115,10 @@ class CaptureSummary:
             others=view.asked.others or Others(),
             numbers=view.step.numbers.taken,
             taken={name: keys for name, keys in view.step.taken.items() if keys},
+            followed=view.step.followed.found(
+                {constant_name(i): tensor for i, tensor in enumerate(trace.constants)},
+                recording.written,
+            ),
         )
 
     def __str__(self) -> str:

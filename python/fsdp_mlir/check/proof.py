@@ -9,7 +9,9 @@ eager PyTorch (eager_check.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -23,9 +25,23 @@ from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import Drawn, untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
-from fsdp_mlir.support.errors import CaptureError, located, short_path, source_of, warn
+from fsdp_mlir.support.errors import (
+    CaptureError,
+    FirstStepError,
+    located,
+    short_path,
+    source_of,
+    warn,
+)
+from fsdp_mlir.support.layouts import storage_of
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.model_view import ModelView, check_shared_memory
+
+# The model's line, and both calls.
+_Difference = tuple[tuple[str, int] | None, str]
+
+# What is compared by identity, in a message.
+_LEAVES = {"tensor": "a tensor", "object": "an object", "type": "an object"}
 
 # Above this many bytes of parameters, buffers and inputs the step is not run unless asked for.
 CHECKED_BYTES = 256 << 20
@@ -59,6 +75,10 @@ def check(recorded: Recorded) -> Checked:
     finally:
         before.restore()
     _check_counters(view, before, first, second)
+    begun = view.asked.outputs is not None and (
+        view.step.followed.begins
+        or any(path not in before.tensors() for path in first.made_since(before))
+    )
     kept = view.step.left if not cached else None
     if kept is not None and kept.paths:
         _check_steady(view, first, second)
@@ -80,14 +100,19 @@ def check(recorded: Recorded) -> Checked:
     if checked:
         try:
             checked = eager_check.run(recording)
+        except CaptureError as error:
+            if cached and begun:
+                raise FirstStepError(str(error)) from error
+            raise
         finally:
             before.restore()  # the recorded calls draw from the model's generators
     if cached and not checked:
-        raise located(
+        error = located(
             source_of(view.model),
             f"{_attributes(changed)} changed in forward, and the next step depends on it; capture "
             "with check=True, which runs two steps, or call the model once before capture",
         )
+        raise FirstStepError(str(error)) if begun else error
     after = recording.trained or first
     left = before.left(after, kept) if changed else []
     once: list[str] = []
@@ -119,24 +144,32 @@ def _check_again(recorded: Recorded) -> list[Drawn]:
     """CaptureError if a second recording, in different surroundings, gives a different graph.
     Returns what it, and others after it, do to Python's and NumPy's generators."""
     recording = recorded.recording
+    followed = recording.view.step.followed
     # In this process each rank captures its own step.
     for_all = recording.view.asked.outputs is None
-    surroundings = [other_surroundings(of_rank=for_all)]
+    first = partial(other_surroundings, of_rank=for_all)
+    surroundings = [first]
     if recorded.drawn:
-        surroundings += [extreme_draws(high=False), extreme_draws(high=True)]
+        surroundings += [partial(extreme_draws, high=False), partial(extreme_draws, high=True)]
     draws = []
     for surrounding in surroundings:
-        with untouched_generators(), surrounding:
-            view = recording.view
-            begin = PythonState.of(view.model, view.step.loss) if recorded.drawn else None
-            try:
-                again = record_once(FakeModel(view), recording)
-                if begin is not None:
-                    _check_stored(recorded, again, begin)
-            finally:
-                recorded.before.restore()
+        again = difference = None
+        if surrounding is first and followed:
+            with suppress(CaptureError), followed.elsewhere():
+                again, difference = _again(recorded, surrounding())
+            if again is None or difference or not followed.keep(again.trace.constants):
+                if name := followed.assigned():
+                    raise located(
+                        source_of(recording.view.model),
+                        f"'{name}' is assigned in forward, which looks at more of the tensor there "
+                        "than what is in it, such as by another name; change it in place, as with "
+                        ".copy_()",
+                    )
+                followed.forget()
+                again = None
+        if again is None:
+            again, difference = _again(recorded, surrounding())
         draws.append(again.drawn)
-        difference = _difference(recording, again)
         if difference is not None:
             location, text = difference
             raise located(
@@ -148,15 +181,31 @@ def _check_again(recorded: Recorded) -> list[Drawn]:
     return draws
 
 
+def _again(
+    recorded: Recorded, surrounding: AbstractContextManager[None]
+) -> tuple[Recording, _Difference | None]:
+    """Another recording of the step, and where it differs."""
+    view = recorded.recording.view
+    with untouched_generators(), surrounding:
+        begin = PythonState.of(view.model, view.step.loss) if recorded.drawn else None
+        try:
+            again = record_once(FakeModel(view), recorded.recording)
+            if begin is not None:
+                _check_stored(recorded, again, begin)
+        finally:
+            recorded.before.restore()
+    return again, _difference(recorded.recording, again)
+
+
 def _check_held(view: ModelView, before: PythonState) -> None:
     """CaptureError for a buffer that forward assigns and something else holds too, which keeps the
     tensor from before."""
     for buffer in view.buffers:
         if buffer.name not in view.step.assigned:
             continue
-        memory = buffer.tensor.untyped_storage()._cdata
+        memory = storage_of(buffer.tensor)
         for path, tensor in before.tensors().items():
-            if tensor.untyped_storage()._cdata == memory:
+            if storage_of(tensor) == memory:
                 raise located(
                     source_of(view.model),
                     f"'{buffer.name}' was assigned in forward, and '{path}' keeps what was there; "
@@ -197,13 +246,13 @@ def _check_counters(
 ) -> None:
     """CaptureError for Python values that every step changes, such as a count of calls."""
     for path in first.changes(second):
-        kind, value = second.leaves.get(path, ("none", "nothing"))
-        if "value" in (kind, first.leaves.get(path, ("none", None))[0]):
-            was = [state.leaves.get(path, ("none", "nothing"))[1] for state in (before, first)]
+        leaves = [state.leaves.get(path, ("none", "nothing")) for state in (before, first, second)]
+        if "value" in (kind for kind, _ in leaves[1:]):
+            shown = [_LEAVES.get(kind, str(value)) for kind, value in leaves]
             raise located(
                 source_of(view.model),
-                f"attribute '{path}' changes in each step (from {was[0]} to {was[1]} to {value}), "
-                "which a captured step does not do; keep it in a buffer that is changed in place",
+                f"attribute '{path}' changes in each step (from {' to '.join(shown)}), which a "
+                "captured step does not do; keep it in a buffer that is changed in place",
             )
 
 
@@ -254,7 +303,7 @@ def _attributes(paths: list[str]) -> str:
     )
 
 
-def _difference(left: Recording, right: Recording) -> tuple[tuple[str, int] | None, str] | None:
+def _difference(left: Recording, right: Recording) -> _Difference | None:
     """Where two recordings first differ, with both calls; None if they are equal."""
     pairs: Iterable[tuple[Trace | None, Trace | None]] = (
         (left.trace, right.trace),
@@ -300,8 +349,10 @@ def _constants(node: Node, trace: Trace) -> list[int]:
 def _same_bits(left: Tensor, right: Tensor) -> bool:
     if left is right:
         return True
-    same = left.shape == right.shape and left.dtype == right.dtype and not left.is_meta
-    return same and eager_check.equal_bits(left, right)
+    if left.shape != right.shape or left.dtype != right.dtype or left.is_meta:
+        return False
+    at = [(each.data_ptr(), each.stride()) for each in (left, right)]
+    return at[0] == at[1] or eager_check.equal_bits(left, right)
 
 
 def _call(node: Node | None, trace: Trace) -> str:

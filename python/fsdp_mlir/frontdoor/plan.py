@@ -17,6 +17,7 @@ from fsdp_mlir.modules.place import Place
 from fsdp_mlir.state.trained import Bound
 from fsdp_mlir.step.batches import tensors
 from fsdp_mlir.step.nested import shares
+from fsdp_mlir.support.layouts import storage_of
 
 # Elements of a source that a plan relies on, and sets of such sources that are known to serve.
 _SMALL = 64
@@ -118,7 +119,8 @@ class Compiled:
         if self.bound.given_for is not self:
             self.bound.renew()
             self.bound.given_for = self
-        return self.bound.tensors(self.captured.constants, self.captured.assigned)
+        constants = self.captured.constants | self.captured.followed.tensors()
+        return self.bound.tensors(constants, self.captured.assigned)
 
     def renew(self) -> None:
         """Takes the model as it is now for what was captured."""
@@ -132,8 +134,18 @@ class Compiled:
             as_before(self.held),
             self.leaving.compared(self.captured.left),
             self.captured.others.sharded(),
+            self.captured.followed.as_captured(self._storages),
         ):
             yield
+
+    def _storages(self) -> set[int]:
+        """Of what the plan may write, but for what it follows."""
+        return set(map(storage_of, self.bound.given(without=self.captured.followed.names)))
+
+    def changed(self) -> str:
+        """What has changed first since the capture; empty if nothing has."""
+        with self._compared():
+            return self.unchanged.changed()
 
     def moved(self) -> list[str]:
         """The names of numbers that code reads, if these alone have changed since the capture."""

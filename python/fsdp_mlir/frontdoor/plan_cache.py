@@ -152,7 +152,7 @@ class PlanCache:
         if captured.relied_on:
             self.warn("the values of an input, a buffer or a constant decide what the step is")
             return
-        if captured.left or captured.unsettled:
+        if captured.left or captured.unsettled or captured.followed.writes:
             self.warn("forward changes what the model keeps in Python")
             return
         if captured.others.called:

@@ -21,6 +21,7 @@ from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others
 from fsdp_mlir.modules.sharding import shown
 from fsdp_mlir.record.graph import Reliance
+from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.step.training_step import OutputsOfModes
@@ -34,8 +35,8 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers` and `taken` are those of its
-    CaptureSummary. `reads` and `variables`: what the step read of the process
+    `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers`, `taken` and `followed` are
+    those of its CaptureSummary. `reads` and `variables`: what the step read of the process
     (process_reads.Reads)."""
 
     digest: str
@@ -53,6 +54,7 @@ class Captured:
     others: Others = field(default_factory=Others)
     numbers: Taken = field(default_factory=Taken)
     taken: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    followed: Followed = field(default_factory=Followed)
     reads: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
 
@@ -112,6 +114,7 @@ class Recipe:
             done.others,
             done.numbers,
             done.taken,
+            done.followed,
             tuple(dict.fromkeys(reads.others)),
             frozenset(reads.variables),
         )

@@ -17,6 +17,7 @@ from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
 from fsdp_mlir.frontdoor.plan import LIMIT, Compiled, with_place
 from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
+from fsdp_mlir.frontdoor.settling import Settling
 from fsdp_mlir.frontdoor.together import (
     COMPILE,
     EAGER,
@@ -46,9 +47,6 @@ from fsdp_mlir.support.autocast import without_autocast
 from fsdp_mlir.support.errors import CompileError
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
-
-# As often as a plan may be captured in vain.
-_MOST_UNSETTLED = 8
 
 # Options that only a plan follows: without them FSDP2's step would be a different one.
 _OF_PLAN = policy_schema.keys_where("compile", "plan")
@@ -117,7 +115,8 @@ class Step:
         self._scaler: tuple[float, int] | None = None
         self._updates: int | None = None
         self._checkpoints: Checkpoints | None = None
-        self._unsettled: dict[Any, int] = {}  # how often a plan was
+        falls_back = optimizer is not None and not any(map(config.get, _OF_PLAN))
+        self._settling = Settling(plans, can=falls_back)
         self._told: set[str] = set()  # why a call had no plan
         self._result = _Result()
         self._calls = Calls()
@@ -446,6 +445,8 @@ class Step:
                 own = OTHER_VALUES
             elif own == COMPILE and (why := self._changed()):
                 own = FOR_FSDP2
+            elif own == COMPILE and compiled and self._settling.begins_again(key, compiled):
+                own = EAGER
         said = self._agreed(key, own, why)
         if said == COMPILE and compiled is not None and self._varying.hold(compiled):
             return self._plan(kind, microbatches, params)
@@ -454,7 +455,7 @@ class Step:
                 compiled = self._compile(key, kind, microbatches)
             except Refused:
                 return self._plan(kind, microbatches, params)
-            if compiled is not None and self._is_unsettled(compiled):
+            if self._settling.is_unsettled(compiled):
                 self._settle(key)
                 return None
             if compiled is not None and compiled.relies:
@@ -470,23 +471,10 @@ class Step:
     def _is_current(self, compiled: Compiled, *, training: bool = True) -> bool:
         return compiled.is_current(training=training) and compiled.bind()
 
-    def _is_unsettled(self, compiled: Compiled) -> bool:
-        """Whether what forward leaves in Python, such as a table that it makes once, decides what
-        the next step is, and FSDP2 can leave it there."""
-        can = self._optimizer is not None and not any(map(self._config.get, _OF_PLAN))
-        return compiled.captured.unsettled and can
-
     def _settle(self, key: Any) -> None:
-        """FSDP2 makes one step, after which the model is captured as that step left it."""
-        self._unsettled[key] = self._unsettled.get(key, 0) + 1
-        if self._unsettled[key] == _MOST_UNSETTLED:
+        if why := self._settling.settle(key):
             self._cache[key] = None
-            self._without_plan(
-                NoPlan(
-                    f"forward has {_MOST_UNSETTLED} times left something else in the model, which "
-                    "decides what the next step is"
-                )
-            )
+            self._without_plan(NoPlan(why))
 
     def _agreed(self, key: Any, own: int, why: str = "") -> int:
         said, why = self._calls.agreed(key, own, why)
@@ -515,6 +503,8 @@ class Step:
         try:
             compiled = self._plans.compile(request, library)
         except Exception as error:
+            if has_no_plan(error) and self._settling.begins(key, error, self._cache):
+                return None
             varies = bool(request.numbers or request.held)
             if varies and has_no_plan(error):
                 self._varying.fix(request, library, error)
@@ -545,7 +535,7 @@ class Step:
                 kind, count = "backward", 1
             key = *self._requests.key(kind, [batch] * count, params), 0
             compiled = self._compile(key, kind, [batch], is_example=True)
-            if compiled is not None and self._is_unsettled(compiled):
+            if self._settling.is_unsettled(compiled):
                 del self._cache[key]  # until the first call, which settles it
 
     def _without_plan(self, error: Exception) -> None:

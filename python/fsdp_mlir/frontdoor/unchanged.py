@@ -286,6 +286,10 @@ class Unchanged:
                 return prefixed(change.location, change.text)
         return ""
 
+    def changed(self) -> str:
+        """What has changed first; empty if nothing has."""
+        return next((change.text for change in self._changes()), "")
+
     def attribute(self) -> str:
         """The first attribute, or the like, that has changed; empty without any."""
         return next((change.text for change in self._changes() if change.attribute), "")

@@ -183,6 +183,27 @@ class Spot:
     put: Callable[[Any], None]
 
 
+def item_spot(container: Any, key: Any) -> Spot:
+    """That of an item of a dict, as it is stored."""
+    get = partial(built_in(type(container)).get, container, key, ABSENT)
+    return Spot(container, key, get, partial(set_item, container, key))
+
+
+def index_spot(container: Any, index: int) -> Spot:
+    """That of an item of a list, as it is stored."""
+
+    def get() -> Any:
+        inside = -1 < index < list.__len__(container)
+        return list.__getitem__(container, index) if inside else ABSENT
+
+    return Spot(container, index, get, partial(list.__setitem__, container, index))
+
+
+def slot_spot(owner: Any, name: str) -> Spot:
+    """That of an attribute that lies in a slot of its class."""
+    return Spot(owner, name, partial(getattr, owner, name, ABSENT), partial(set_slot, owner, name))
+
+
 class MadePlace:
     """Where a step leaves a value with tensors that it has made, as the recorded one left `value`;
     a call puts one there with copies of the last step's."""

@@ -29,11 +29,12 @@ from fsdp_mlir.modules.left import (
     Slots,
     Spot,
     in_slots,
+    index_spot,
     is_left,
+    item_spot,
     refill,
     same_items,
-    set_item,
-    set_slot,
+    slot_spot,
 )
 from fsdp_mlir.modules.outside import Kept, kept
 from fsdp_mlir.modules.place import (
@@ -112,8 +113,11 @@ class PythonState:
         for path, module in model.named_modules():
             state._add_module(f"{path}." if path else "", module)
         if isinstance(loss, nn.Module):
+            own = set(model.modules())
             for path, module in loss.named_modules():
-                state._add_module(f"loss.{path}." if path else "loss.", module)
+                if module not in own:
+                    label = f"loss.{path}." if path else "loss."
+                    state._add_module(label, module, is_own=False)
         outside = outside or kept(model, loss)
         for place in outside.places:
             state._add_place(place)
@@ -256,9 +260,7 @@ class PythonState:
                     found.append(partial(refill, container, content))
             elif isinstance(container, dict):
                 for key, new in _changed(old, content):
-                    get = partial(built_in(type(container)).get, container, key, ABSENT)
-                    put = partial(set_item, container, key)
-                    found += place.put(Spot(container, key, get, put), new)
+                    found += place.put(item_spot(container, key), new)
                 if _is_other_order([*old], [*content]):
                     found += place.refill(container, content)
             elif not same_items(old, content):
@@ -266,8 +268,7 @@ class PythonState:
         slotted = {id(owner): attributes for owner, attributes in self._slots}
         for owner, attributes in after._slots:
             for name, new in _changed(slotted.get(id(owner), attributes), attributes):
-                get = partial(getattr, owner, name, ABSENT)
-                found += place.put(Spot(owner, name, get, partial(set_slot, owner, name)), new)
+                found += place.put(slot_spot(owner, name), new)
         for key, (owner, copy) in after._written.items():
             written = self._written.get(key, (owner, copy))[1]
             is_plain = not isinstance(owner, ContextVar) or is_left(copy, place.known)
@@ -289,6 +290,24 @@ class PythonState:
             if id(each.owner) in owners and not is_same(value, old):
                 found += place.put(Spot(each, "", each.value, each.put), value)
         return found
+
+    def spots(self) -> Iterator[tuple[Spot, Any]]:
+        """Attributes, and items of dicts and lists, with what they held. One may come twice."""
+        for container, content in self._contents:
+            if isinstance(container, (dict, list)):
+                spot = item_spot if isinstance(container, dict) else index_spot
+                yield from ((spot(container, key), value) for key, value in _items(content))
+        for owner, attributes in self._slots:
+            for name, value in attributes.items():
+                yield slot_spot(owner, name), value
+        for place, value in self._outside:
+            attributes = getattr(place.owner, "__dict__", None)
+            if isinstance(attributes, dict) and place.name in attributes:
+                yield item_spot(attributes, place.name), value
+            elif isinstance(place.owner, dict):
+                yield item_spot(place.owner, place.name), value
+            elif not place.is_referent:
+                yield Spot(place.owner, place.name, place.value, place.put), value
 
     def holds_computed(self, path: str) -> bool:
         """Whether a tensor that is not a parameter lies there, as in RNNs' list of their

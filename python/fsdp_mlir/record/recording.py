@@ -31,9 +31,10 @@ from fsdp_mlir.record.trace import Recorder, evaluated, traced
 from fsdp_mlir.support.autocast import without_autocast
 from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
+from fsdp_mlir.support.layouts import storage_of
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.gathered import Gathered
-from fsdp_mlir.view.model_view import ModelView
+from fsdp_mlir.view.model_view import ModelView, constant_name
 
 calls_the_model(__file__)
 
@@ -85,6 +86,7 @@ def record(fake: FakeModel) -> Recorded:
     state and the generators are as before in any case."""
     view = fake.view
     before = PythonState.of(view.model, view.step.loss)
+    view.step.follow(before, {storage_of(state.tensor) for state in view.states})
     try:
         with untouched_generators() as drawn:
             state = torch.random.default_generator.get_state()
@@ -129,6 +131,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
     ):
         results = FakeResults() if first is None else first.results
         recorder = _recorder(fake, modules, sources, results)
+        recorders = [recorder]
         trainable = [i for i, param in enumerate(fake.params) if param.requires_grad]
 
         with fake.mode:
@@ -146,8 +149,13 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
 
         def evaluate() -> Tensor:
             loss = forward()
-            view.step.settle(fake.slots)
+            view.step.settle(fake.slots, read)
             return loss
+
+        def read() -> dict[int, bool]:
+            named = enumerate(recorder.trace.constants)
+            written = set().union(*(each.states.written for each in recorders))
+            return {id(each): constant_name(index) in written for index, each in named}
 
         def graph_of(loss: Tensor) -> BackwardGraph | None:
             exchanges = (others is not None and others.called) or any(x.spec for x in view.params)
@@ -164,7 +172,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             if first and first.backward and graph == first.backward.graph:
                 backward = first.backward
                 backward.again(recorder.trace)
-                view.step.settle(fake.slots)
+                view.step.settle(fake.slots, read)
                 return None
             constants = len(recorder.trace.constants)
             if _has_reentrant_checkpoint(loss):
@@ -178,7 +186,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             # Constants are counted from there on.
             if graph is not None and constants == len(recorder.trace.constants):
                 backward = Backward.of(graph, recorder.trace)
-            view.step.settle(fake.slots)
+            view.step.settle(fake.slots, read)
             pairs = zip(found, trainable, strict=True)
             return tuple(_reduced(view, gradient, view.params[i]) for gradient, i in pairs)
 
@@ -218,6 +226,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             others.before_evaluation()
         evaluator = _recorder(fake, modules, sources, results)
         evaluator.share_constants(recorder)
+        recorders.append(evaluator)
         evaluator.states.sharded = gathered.names
         with (
             fake.mode,

@@ -339,6 +339,12 @@ class Bound:
             self._buffers[index] = tensor, _placed(tensor)
         return True
 
+    def given(self, *, without: Collection[str]) -> list[Tensor]:
+        """The parameters, and the buffers and constants that do not have these names."""
+        names = [name not in without for name in self._names]
+        buffers = [tensor for index, (tensor, _) in self._buffers.items() if names[index]]
+        return [*map(_local, self.trained.params.values()), *buffers]
+
     def buffer(self, name: str) -> Tensor | None:
         """What the session has for a buffer or constant; None for one that the plan lacks."""
         bound = self._buffers.get(self._names.index(name)) if name in self._names else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.conversions import conversions_kept
+from fsdp_mlir.step.followed import Candidates
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.items import Items
 from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt
@@ -113,6 +114,7 @@ class TrainingStep(nn.Module):
         given = {name: self._constants[name] for name in numbers}
         self.numbers = Numbers(given | self._in_places.values)
         self._items = Items(), Items()  # as OutputsOfModes
+        self.followed = Candidates()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError if it is not a scalar loss."""
@@ -220,12 +222,21 @@ class TrainingStep(nn.Module):
         output = self.model(*args, **keywords)
         return output if self.loss is None else self.loss(output, **beside)
 
-    def settle(self, state: Mapping[str, Tensor]) -> None:
+    def follow(self, begin: PythonState, own: Set[int]) -> None:
+        """Before the first recording, with the Python state then: places whose tensors the step may
+        read and replace. `own`: the storages of the model's state."""
+        self.followed = Candidates(begin, own)
+
+    def settle(
+        self, state: Mapping[str, Tensor], read: Callable[[], Mapping[int, bool]] = dict
+    ) -> None:
         """At the end of a step, while the model holds `state`: copies a value that was assigned to
         a buffer to the tensor that was there, and puts that back, if it has the same form. What
         follows from parameters by autograd is no such value: the next backward would reach it. The
-        slots of `left` take the tensors that the step has left in Python."""
+        slots of `left` take the tensors that the step has left in Python. `read` is that of
+        Candidates.settle."""
         self.numbers.ended(self._in_places)
+        self.followed.settle({_memory(tensor) for tensor in state.values()}, read)
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})
         modules, found = modules_by_path(self.model), {}

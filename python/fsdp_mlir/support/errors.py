@@ -24,6 +24,10 @@ class CaptureError(RuntimeError):
     """A model, or its arguments, cannot be captured. The message is one line."""
 
 
+class FirstStepError(CaptureError):
+    """The step makes a tensor once that each later step reads: it can be captured after that."""
+
+
 class CompileError(RuntimeError):
     """The arguments of `compile` cannot become a step. The message is one line."""
 

@@ -56,3 +56,9 @@ def is_dense(shape: torch.Size, strides: Strides) -> bool:
                 return False
             step *= size
     return True
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Identifies its storage, as long as that exists."""
+    key: int = tensor.untyped_storage()._cdata
+    return key

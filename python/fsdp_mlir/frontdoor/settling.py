@@ -1,0 +1,58 @@
+"""Steps that FSDP2 makes because the model is not yet what it will be: the first one makes a table,
+or a mean over steps begins with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fsdp_mlir.frontdoor.plan import Compiled
+from fsdp_mlir.frontdoor.plans import Plans
+from fsdp_mlir.support.errors import FirstStepError
+
+# As often as a plan, or a capture, may be made in vain.
+_MOST_UNSETTLED = 8
+_MOST_BEGINNINGS = 2
+
+
+class Settling:
+    """Those of one step, by the keys of its plans. `can`: whether FSDP2 can make them."""
+
+    def __init__(self, plans: Plans, *, can: bool) -> None:
+        self._plans = plans
+        self._can = can
+        self._counts: dict[Any, int] = {}
+        self._beginnings: dict[Any, set[str]] = {}  # what had changed since the plan
+
+    def is_unsettled(self, compiled: Compiled | None) -> bool:
+        """Whether what forward leaves in Python, such as a table that it makes once, decides what
+        the next step is, and FSDP2 can leave it there."""
+        return compiled is not None and compiled.captured.unsettled and self._can
+
+    def settle(self, key: Any) -> str:
+        """FSDP2 makes one step, after which the model is captured as that step left it. Returns why
+        not; empty if it may."""
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._counts[key] < _MOST_UNSETTLED:
+            return ""
+        return (
+            f"forward has {_MOST_UNSETTLED} times left something else in the model, which decides "
+            "what the next step is"
+        )
+
+    def begins(self, key: Any, error: Exception, made: Mapping[Any, Compiled | None]) -> bool:
+        """Whether FSDP2 makes this step, after which a capture that has failed on any rank may do,
+        or a plan that was `made` fits again. A collective."""
+        before = made.get(key)
+        changed = "" if before is None else before.changed()
+        self._counts[key] = self._counts.get(key, 0) + 1
+        own = isinstance(error, FirstStepError) and self._can
+        own = own and (bool(changed) or self._counts[key] <= _MOST_BEGINNINGS)
+        begins = "True" in self._plans.together(lambda: own, str)[1]
+        if begins and changed:
+            self._beginnings.setdefault(key, set()).add(changed)
+        return begins
+
+    def begins_again(self, key: Any, compiled: Compiled) -> bool:
+        """Whether a capture of the model as it is now has failed so before."""
+        return key in self._beginnings and compiled.changed() in self._beginnings[key]
