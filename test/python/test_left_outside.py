@@ -179,11 +179,10 @@ PLACES = (
     *(in_a_closure, in_a_list, in_a_global, in_a_partial, in_a_default),
     *(in_a_default_of_another, in_a_trainer, System),
 )
-PLANNED = Criterion, Sparse, Assigning, Within, InPlace, Averaging, Plain
+PLANNED = Criterion, Sparse, Assigning, Within, InPlace, Averaging, Counting, Plain
 # Why there is no plan, which a single line says.
 UNPLANNED = {
     Momentum: "gets other memory in forward (.data = …)",
-    Counting: "changes in each step (from None to 1 to 2)",
 }
 
 

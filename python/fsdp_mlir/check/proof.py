@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from fsdp_mlir.record.graph import Node, Ref, Trace
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
 from fsdp_mlir.support.errors import (
     CaptureError,
+    CountedError,
     FirstStepError,
     located,
     short_path,
@@ -247,13 +249,31 @@ def _check_counters(
     """CaptureError for Python values that every step changes, such as a count of calls."""
     for path in first.changes(second):
         leaves = [state.leaves.get(path, ("none", "nothing")) for state in (before, first, second)]
-        if "value" in (kind for kind, _ in leaves[1:]):
-            shown = [_LEAVES.get(kind, str(value)) for kind, value in leaves]
-            raise located(
-                source_of(view.model),
-                f"attribute '{path}' changes in each step (from {' to '.join(shown)}), which a "
-                "captured step does not do; keep it in a buffer that is changed in place",
-            )
+        if "value" not in (kind for kind, _ in leaves[1:]):
+            continue
+        shown = [_LEAVES.get(kind, str(value)) for kind, value in leaves]
+        error = located(
+            source_of(view.model),
+            f"attribute '{path}' changes in each step (from {' to '.join(shown)}), which a "
+            "captured step does not do; keep it in a buffer that is changed in place",
+        )
+        if view.asked.outputs is not None:
+            was, now, then = (_numbers(state) for state in (before, first, second))
+            changed = {key for key, value in now.items() if value != then.get(key, value)}
+            if counted := {key for key in was if was[key] != now.get(key)} | (changed & was.keys()):
+                raise CountedError(str(error), counted) from error
+            if changed:
+                raise FirstStepError(str(error)) from error
+        raise error
+
+
+def _numbers(state: PythonState) -> dict[tuple[int, Any], str]:
+    """Those in attributes, items and variables, by the keys of their places."""
+    return {
+        (id(spot.owner), spot.name): repr(value)
+        for spot, value in state.spots()
+        if type(value) in (int, float)
+    }
 
 
 def _not_put(

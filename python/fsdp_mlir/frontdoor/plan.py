@@ -43,6 +43,7 @@ class Compiled:
     loss_dtype: torch.dtype = field(init=False)
     _has_run: Captured | None = field(default=None, init=False)
     seen: set[Any] = field(default_factory=set, init=False)
+    _next: list[dict[str, Any]] = field(default_factory=list, init=False)  # those that ran last
 
     def __post_init__(self) -> None:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
@@ -50,7 +51,7 @@ class Compiled:
     def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the values that decide what the step is, such as those of a mask, do so for these
         microbatches, and those of other models are the ones that FSDP2 computes with."""
-        given = list(map(self.given, batches))
+        given = self._given(batches)
         # Keys that the step takes out of a mapping would be gone wherever else that comes.
         if self.captured.taken and shares(batches, list(self.captured.taken)):
             return False
@@ -61,18 +62,25 @@ class Compiled:
             if (tensor := self.bound.buffer(buffer)) is not None:
                 buffers[name] = tensor
         return all(
-            self._served(buffers | {f"i{index}": x for index, x in enumerate(self.inputs(batch))})
-            for batch in (batches if relied_on else ())
+            self._served(buffers | {f"i{index}": x for index, x in enumerate(inputs)})
+            for inputs in (self.inputs(batches) if relied_on else ())
         )
 
-    def inputs(self, batch: Mapping[str, Any]) -> list[Tensor]:
-        """Those of the plan for one microbatch."""
-        numbers = self.captured.numbers
-        return tensors(batch) + ([numbers.input(self.given(batch))] if numbers.names else [])
+    def inputs(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Tensor]]:
+        """Those of the plan for each of these microbatches, the next ones to run."""
+        numbers, self._next = self.captured.numbers, self._given(batches)
+        own = ([numbers.input(each)] if numbers.names else [] for each in self._next)
+        return [tensors(batch) + number for batch, number in zip(batches, own, strict=True)]
 
-    def given(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """With the numbers that code reads elsewhere."""
-        return {**batch, **{name: place.value() for name, (place, _) in self.held.items()}}
+    def _given(self, batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The microbatches with the numbers that code reads elsewhere, as each of them finds
+        them."""
+        held, given = {name: place.value() for name, (place, _) in self.held.items()}, []
+        for batch in batches:
+            given.append({**batch, **held})
+            if len(batches) > 1:
+                held |= self.captured.numbers.after(given[-1])
+        return given
 
     @property
     def relies(self) -> bool:
@@ -154,11 +162,18 @@ class Compiled:
 
     def leave(self, microbatches: int) -> None:
         """After a step: puts what its forward leaves in Python in place."""
+        self._set_numbers()
         self.leaving.after_step(self.captured.left, microbatches)
         self.captured.others.after_step()
         if self.captured.left and self._has_run is not self.captured:
             self.renew()
             self._has_run = self.captured
+
+    def _set_numbers(self, *, evaluation: bool = False) -> None:
+        """What forward has set of those that code reads elsewhere."""
+        after = self.captured.numbers.after(self._next[-1], evaluation=evaluation)
+        for name, value in after.items():
+            self.held[name][0].put(value)
 
     def take(self, batches: Sequence[Mapping[str, Any]]) -> None:
         """Takes out of containers among the inputs what the step does, as by pop()."""
@@ -167,10 +182,15 @@ class Compiled:
                 for key in keys:
                     batch[name].pop(key, None)
 
-    def returned(self, loss: float, batch: Mapping[str, Any], *, evaluation: bool = False) -> Any:
-        """What the last step gave, or the last evaluation, with this microbatch."""
+    def evaluated(self, batch: Mapping[str, Any]) -> None:
+        """After an evaluation."""
+        self._set_numbers(evaluation=True)
+        self.take([batch])
+
+    def returned(self, loss: float, *, evaluation: bool = False) -> Any:
+        """What the last step gave, or the last evaluation, with its first microbatch."""
         value = torch.tensor(loss, dtype=self.loss_dtype)
-        numbers = self.captured.numbers.of(self.given(batch))
+        numbers = self.captured.numbers.of(self._next[0])
         return self.captured.outputs[evaluation].value(value, numbers)
 
 

@@ -169,7 +169,7 @@ class Step:
                 self._optimizer.zero_grad()
         else:
             compiled.bound.fill(skipped=bool(result.skipped))
-        return compiled.returned(result.loss, microbatches[0])
+        return compiled.returned(result.loss)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs forward and backward of one microbatch and returns its loss. Leaves reduced
@@ -188,7 +188,7 @@ class Step:
         compiled.bound.optimizer_state(self._steps)
         result = self._train(compiled, microbatches)
         self._take_gradients(compiled)
-        return compiled.returned(result.loss, microbatches[0])
+        return compiled.returned(result.loss)
 
     def accumulate(self, microbatches: Sequence[Example]) -> list[Any]:
         """Runs forward and backward of microbatches whose gradients are reduced together, as FSDP2
@@ -262,10 +262,11 @@ class Step:
             value = eager.evaluate(self._eager(batch), list(batch.values()))
             return self._returned(value) if self._evaluation else value
         assert compiled is not None
-        loss = self._calls.run(compiled.gathered().session.evaluate, compiled.inputs(batch))
+        (inputs,) = compiled.inputs([batch])
+        loss = self._calls.run(compiled.gathered().session.evaluate, inputs)
         compiled.bound.trained.has_run()
-        compiled.take([batch])
-        return compiled.returned(loss, batch, evaluation=True)
+        compiled.evaluated(batch)
+        return compiled.returned(loss, evaluation=True)
 
     # --- what the last step said
 
@@ -488,7 +489,7 @@ class Step:
             self._without_plan(NoPlan(why))
 
     def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
-        result = self._calls.run(compiled.session.step, list(map(compiled.inputs, microbatches)))
+        result = self._calls.run(compiled.session.step, compiled.inputs(microbatches))
         compiled.bound.trained.has_run()
         compiled.leave(len(microbatches))
         compiled.take(microbatches)
@@ -503,8 +504,11 @@ class Step:
         try:
             compiled = self._plans.compile(request, library)
         except Exception as error:
-            if has_no_plan(error) and self._settling.begins(key, error, self._cache):
-                return None
+            if has_no_plan(error):
+                if self._settling.begins(key, error, self._cache):
+                    return None
+                if self._varying.count(error):
+                    raise Refused(str(error), ()) from error
             varies = bool(request.numbers or request.held)
             if varies and has_no_plan(error):
                 self._varying.fix(request, library, error)
@@ -534,7 +538,10 @@ class Step:
             if isinstance(self._optimizer, optimizers.NoOptimizer):
                 kind, count = "backward", 1
             key = *self._requests.key(kind, [batch] * count, params), 0
-            compiled = self._compile(key, kind, [batch], is_example=True)
+            try:
+                compiled = self._compile(key, kind, [batch], is_example=True)
+            except Refused:
+                return self._compile_example(example)
             if self._settling.is_unsettled(compiled):
                 del self._cache[key]  # until the first call, which settles it
 

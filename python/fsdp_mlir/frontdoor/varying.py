@@ -11,7 +11,7 @@ from fsdp_mlir.frontdoor.requests import Request
 from fsdp_mlir.frontdoor.together import has_no_plan
 from fsdp_mlir.step.batches import Inputs
 from fsdp_mlir.step.numbers import Refused
-from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.errors import CaptureError, CountedError
 
 
 class Varying:
@@ -38,6 +38,18 @@ class Varying:
         _, told = self._plans.together(lambda: sorted(places), json.dumps)
         found = set.intersection(*map(set, map(json.loads, told)))
         return self._inputs.hold({name: places[name] for name in names if name in found})
+
+    def count(self, error: Exception) -> bool:
+        """Takes numbers that each step changes, because of which a capture has failed on any rank,
+        for numbers of each call, which the step sets. Returns whether there are any on all ranks
+        that had not been taken so."""
+        keys = error.keys if isinstance(error, CountedError) else ()
+        now = self._plans.places() if keys else {}
+        places = {place.key: (name, place) for name, place in now.items()}
+        found = dict(places[key] for key in keys if key in places)
+        _, told = self._plans.together(lambda: sorted(found), json.dumps)
+        names = set.intersection(*map(set, map(json.loads, told)))
+        return self._inputs.hold({name: found[name] for name in sorted(names)})
 
     def fix(self, request: Request, library: str, error: Exception) -> None:
         """Raises Refused for numbers because of which a capture has failed on any rank: those that

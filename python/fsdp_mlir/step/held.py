@@ -36,11 +36,10 @@ class Held:
             self._put[name] = make(name)
             self._places[name].put(self._put[name])
 
-    def assigned(self) -> list[str]:
-        """The names of places that have something else since `put`, or `seal`."""
-        return [
-            name for name, value in self._put.items() if self._places[name].value() is not value
-        ]
+    def assigned(self) -> dict[str, Any]:
+        """What is in places that have something else since `put`, or `seal`, by their names."""
+        now = {name: self._places[name].value() for name in self._put}
+        return {name: value for name, value in now.items() if value is not self._put[name]}
 
     def restore(self) -> None:
         for name, value in self._before.items():

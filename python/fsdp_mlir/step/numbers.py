@@ -10,7 +10,7 @@ for a size, is a CaptureError: then the number itself is a part of the step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,6 +189,10 @@ def _moved(number: Any, by: float) -> Any:
     return number + round(by) if type(number) is int else number * (1 + by / 16) + by / 32
 
 
+def _told(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
 def _names(formula: Formula) -> list[str]:
     if formula[0] == "item":
         return [formula[1]]
@@ -201,16 +205,18 @@ def _names(formula: Formula) -> list[str]:
 class Taken:
     """What a recorded step takes of the numbers that it is given, by their names: the formulas of
     its input's elements with the numbers' classes and the most that they may be; and in the order
-    of the step, comparisons with their outcome, and formulas that may raise, with None."""
+    of the step, comparisons with their outcome, and formulas that may raise, with None. `set`: what
+    forward leaves of numbers that are held, in a step and in an evaluation."""
 
     names: tuple[str, ...] = ()
     slots: tuple[tuple[Formula, type, float], ...] = ()
     course: tuple[tuple[Formula, bool | None], ...] = ()
+    set: tuple[Mapping[str, Formula], Mapping[str, Formula]] = ({}, {})
 
     def record(self) -> dict[str, Any]:
         """The same as JSON."""
         slots = [[formula, kind.__name__, most] for formula, kind, most in self.slots]
-        return {"names": self.names, "slots": slots, "course": self.course}
+        return {"names": self.names, "slots": slots, "course": self.course, "set": self.set}
 
     @staticmethod
     def recorded(record: Mapping[str, Any]) -> Taken:
@@ -220,7 +226,13 @@ class Taken:
             tuple(record["names"]),
             tuple((formula, kinds[kind], most) for formula, kind, most in record["slots"]),
             tuple((formula, outcome) for formula, outcome in record["course"]),
+            tuple(record["set"]),
         )
+
+    def after(self, numbers: Mapping[str, Any], *, evaluation: bool = False) -> dict[str, Any]:
+        """Those that forward sets, as it leaves them."""
+        formulas = self.set[evaluation]
+        return {name: value_of(formula, numbers) for name, formula in formulas.items()}
 
     def of(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The numbers in what the step is given."""
@@ -267,6 +279,7 @@ class Numbers:
     _records: bool = False
     _refusal: tuple[str, list[str]] | None = None
     _source: Tensor | None = None
+    _set: list[dict[str, Formula] | None] = field(default_factory=lambda: [None, None])
 
     def __post_init__(self) -> None:
         self.now = self.given
@@ -280,11 +293,11 @@ class Numbers:
         return {name: Number(("item", name), self) for name in self.given}
 
     @contextmanager
-    def recorded(self, held: Held) -> Iterator[None]:
+    def recorded(self, held: Held, *, evaluating: bool = False) -> Iterator[None]:
         """In the body, which records the step, they are Numbers. Refused for one that is still
-        there at its end, if there is something else where `held` has put it, and if the step goes
-        on after it was refused one. Whoever asks what is in these places then, as backward may do,
-        gets Refused, until `ended`."""
+        there at its end, unless it is where `held` has put one, and if the step goes on after it
+        was refused one. Whoever asks what is in these places then, as backward may do, gets
+        Refused, until `ended`."""
         self.made, self._records, self._refusal = [], bool(self.given), None
         try:
             with math_of_symbols():
@@ -295,31 +308,55 @@ class Numbers:
             raise
         finally:
             self._records, self._source = False, None
-        made, self.made, assigned = self.made, [], held.assigned()
+        made, self.made = self.made, []
+        self._note_set(held.assigned(), evaluating)
         if self.given:
             held.seal(lambda name: _Sealed(("item", name), self))
-        self._check(assigned, made)
+        self._check(made)
         if self._refusal is not None:
             raise Refused(*self._refusal)
 
-    def ended(self, held: Held) -> None:
-        """At the end of a step: puts the numbers back in their places. Refused for one that
-        backward has set or kept."""
-        made, self.made = self.made, []
-        assigned = held.assigned() if made else []
-        held.restore()
-        self._check(assigned, made)
+    def _note_set(self, assigned: Mapping[str, Any], evaluating: bool) -> None:
+        """What forward has left in places that are held."""
+        found = {}
+        for name, value in assigned.items():
+            number = value.number if type(value) is Number else value
+            formula = _term(value)
+            if formula is None or type(number) not in (int, float):
+                raise self.refused(("item", name))
+            found[name] = formula
+        before = self._set[evaluating]
+        if before is not None and repr(before) != repr(found):
+            raise CaptureError(f"what forward leaves in {_told(before | found)} varies")
+        self._set[evaluating] = found
 
-    def _check(self, assigned: Sequence[str], made: Sequence[ref[Symbol]]) -> None:
-        for name in assigned:
-            raise self.refused(("item", name))
+    def ended(self, held: Held, *, evaluating: bool = False) -> None:
+        """At the end of a step: puts the numbers back in their places. Refused for one that
+        backward has set or kept, and CaptureError for one that a step which is not recorded has
+        left as another one than the recorded step."""
+        made, self.made, assigned = self.made, [], held.assigned()
+        held.restore()
+        if made:
+            for name in assigned:
+                raise self.refused(("item", name))
+        else:
+            wanted = self.taken.after(self.now, evaluation=evaluating)
+            found = {name: self.now[name] for name in wanted} | assigned
+            if repr(sorted(found.items())) != repr(sorted(wanted.items())):
+                raise CaptureError(
+                    f"forward leaves other numbers in {_told(found | wanted)} than while it is "
+                    "recorded"
+                )
+        self._check(made)
+
+    def _check(self, made: Sequence[ref[Symbol]]) -> None:
         for each in made:
             if (kept := each()) is not None:
                 raise kept.refused()
 
     def refused(self, formula: Formula) -> Refused:
         names = _names(formula)
-        told = ", ".join(f"'{name}'" for name in names)
+        told = _told(names)
         where = SourceMap().frame(model_frame())
         text = prefixed(where, f"{told} is used as more than a tensor may be")
         self._refusal = self._refusal or (text, names)
@@ -328,7 +365,8 @@ class Numbers:
     @property
     def taken(self) -> Taken:
         course = tuple(self._course.values())
-        return Taken(tuple(self.given), tuple(self._slots.values()), course)
+        after = self._set[0] or {}, self._set[1] or {}
+        return Taken(tuple(self.given), tuple(self._slots.values()), course, after)
 
     def others(self) -> Mapping[str, Any]:
         """Other numbers that the recorded step is for, as far as it has compared them. Those that

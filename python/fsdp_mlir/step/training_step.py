@@ -147,7 +147,8 @@ class TrainingStep(nn.Module):
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """In the body, forward is recorded."""
-        with self._items[self._evaluating].recorded(), self.numbers.recorded(self._in_places):
+        numbers = self.numbers.recorded(self._in_places, evaluating=self._evaluating)
+        with self._items[self._evaluating].recorded(), numbers:
             yield
 
     @contextmanager
@@ -235,7 +236,7 @@ class TrainingStep(nn.Module):
         follows from parameters by autograd is no such value: the next backward would reach it. The
         slots of `left` take the tensors that the step has left in Python. `read` is that of
         Candidates.settle."""
-        self.numbers.ended(self._in_places)
+        self.numbers.ended(self._in_places, evaluating=self._evaluating)
         self.followed.settle({_memory(tensor) for tensor in state.values()}, read)
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})

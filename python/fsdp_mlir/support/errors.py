@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
@@ -26,6 +27,14 @@ class CaptureError(RuntimeError):
 
 class FirstStepError(CaptureError):
     """The step makes a tensor once that each later step reads: it can be captured after that."""
+
+
+class CountedError(CaptureError):
+    """Each step changes numbers that its code holds; `keys` are those of their places."""
+
+    def __init__(self, message: str, keys: Collection[tuple[int, str]]) -> None:
+        super().__init__(message)
+        self.keys = keys
 
 
 class CompileError(RuntimeError):

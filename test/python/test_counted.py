@@ -1,0 +1,230 @@
+"""Numbers that each step changes where code holds them, such as a count of its calls: the step is
+for all of them, and leaves the next one, as with FSDP2."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import fsdp_mlir
+import pytest
+import torch
+from test_followed import Criterion, Net, captures, trained
+from torch import Tensor
+
+__all__ = ["captures"]
+
+CALLS = 0
+
+
+class Warmup(Criterion):
+    """A warm-up of its own: its end is another plan."""
+
+    def __init__(self) -> None:
+        self.calls, self.rate = 0, 0.0
+
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += 1
+        self.rate += 0.5
+        return y.square().mean() * min(1.0, self.calls / 4) + y.abs().mean() * self.rate
+
+    def left(self) -> list[Any]:
+        return [torch.tensor([self.calls, self.rate])]
+
+
+class FromLoop(Warmup):
+    """The loop sets it, too."""
+
+    def change(self, number: int) -> None:
+        if number == 2:
+            self.calls = -5
+
+
+class Bounded(Criterion):
+    """It begins anew."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, y: Tensor) -> Any:
+        self.calls = 0 if self.calls >= 2 else self.calls + 1
+        return y.square().mean() * (1 + self.calls)
+
+    def left(self) -> list[Any]:
+        return [torch.tensor(self.calls)]
+
+
+class Lazy(Bounded):
+    """The first step sets what there was not."""
+
+    def __init__(self) -> None:
+        self.calls: Any = None
+
+    def __call__(self, y: Tensor) -> Any:
+        self.calls = (self.calls or 0) + 1
+        return y.square().mean() * (1 + self.calls % 2)
+
+    def left(self) -> list[Any]:
+        return [torch.tensor(self.calls or 0)]
+
+
+class InDicts(Bounded):
+    def __init__(self) -> None:
+        self.held = {"calls": 0, "inner": {"rate": 1.5}}
+
+    def __call__(self, y: Tensor) -> Any:
+        self.held["calls"] += 1
+        self.held["inner"]["rate"] *= 0.9
+        return y.square().mean() * self.held["inner"]["rate"]
+
+    def left(self) -> list[Any]:
+        return [torch.tensor([self.held["calls"], self.held["inner"]["rate"]])]
+
+
+class OfAFile(Bounded):
+    def __init__(self) -> None:
+        global CALLS
+        CALLS = 0
+
+    def __call__(self, y: Tensor) -> Any:
+        global CALLS
+        CALLS += 1
+        return y.square().mean() * math.cos(CALLS)
+
+    def left(self) -> list[Any]:
+        return [torch.tensor(CALLS)]
+
+
+class Corrected(Bounded):
+    """A running mean, corrected as Adam's, and the number before in another attribute."""
+
+    def __init__(self) -> None:
+        self.calls, self.before, self.mean = 0, 0, torch.zeros(8)
+
+    def __call__(self, y: Tensor) -> Any:
+        self.before = self.calls
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        return (y - self.mean / (1 - 0.9**self.calls)).square().mean()
+
+    def left(self) -> list[Any]:
+        return [torch.tensor([self.calls, self.before]), self.mean]
+
+
+class Returned(Bounded):
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += 1
+        return {"loss": y.square().mean(), "rate": y.sum().detach() / self.calls}
+
+
+# With the number of captures: the first has no plan, and one is for each outcome of comparisons.
+COUNTED = {
+    **{Warmup: 3, FromLoop: 2, Bounded: 3, Lazy: 3, InDicts: 2, OfAFile: 2, Corrected: 2},
+    **{Returned: 2},
+}
+
+
+class Text(Bounded):
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += 1
+        self.name = f"step {self.calls}"
+        return y.square().mean()
+
+
+class Index(Bounded):
+    def __call__(self, y: Tensor) -> Any:
+        weight = [1.0, 2.0, 3.0][self.calls % 3]
+        self.calls += 1
+        return y.square().mean() * weight
+
+
+class Drawn(Bounded):
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += int(torch.initial_seed() % 2**20) + 1
+        return y.square().mean()
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_each_step_leaves_the_next_one(kind: Any, captures: list[None]) -> None:
+    options = {} if kind is Lazy else {"fallback": "error"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert trained(kind(), True, **options) == trained(kind(), False)
+    assert len(captures) == COUNTED[kind]
+
+
+@pytest.mark.parametrize("kind", [Text, Index])
+def test_more_than_a_tensor_may_be_has_no_plan(kind: Any) -> None:
+    with pytest.warns(UserWarning, match="'.*calls' changes in each step"):
+        got = trained(kind(), True)
+    assert got == trained(kind(), False)
+
+
+def test_a_number_that_a_recording_alone_has_is_not_left() -> None:
+    torch.manual_seed(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        got = trained(Drawn(), True)
+    assert got == trained(Drawn(), False)
+
+
+class Training(Net):
+    """It counts in train mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return super().forward(x) * (1 + 0.1 * self.calls)
+
+
+@pytest.mark.parametrize("model", [Net, Training])
+def test_in_each_microbatch_and_in_evaluation(model: Any) -> None:
+    def run(compiled: bool) -> list[Any]:
+        torch.manual_seed(0)
+        criterion, made = Warmup(), fsdp_mlir.fully_shard(model())
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+        data = torch.randn(24, 4, 8, generator=torch.Generator().manual_seed(0)).unbind()
+        options = {"loss": criterion, "optimizer": optimizer, "evaluation": True}
+        step = fsdp_mlir.compile(made, fallback="error", **options) if compiled else None
+        found: list[Any] = []
+
+        def note(*losses: Any) -> None:
+            calls = getattr(made, "calls", 0)
+            found.append(([x.item() for x in losses], criterion.calls, criterion.rate, calls))
+
+        for number in range(0, 24, 6):
+            several = list(data[number : number + 3])
+            if step is None:
+                losses = []
+                for index, x in enumerate(several):
+                    made.set_requires_gradient_sync(index == 2)
+                    losses.append(criterion(made(x)))
+                    losses[-1].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                losses = step.accumulate(several)
+                step.update()
+            note(*losses)
+            x = data[number + 3]
+            if step is None:
+                loss = criterion(made(x))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                loss = step(x)
+            note(loss)
+            made.eval()
+            with torch.no_grad():
+                x = data[number + 4]
+                note(criterion(made(x)) if step is None else step.evaluate(x))
+            made.train()
+        return found
+
+    assert run(True) == run(False)
