@@ -135,3 +135,37 @@ def test_another_object_is_looked_into() -> None:
 def test_what_a_glance_does_not_tell(value: Any) -> None:
     """The contents of memory, and what a context holds, are compared each time."""
     assert not state(value).surely_is_of(value)
+
+
+def table() -> dict[str, Any]:
+    return {
+        "ids": {f"token {i}": i for i in range(2000)},
+        "names": [f"name {i}" for i in range(2000)],
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: held["ids"].update({"token 7": 8}),
+        lambda held: held["ids"].update({"token 1": True}),
+        lambda held: held["ids"].update({"more": 0}),
+        lambda held: held["ids"].update({"token 0": held["ids"].pop("token 0")}),
+        lambda held: held["names"].append("name"),
+        lambda held: held["names"].reverse(),
+        lambda held: held["names"].__setitem__(3, [3]),
+    ],
+)
+def test_a_long_table_is_compared_and_put_back_as_one(change: Callable[[Any], Any]) -> None:
+    net = torch.nn.Linear(1, 1)
+    vars(net).update(table())
+    before = PythonState.of(net)
+    assert len(before.leaves) < 100
+    assert before.is_as(PythonState.of(net))
+    change(vars(net))
+    changed = before.changes(PythonState.of(net))
+    assert {path.partition("[")[0] for path in changed} in ({"ids"}, {"names"})
+    before.restore()
+    assert before.is_as(PythonState.of(net))
+    kept = {name: getattr(net, name) for name in table()}
+    assert repr(kept) == repr(table())

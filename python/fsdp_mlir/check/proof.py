@@ -271,7 +271,7 @@ def _numbers(state: PythonState) -> dict[tuple[int, Any], str]:
     """Those in attributes, items and variables, by the keys of their places."""
     return {
         (id(spot.owner), spot.name): repr(value)
-        for spot, value in state.spots()
+        for spot, value in state.spots(int, float)
         if type(value) in (int, float)
     }
 

@@ -56,6 +56,7 @@ from fsdp_mlir.modules.untaken import guarded
 from fsdp_mlir.support.errors import CaptureError
 
 _MAX_NESTED = 64  # of containers
+_LONG = 1000  # a table of plain values, which is compared as one
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
 
 
@@ -194,6 +195,8 @@ class PythonState:
         for container, content in self._contents:
             kind = built_in(type(container))
             for key, value in _items(content):
+                if type(value) in SCALARS:
+                    continue
                 get = partial(kind.get if isinstance(container, dict) else _at, container, key)
                 lend(key, value, partial(kind.__setitem__, container, key), partial(get, None))
         for owner, attributes in self._slots:
@@ -291,23 +294,26 @@ class PythonState:
                 found += place.put(Spot(each, "", each.value, each.put), value)
         return found
 
-    def spots(self) -> Iterator[tuple[Spot, Any]]:
-        """Attributes, and items of dicts and lists, with what they held. One may come twice."""
+    def spots(self, *kinds: type) -> Iterator[tuple[Spot, Any]]:
+        """Attributes, and items of dicts and lists, that held a value of one of these kinds, with
+        that. One may come twice."""
         for container, content in self._contents:
             if isinstance(container, (dict, list)):
                 spot = item_spot if isinstance(container, dict) else index_spot
-                yield from ((spot(container, key), value) for key, value in _items(content))
+                found = ((k, value) for k, value in _items(content) if isinstance(value, kinds))
+                yield from ((spot(container, key), value) for key, value in found)
         for owner, attributes in self._slots:
             for name, value in attributes.items():
-                yield slot_spot(owner, name), value
+                if isinstance(value, kinds):
+                    yield slot_spot(owner, name), value
         for place, value in self._outside:
-            attributes = getattr(place.owner, "__dict__", None)
-            if isinstance(attributes, dict) and place.name in attributes:
-                yield item_spot(attributes, place.name), value
-            elif isinstance(place.owner, dict):
-                yield item_spot(place.owner, place.name), value
-            elif not place.is_referent:
-                yield Spot(place.owner, place.name, place.value, place.put), value
+            if isinstance(value, kinds) and not place.is_referent:
+                attributes = getattr(place.owner, "__dict__", None)
+                owner = place.owner if isinstance(place.owner, dict) else attributes
+                if isinstance(owner, dict) and place.name in owner:
+                    yield item_spot(owner, place.name), value
+                else:
+                    yield Spot(place.owner, place.name, place.value, place.put), value
 
     def holds_computed(self, path: str) -> bool:
         """Whether a tensor that is not a parameter lies there, as in RNNs' list of their
@@ -457,7 +463,10 @@ class PythonState:
             self._add_attributes(path, value, depth)
 
     def _add_items(self, path: str, value: Any, kind: Any, depth: int) -> None:
-        if issubclass(kind, dict):
+        if self._most is None and _is_table(value, kind):
+            text = f"{kind.__name__} of {len(value)} {_digest(repr(value).encode())}"
+            self.leaves[path] = ("value", text)
+        elif issubclass(kind, dict):
             names = self.orders[path] = []
             for index, (key, member) in enumerate(kind.items(value)):
                 name = f"[{key!r}]" if _names_itself(key) else f"[#{index}]"
@@ -528,6 +537,16 @@ def _closed(memo: Any) -> CaptureError:
         f"'{memos.named(memo)}' keeps what it returned, which a capture cannot put back: expected "
         "functools.lru_cache of a function of Python"
     )
+
+
+def _is_table(value: Any, kind: Any) -> bool:
+    """Whether it holds many numbers, strings or the like, and nothing else."""
+    if type(value) is not kind or kind in (set, frozenset) or kind.__len__(value) < _LONG:
+        return False
+    kinds = set(map(type, kind.__iter__(value)))
+    if issubclass(kind, dict):
+        kinds |= set(map(type, kind.values(value)))
+    return kinds.issubset(SCALARS)
 
 
 def _names_itself(key: Any) -> bool:

@@ -47,7 +47,7 @@ class Candidates:
         places: dict[Any, _Place] = {}
         seen = Counter[int]()
         state = state or PythonState()
-        for spot, value in state.spots():
+        for spot, value in state.spots(Tensor, tuple):
             if _is_followable(value) and own.isdisjoint(map(storage_of, _tensors(value))):
                 places.setdefault((id(spot.owner), spot.name), _Place(spot, value, value))
                 seen.update(map(storage_of, _tensors(value)))
