@@ -261,6 +261,68 @@ def a_critic_in_evaluation(compiled: bool) -> list[Any]:
     return [step(batch(0)), step(batch(1)), *_weights(model)]
 
 
+def _states(model: nn.Module) -> list[Any]:
+    """The form and data of a state dict, sharded unless its hooks are gone."""
+    state = model.state_dict()
+    return [(key, type(x).__name__, part(x).tolist()) for key, x in state.items()]
+
+
+def a_target_network(compiled: bool) -> list[Any]:
+    """That of Q-learning, whose first forward is that of the step, and which is then loaded from
+    the model."""
+    model, target = sharded(0), sharded(1).requires_grad_(False)
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = target(-x).amax(1, keepdim=True)
+        return (model(x) - wanted).square().mean()
+
+    step = _loop(compiled, model, compute_loss)
+    found: list[Any] = []
+    for number in range(4):
+        found += [step(batch(number)), _states(target)]
+        if number == 1:
+            target.load_state_dict(model.state_dict())
+    return found + _weights(model)
+
+
+def a_target_without_a_plan(compiled: bool) -> list[Any]:
+    """The same where the capture that has met it fails."""
+    model, target = sharded(0), sharded(1).requires_grad_(False)
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = target(x)
+        return (model(x) - wanted).square().mean() * (1 if wanted.sum().item() > 0 else 2)
+
+    step = _loop(compiled, model, compute_loss)
+    found = [step(batch(0)), _states(target)]
+    target.load_state_dict(model.state_dict())
+    return [*found, step(batch(1)), _states(target), *_weights(model)]
+
+
+def a_teacher_in_inference_mode(compiled: bool) -> list[Any]:
+    """Whose memory FSDP2 makes in that mode, at its first forward or in an evaluation before."""
+    found: list[Any] = []
+    for before in (True, False):
+        model, teacher = sharded(0), sharded(1).requires_grad_(False)
+
+        def compute_loss(model: nn.Module, x: Tensor, teacher: Any = teacher) -> Tensor:
+            with torch.inference_mode():
+                wanted = teacher(x)
+            return (model(x) - wanted.clone()).square().mean()
+
+        if before:
+            with torch.inference_mode():
+                found.append(teacher(batch(9)).tolist())
+        step = _loop(compiled, model, compute_loss)
+        for number in range(3):
+            teacher.reshard()
+            found.append(step(batch(number)))
+        found += _weights(model)
+    return found
+
+
 # As those of around_models.py.
 PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     a_reference_of_units: "",
@@ -271,4 +333,7 @@ PROGRAMS: dict[Callable[[bool], list[Any]], str] = {
     a_critic_that_trains: "the loss has a gradient for parameters of 'Deep'",
     a_teacher_in_evaluation: "",
     a_critic_in_evaluation: "",
+    a_target_network: "",
+    a_target_without_a_plan: "depends on the data of a tensor",
+    a_teacher_in_inference_mode: "Cannot set version_counter for inference tensor",
 }

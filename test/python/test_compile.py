@@ -226,6 +226,15 @@ def test_a_gradient_scaler(max_norm: float | None) -> None:
         assert step.loss_scale == before
         assert_same_state(step, model)
     assert scaler.get_scale() == 16.0
+    # One that has taken steps before goes on.
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 2})
+    step = compiled(grad_scaler=scaler, max_norm=max_norm)
+    scales = []
+    for _ in range(2):
+        step(BATCH)
+        scales.append(step.loss_scale)
+    assert scales == [8.0, 16.0]
     assert compiled(grad_scaler=torch.amp.GradScaler("cpu", enabled=False)).loss_scale is None
 
 

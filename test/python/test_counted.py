@@ -11,7 +11,7 @@ import fsdp_mlir
 import pytest
 import torch
 from test_followed import Criterion, Net, captures, trained
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["captures"]
 
@@ -152,6 +152,37 @@ def test_each_step_leaves_the_next_one(kind: Any, captures: list[None]) -> None:
         warnings.simplefilter("error", UserWarning)
         assert trained(kind(), True, **options) == trained(kind(), False)
     assert len(captures) == COUNTED[kind]
+
+
+class InAModule(nn.Module):
+    """A criterion that the loss function closes over, or a list holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, y: Tensor) -> Tensor:
+        self.calls += 1
+        return y.square().mean() * min(1.0, self.calls / 4)
+
+
+@pytest.mark.parametrize("in_a_list", [False, True])
+def test_a_criterion_beside_the_loss(in_a_list: bool, captures: list[None]) -> None:
+    def run(compiled: bool) -> list[Any]:
+        module = InAModule()
+        held = [module]
+
+        class Loss(Criterion):
+            def __call__(self, y: Tensor) -> Any:
+                return held[0](y) if in_a_list else module(y)
+
+            def left(self) -> list[Any]:
+                return [torch.tensor(module.calls)]
+
+        return trained(Loss(), compiled, **({"fallback": "error"} if compiled else {}))
+
+    assert run(True) == run(False)
+    assert len(captures) == 3
 
 
 @pytest.mark.parametrize("kind", [Text, Index])

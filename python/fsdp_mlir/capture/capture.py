@@ -12,7 +12,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -133,9 +133,13 @@ class CaptureSummary:
 
 
 def _proven(asked: Asked) -> proof.Checked:
-    for _ in range(_MOST_RECORDINGS):
-        with suppress(Revised):
+    revised = 0
+    while revised < _MOST_RECORDINGS:
+        try:
             return proof.check(record(FakeModel(ModelView.of(asked))))
+        except Revised:
+            if asked.others is None or not asked.others.initialise():
+                revised += 1
     raise CaptureError("the loss is differentiated through another model in one recording only")
 
 

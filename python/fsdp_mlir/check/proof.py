@@ -261,7 +261,7 @@ def _check_counters(
             was, now, then = (_numbers(state) for state in (before, first, second))
             changed = {key for key, value in now.items() if value != then.get(key, value)}
             if counted := {key for key in was if was[key] != now.get(key)} | (changed & was.keys()):
-                raise CountedError(str(error), counted) from error
+                raise CountedError(str(error), counted, path) from error
             if changed:
                 raise FirstStepError(str(error)) from error
         raise error

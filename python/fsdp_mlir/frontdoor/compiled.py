@@ -172,6 +172,9 @@ def compile(
         fallback=fallback,
         deadline=deadline,
     )
+    scaler = options.get("grad_scaler")
+    if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
+        step._scaler = scaler.get_scale(), scaler._get_growth_tracker()
     if example is not None:
         step._compile_example(example)
     return step

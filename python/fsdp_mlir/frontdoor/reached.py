@@ -181,6 +181,13 @@ class _Module:
             if tensor is not None
         ]
 
+    def numbers(self) -> Iterator[tuple[Place, int | float]]:
+        """The attributes that are numbers, as they were."""
+        owner = vars(self.module)
+        for name, value in self._attributes.values.items():
+            if type(value) in (int, float) and name not in OF_MODULES:
+                yield Place(owner, name, f"{self.label}.{name}"), value
+
     def change(self) -> str | None:
         """The first attribute that differs, of those that code may read; None without one."""
         if type(self.module) is not self._kind:
@@ -270,6 +277,11 @@ class Calls:
     def modules(self) -> list[nn.Module]:
         """Those that the code calls, outside of the model."""
         return [each.module for each in self._modules]
+
+    def numbers(self) -> Iterator[tuple[Place, int | float]]:
+        """The attributes of these that are numbers, as they were."""
+        for module in self._modules:
+            yield from module.numbers()
 
     def holds(self) -> bool:
         """Whether nothing has changed."""

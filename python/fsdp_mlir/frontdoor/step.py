@@ -44,7 +44,7 @@ from fsdp_mlir.step.outputs import scalar_of
 from fsdp_mlir.step.training_step import EachLoss, Loss, TrainingStep
 from fsdp_mlir.support import policy_schema
 from fsdp_mlir.support.autocast import without_autocast
-from fsdp_mlir.support.errors import CompileError
+from fsdp_mlir.support.errors import CompileError, CountedError
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -512,7 +512,8 @@ class Step:
             varies = bool(request.numbers or request.held)
             if varies and has_no_plan(error):
                 self._varying.fix(request, library, error)
-            if not varies or str(error) not in self._told:
+            repeats = varies or isinstance(error, CountedError)
+            if not repeats or _told(error) not in self._told:
                 self._without_plan(error)
             self._cache[key] = None
             return None
@@ -554,7 +555,7 @@ class Step:
                 f"{error}; without a plan '{(missing or ['optimizer'])[0]}' of the config is not "
                 "there"
             ) from error
-        self._told.add(str(error))
+        self._told.add(_told(error))
         warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
 
     def _outside(self, params: list[nn.Parameter]) -> str:
@@ -590,3 +591,8 @@ class Step:
     def _take_gradients(self, compiled: Compiled) -> None:
         assert self._plans.trained is not None
         self._plans.trained.add_gradients(compiled.session.take_gradients())
+
+
+def _told(error: Exception) -> str:
+    """What is not to be said twice."""
+    return error.path if isinstance(error, CountedError) else str(error)

@@ -257,7 +257,7 @@ class Unchanged:
             for key, value in values.values.items()
             if key not in OF_MODULES
         ]
-        places += self._in_dicts
+        places += [*self._in_dicts, *self._calls.numbers()]
         for each in self._outside:
             if (place := _writable(each.place)) is not None:
                 places.append((place, each.copy))

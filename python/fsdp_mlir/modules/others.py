@@ -59,6 +59,7 @@ class Others:
         self._taken: dict[int, tuple[FSDPParam, Tensor, Tensor]] = {}
         self._settings: tuple[Any, ...] = ()
         self._recording: _Recording | None = None
+        self._cold: list[FSDPState] = []  # which had no forward yet
 
     @property
     def called(self) -> bool:
@@ -80,6 +81,15 @@ class Others:
             recording.restore()
         self._settings = self._settings_now()
 
+    def initialise(self) -> bool:
+        """After a recording that raised Revised: as FSDP2 does in the first forward, what the step
+        calls and had none yet. Hooks that this registers would be undone after a recording. Returns
+        whether there was anything."""
+        cold, self._cold = self._cold, []
+        for state in cold:
+            state._lazy_init()
+        return bool(cold)
+
     def before_evaluation(self) -> None:
         """Between the graphs of a step and of its evaluation: each gathers for itself."""
         if self._recording is not None:
@@ -88,6 +98,8 @@ class Others:
     def check(self, loss: Tensor) -> None:
         """After the forward of the step: raises Revised, or CaptureError if the gradient of `loss`
         reaches a parameter of another model."""
+        if self._cold:  # and code has caught the error
+            raise Revised
         if not self._families:
             return
         nodes = nodes_from(loss.grad_fn)
@@ -109,9 +121,10 @@ class Others:
             raise Revised
 
     def family(self, state: FSDPState, inputs: Any, name: str) -> _Family:
-        """That of a state, which it initialises as FSDP2 does."""
-        with _disable_current_modes():
-            state._lazy_init()
+        """That of a state. Raises Revised for one that is to be initialised."""
+        if state._is_root is None:
+            self._cold.append(state)
+            raise Revised
         key = id(state._state_ctx)
         if key not in self._families:
             states = list(state._state_ctx.all_states)
@@ -141,9 +154,11 @@ class Others:
             if unsharded is None:
                 numel, ranks = record._sharded_param_data.numel(), _ranks(record)
                 dtype = record.param_dtype or record.orig_dtype
-                record.init_all_gather_outputs([numel], [dtype], ranks, record.device)
-                record.alloc_all_gather_outputs()  # which an earlier step may have freed
-                record.init_unsharded_param()
+                # The step fills it outside of the inference mode in which its code may be.
+                with torch.inference_mode(False):
+                    record.init_all_gather_outputs([numel], [dtype], ranks, record.device)
+                    record.alloc_all_gather_outputs()  # which an earlier step may have freed
+                    record.init_unsharded_param()
                 unsharded = record._unsharded_param
                 record.free_unsharded_param()
             data = unsharded.detach()
@@ -157,8 +172,10 @@ class Others:
         was not."""
         missing = [group for group in self._kept() if not group.is_unsharded]
         for group in missing:
-            group.unshard()
-            group.wait_for_unshard()
+            made = [each for record in group.fsdp_params for each in record.all_gather_outputs]
+            with torch.inference_mode(any(each.is_inference() for each in made)):
+                group.unshard()
+                group.wait_for_unshard()
         return bool(missing)
 
     def are_stale(self) -> bool:

@@ -30,11 +30,12 @@ class FirstStepError(CaptureError):
 
 
 class CountedError(CaptureError):
-    """Each step changes numbers that its code holds; `keys` are those of their places."""
+    """Each step changes numbers that its code holds; `keys` are those of their places. `path`: of
+    the first, which is the same in each message."""
 
-    def __init__(self, message: str, keys: Collection[tuple[int, str]]) -> None:
+    def __init__(self, message: str, keys: Collection[tuple[int, str]], path: str) -> None:
         super().__init__(message)
-        self.keys = keys
+        self.keys, self.path = keys, path
 
 
 class CompileError(RuntimeError):

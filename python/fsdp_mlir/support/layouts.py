@@ -59,6 +59,8 @@ def is_dense(shape: torch.Size, strides: Strides) -> bool:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Identifies its storage, as long as that exists."""
+    """Identifies its storage, as long as that exists; 0 for a sparse tensor."""
+    if tensor.layout is not torch.strided:
+        return 0
     key: int = tensor.untyped_storage()._cdata
     return key
