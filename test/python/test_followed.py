@@ -181,6 +181,22 @@ class Nested(Criterion):
         return [*self.held["list"], self.held["c"], *self.pair]
 
 
+class Lists(Nested):
+    """Which it makes anew, as states of an RNN."""
+
+    def __call__(self, y: Tensor) -> Tensor:
+        (a, b), mean = self.held["list"], y.detach().mean(0)
+        loss = (y - a - b - self.held["c"]).square().mean()
+        self.held = {"list": [a * 0.5 + mean, b + a], "c": self.held["c"] * 0.5 - mean}
+        return loss
+
+    def change(self, number: int) -> None:
+        if number == 3:
+            self.held["list"][0] = torch.ones(8)
+        if number == 5:
+            self.held = {"list": [torch.ones(8), torch.zeros(8)], "c": torch.zeros(8)}
+
+
 class Balanced(Criterion):
     """Terms of a loss, weighed by their running means, which it also returns."""
 
@@ -250,7 +266,7 @@ class Differentiated(Criterion):
 # With the number of captures.
 FOLLOWED = {
     **{Criterion: 1, Initial: 1, Weights: 1, Both: 1, Reset: 3, Swapped: 1, Exchanged: 1},
-    **{OneAtFirst: 2, OfClass: 1, Nested: 1, Balanced: 2},
+    **{OneAtFirst: 2, OfClass: 1, Nested: 1, Lists: 1, Balanced: 2},
 }
 # With the reason.
 NOT_FOLLOWED = {
@@ -343,6 +359,21 @@ class Other(Weights):
             self.c = self.value()
 
 
+class OtherData(Criterion):
+    """The same object with other memory, of another shape."""
+
+    def change(self, number: int) -> None:
+        if number in (2, 4):
+            self.c.data = torch.ones(1)
+
+
+def test_other_memory_of_one_tensor() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = trained(OtherData(), True, count=6)
+    assert got == trained(OtherData(), False, count=6)
+
+
 class Normed(Net):
     """It has a buffer that each step writes before the loss reads it."""
 
@@ -360,6 +391,7 @@ class Normed(Net):
     "value",
     [
         lambda _: torch.ones(1),
+        lambda _: torch.ones(4, 8),
         lambda _: torch.ones(8, dtype=torch.float64),
         lambda _: 2.0,
         lambda model: model.mean,

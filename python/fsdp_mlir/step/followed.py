@@ -10,9 +10,10 @@ call, and gives the place a new tensor if it writes it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from fsdp_mlir.modules.left import Spot
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.step.nested import form, named_leaves, rebuilt
 from fsdp_mlir.support.layouts import is_dense, storage_of
+
+_MOST = 256  # tensors in a place
 
 
 @dataclass(eq=False)
@@ -47,7 +50,7 @@ class Candidates:
         places: dict[Any, _Place] = {}
         seen = Counter[int]()
         state = state or PythonState()
-        for spot, value in state.spots(Tensor, tuple):
+        for spot, value in state.spots(Tensor, tuple, list, dict):
             if _is_followable(value) and own.isdisjoint(map(storage_of, _tensors(value))):
                 places.setdefault((id(spot.owner), spot.name), _Place(spot, value, value))
                 seen.update(map(storage_of, _tensors(value)))
@@ -164,7 +167,8 @@ class Followed:
     """The places whose tensors a plan reads, and those among them that it writes."""
 
     places: tuple[_Follow, ...] = ()
-    _last: dict[int, Any] = field(default_factory=dict)  # what was put or found last, by number
+    # The tensors that were put, or found, last; by the number of the place.
+    _last: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
@@ -176,7 +180,7 @@ class Followed:
         return any(each.is_assigned for each in self.places)
 
     @contextmanager
-    def as_captured(self, own: Callable[[], Collection[int]]) -> Iterator[None]:
+    def as_captured(self, own: Callable[[], Set[int]]) -> Iterator[None]:
         """In the body, places have what they had when the step was captured, unless something of
         another form is there now, or something that shares memory with what the plan may write:
         `own` gives the storages of that."""
@@ -193,13 +197,14 @@ class Followed:
             for spot, now in put:
                 spot.put(now)
 
-    def _takes(self, number: int, now: Any, own: Callable[[], Collection[int]]) -> bool:
-        if self._last.get(number) is now:
-            return True
-        value = self.places[number].value
-        if not _is_alike(now, value) or not set(map(storage_of, _tensors(now))).isdisjoint(own()):
+    def _takes(self, number: int, now: Any, own: Callable[[], Set[int]]) -> bool:
+        if not _is_alike(now, self.places[number].value):
             return False
-        self._last[number] = now
+        tensors, last = _tensors(now), self._last.get(number, [])
+        known = len(tensors) == len(last) and all(map(is_, tensors, last))
+        if not known and not own().isdisjoint(map(storage_of, tensors)):
+            return False
+        self._last[number] = tensors
         return True
 
     def tensors(self) -> dict[str, Tensor]:
@@ -213,10 +218,10 @@ class Followed:
             if not _is_alike(now, each.value):
                 continue  # the call finds out that it has no plan
             anew = rebuilt(now, iter(map(_copied, _tensors(each.value), _tensors(now))))
+            tensors = _tensors(anew)
             if each.is_assigned:
                 each.spot.put(anew)
-                self._last[number] = anew
-            tensors = _tensors(anew)
+                self._last[number] = tensors
             found |= {name: tensors[index] for index, name in each.names.items()}
         return found
 
@@ -234,9 +239,12 @@ def _is_followable(value: Any) -> bool:
 
 
 def _tensors(value: Any, made: bool = False) -> list[Tensor]:
-    """Those of a tensor, or of nested tuples of nothing else; none of anything else. They are of no
-    subclass, but for stand-ins that a recording has `made`."""
-    leaves = [x for _, x in named_leaves("", value)] if isinstance(value, tuple) else [value]
+    """Those of a tensor, or of nested tuples, lists and dicts of nothing else; none of anything
+    else. They are of no subclass, but for stand-ins that a recording has `made`."""
+    nested = isinstance(value, tuple) or type(value) in (list, dict)
+    if nested and len(value) > _MOST:
+        return []
+    leaves = [x for _, x in named_leaves("", value)] if nested else [value]
     are = (type(x) is Tensor or (made and isinstance(x, Tensor)) for x in leaves)
     return leaves if all(are) else []
 
