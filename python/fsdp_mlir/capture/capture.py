@@ -187,6 +187,7 @@ def capture(
     shown: Shown | None = None,
     numbers: Sequence[str] = (),
     held: Mapping[str, Place] | None = None,
+    unread: Sequence[str] = (),
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -239,7 +240,9 @@ def capture(
 
     `numbers`: the names of those numbers in `args` and `kwargs` that are inputs of the step and not
     a part of it (step/numbers.py). They come in an input of their own, behind the others. `held`:
-    the places of further ones, which code reads there, by names that no input has.
+    the places of further ones, which code reads there, by names that no input has. `unread`: names
+    of strings and numbers in `args` and `kwargs` that the step may not read, as nested.pattern has
+    them.
 
     Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
     replace `config`. The model is unchanged in any case.
@@ -263,6 +266,7 @@ def capture(
         shown=shown,
         numbers=numbers,
         held=held or {},
+        unread=unread,
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

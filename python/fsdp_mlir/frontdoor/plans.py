@@ -35,7 +35,7 @@ from fsdp_mlir.modules.place import Place
 from fsdp_mlir.record import collectives
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.state.trained import Bound, Trained
-from fsdp_mlir.step.nested import repetitions
+from fsdp_mlir.step.nested import repetitions, replaced
 from fsdp_mlir.step.training_step import EachLoss, Loss
 from fsdp_mlir.support import build, policy_schema
 from fsdp_mlir.support.errors import CompileError, warn
@@ -287,13 +287,18 @@ class Plans:
         if self._cache is None or request.each is not None or alone:  # a tensor of this process
             return ""
         cache = self._cache
-        given, numbers = request.given, [*request.numbers, *request.held]
+        numbers, unread = [*request.numbers, *request.held], frozenset(request.unread)
+        given = {
+            name: replaced(name, value, unread, lambda _, each: type(each).__name__)
+            for name, value in request.given.items()
+        }
         inputs = {name: value for name, value in given.items() if name not in numbers} | {
             "(positional)": len(request.args),
             "(evaluation)": request.evaluation,
             "(outputs)": request.keeps_outputs,
             "(numbers)": [f"{type(given[name]).__name__} {name}" for name in numbers],
             "(place)": request.place,
+            "(unread)": request.unread,
             "(repeated)": repetitions(request.batch),
         }
 
@@ -329,6 +334,7 @@ class Plans:
             "evaluation": request.evaluation,
             "numbers": request.numbers,
             "held": request.held,
+            "unread": request.unread,
             "data_ranks": self._group,
         }
         recipe = Recipe(

@@ -30,7 +30,8 @@ class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
     config besides those of fully_shard. The losses of its microbatches go to `each`. `numbers`: the
     names of those inputs that are numbers of each call; `held`: the places of further ones, by
-    their names; `place`: how many plans there are for other numbers."""
+    their names; `unread`: names of what the step may not read; `place`: how many plans there are
+    for other numbers."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -41,6 +42,7 @@ class Request:
     each: Tensor | None = None
     numbers: tuple[str, ...] = ()
     held: Mapping[str, Place] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     place: int = 0
 
     @property
@@ -177,6 +179,7 @@ class Requests:
             each=self.losses(count) if kind == "accumulate" else None,
             numbers=self._inputs.numbers(batch),
             held=self._inputs.held,
+            unread=self._inputs.unread,
             place=place,
         )
 

@@ -509,7 +509,7 @@ class Step:
                     return None
                 if self._varying.count(error):
                     raise Refused(str(error), ()) from error
-            varies = bool(request.numbers or request.held)
+            varies = bool(request.numbers or request.held or request.unread)
             if varies and has_no_plan(error):
                 self._varying.fix(request, library, error)
             repeats = varies or isinstance(error, CountedError)

@@ -63,11 +63,11 @@ class Varying:
             return
         if not names:
             try:
-                self._plans.compile(replace(request, numbers=(), held={}), library)
+                self._plans.compile(replace(request, numbers=(), held={}, unread=()), library)
             except Exception as other:
                 if has_no_plan(other):
                     return
                 raise
-            names = [*request.numbers, *request.held]
+            names = [*request.numbers, *request.held, *request.unread]
         self._inputs.fix(names, str(error))
         raise Refused(str(error), names) from error

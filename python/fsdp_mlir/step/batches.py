@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.step.called import Call, Called
-from fsdp_mlir.step.nested import form, is_plain, named_leaves, rebuilt, repetitions
+from fsdp_mlir.step.nested import form, is_plain, named_leaves, pattern, rebuilt, repetitions
 from fsdp_mlir.step.training_step import Loss, by_position, signature_of
 from fsdp_mlir.support.layouts import Strides, is_dense, laid_out
 
@@ -50,6 +50,8 @@ class Inputs:
         self._forms: dict[Any, set[Any]] = {}
         self._last: Batch = {}  # numbers, by their names
         self._moving: set[str] = set()
+        self._texts: dict[str, Any] = {}  # strings, and numbers in containers, by their names
+        self._unread: set[str] = set()
         self._held: dict[str, Place] = {}
         self._fixed: dict[str, str] = {}  # with the reason
 
@@ -110,6 +112,25 @@ class Inputs:
                 if found[name] != self._last[name]:
                     self._moving.add(name)
             self._last |= found
+            self._note_texts(batch)
+
+    def _note_texts(self, batch: Batch) -> None:
+        """Takes such a value that is another one than in the call before for one that the step does
+        not read, such as the name of a sample, unless it is fixed."""
+        found = {
+            path: leaf
+            for name, value in batch.items()
+            for path, leaf in named_leaves(name, value)
+            if type(leaf) in (str, bytes) or (path != name and is_number(leaf))
+        }
+        changed = {path for path, leaf in found.items() if self._texts.get(path, leaf) != leaf}
+        self._unread |= set(map(pattern, changed)) - self._fixed.keys()
+        self._texts |= found
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The names of strings and numbers that the step may not read."""
+        return tuple(sorted(self._unread))
 
     def numbers(self, batch: Batch) -> tuple[str, ...]:
         """The names of those that may be others in each call, which have one plan."""
@@ -121,6 +142,7 @@ class Inputs:
         """Each value of these numbers is another step."""
         self._fixed |= dict.fromkeys(names, why)
         self._moving -= self._fixed.keys()
+        self._unread -= self._fixed.keys()
         self._held = {name: place for name, place in self._held.items() if name not in self._fixed}
 
     def hold(self, places: Mapping[str, Place]) -> bool:
@@ -154,10 +176,13 @@ class Inputs:
         form."""
         numbers = {*self.numbers(batch), *self.held}
         values = tuple(
-            (name, type(value).__name__ if name in numbers else form(value, _form_of_tensor))
+            (name, type(value).__name__ if name in numbers else self._form(name, value))
             for name, value in self.given(batch).items()
         )
         return (*values, *repetitions(batch).items())
+
+    def _form(self, name: str, value: Any) -> Any:
+        return form(value, _form_of_tensor, name, self._unread)
 
     def unlike(self, microbatches: Sequence[Batch]) -> str:
         """Why they have no plan together: it runs one graph for each. Empty if they are alike."""

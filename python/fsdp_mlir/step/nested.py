@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -129,19 +129,48 @@ def repetitions(named: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def form(value: Any, of_tensor: Callable[[Tensor], Any]) -> Any:
+def form(
+    value: Any, of_tensor: Callable[[Tensor], Any], name: str = "", unread: Set[str] = frozenset()
+) -> Any:
     """What two values that are alike but for the data of tensors have in common. Of an object that
-    cannot be a part of a step, only the class."""
+    cannot be a part of a step, only the class, and of what is `unread`, as named by `pattern`."""
 
-    def told(value: Any, depth: int) -> Any:
+    def told(value: Any, depth: int, path: str) -> Any:
         if isinstance(value, Tensor):
             return of_tensor(value)
         parts = _parts(value, depth)
         if parts is not None:
-            return parts.form, tuple(told(each, depth + 1) for each in parts.values)
-        return (_class(value), repr(value)) if is_plain(value) else (_class(value),)
+            pairs = zip(parts.names, parts.values, strict=True)
+            return parts.form, tuple(told(each, depth + 1, path + key) for key, each in pairs)
+        if is_plain(value) and not _is_among(path, value, unread):
+            return _class(value), repr(value)
+        return (_class(value),)
 
-    return told(value, 0)
+    return told(value, 0, name)
+
+
+def pattern(path: str) -> str:
+    """The name of a leaf without its places in lists."""
+    return re.sub(r"\[\d+\]", "[]", path)
+
+
+def _is_among(path: str, value: Any, unread: Set[str]) -> bool:
+    """None and True, which code compares by `is`, are not."""
+    return bool(unread) and type(value) in (str, bytes, int, float) and pattern(path) in unread
+
+
+def replaced(name: str, value: Any, unread: Set[str], make: Callable[[str, Any], Any]) -> Any:
+    """The same containers, made anew, with what `make` gives for the name and value of each leaf
+    that is `unread`."""
+
+    def build(value: Any, depth: int, path: str) -> Any:
+        parts = None if isinstance(value, Tensor) else _parts(value, depth)
+        if parts is None:
+            return make(pattern(path), value) if _is_among(path, value, unread) else value
+        pairs = zip(parts.names, parts.values, strict=True)
+        return parts.build([build(each, depth + 1, path + key) for key, each in pairs])
+
+    return build(value, 0, name)
 
 
 def is_plain(value: Any) -> bool:

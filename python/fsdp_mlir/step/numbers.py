@@ -164,6 +164,44 @@ class _Sealed(Symbol):
         raise CaptureError("a number is read in backward")
 
 
+class Unread(Symbol):
+    """A string, or a number in a container, that nothing in the step reads."""
+
+    rank = 0
+
+    def __init__(self, name: str, value: Any, of: Numbers) -> None:
+        self.formula, self.of = ("item", name), of
+        self._kind = type(value)
+        of.made.append(ref(self))
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return self._kind
+
+    def refused(self) -> Refused:
+        return self.of.refused(self.formula)
+
+    def combined(self, name: str, values: Sequence[Any]) -> Any:
+        raise self.refused()
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise self.refused()
+
+    __len__ = __iter__ = __getitem__ = __contains__ = __fspath__ = _refuse
+
+    def __copy__(self) -> Unread:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Unread:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Code may ask whether it is a tensor, by hasattr(value, "to")."""
+        if hasattr(self._kind, name):
+            raise self.refused()
+        raise AttributeError(f"'{self._kind.__name__}' object has no attribute '{name}'")
+
+
 def _compared(name: str) -> Any:
     def function(self: Number, other: Any) -> Any:
         term = _term(other)
@@ -274,6 +312,7 @@ class Numbers:
     given: Mapping[str, Any]
     made: list[ref[Symbol]] = field(default_factory=list)
     now: Mapping[str, Any] = field(init=False)
+    recording: bool = field(default=False, init=False)
     _slots: dict[str, tuple[Formula, type, float]] = field(default_factory=dict)
     _course: dict[str, tuple[Formula, bool | None]] = field(default_factory=dict)
     _records: bool = False
@@ -299,6 +338,7 @@ class Numbers:
         was refused one. Whoever asks what is in these places then, as backward may do, gets
         Refused, until `ended`."""
         self.made, self._records, self._refusal = [], bool(self.given), None
+        self.recording = True
         try:
             with math_of_symbols():
                 yield
@@ -307,7 +347,7 @@ class Numbers:
                 raise Refused(*self._refusal) from error
             raise
         finally:
-            self._records, self._source = False, None
+            self._records, self._source, self.recording = False, None, False
         made, self.made = self.made, []
         self._note_set(held.assigned(), evaluating)
         if self.given:

@@ -19,7 +19,7 @@ from torch.utils._pytree import (
     treespec_loads,
 )
 
-from fsdp_mlir.step.formulas import Formula, moved, settled, value_of
+from fsdp_mlir.step.formulas import Formula, is_symbol, moved, settled, value_of
 from fsdp_mlir.step.items import is_item
 from fsdp_mlir.step.numbers import Number
 
@@ -77,6 +77,8 @@ class Outputs:
                 tensors += leaf.tensors
             elif type(leaf) is Number:
                 plain.append(_Calculated(leaf.formula))
+            elif is_symbol(leaf):
+                raise leaf.refused()
             elif isinstance(leaf, DTensor):
                 raise error(
                     "an output is a DTensor, expected a tensor, as .to_local() or .full_tensor() "

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from fsdp_mlir.step.conversions import conversions_kept
 from fsdp_mlir.step.followed import Candidates
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.items import Items
-from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt
-from fsdp_mlir.step.numbers import Numbers
+from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt, replaced
+from fsdp_mlir.step.numbers import Numbers, Unread
 from fsdp_mlir.step.outputs import Outputs, scalar_of
 from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
 
@@ -74,7 +75,8 @@ class TrainingStep(nn.Module):
     `containers` has come the tensors in it (nested.py). `numbers` are the constants that may be
     others in each step, and `held` the places of further ones that code reads; if there are any,
     their input is the last one. `repeated` has the tensors that are the same object as an earlier
-    one, by their names, which code may ask for: the model gets that one.
+    one, by their names, which code may ask for: the model gets that one. Strings and numbers that
+    are `unread`, as named by nested.pattern, have stand-ins in a recording, which it may not read.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class TrainingStep(nn.Module):
         numbers: Iterable[str] = (),
         held: Mapping[str, Place] | None = None,
         repeated: Mapping[str, str] | None = None,
+        unread: Set[str] = frozenset(),
     ) -> None:
         super().__init__()
         self.model = model
@@ -104,6 +107,7 @@ class TrainingStep(nn.Module):
         self._scalars = frozenset(scalars)
         self._containers = dict(containers or {})
         self._repeated = dict(repeated or {})
+        self._unread = unread
         by_name = [x for x in (*self.names, *self._constants) if x not in self._by_position]
         self._of_loss = loss_inputs(loss, by_name)
         self.assigned: set[str] = set()  # the buffers that `settle` has found assigned
@@ -179,8 +183,15 @@ class TrainingStep(nn.Module):
         if self.numbers.given:
             *inputs, source = inputs
             constants = constants | self._in_places.put(self.numbers.values(source))
+        constants = {name: self._without_unread(name, each) for name, each in constants.items()}
         with self._held(inputs) as inputs:
             return self._called(inputs, constants)
+
+    def _without_unread(self, name: str, value: Any) -> Any:
+        if not self._unread or not self.numbers.recording:
+            return value
+        made = partial(Unread, of=self.numbers)
+        return replaced(name, value, self._unread, made)
 
     @contextmanager
     def _held(self, tensors: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -202,7 +213,8 @@ class TrainingStep(nn.Module):
             held = self._containers.get(name)
             leaves = named_leaves(name, held) if name in self._containers else [(name, Tensor())]
             found = [tensor(path) for path, leaf in leaves if isinstance(leaf, Tensor)]
-            inputs.append(rebuilt(held, iter(found)) if name in self._containers else found[0])
+            given_one = rebuilt(held, iter(found)) if name in self._containers else found[0]
+            inputs.append(self._without_unread(name, given_one))
             before.append(Content.by(name, inputs[-1]))
         yield inputs
         for name, value, held in zip(self.names, inputs, before, strict=True):

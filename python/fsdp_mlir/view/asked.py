@@ -39,3 +39,4 @@ class Asked:
     shown: Shown | None
     numbers: Sequence[str]
     held: Mapping[str, Place]
+    unread: Sequence[str]

@@ -49,10 +49,11 @@ class ModelView:
         repeated = repetitions(inputs) if asked.outputs is not None else {}
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
+        stands_in = asked.numbers or asked.held or asked.unread
+        if stands_in and (function := asks_for_numbers(model, asked.loss)) is not None:
+            name = function.__qualname__
+            raise located(source_of(function), f"'{name}' asks for the class of a number")
         if asked.numbers or asked.held:
-            if (function := asks_for_numbers(model, asked.loss)) is not None:
-                name = function.__qualname__
-                raise located(source_of(function), f"'{name}' asks for the class of a number")
             inputs[numbers.INPUT] = numbers.Taken().input({})
         step = TrainingStep(
             model,
@@ -66,6 +67,7 @@ class ModelView:
             asked.numbers,
             asked.held,
             repeated,
+            frozenset(asked.unread),
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):
