@@ -146,9 +146,12 @@ class Compiled:
         ):
             yield
 
-    def _storages(self) -> set[int]:
+    def _storages(self, only_buffers: bool) -> set[int]:
         """Of what the plan may write, but for what it follows."""
-        return set(map(storage_of, self.bound.given(without=self.captured.followed.names)))
+        given = self.bound.buffers(without=self.captured.followed.names)
+        if not only_buffers:
+            given += self.bound.params
+        return set(map(storage_of, given))
 
     def changed(self) -> str:
         """What has changed first since the capture; empty if nothing has."""

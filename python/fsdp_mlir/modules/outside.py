@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -26,10 +26,12 @@ from fsdp_mlir.modules.search import OF_CALLS, Search
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a step may keep something in Python beside the modules of model and loss: `objects` are
+    """Where a step may keep something in Python beside the modules of model and loss: `places` of
+    data, and those `held` of anything else, in which it may put another object; `objects` are
     attributes, to which it may add."""
 
     places: list[Place]
+    held: list[Place]
     memos: list[Memo[Any]]
     objects: list[dict[str, Any]]
     modules: list[tuple[str, nn.Module]]
@@ -80,7 +82,9 @@ def _kept(found: Search) -> Kept:
     named = found.named()
     objects = [held for _, owner, held in named if not isinstance(owner, (type, ModuleType))]
     places = [each for each in found.all() if not each.is_referent]
-    return Kept(places, _memos(found), cast(list[dict[str, Any]], objects), found.modules())
+    # What is computed at each look is no place.
+    held = [each for each in found.held() if isinstance(each.owner, (dict, type, CellType))]
+    return Kept(places, held, _memos(found), cast(list[dict[str, Any]], objects), found.modules())
 
 
 def _memos(found: Search) -> list[Memo[Any]]:

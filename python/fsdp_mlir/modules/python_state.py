@@ -82,6 +82,7 @@ class PythonState:
     _contents: list[tuple[Any, Any]] = field(default_factory=list)  # container, shallow copy
     _seen: dict[int, Any] = field(default_factory=dict)
     _outside: list[tuple[Place, Any]] = field(default_factory=list)  # with its value
+    _held: list[tuple[Place, Any]] = field(default_factory=list)  # the same of no data
     _slots: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)  # object, attributes
     _generators: list[tuple[Any, Any]] = field(default_factory=list)  # with its state
     _written: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of in_place, with copies
@@ -122,6 +123,9 @@ class PythonState:
         outside = outside or kept(model, loss)
         for place in outside.places:
             state._add_place(place)
+        for place in outside.held:
+            state._held.append((place, value := place.value()))
+            state._identify(state._unused(place.label), "object", value)
         for label, module in outside.modules:
             state._add_module(f"{label}.", module, is_own=False)
         state._named = [(held, frozenset(held)) for held in outside.objects]
@@ -154,7 +158,7 @@ class PythonState:
             for name, value in attributes.items():
                 if getattr(owner, name, ABSENT) is not value:
                     object.__setattr__(owner, name, value)
-        for place, value in self._outside:
+        for place, value in (*self._outside, *self._held):
             if not place.holds(value):
                 place.put(value)
         for attributes, names in self._named:
@@ -348,8 +352,13 @@ class PythonState:
         while path in self.leaves:  # a variable of another closure of one function
             path += "'"
         kind = built_in(type(value))
-        if kind is not None and kind.__len__(value) > _MAX_SHARED:
+        is_long = kind is not None and kind.__len__(value) > _MAX_SHARED
+        if is_long and not _is_table(value, kind):
             self._identify(path, "object", value)
+            if kind not in (tuple, frozenset):
+                content = _copied(value, kind)
+                self._contents.append((value, content))
+                self.leaves[f"{path}[:]"] = ("value", f"{len(content)} {_digest_of(content)}")
         elif value is not ABSENT:
             self._add(path, value, 0)
 
@@ -613,6 +622,13 @@ def _is_costly(value: Any) -> bool:
 
 def _has_memory_of(tensor: Tensor, data: Tensor) -> bool:
     return tensor.untyped_storage()._cdata == data.untyped_storage()._cdata
+
+
+def _digest_of(content: Any) -> str:
+    """Of which objects a copy of a container holds."""
+    held = [*content, *content.values()] if isinstance(content, dict) else content
+    ids = sorted(map(id, held)) if isinstance(content, set) else list(map(id, held))
+    return _digest(np.array(ids, np.int64).tobytes())
 
 
 def _digest(data: bytes) -> str:

@@ -152,10 +152,11 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             view.step.settle(fake.slots, read)
             return loss
 
-        def read() -> dict[int, bool]:
+        def read() -> tuple[dict[int, bool], set[int]]:
             named = enumerate(recorder.trace.constants)
             written = set().union(*(each.states.written for each in recorders))
-            return {id(each): constant_name(index) in written for index, each in named}
+            storages = {storage_of(each) for each in (*fake.inputs, *recorder.constants)}
+            return {id(each): constant_name(index) in written for index, each in named}, storages
 
         def graph_of(loss: Tensor) -> BackwardGraph | None:
             exchanges = (others is not None and others.called) or any(x.spec for x in view.params)

@@ -319,7 +319,7 @@ class Bound:
             return False
         for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
-            if tensor is None or (slot is not None and tensor.requires_grad):
+            if tensor is None or tensor.requires_grad:
                 return False
             if name in assigned and slot is not None and not tensor.is_meta:
                 tensor = slot[0][slot[1]] = tensor.clone()
@@ -339,11 +339,19 @@ class Bound:
             self._buffers[index] = tensor, _placed(tensor)
         return True
 
-    def given(self, *, without: Collection[str]) -> list[Tensor]:
-        """The parameters, and the buffers and constants that do not have these names."""
-        names = [name not in without for name in self._names]
-        buffers = [tensor for index, (tensor, _) in self._buffers.items() if names[index]]
-        return [*map(_local, self.trained.params.values()), *buffers]
+    @property
+    def params(self) -> list[Tensor]:
+        return list(map(_local, self.trained.params.values()))
+
+    def buffers(self, *, without: Collection[str]) -> list[Tensor]:
+        """The model's, and constants, but for those of these names."""
+        buffers = []
+        for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
+            bound = self._buffers.get(index)
+            now = slot[0].get(slot[1]) if slot else bound and bound[0]
+            if now is not None and name not in without:
+                buffers.append(now)
+        return buffers
 
     def buffer(self, name: str) -> Tensor | None:
         """What the session has for a buffer or constant; None for one that the plan lacks."""

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 import torch
@@ -62,29 +61,34 @@ class Candidates:
             keys = list(map(storage_of, _tensors(each.value)))
             each.is_alone = all(held[key] == 1 and seen[key] == paths[key] for key in keys)
 
-    def settle(self, own: Set[int], read: Callable[[], Mapping[int, bool]]) -> None:
+    def settle(
+        self, own: Set[int], read: Callable[[], tuple[Mapping[int, bool], Set[int]]]
+    ) -> None:
         """At the end of a step: writes what was assigned in place, into the tensors that were there
         when it began, and puts these back. In the first recording, only if they are among those
-        that it has `read`, which says by their ids which it has written by itself; all others stay
-        what they are. `own`: the storages of the model's state."""
+        that it has `read`, which says by their ids which it has written by itself, and what the
+        storages of these and of inputs are: a part of them is no tensor of the place's own. All
+        others stay what they are. `own`: the storages of the model's state."""
         moved = [each for each in self._places if each.spot.get() is not each.begin]
         if not moved:
             return
-        known = read()
+        known, taken = read()
         moved = [each for each in moved if each.is_assigned or _is_read(each, known)]
         values = [(each, each.spot.get()) for each in moved]
         values = [(each, value) for each, value in values if _is_alike(value, each.begin, True)]
         new = Counter(storage_of(x) for _, value in values for x in _tensors(value, True))
         old = Counter(storage_of(x) for each, _ in values for x in _tensors(each.begin))
         self.begins |= any(count > 1 for count in old.values())
-        begun = {storage_of(x) for each in self._places for x in _tensors(each.begin)}
+        # Places may exchange their tensors.
+        begun = {storage_of(x) for each, _ in values for x in _tensors(each.begin)}
+        stay = {storage_of(x) for each in self._places for x in _tensors(each.begin)} - begun
+        refused = own | (taken - begun) | stay
         copied = []
         with torch.no_grad():
             for each, value in values:
                 tensors = [(x, storage_of(x)) for x in _tensors(value, True)]
                 shared = any(old[storage_of(x)] > 1 for x in _tensors(each.begin))
-                if not shared and not any(new[key] > 1 or key in own for _, key in tensors):
-                    # Places may have exchanged their tensors.
+                if not shared and not any(new[key] > 1 or key in refused for _, key in tensors):
                     fresh = [x.clone() if key in begun else x for x, key in tensors]
                     copied.append((each, fresh))
             for each, fresh in copied:
@@ -167,8 +171,8 @@ class Followed:
     """The places whose tensors a plan reads, and those among them that it writes."""
 
     places: tuple[_Follow, ...] = ()
-    # The tensors that were put, or found, last; by the number of the place.
-    _last: dict[int, list[Tensor]] = field(default_factory=dict)
+    # What was put, or found, last: its id, and the storages; by the number of the place.
+    _last: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
@@ -180,10 +184,10 @@ class Followed:
         return any(each.is_assigned for each in self.places)
 
     @contextmanager
-    def as_captured(self, own: Callable[[], Set[int]]) -> Iterator[None]:
+    def as_captured(self, own: Callable[[bool], Set[int]]) -> Iterator[None]:
         """In the body, places have what they had when the step was captured, unless something of
         another form is there now, or something that shares memory with what the plan may write:
-        `own` gives the storages of that."""
+        `own` gives the storages of that; if asked, those of buffers alone."""
         put = []
         for number, each in enumerate(self.places):
             now = each.spot.get()
@@ -197,31 +201,34 @@ class Followed:
             for spot, now in put:
                 spot.put(now)
 
-    def _takes(self, number: int, now: Any, own: Callable[[], Set[int]]) -> bool:
+    def _takes(self, number: int, now: Any, own: Callable[[bool], Set[int]]) -> bool:
         if not _is_alike(now, self.places[number].value):
             return False
-        tensors, last = _tensors(now), self._last.get(number, [])
-        known = len(tensors) == len(last) and all(map(is_, tensors, last))
-        if not known and not own().isdisjoint(map(storage_of, tensors)):
+        storages = list(map(storage_of, _tensors(now)))
+        # Buffers may be replaced; parameters stay where they are.
+        known = self._last.get(number) == (id(now), storages)
+        if not own(known).isdisjoint(storages):
             return False
-        self._last[number] = tensors
+        self._last[number] = id(now), storages
         return True
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Before a call: what the plan reads, by the names of its constants. A place that the step
-        writes has that anew: who holds the tensor from before keeps its values."""
-        found = {}
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Before a call: what the plan reads, by the names of its constants; None where that is of
+        another form. A place that the step writes has that anew: who holds the tensor from before
+        keeps its values."""
+        found: dict[str, Tensor | None] = {}
         for number, each in enumerate(self.places):
             now = each.spot.get()
-            if now is each.value and not each.is_assigned:
+            if now is each.value and not each.is_assigned and _is_alike(now, now):
                 continue
             if not _is_alike(now, each.value):
-                continue  # the call finds out that it has no plan
+                found |= dict.fromkeys(each.names.values())
+                continue
             anew = rebuilt(now, iter(map(_copied, _tensors(each.value), _tensors(now))))
             tensors = _tensors(anew)
             if each.is_assigned:
                 each.spot.put(anew)
-                self._last[number] = tensors
+                self._last[number] = id(anew), list(map(storage_of, tensors))
             found |= {name: tensors[index] for index, name in each.names.items()}
         return found
 

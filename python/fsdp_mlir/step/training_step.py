@@ -241,7 +241,9 @@ class TrainingStep(nn.Module):
         self.followed = Candidates(begin, own)
 
     def settle(
-        self, state: Mapping[str, Tensor], read: Callable[[], Mapping[int, bool]] = dict
+        self,
+        state: Mapping[str, Tensor],
+        read: Callable[[], tuple[Mapping[int, bool], Set[int]]] = lambda: ({}, set()),
     ) -> None:
         """At the end of a step, while the model holds `state`: copies a value that was assigned to
         a buffer to the tensor that was there, and puts that back, if it has the same form. What
