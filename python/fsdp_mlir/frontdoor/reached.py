@@ -7,13 +7,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import memos, outside
+from fsdp_mlir.modules.containers import has_same_objects
 from fsdp_mlir.modules.hooks import STATE_DICT_HOOKS
 from fsdp_mlir.modules.place import ABSENT, OF_MODULES, SCALARS, Place, built_in, slot_names
 
@@ -140,19 +140,7 @@ class Read:
 
 def _has(now: Any, kind: type, before: Any) -> bool:
     """Whether a value is of a class, and as `shallow` gave it."""
-    return type(now) is kind and (_has_items_of(now, before) or same(now, before))
-
-
-def _has_items_of(now: Any, before: Any) -> bool:
-    """Whether two containers, of bases that are alike, hold the same objects in the same order."""
-    kind, of_before = built_in(type(now)), built_in(type(before))
-    if kind is None or of_before is None or kind in (set, frozenset):
-        return False
-    if kind.__len__(now) != of_before.__len__(before):
-        return False
-    return all(map(is_, kind.__iter__(now), of_before.__iter__(before))) and (
-        not issubclass(kind, dict) or all(map(is_, kind.values(now), of_before.values(before)))
-    )
+    return type(now) is kind and (has_same_objects(now, before) or same(now, before))
 
 
 def reader(place: Place) -> Callable[[], Any]:

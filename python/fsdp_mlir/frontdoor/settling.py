@@ -47,7 +47,8 @@ class Settling:
         changed = "" if before is None else before.changed()
         self._counts[key] = self._counts.get(key, 0) + 1
         own = isinstance(error, FirstStepError) and self._can
-        own = own and (bool(changed) or self._counts[key] <= _MOST_BEGINNINGS)
+        few = len(self._beginnings.get(key, ())) < (_MOST_UNSETTLED if changed else 0)
+        own = own and (few or self._counts[key] <= _MOST_BEGINNINGS)
         begins = "True" in self._plans.together(lambda: own, str)[1]
         if begins and changed:
             self._beginnings.setdefault(key, set()).add(changed)

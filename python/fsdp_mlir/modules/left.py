@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
 from types import FunctionType
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fsdp_mlir.modules.containers import has_same_objects
 from fsdp_mlir.modules.place import ABSENT, SCALARS, built_in, has_own_attributes, slot_names
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.support.layouts import placeholder
@@ -418,12 +418,8 @@ def refill(container: Any, content: Any) -> None:
 
 def same_items(container: Any, content: Any) -> bool:
     """Whether these are the same keys, and the same objects, in the same order."""
-    kinds = built_in(type(container)), built_in(type(content))
-    if None not in kinds and kinds[0].__len__(container) == kinds[1].__len__(content):
-        ways = ["__iter__", "values"] if isinstance(container, dict) else ["__iter__"]
-        both = ([getattr(kinds[0], x)(container), getattr(kinds[1], x)(content)] for x in ways)
-        if all(all(map(is_, *each)) for each in both):
-            return True  # as most are
+    if has_same_objects(container, content):
+        return True  # as most have
     pairs = itertools.zip_longest(*map(_pairs, (container, content)), fillvalue=(None, None))
     return all(_same_key(a[0], b[0]) and a[1] is b[1] for a, b in pairs)
 

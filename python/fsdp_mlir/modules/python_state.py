@@ -6,21 +6,30 @@ import enum
 import io
 import os
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import in_place, memos
+from fsdp_mlir.modules.containers import (
+    changed,
+    copied,
+    digest,
+    digest_of,
+    has_same_objects,
+    is_other_order,
+    is_table,
+    item_at,
+    items,
+)
 from fsdp_mlir.modules.left import (
     MAX_DEPTH,
     Copies,
@@ -56,8 +65,8 @@ from fsdp_mlir.modules.untaken import guarded
 from fsdp_mlir.support.errors import CaptureError
 
 _MAX_NESTED = 64  # of containers
-_LONG = 1000  # a table of plain values, which is compared as one
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
+_MAX_COPIED = 1 << 17  # of such a one that is put back
 
 
 # What an RNN keeps of its parameters, anew where FSDP2 puts others in their place.
@@ -198,10 +207,10 @@ class PythonState:
 
         for container, content in self._contents:
             kind = built_in(type(container))
-            for key, value in _items(content):
+            for key, value in items(content):
                 if type(value) in SCALARS:
                     continue
-                get = partial(kind.get if isinstance(container, dict) else _at, container, key)
+                get = partial(kind.get if isinstance(container, dict) else item_at, container, key)
                 lend(key, value, partial(kind.__setitem__, container, key), partial(get, None))
         for owner, attributes in self._slots:
             for name, value in attributes.items():
@@ -225,7 +234,7 @@ class PythonState:
             path
             for path in paths
             if self.leaves.get(path) != after.leaves.get(path)
-            or _is_other_order(self.orders.get(path, []), after.orders.get(path, []))
+            or is_other_order(self.orders.get(path, []), after.orders.get(path, []))
         ]
 
     def is_as(self, other: PythonState) -> bool:
@@ -248,8 +257,8 @@ class PythonState:
                 type(each) is kind and getattr(each, "__dict__", None) is attributes
                 for each, kind, attributes in self._kinds
             )
-            and all(_has_same_objects(*each) for each in self._contents)
-            and all(_has_same_objects(*each) for each in slots)
+            and all(has_same_objects(*each) for each in self._contents)
+            and all(has_same_objects(*each) for each in slots)
         )
 
     def left(self, after: PythonState, slots: Slots | None = None) -> list[Left]:
@@ -266,15 +275,15 @@ class PythonState:
                 if copies is None or not copies.holds(content):
                     found.append(partial(refill, container, content))
             elif isinstance(container, dict):
-                for key, new in _changed(old, content):
+                for key, new in changed(old, content):
                     found += place.put(item_spot(container, key), new)
-                if _is_other_order([*old], [*content]):
+                if is_other_order([*old], [*content]):
                     found += place.refill(container, content)
             elif not same_items(old, content):
                 found += place.refill(container, content)
         slotted = {id(owner): attributes for owner, attributes in self._slots}
         for owner, attributes in after._slots:
-            for name, new in _changed(slotted.get(id(owner), attributes), attributes):
+            for name, new in changed(slotted.get(id(owner), attributes), attributes):
                 found += place.put(slot_spot(owner, name), new)
         for key, (owner, copy) in after._written.items():
             written = self._written.get(key, (owner, copy))[1]
@@ -286,7 +295,7 @@ class PythonState:
                 raise _closed(memo)
         results = dict(self._memos)
         for memo, now in after._memos:
-            for key, new in _changed(results.get(memo, now), now):
+            for key, new in changed(results.get(memo, now), now):
                 put = partial(memos.put, memo, key)
                 found += place.put(Spot(memo, key, partial(memos.get, memo, key), put), new)
         places = {each.key: value for each, value in self._outside}
@@ -304,7 +313,7 @@ class PythonState:
         for container, content in self._contents:
             if isinstance(container, (dict, list)):
                 spot = item_spot if isinstance(container, dict) else index_spot
-                found = ((k, value) for k, value in _items(content) if isinstance(value, kinds))
+                found = ((k, value) for k, value in items(content) if isinstance(value, kinds))
                 yield from ((spot(container, key), value) for key, value in found)
         for owner, attributes in self._slots:
             for name, value in attributes.items():
@@ -353,12 +362,12 @@ class PythonState:
             path += "'"
         kind = built_in(type(value))
         is_long = kind is not None and kind.__len__(value) > _MAX_SHARED
-        if is_long and not _is_table(value, kind):
+        if is_long and not is_table(value, kind):
             self._identify(path, "object", value)
-            if kind not in (tuple, frozenset):
-                content = _copied(value, kind)
+            if kind not in (tuple, frozenset) and kind.__len__(value) <= _MAX_COPIED:
+                content = copied(value, kind)
                 self._contents.append((value, content))
-                self.leaves[f"{path}[:]"] = ("value", f"{len(content)} {_digest_of(content)}")
+                self.leaves[f"{path}[:]"] = ("value", f"{len(content)} {digest_of(content)}")
         elif value is not ABSENT:
             self._add(path, value, 0)
 
@@ -403,8 +412,8 @@ class PythonState:
         elif isinstance(value, np.ndarray):
             self._by_value = True
             self._keep(value)
-            digest = _digest(value.tobytes())
-            self.leaves[path] = ("value", f"{value.dtype}{list(value.shape)} {digest}")
+            text = f"{value.dtype}{list(value.shape)} {digest(value.tobytes())}"
+            self.leaves[path] = ("value", text)
             if value.dtype == object and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 for index, member in enumerate(value.flat):
@@ -413,12 +422,12 @@ class PythonState:
             self._by_value = True
             self._keep(value)
             data = bytes_of(value)
-            text = f"{type(value).__name__} of {len(data)} bytes {_digest(data)}"
+            text = f"{type(value).__name__} of {len(data)} bytes {digest(data)}"
             self.leaves[path] = ("value", text)
         elif isinstance(value, GENERATORS):
             self._by_value = True
             before = in_place.state_of(value)
-            self.leaves[path] = ("value", f"state {_digest(in_place.bytes_of_state(before))}")
+            self.leaves[path] = ("value", f"state {digest(in_place.bytes_of_state(before))}")
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._generators.append((value, before))
@@ -430,7 +439,7 @@ class PythonState:
         elif isinstance(value, io.IOBase) and self._most is None and _is_read(value):
             self._keep(value)
             where, data = in_place.position(value)
-            self.leaves[path] = ("value", f"at {where} {_digest(repr(data).encode())}")
+            self.leaves[path] = ("value", f"at {where} {digest(repr(data).encode())}")
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._add_attributes(path, value, depth)
@@ -472,8 +481,8 @@ class PythonState:
             self._add_attributes(path, value, depth)
 
     def _add_items(self, path: str, value: Any, kind: Any, depth: int) -> None:
-        if self._most is None and _is_table(value, kind):
-            text = f"{kind.__name__} of {len(value)} {_digest(repr(value).encode())}"
+        if self._most is None and is_table(value, kind):
+            text = f"{kind.__name__} of {len(value)} {digest(repr(value).encode())}"
             self.leaves[path] = ("value", text)
         elif issubclass(kind, dict):
             names = self.orders[path] = []
@@ -491,7 +500,7 @@ class PythonState:
             for index, member in enumerate(kind.__iter__(value), first):
                 self._add(f"{path}[{index}]", member, depth + 1)
         if kind not in (tuple, frozenset):
-            self._contents.append((value, _copied(value, kind)))
+            self._contents.append((value, copied(value, kind)))
 
     def _add_attributes(self, path: str, value: Any, depth: int) -> None:
         attributes = dict(getattr(value, "__dict__", {}))
@@ -522,20 +531,6 @@ class PythonState:
         self.leaves[path] = (kind, id(value))
 
 
-def _has_same_objects(container: Any, content: Any) -> bool:
-    kind = built_in(type(container))
-    if kind is None:
-        return False
-    if kind in (set, frozenset):
-        return set(map(id, kind.__iter__(container))) == set(map(id, content))
-    if kind.__len__(container) != len(content):
-        return False
-    if not issubclass(kind, dict):
-        return all(map(is_, kind.__iter__(container), content))
-    pairs = zip(kind.items(container), content.items(), strict=True)
-    return all(a is b and x is y for (a, x), (b, y) in pairs)
-
-
 def shown(path: str) -> str:
     """As a message has it: keys may be long."""
     return path if len(path) <= 120 else f"{path[:70]}…{path[-49:]}"
@@ -548,16 +543,6 @@ def _closed(memo: Any) -> CaptureError:
     )
 
 
-def _is_table(value: Any, kind: Any) -> bool:
-    """Whether it holds many numbers, strings or the like, and nothing else."""
-    if type(value) is not kind or kind in (set, frozenset) or kind.__len__(value) < _LONG:
-        return False
-    kinds = set(map(type, kind.__iter__(value)))
-    if issubclass(kind, dict):
-        kinds |= set(map(type, kind.values(value)))
-    return kinds.issubset(SCALARS)
-
-
 def _names_itself(key: Any) -> bool:
     """Whether the text of a key tells it from others."""
     if type(key) is tuple:
@@ -568,43 +553,6 @@ def _names_itself(key: Any) -> bool:
 def _is_plain(container: Any) -> bool:
     """Whether it is all that it holds."""
     return type(container) in CONTAINERS or type(container) is Counter
-
-
-def _is_other_order(left: list[Any], right: list[Any]) -> bool:
-    """Whether these are the same keys in another order."""
-    try:
-        return left != right and len(left) == len(right) and set(left) == set(right)
-    except Exception:  # keys that do not compare, such as tensors
-        return False
-
-
-def _copied(container: Any, kind: Any) -> Any:
-    """The items as they are stored, in a dict, set, list or deque."""
-    if issubclass(kind, dict):
-        return dict(kind.items(container))
-    if kind is deque:
-        return deque(deque.__iter__(container), container.maxlen)
-    return kind(kind.__iter__(container))
-
-
-def _changed(old: dict[Any, Any], new: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """Names with their new values, where these differ."""
-    for key in {**old, **new}:
-        value = new.get(key, ABSENT)
-        if value is not old.get(key, ABSENT):
-            yield key, value
-
-
-def _items(content: Any) -> Iterable[tuple[Any, Any]]:
-    """Of the copy of a container that has places for them."""
-    if isinstance(content, dict):
-        return content.items()
-    return enumerate(content) if isinstance(content, (list, deque)) else ()
-
-
-def _at(items: Any, index: int, default: Any) -> Any:
-    kind = built_in(type(items))
-    return kind.__getitem__(items, index) if index < kind.__len__(items) else default
 
 
 def _is_read(file: io.IOBase) -> bool:
@@ -622,14 +570,3 @@ def _is_costly(value: Any) -> bool:
 
 def _has_memory_of(tensor: Tensor, data: Tensor) -> bool:
     return tensor.untyped_storage()._cdata == data.untyped_storage()._cdata
-
-
-def _digest_of(content: Any) -> str:
-    """Of which objects a copy of a container holds."""
-    held = [*content, *content.values()] if isinstance(content, dict) else content
-    ids = sorted(map(id, held)) if isinstance(content, set) else list(map(id, held))
-    return _digest(np.array(ids, np.int64).tobytes())
-
-
-def _digest(data: bytes) -> str:
-    return xxhash.xxh3_64_hexdigest(data)

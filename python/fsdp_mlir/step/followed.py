@@ -28,9 +28,9 @@ _MOST = 256  # tensors in a place
 
 @dataclass(eq=False)
 class _Place:
-    """`value`: what was there when the step was captured, a tensor or a tuple of them; `begin`:
-    when the present recording began. `is_alone`: no other place has these tensors. `is_assigned` by
-    the step."""
+    """`value`: what was there when the step was captured, a tensor, or a tuple, a list or a dict of
+    them; `begin`: when the present recording began. `is_alone`: no other place has these tensors.
+    `is_assigned` by the step."""
 
     spot: Spot
     value: Any

@@ -1,0 +1,89 @@
+"""Containers as they store their items, whatever their classes make of that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from operator import is_
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from fsdp_mlir.modules.place import ABSENT, SCALARS, built_in
+
+_LONG = 1000  # items of a table
+
+
+def has_same_objects(container: Any, content: Any) -> bool:
+    """Whether a container has the same objects in the same order as another one, or a copy."""
+    kind, of_content = built_in(type(container)), built_in(type(content))
+    if kind is None or of_content is None:
+        return False
+    if kind.__len__(container) != of_content.__len__(content):
+        return False
+    mine, others = kind.__iter__(container), of_content.__iter__(content)
+    if kind in (set, frozenset):
+        return set(map(id, mine)) == set(map(id, others))
+    return all(map(is_, mine, others)) and (
+        not issubclass(kind, dict)
+        or all(map(is_, kind.values(container), of_content.values(content)))
+    )
+
+
+def is_table(value: Any, kind: Any) -> bool:
+    """Whether it holds many numbers, strings or the like, and nothing else."""
+    if type(value) is not kind or kind in (set, frozenset) or kind.__len__(value) < _LONG:
+        return False
+    kinds = set(map(type, kind.__iter__(value)))
+    if issubclass(kind, dict):
+        kinds |= set(map(type, kind.values(value)))
+    return kinds.issubset(SCALARS)
+
+
+def is_other_order(left: list[Any], right: list[Any]) -> bool:
+    """Whether these are the same keys in another order."""
+    try:
+        return left != right and len(left) == len(right) and set(left) == set(right)
+    except Exception:  # keys that do not compare, such as tensors
+        return False
+
+
+def copied(container: Any, kind: Any) -> Any:
+    """The items as they are stored, in a dict, set, list or deque."""
+    if issubclass(kind, dict):
+        return dict(kind.items(container))
+    if kind is deque:
+        return deque(deque.__iter__(container), container.maxlen)
+    return kind(kind.__iter__(container))
+
+
+def changed(old: dict[Any, Any], new: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Names with their new values, where these differ."""
+    for key in {**old, **new}:
+        value = new.get(key, ABSENT)
+        if value is not old.get(key, ABSENT):
+            yield key, value
+
+
+def items(content: Any) -> Iterable[tuple[Any, Any]]:
+    """Of the copy of a container that has places for them."""
+    if isinstance(content, dict):
+        return content.items()
+    return enumerate(content) if isinstance(content, (list, deque)) else ()
+
+
+def item_at(items: Any, index: int, default: Any) -> Any:
+    kind = built_in(type(items))
+    return kind.__getitem__(items, index) if index < kind.__len__(items) else default
+
+
+def digest_of(content: Any) -> str:
+    """Of which objects a copy of a container holds."""
+    held = [*content, *content.values()] if isinstance(content, dict) else content
+    ids = sorted(map(id, held)) if isinstance(content, set) else list(map(id, held))
+    return digest(np.array(ids, np.int64).tobytes())
+
+
+def digest(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
