@@ -9,8 +9,10 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
-from test_followed import Criterion, Net, Swapped, Weights, trained
+from test_followed import Criterion, Net, Swapped, Weights, captures, trained
 from torch import Tensor
+
+__all__ = ["captures"]
 
 
 class InPlaceToo(Criterion):
@@ -183,6 +185,23 @@ def test_other_memory_of_one_tensor() -> None:
         warnings.simplefilter("ignore")
         got = trained(OtherData(), True, count=6)
     assert got == trained(OtherData(), False, count=6)
+
+
+class Parameters(Weights):
+    """A parameter that the loop makes anew, until it no longer does."""
+
+    def change(self, number: int) -> None:
+        if number < 14:
+            value = torch.linspace(0, number + 1, 8)
+            self.c = torch.nn.Parameter(value, requires_grad=False)
+
+
+def test_what_is_another_one_before_each_call(captures: list[None]) -> None:
+    with pytest.warns(UserWarning, match=r"before each of 8 calls .*\bc' is a tensor") as told:
+        got = trained(Parameters(), True, count=20)
+    assert got == trained(Parameters(), False, count=20)
+    assert len([each for each in told if "without a plan" in str(each.message)]) == 1
+    assert len(captures) == 1 + 8 + 1 + 1  # the last, after 16, is of what stays
 
 
 class Normed(Net):

@@ -8,11 +8,13 @@ from typing import Any
 
 from fsdp_mlir.frontdoor.plan import Compiled
 from fsdp_mlir.frontdoor.plans import Plans
+from fsdp_mlir.frontdoor.together import COMPILE, FOR_FSDP2, READY
 from fsdp_mlir.support.errors import FirstStepError
 
 # As often as a plan, or a capture, may be made in vain.
 _MOST_UNSETTLED = 8
 _MOST_BEGINNINGS = 2
+_MOST_IN_A_ROW = 8
 
 
 class Settling:
@@ -23,6 +25,8 @@ class Settling:
         self._can = can
         self._counts: dict[Any, int] = {}
         self._beginnings: dict[Any, set[str]] = {}  # what had changed since the plan
+        self._in_a_row: dict[Any, int] = {}  # calls for which the plan did not fit
+        self._changes: dict[Any, str] = {}
 
     def is_unsettled(self, compiled: Compiled | None) -> bool:
         """Whether what forward leaves in Python, such as a table that it makes once, decides what
@@ -53,6 +57,26 @@ class Settling:
         if begins and changed:
             self._beginnings.setdefault(key, set()).add(changed)
         return begins
+
+    def note(self, key: Any, said: int) -> None:
+        """What all ranks do in a call for which there is a plan."""
+        count = self._in_a_row.get(key, 0)
+        if said == READY:
+            self._in_a_row[key] = 0
+        elif said == COMPILE or (said == FOR_FSDP2 and count >= _MOST_IN_A_ROW):
+            self._in_a_row[key] = count + 1
+
+    def always_changes(self, key: Any, compiled: Compiled) -> str:
+        """Why FSDP2 makes a step that would be captured anew, as the calls before it were; after
+        twice as many calls each time it is captured all the same. Empty if it need not."""
+        count = self._in_a_row.get(key, 0)
+        if count < _MOST_IN_A_ROW or count & (count - 1) == 0:
+            return ""
+        return self._changes.setdefault(
+            key,
+            f"before each of {_MOST_IN_A_ROW} calls something that the step may read has changed: "
+            f"{compiled.changed()}",
+        )
 
     def begins_again(self, key: Any, compiled: Compiled) -> bool:
         """Whether a capture of the model as it is now has failed so before."""

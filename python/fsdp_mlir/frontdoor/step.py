@@ -448,7 +448,15 @@ class Step:
                 own = FOR_FSDP2
             elif own == COMPILE and compiled and self._settling.begins_again(key, compiled):
                 own = EAGER
+            elif (
+                own == COMPILE
+                and compiled
+                and (why := self._settling.always_changes(key, compiled))
+            ):
+                own = FOR_FSDP2
         said = self._agreed(key, own, why)
+        if compiled is not None:
+            self._settling.note(key, said)
         if said == COMPILE and compiled is not None and self._varying.hold(compiled):
             return self._plan(kind, microbatches, params)
         if said == COMPILE:
