@@ -43,7 +43,10 @@ from fsdp_mlir.view.model_view import ModelView, check_shared_memory
 _Difference = tuple[tuple[str, int] | None, str]
 
 # What is compared by identity, in a message.
-_LEAVES = {"tensor": "a tensor", "object": "an object", "type": "an object"}
+_LEAVES = {"tensor": "a tensor", **dict.fromkeys(("object", "held", "type"), "an object")}
+
+# What tells that a step changes it each time.
+_BY_VALUE = {"value", "items"}
 
 # Above this many bytes of parameters, buffers and inputs the step is not run unless asked for.
 CHECKED_BYTES = 256 << 20
@@ -225,7 +228,7 @@ def _check_stored(recorded: Recorded, again: Recording, begin: PythonState) -> N
     for path in first.changes(second):
         if path in surroundings:
             continue
-        if "value" in {state.leaves.get(path, ("none", None))[0] for state in (first, second)}:
+        if _BY_VALUE & {state.leaves.get(path, ("none", None))[0] for state in (first, second)}:
             raise located(
                 source_of(view.model),
                 f"attribute '{path}' follows from numbers that forward draws, which a captured "
@@ -249,7 +252,7 @@ def _check_counters(
     """CaptureError for Python values that every step changes, such as a count of calls."""
     for path in first.changes(second):
         leaves = [state.leaves.get(path, ("none", "nothing")) for state in (before, first, second)]
-        if "value" not in (kind for kind, _ in leaves[1:]):
+        if _BY_VALUE.isdisjoint(kind for kind, _ in leaves[1:]):
             continue
         shown = [_LEAVES.get(kind, str(value)) for kind, value in leaves]
         error = located(

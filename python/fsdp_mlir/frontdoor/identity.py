@@ -197,6 +197,8 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     for path, (kind_of_leaf, value) in sorted(leaves.items()):  # sets have no order
         if path.startswith(variables) or any(key in path for key in _SKIPPED):
             continue
+        if kind_of_leaf in ("held", "items"):  # of this process
+            continue
         if ADDRESS in path:
             raise Untold(f"'{path}' is an item of a set or the key of a dict")
         if kind_of_leaf in ("tensor", "object"):

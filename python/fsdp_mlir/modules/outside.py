@@ -83,7 +83,8 @@ def _kept(found: Search) -> Kept:
     objects = [held for _, owner, held in named if not isinstance(owner, (type, ModuleType))]
     places = [each for each in found.all() if not each.is_referent]
     # What is computed at each look is no place.
-    held = [each for each in found.held() if isinstance(each.owner, (dict, type, CellType))]
+    owners = (dict, type, CellType)
+    held = [each for each in found.held() if isinstance(each.owner, owners) and not each.library]
     return Kept(places, held, _memos(found), cast(list[dict[str, Any]], objects), found.modules())
 
 

@@ -77,7 +77,8 @@ class _TooMuchError(Exception):
     pass
 
 
-# How a leaf compares: by value, as a tensor by identity, as any other object by identity.
+# How a leaf compares: by value, as a tensor by identity, as any other object by identity. Those of
+# this process alone are "held", what is no data, and "items", the objects of a long container.
 Leaf = tuple[str, Any]
 
 
@@ -134,7 +135,7 @@ class PythonState:
             state._add_place(place)
         for place in outside.held:
             state._held.append((place, value := place.value()))
-            state._identify(state._unused(place.label), "object", value)
+            state._identify(state._unused(place.label), "held", value)
         for label, module in outside.modules:
             state._add_module(f"{label}.", module, is_own=False)
         state._named = [(held, frozenset(held)) for held in outside.objects]
@@ -367,7 +368,7 @@ class PythonState:
             if kind not in (tuple, frozenset) and kind.__len__(value) <= _MAX_COPIED:
                 content = copied(value, kind)
                 self._contents.append((value, content))
-                self.leaves[f"{path}[:]"] = ("value", f"{len(content)} {digest_of(content)}")
+                self.leaves[f"{path}[:]"] = ("items", f"{len(content)} {digest_of(content)}")
         elif value is not ABSENT:
             self._add(path, value, 0)
 
