@@ -7,10 +7,9 @@ import math
 import warnings
 from typing import Any
 
-import fsdp_mlir
 import pytest
 import torch
-from test_followed import Criterion, Net, captures, trained
+from test_followed import Criterion, Net, captures, mixed, trained
 from torch import Tensor, nn
 
 __all__ = ["captures"]
@@ -213,49 +212,15 @@ class Training(Net):
         return super().forward(x) * (1 + 0.1 * self.calls)
 
 
-@pytest.mark.parametrize("model", [Net, Training])
-def test_in_each_microbatch_and_in_evaluation(model: Any) -> None:
+@pytest.mark.parametrize("kind", [Net, Training])
+def test_in_each_microbatch_and_in_evaluation(kind: Any) -> None:
     def run(compiled: bool) -> list[Any]:
         torch.manual_seed(0)
-        criterion, made = Warmup(), fsdp_mlir.fully_shard(model())
-        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
-        data = torch.randn(24, 4, 8, generator=torch.Generator().manual_seed(0)).unbind()
-        options = {"loss": criterion, "optimizer": optimizer, "evaluation": True}
-        step = fsdp_mlir.compile(made, fallback="error", **options) if compiled else None
-        found: list[Any] = []
+        criterion, model = Warmup(), kind()
 
-        def note(*losses: Any) -> None:
-            calls = getattr(made, "calls", 0)
-            found.append(([x.item() for x in losses], criterion.calls, criterion.rate, calls))
+        def left() -> Any:
+            return criterion.calls, criterion.rate, getattr(model, "calls", 0)
 
-        for number in range(0, 24, 6):
-            several = list(data[number : number + 3])
-            if step is None:
-                losses = []
-                for index, x in enumerate(several):
-                    made.set_requires_gradient_sync(index == 2)
-                    losses.append(criterion(made(x)))
-                    losses[-1].backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            else:
-                losses = step.accumulate(several)
-                step.update()
-            note(*losses)
-            x = data[number + 3]
-            if step is None:
-                loss = criterion(made(x))
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            else:
-                loss = step(x)
-            note(loss)
-            made.eval()
-            with torch.no_grad():
-                x = data[number + 4]
-                note(criterion(made(x)) if step is None else step.evaluate(x))
-            made.train()
-        return found
+        return mixed(model, criterion, compiled, left)
 
     assert run(True) == run(False)

@@ -4,6 +4,7 @@ as with FSDP2, and one plan serves them all."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import fsdp_mlir
@@ -330,42 +331,45 @@ def test_attributes_of_the_model(kind: Any, captures: list[None]) -> None:
     assert len(captures) <= 2
 
 
+def mixed(model: Any, criterion: Any, compiled: bool, left: Callable[[], Any]) -> list[Any]:
+    """Losses of steps over several microbatches, of whole steps and of evaluations in eval mode,
+    with what is `left` after each."""
+    model = fsdp_mlir.fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = iter(torch.randn(24, 4, 8, generator=torch.Generator().manual_seed(0)).unbind())
+    options = {"loss": criterion, "optimizer": optimizer, "evaluation": True}
+    step = fsdp_mlir.compile(model, fallback="error", **options) if compiled else None
+    found: list[Any] = []
+    for count in (3, 1) * 4:
+        several = [next(data) for _ in range(count)]
+        if step is None:
+            losses = []
+            for index, x in enumerate(several):
+                model.set_requires_gradient_sync(index == count - 1)
+                losses.append(criterion(model(x)))
+                losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        elif count > 1:
+            losses = step.accumulate(several)
+            step.update()
+        else:
+            losses = [step(*several)]
+        found += [[loss.item() for loss in losses], left()]
+        if count == 1:
+            model.eval()
+            with torch.no_grad():
+                x = next(data)
+                loss = criterion(model(x)) if step is None else step.evaluate(x)
+            model.train()
+            found += [loss.item(), left()]
+    return found
+
+
 def test_in_each_microbatch_and_in_evaluation() -> None:
     def run(compiled: bool) -> list[Any]:
         torch.manual_seed(0)
-        criterion, model = Criterion(), fsdp_mlir.fully_shard(Net())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        data = torch.randn(24, 4, 8, generator=torch.Generator().manual_seed(0)).unbind()
-        options = {"loss": criterion, "optimizer": optimizer, "evaluation": True}
-        step = fsdp_mlir.compile(model, fallback="error", **options) if compiled else None
-        found: list[Any] = []
-        for number in range(0, 24, 6):
-            several = list(data[number : number + 3])
-            if step is None:
-                for index, x in enumerate(several):
-                    model.set_requires_gradient_sync(index == 2)
-                    loss = criterion(model(x))
-                    loss.backward()
-                    found.append(loss.item())
-                optimizer.step()
-                optimizer.zero_grad()
-            else:
-                found += [loss.item() for loss in step.accumulate(several)]
-                step.update()
-            found += criterion.c.tolist()
-            x = data[number + 3]
-            if step is None:
-                loss = criterion(model(x))
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            else:
-                loss = step(x)
-            found += [loss.item(), *criterion.c.tolist()]
-            with torch.no_grad():
-                x = data[number + 4]
-                value = criterion(model(x)) if step is None else step.evaluate(x)
-            found += [value.item(), *criterion.c.tolist()]
-        return found
+        criterion = Criterion()
+        return mixed(Net(), criterion, compiled, lambda: criterion.c.tolist())
 
     assert run(True) == run(False)
