@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdp_mlir.frontdoor.plan import Compiled
 from fsdp_mlir.frontdoor.plans import Plans
-from fsdp_mlir.frontdoor.together import COMPILE, FOR_FSDP2, READY
+from fsdp_mlir.frontdoor.together import COMPILE, EAGER, FOR_FSDP2, READY
 from fsdp_mlir.support.errors import FirstStepError
 
 # As often as a plan, or a capture, may be made in vain.
@@ -66,7 +66,14 @@ class Settling:
         elif said == COMPILE or (said == FOR_FSDP2 and count >= _MOST_IN_A_ROW):
             self._in_a_row[key] = count + 1
 
-    def always_changes(self, key: Any, compiled: Compiled) -> str:
+    def again(self, key: Any, compiled: Compiled) -> tuple[int, str]:
+        """What to do where a plan does not fit the model as it is now, and why."""
+        if key in self._beginnings and compiled.changed() in self._beginnings[key]:
+            return EAGER, ""  # a capture has failed so before
+        why = self._always_changes(key, compiled)
+        return (FOR_FSDP2 if why else COMPILE), why
+
+    def _always_changes(self, key: Any, compiled: Compiled) -> str:
         """Why FSDP2 makes a step that would be captured anew, as the calls before it were; after
         twice as many calls each time it is captured all the same. Empty if it need not."""
         count = self._in_a_row.get(key, 0)
@@ -77,7 +84,3 @@ class Settling:
             f"before each of {_MOST_IN_A_ROW} calls something that the step may read has changed: "
             f"{compiled.changed()}",
         )
-
-    def begins_again(self, key: Any, compiled: Compiled) -> bool:
-        """Whether a capture of the model as it is now has failed so before."""
-        return key in self._beginnings and compiled.changed() in self._beginnings[key]

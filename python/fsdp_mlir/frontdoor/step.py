@@ -446,14 +446,8 @@ class Step:
                 own = OTHER_VALUES
             elif own == COMPILE and (why := self._changed()):
                 own = FOR_FSDP2
-            elif own == COMPILE and compiled and self._settling.begins_again(key, compiled):
-                own = EAGER
-            elif (
-                own == COMPILE
-                and compiled
-                and (why := self._settling.always_changes(key, compiled))
-            ):
-                own = FOR_FSDP2
+            elif own == COMPILE and compiled:
+                own, why = self._settling.again(key, compiled)
         said = self._agreed(key, own, why)
         if compiled is not None:
             self._settling.note(key, said)

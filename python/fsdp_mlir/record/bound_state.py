@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,11 @@ class BoundStates:
 
     def add_constant(self, index: int, fake: Tensor) -> None:
         self._constants[_storage(fake)] = constant_name(index)
+
+    @property
+    def storages_of_constants(self) -> Set[int]:
+        """Those of their stand-ins."""
+        return self._constants.keys()
 
     def share_constants(self, other: BoundStates) -> None:
         self._constants = other._constants

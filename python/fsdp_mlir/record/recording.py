@@ -155,7 +155,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         def read() -> tuple[dict[int, bool], set[int]]:
             named = enumerate(recorder.trace.constants)
             written = set().union(*(each.states.written for each in recorders))
-            storages = {storage_of(each) for each in (*fake.inputs, *recorder.constants)}
+            storages = {*map(storage_of, fake.inputs), *recorder.states.storages_of_constants}
             return {id(each): constant_name(index) in written for index, each in named}, storages
 
         def graph_of(loss: Tensor) -> BackwardGraph | None:

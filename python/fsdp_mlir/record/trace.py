@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -137,11 +137,6 @@ class Recorder(TorchDispatchMode):
         """Binds the stand-in of a parameter or buffer."""
         self.states.add(state, fake, parameter=parameter)
         self.bind(fake, name, None if parameter else state.tensor)
-
-    @property
-    def constants(self) -> Iterable[Tensor]:
-        """The stand-ins of constants."""
-        return self._constants.values()
 
     def share_constants(self, other: Recorder) -> None:
         """Continues the constants of another recorder of the same model, which keep their names."""
