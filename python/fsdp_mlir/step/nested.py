@@ -41,14 +41,20 @@ def named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
 
 def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     """The same containers, made anew, with those tensors in place of the ones in `value`."""
+    return _made_anew("", value, lambda _, x: next(tensors) if isinstance(x, Tensor) else x)
 
-    def build(value: Any, depth: int) -> Any:
-        if isinstance(value, Tensor):
-            return next(tensors)
-        parts = _parts(value, depth)
-        return parts.build([build(each, depth + 1) for each in parts.values]) if parts else value
 
-    return build(value, 0)
+def _made_anew(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """The same containers with what `leaf` gives for each leaf of that name."""
+
+    def build(value: Any, depth: int, path: str) -> Any:
+        parts = None if isinstance(value, Tensor) else _parts(value, depth)
+        if parts is None:
+            return leaf(path, value)
+        pairs = zip(parts.names, parts.values, strict=True)
+        return parts.build([build(each, depth + 1, path + key) for key, each in pairs])
+
+    return build(value, 0, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,14 +169,10 @@ def replaced(name: str, value: Any, unread: Set[str], make: Callable[[str, Any],
     """The same containers, made anew, with what `make` gives for the name and value of each leaf
     that is `unread`."""
 
-    def build(value: Any, depth: int, path: str) -> Any:
-        parts = None if isinstance(value, Tensor) else _parts(value, depth)
-        if parts is None:
-            return make(pattern(path), value) if _is_among(path, value, unread) else value
-        pairs = zip(parts.names, parts.values, strict=True)
-        return parts.build([build(each, depth + 1, path + key) for key, each in pairs])
+    def leaf(path: str, value: Any) -> Any:
+        return make(pattern(path), value) if _is_among(path, value, unread) else value
 
-    return build(value, 0, name)
+    return _made_anew(name, value, leaf)
 
 
 def is_plain(value: Any) -> bool:
