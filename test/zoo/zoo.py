@@ -79,7 +79,7 @@ def compare(key: str, folder: Path) -> Outcome:
     write_config(case, config)
     example = {name: tensor[:BATCH] for name, tensor in batches.items()}
     try:
-        fsdp_mlir.capture(model, kwargs=example, config=config, path=captured.archive)
+        fsdp_mlir.capture(model, kwargs=example, config=config, path=captured.archive, assume=True)
         ours = run_plan(captured, case, "zoo", comm="gloo")
     except (fsdp_mlir.CaptureError, RuntimeError) as error:
         return Outcome(key, "refused", str(error).splitlines()[-1])

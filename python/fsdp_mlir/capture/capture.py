@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -29,10 +29,11 @@ from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
+from fsdp_mlir.step.assumed import Assumption, Outcomes
 from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
-from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.errors import CaptureError, OtherwiseError
 from fsdp_mlir.support.files import check_output
 from fsdp_mlir.view.asked import Asked, Factory
 from fsdp_mlir.view.device import Device
@@ -41,6 +42,7 @@ from fsdp_mlir.view.model_view import ModelView, constant_name
 
 # Each may find out how other models are used.
 _MOST_RECORDINGS = 4
+_MOST_GUESSES = 8  # that an example shows to be wrong
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class CaptureSummary:
     numbers: Taken = field(default_factory=Taken, repr=False)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
     followed: Followed = field(default_factory=Followed, repr=False)
+    assumption: Assumption = field(default_factory=Assumption, repr=False)
 
     @staticmethod
     def of(written: Written, seconds: float) -> CaptureSummary:
@@ -119,6 +122,7 @@ class CaptureSummary:
                 {constant_name(i): tensor for i, tensor in enumerate(trace.constants)},
                 recording.written,
             ),
+            assumption=Assumption(view.step.assumed, frozenset(recording.written)),
         )
 
     def __str__(self) -> str:
@@ -133,10 +137,20 @@ class CaptureSummary:
 
 
 def _proven(asked: Asked) -> proof.Checked:
-    revised = 0
+    revised = guessed = 0
     while revised < _MOST_RECORDINGS:
         try:
             return proof.check(record(FakeModel(ModelView.of(asked))))
+        except OtherwiseError as error:
+            guessed += 1
+            if asked.assume is None or guessed == _MOST_GUESSES:
+                raise
+            training, evaluation = asked.assume
+            if error.evaluating:
+                evaluation = error.known
+            else:
+                training = error.known
+            asked = replace(asked, assume=(training, evaluation))
         except Revised:
             if asked.others is None or not asked.others.initialise():
                 revised += 1
@@ -188,6 +202,7 @@ def capture(
     numbers: Sequence[str] = (),
     held: Mapping[str, Place] | None = None,
     unread: Sequence[str] = (),
+    assume: bool | Outcomes = True,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -244,6 +259,13 @@ def capture(
     of strings and numbers in `args` and `kwargs` that the step may not read, as nested.pattern has
     them.
 
+    `assume`: a branch on what the step computes, as in `if x.isnan().any():`, is captured one way:
+    that of the example if the step is run beside eager PyTorch, else that for False. So are numbers
+    that follow from integers in inputs and buffers. A warning names the lines, and a step that
+    would be another one stops with an error. With `outputs` the caller sees to it (`assumption` of
+    the result), and in place of True may come the truth values that are known. Without `assume`
+    such a step is an error.
+
     Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
     replace `config`. The model is unchanged in any case.
     """
@@ -267,6 +289,7 @@ def capture(
         numbers=numbers,
         held=held or {},
         unread=unread,
+        assume=((), ()) if assume is True else assume or None,
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

@@ -229,6 +229,12 @@ def parser() -> argparse.ArgumentParser:
         help="run the captured step beside eager PyTorch; by default if the model is small",
     )
     result.add_argument(
+        "--assume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="take branches on data as the example does; a step that would go another way stops",
+    )
+    result.add_argument(
         "--device",
         default="cpu",
         metavar="cpu|cuda",
@@ -291,6 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 evaluation=options.evaluation,
                 config=options.config,
                 check=options.check,
+                assume=options.assume,
                 path=options.output,
                 device=options.device,
                 device_arch=options.device_arch,

@@ -28,7 +28,14 @@ from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.recording import Recording
 from fsdp_mlir.record.trace import IDENTITIES
 from fsdp_mlir.support.autocast import without_autocast
-from fsdp_mlir.support.errors import CaptureError, Location, located, source_of, warn
+from fsdp_mlir.support.errors import (
+    CaptureError,
+    Location,
+    OtherwiseError,
+    located,
+    source_of,
+    warn,
+)
 from fsdp_mlir.support.layouts import laid_out_copy
 from fsdp_mlir.view.gathered import Gathered
 from fsdp_mlir.view.model_view import ModelView
@@ -106,7 +113,7 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
             continue
         try:
             return batches, _Eager(recording).steps(batches)
-        except _EagerFailed:
+        except (_EagerFailed, OtherwiseError):
             continue
     return [example] * 2, _Eager(recording).steps([example] * 2)
 

@@ -25,11 +25,15 @@ from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import Drawn, untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
+from fsdp_mlir.record.operators import is_foreign
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
+from fsdp_mlir.record.trace import ASSERTIONS
 from fsdp_mlir.support.errors import (
+    STOPS,
     CaptureError,
     CountedError,
     FirstStepError,
+    OtherwiseError,
     located,
     short_path,
     source_of,
@@ -88,6 +92,7 @@ def check(recorded: Recorded) -> Checked:
     if kept is not None and kept.paths:
         _check_steady(view, first, second)
     check_shared_memory(view, recording.trace.constants, recording.written)
+    _check_assumed(recording)
     _check_held(view, before)
 
     checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if wanted is None else wanted)
@@ -105,6 +110,8 @@ def check(recorded: Recorded) -> Checked:
     if checked:
         try:
             checked = eager_check.run(recording)
+        except OtherwiseError:
+            raise
         except CaptureError as error:
             if cached and begun:
                 raise FirstStepError(str(error)) from error
@@ -138,6 +145,25 @@ def check(recorded: Recorded) -> Checked:
             "does not set it"
         )
     return Checked(recording, checked, left, cached or bool(once))
+
+
+def _check_assumed(recording: Recording) -> None:
+    """Warns of what a step assumes that stops where that is not so. The error of a truth value that
+    another step cannot assume, as what it does otherwise could not be put back: in what it calls,
+    or because it may have stopped."""
+    view = recording.view
+    errors = [error for each in view.step.assumed for error in each.errors]
+    nodes = recording.nodes()
+    if view.asked.outputs is None:
+        texts = [str(node.args[-1]) for node in nodes if node.func in ASSERTIONS]
+        places = dict.fromkeys(x.removeprefix(STOPS) for x in texts if x.startswith(STOPS))
+        if places:
+            shown = ", ".join([*places][:3]) + (f" and {len(places) - 3} more" * (len(places) > 3))
+            warn(f"data decide what the step is: {shown}; a step that would be another one stops")
+        return
+    others = view.asked.others is not None and view.asked.others.called
+    if errors and (others or any(x.func in ASSERTIONS or is_foreign(x.func) for x in nodes)):
+        raise errors[0]
 
 
 def _communicates(recording: Recording) -> bool:

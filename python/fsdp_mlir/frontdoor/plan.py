@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,6 +162,33 @@ class Compiled:
         """The names of numbers that code reads, if these alone have changed since the capture."""
         with self._compared():
             return self.unchanged.moved()
+
+    def assumes(self, *, evaluation: bool) -> bool:
+        """Whether it assumes what decides a branch."""
+        return self.captured.assumption.of(evaluation=evaluation) is not None
+
+    def undoing(self) -> Callable[[], None]:
+        """Before it runs: what puts back what it writes, but for gradients, and what it draws."""
+        names = self.captured.assumption.written
+        slots = {id(slot) for each in self.captured.outputs for slot in each.slots}
+        tensors = [x for name in names if (x := self.bound.buffer(name)) is not None]
+        kept = [(tensor, tensor.clone()) for tensor in tensors if id(tensor) not in slots]
+        generator = torch.get_rng_state()
+
+        def undo() -> None:
+            torch.set_rng_state(generator)
+            for tensor, before in kept:
+                tensor.copy_(before)
+
+        return undo
+
+    def decided(self, *, evaluation: bool) -> Sequence[bool]:
+        """The truth values of the last run, with one that it did not have where it was captured as
+        the last; empty if they are as it assumes."""
+        assumed = self.captured.assumption.of(evaluation=evaluation)
+        assert assumed is not None
+        now = assumed.now(self.captured.numbers.of(self._next[0]))
+        return [] if now == assumed.outcomes else now
 
     def leave(self, microbatches: int) -> None:
         """After a step: puts what its forward leaves in Python in place."""

@@ -155,6 +155,9 @@ class PlanCache:
         if captured.left or captured.unsettled or captured.followed.writes:
             self.warn("forward changes what the model keeps in Python")
             return
+        if any(captured.assumption.of(evaluation=mode) for mode in (False, True)):
+            self.warn("what it computes decides a branch")
+            return
         if captured.others.called:
             self.warn("it calls another model that fully_shard was called on")
             return

@@ -21,6 +21,7 @@ from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others
 from fsdp_mlir.modules.sharding import shown
 from fsdp_mlir.record.graph import Reliance
+from fsdp_mlir.step.assumed import Assumption
 from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.outputs import Outputs
@@ -35,9 +36,9 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers`, `taken` and `followed` are
-    those of its CaptureSummary. `reads` and `variables`: what the step read of the process
-    (process_reads.Reads)."""
+    `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers`, `taken`, `followed` and
+    `assumption` are those of its CaptureSummary. `reads` and `variables`: what the step read of the
+    process (process_reads.Reads)."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -55,6 +56,7 @@ class Captured:
     numbers: Taken = field(default_factory=Taken)
     taken: Mapping[str, Sequence[str]] = field(default_factory=dict)
     followed: Followed = field(default_factory=Followed)
+    assumption: Assumption = field(default_factory=Assumption)
     reads: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
 
@@ -115,6 +117,7 @@ class Recipe:
             done.numbers,
             done.taken,
             done.followed,
+            done.assumption,
             tuple(dict.fromkeys(reads.others)),
             frozenset(reads.variables),
         )

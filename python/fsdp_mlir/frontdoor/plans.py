@@ -38,7 +38,7 @@ from fsdp_mlir.state.trained import Bound, Trained
 from fsdp_mlir.step.nested import repetitions, replaced
 from fsdp_mlir.step.training_step import EachLoss, Loss
 from fsdp_mlir.support import build, policy_schema
-from fsdp_mlir.support.errors import CompileError, warn
+from fsdp_mlir.support.errors import AssumesError, CompileError, warn
 
 # Rank 0 compiles meanwhile.
 _COMPILE_SECONDS = 3600
@@ -335,6 +335,7 @@ class Plans:
             "numbers": request.numbers,
             "held": request.held,
             "unread": request.unread,
+            "assume": request.assume or False,
             "data_ranks": self._group,
         }
         recipe = Recipe(
@@ -344,8 +345,15 @@ class Plans:
         values = whole_values(self._model)
         if not request.is_example and not any(value.is_meta for value in values.values()):
             options["check"] = True
+
+        def make() -> tuple[Captured, Fingerprint]:
+            made = recipe.capture(folder, values)
+            if request.updates and made[0].assumption.of(evaluation=False):
+                raise AssumesError("what the step computes decides a branch")
+            return made
+
         (captured, fingerprint), unsettled = self.together(
-            lambda: recipe.capture(folder, values),
+            make,
             lambda made: "unsettled" if made[0].unsettled else "",
             _COMPILE_SECONDS,
         )

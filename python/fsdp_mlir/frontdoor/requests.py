@@ -13,6 +13,7 @@ from fsdp_mlir.frontdoor import around
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.state import optimizers
+from fsdp_mlir.step.assumed import Outcomes
 from fsdp_mlir.step.batches import Batch, Inputs
 from fsdp_mlir.step.eager import Clipping
 from fsdp_mlir.step.training_step import EachLoss, by_position
@@ -30,8 +31,8 @@ class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
     config besides those of fully_shard. The losses of its microbatches go to `each`. `numbers`: the
     names of those inputs that are numbers of each call; `held`: the places of further ones, by
-    their names; `unread`: names of what the step may not read; `place`: how many plans there are
-    for other numbers."""
+    their names; `unread`: names of what the step may not read; `assume`: that of `capture`;
+    `place`: how many plans there are for other numbers."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -43,7 +44,13 @@ class Request:
     numbers: tuple[str, ...] = ()
     held: Mapping[str, Place] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    assume: Outcomes | None = None
     place: int = 0
+
+    @property
+    def updates(self) -> bool:
+        """Whether the plan makes the optimizer's step."""
+        return bool(self.config.get("optimizer", {}).get("name") != "external")
 
     @property
     def batch(self) -> dict[str, Any]:
@@ -163,7 +170,13 @@ class Requests:
         return bool(each and (all_each or not sharding.has_replicas(self._model)))
 
     def request(
-        self, kind: str, microbatches: Sequence[Batch], *, place: int, is_example: bool
+        self,
+        kind: str,
+        microbatches: Sequence[Batch],
+        *,
+        place: int,
+        is_example: bool,
+        assume: Outcomes | None,
     ) -> Request:
         batch, count = microbatches[0], len(microbatches)
         values = list(batch.values())
@@ -180,6 +193,7 @@ class Requests:
             numbers=self._inputs.numbers(batch),
             held=self._inputs.held,
             unread=self._inputs.unread,
+            assume=assume if alone else None,
             place=place,
         )
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.frontdoor import around
-from fsdp_mlir.frontdoor.checkpoints import Checkpoints, Counters, Resumed
+from fsdp_mlir.frontdoor.assuming import Assuming
+from fsdp_mlir.frontdoor.checkpoints import Checkpoints
 from fsdp_mlir.frontdoor.plan import LIMIT, Compiled, with_place
 from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
+from fsdp_mlir.frontdoor.saved_state import SavedState
 from fsdp_mlir.frontdoor.settling import Settling
 from fsdp_mlir.frontdoor.together import (
     COMPILE,
@@ -34,8 +34,6 @@ from fsdp_mlir.frontdoor.varying import Varying
 from fsdp_mlir.modules import sharding
 from fsdp_mlir.modules.hooks import AfterStep
 from fsdp_mlir.state import optimizers, own_step
-from fsdp_mlir.state.model_state import ModelState
-from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.step import eager
 from fsdp_mlir.step.batches import OTHER_NUMBERS, Batch, Inputs, split
 from fsdp_mlir.step.eager import Clipping
@@ -61,7 +59,7 @@ class _Result:
     skipped: bool = False
 
 
-class Step:
+class Step(SavedState):
     """A training step of a model, compiled for each kind of batch that it gets.
 
     Calls are collective: all ranks make them in the same order. If a compiled step fails, here or
@@ -117,9 +115,11 @@ class Step:
         self._checkpoints: Checkpoints | None = None
         falls_back = optimizer is not None and not any(map(config.get, _OF_PLAN))
         self._settling = Settling(plans, can=falls_back)
+        self._calls = Calls()
+        can_assume = falls_back and fallback == "eager" and not config.get("grad_scaler")
+        self._assuming = Assuming(self._calls, plans, can=can_assume)
         self._told: set[str] = set()  # why a call had no plan
         self._result = _Result()
-        self._calls = Calls()
         try:
             if not isinstance(model, FSDPModule):
                 raise NoPlan("fully_shard was called on parts of the model alone")
@@ -145,6 +145,7 @@ class Step:
         # FSDP2 adds to gradients that eager code left.
         outside = self._outside(params) or any(param.grad is not None for param in params)
         compiled = self._plan("gradients" if outside else "update", microbatches, params)
+        outside = outside or not self._assuming.updates
         if compiled is None:
             return self._eager_step(microbatches)
         if self._optimizer is not None and not outside:
@@ -158,6 +159,8 @@ class Step:
         if self._updates is not None and self._optimizer is None:
             session.updates = self._updates
         result = self._train(compiled, microbatches)
+        if result is None:
+            return self._eager_step(microbatches)
         self._scaler, self._updates = session.scaler, session.updates
         self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
         self._steps += 1
@@ -182,13 +185,13 @@ class Step:
         self._own_update.expect()
         sharding.reshard(self._groups)
         compiled = self._plan("backward", microbatches, list(self._model.parameters()))
-        if compiled is None:
-            (value,) = eager.backward(self._eager(batch), [list(batch.values())])
-            return self._returned(value)
-        compiled.bound.optimizer_state(self._steps)
-        result = self._train(compiled, microbatches)
-        self._take_gradients(compiled)
-        return compiled.returned(result.loss)
+        if compiled is not None:
+            compiled.bound.optimizer_state(self._steps)
+            if (result := self._train(compiled, microbatches)) is not None:
+                self._take_gradients(compiled)
+                return compiled.returned(result.loss)
+        (value,) = eager.backward(self._eager(batch), [list(batch.values())])
+        return self._returned(value)
 
     def accumulate(self, microbatches: Sequence[Example]) -> list[Any]:
         """Runs forward and backward of microbatches whose gradients are reduced together, as FSDP2
@@ -258,15 +261,17 @@ class Step:
         )
         why = around.entered() or self._inputs.with_gaps(batch)
         own = FOR_FSDP2 if why else READY if ready else EAGER
-        if self._agreed(key, own, why) != READY:
-            value = eager.evaluate(self._eager(batch), list(batch.values()))
-            return self._returned(value) if self._evaluation else value
-        assert compiled is not None
-        (inputs,) = compiled.inputs([batch])
-        loss = self._calls.run(compiled.gathered().session.evaluate, inputs)
-        compiled.bound.trained.has_run()
-        compiled.evaluated(batch)
-        return compiled.returned(loss, evaluation=True)
+        if self._agreed(key, own, why) == READY:
+            assert compiled is not None
+            (inputs,) = compiled.inputs([batch])
+            loss = self._ran(key, compiled, compiled.gathered().session.evaluate, inputs)
+            if loss is not None:
+                compiled.evaluated(batch)
+                return compiled.returned(loss, evaluation=True)
+            if self._assuming.gives_up(key):
+                del self._evaluators[key]
+        value = eager.evaluate(self._eager(batch), list(batch.values()))
+        return self._returned(value) if self._evaluation else value
 
     # --- what the last step said
 
@@ -285,134 +290,6 @@ class Step:
         """Whether the last step changed nothing, because a gradient was not finite."""
         return self._result.skipped
 
-    # --- state
-
-    def state_dict(self) -> dict[str, Any]:
-        """model.state_dict()."""
-        return self._state.state_dict()
-
-    def full_state_dict(self) -> dict[str, Any]:
-        """Whole copies on rank 0, made one tensor at a time; an empty dict on the others."""
-        return self._state.full_state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state dict of DTensors or of whole tensors as model.load_state_dict() does, with
-        its hooks. Raises ValueError, and changes nothing, if keys or shapes are not the model's."""
-        self._state.load_state_dict(state)
-
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """What get_optimizer_state_dict of torch.distributed.checkpoint.state_dict returns: `state`
-        by parameter names, with DTensors sharded as the parameters are, and `param_groups`."""
-        return self._optimizer_state.state_dict()
-
-    def full_optimizer_state_dict(self) -> dict[str, Any]:
-        """The same with whole tensors, on rank 0; an empty dict on the others."""
-        return self._optimizer_state.full_state_dict(self._rendezvous.rank)
-
-    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from such a state; its tensors may also be whole."""
-        self._steps = self._optimizer_state.load_state_dict(state)
-
-    @property
-    def steps(self) -> int:
-        """Training steps so far: calls of the step, of update, and of optimizer.step() after
-        backward or accumulate, including those before the checkpoint that was loaded."""
-        return self._steps
-
-    def save(
-        self,
-        folder: str | Path,
-        *,
-        samples: int = 0,
-        extra: Any = None,
-        keep: int = 0,
-        wait: bool = True,
-    ) -> Future[str]:
-        """Saves to `folder`/step-N, where N is `steps`, as fsdp-run does (docs/checkpoints.md): the
-        parameters, buffers, the optimizer's state and settings, the loss scaler, and each rank's
-        generators. `extra`: what else the loop needs on this rank, such as the state dict of a
-        scheduler or a loader, made of None, numbers, text, bytes, tensors, NumPy's numbers and
-        arrays, and lists, tuples and dicts of these. `samples`: the number of data samples that all
-        ranks have taken, for fsdp-run.
-
-        `keep`: how many of the newest checkpoints stay; 0: all. Without `wait`, it copies all of
-        this and writes the copies during the next steps: the future that it returns, or the next
-        save or load, waits for that, and a failure becomes a warning. A save that fails, at
-        whatever point, leaves older checkpoints as they were."""
-        self._expect_optimizer("save")
-        return self._checkpoint.save(
-            folder,
-            self._state_of_optimizer(makes=False),
-            Counters(self._steps, *self._of_plans()),
-            samples=samples,
-            plan=self._plan_hash,
-            extra=extra,
-            keep=keep,
-            wait=wait,
-        )
-
-    def load(self, path: str | Path) -> Resumed | None:
-        """Continues from the checkpoint at `path`, or from the newest valid one in the folder
-        `path`; damaged ones are skipped with a warning. Returns None if there is none, or no such
-        folder. The checkpoint may come from fsdp-run, and from another number of ranks. Raises
-        ValueError or RuntimeError, and changes nothing, if it is not one of this model and
-        optimizer."""
-        self._expect_optimizer("load")
-        sharding.reshard(self._groups)
-        found = self._checkpoint.load(
-            path,
-            self._state_of_optimizer(makes=False),
-            self._plan_hash,
-            scales=bool(self._config.get("grad_scaler")),
-        )
-        if found is not None:
-            self._steps = found.step
-            self._own_update.forget()
-            self._updates, self._scaler = found.counters.updates, found.counters.scaler
-        return found
-
-    def _expect_optimizer(self, what: str) -> None:
-        if isinstance(self._optimizer, optimizers.NoOptimizer):
-            raise TypeError(
-                f"{what}: expected an optimizer in compile; without one, step.backward and "
-                "step.accumulate leave gradients for the loop"
-            )
-
-    def _of_plans(self) -> tuple[int | None, tuple[float, int] | None]:
-        """Updates of a plan's own optimizer, and the loss scaler, as the next step will use
-        them."""
-        updates = self._updates if self._optimizer is None else None
-        return updates, self._scaler or self._requests.first_scaler
-
-    @property
-    def _checkpoint(self) -> Checkpoints:
-        if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self._model, self._rendezvous)
-        return self._checkpoints
-
-    @property
-    def _plan_hash(self) -> str:
-        """Those of the first plan; empty while there is none."""
-        made = [made for made in self._cache.values() if made is not None]
-        return made[0].plan_hash if made else ""
-
-    @property
-    def _state(self) -> ModelState:
-        return ModelState(self._model, self._rendezvous.rank)
-
-    @property
-    def _optimizer_state(self) -> OptimizerState:
-        return self._state_of_optimizer(makes=True)
-
-    def _state_of_optimizer(self, *, makes: bool) -> OptimizerState:
-        self._expect_optimizer("the state of the optimizer")
-        sharding.reshard(self._groups)
-        made = next((made for made in self._cache.values() if made is not None), None)
-        session = made.session if made else None
-        return OptimizerState(
-            self._model, self._optimizer, session, self._plans.trained, self._steps, makes=makes
-        )
-
     # --- plans
 
     def _plan(
@@ -426,6 +303,8 @@ class Step:
         if self._plans.trained is not None:
             self._plans.trained.settle()
         self._inputs.note(microbatches)
+        if not self._assuming.updates and kind == "update":
+            kind = "gradients"
         key = self._requests.key(kind, microbatches, params)
         key = with_place(key, self._inputs.given(microbatches[0]), self._cache)
         compiled = self._cache.get(key)
@@ -491,22 +370,48 @@ class Step:
             self._without_plan(NoPlan(why))
 
     def _train(self, compiled: Compiled, microbatches: Sequence[Batch]) -> Any:
-        result = self._calls.run(compiled.session.step, compiled.inputs(microbatches))
-        compiled.bound.trained.has_run()
+        """None if FSDP2 makes the step, before which all is as it was."""
+        inputs = compiled.inputs(microbatches)
+        key = next(key for key, made in self._cache.items() if made is compiled)
+        result = self._ran(key, compiled, compiled.session.step, inputs)
+        if result is None:
+            compiled.session.take_gradients()
+            if self._assuming.guesses_again(key):
+                del self._cache[key]
+            elif self._assuming.gives_up(key):
+                self._cache[key] = None
+                self._say("what the step computes decides a branch, and hardly ever as it did")
+            return None
         compiled.leave(len(microbatches))
         compiled.take(microbatches)
         return result
+
+    def _ran(self, key: Any, compiled: Compiled, run: Callable[[Any], Any], inputs: Any) -> Any:
+        def call() -> Any:
+            result = self._calls.run(run, inputs)
+            compiled.bound.trained.has_run()
+            return result
+
+        return self._assuming.ran(key, compiled, call, evaluation=key[0] == "evaluate")
 
     def _compile(
         self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False
     ) -> Compiled | None:
         """None if there is none. Raises Refused for numbers that are fixed from then on."""
-        request = self._requests.request(kind, microbatches, place=key[-1], is_example=is_example)
+        request = self._requests.request(
+            kind,
+            microbatches,
+            place=key[-1],
+            is_example=is_example,
+            assume=self._assuming.asked(key),
+        )
         library = self._config.get("optimizer", {}).get("library", "")
         try:
             compiled = self._plans.compile(request, library)
         except Exception as error:
             if has_no_plan(error):
+                if request.assume is not None and self._assuming.count(error):
+                    raise Refused(str(error), ()) from error
                 if self._settling.begins(key, error, self._cache):
                     return None
                 if self._varying.count(error):
@@ -537,7 +442,8 @@ class Step:
             if any(told):
                 return self._say(why or ELSEWHERE)
             params = list(self._model.parameters())
-            kind, count = "gradients" if self._outside(params) else "update", self._requests.count
+            outside = self._outside(params) or not self._assuming.updates
+            kind, count = "gradients" if outside else "update", self._requests.count
             if isinstance(self._optimizer, optimizers.NoOptimizer):
                 kind, count = "backward", 1
             key = *self._requests.key(kind, [batch] * count, params), 0

@@ -301,8 +301,17 @@ def _recorder(
     fake: FakeModel, modules: ModuleStack, sources: SourceMap, results: FakeResults
 ) -> Recorder:
     view = fake.view
-    numbers, device = view.asked.outputs is not None, view.asked.device
-    recorder = Recorder(fake.mode, modules, sources, len(view.buffers), device, numbers, results)
+    compares, assumes = view.asked.outputs is not None, view.asked.assume is not None
+    recorder = Recorder(
+        fake.mode,
+        modules,
+        sources,
+        len(view.buffers),
+        view.asked.device,
+        compares or assumes,
+        results,
+        asserts=assumes and not compares,
+    )
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)
     for index, (buffer, tensor) in enumerate(zip(view.buffers, fake.buffers, strict=True)):

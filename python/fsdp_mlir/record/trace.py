@@ -53,14 +53,21 @@ from fsdp_mlir.record.scalars import (
     takes_numbers_alone,
     with_scalars,
 )
-from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame, short_path
+from fsdp_mlir.support.errors import (
+    STOPS,
+    CaptureError,
+    SourceMap,
+    located,
+    model_frame,
+    short_path,
+)
 from fsdp_mlir.support.layouts import placeholder
 from fsdp_mlir.view.device import Device
 
 aten = torch.ops.aten
 
 # Checks of data: calls without a result that stay in the step.
-_ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
+ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
 
 # Calls that only change autograd's view of a tensor: the result is the argument.
 IDENTITIES = {
@@ -81,8 +88,9 @@ class Recorder(TorchDispatchMode):
     """Records calls into `trace`; enter this mode inside `fake_mode`.
 
     `bind` names the graph's inputs, and says what they stand for; constants take the names
-    b{first_constant}…. The step is for tensors on `device`. Raises CaptureError, with the model's
-    line, for a call that has no static form.
+    b{first_constant}…. The step is for tensors on `device`. With `asserts` it stops where a number
+    that it relies on is another one. Raises CaptureError, with the model's line, for a call that
+    has no static form.
     """
 
     # The end of the error for a call whose result shape or value only its data decides.
@@ -100,8 +108,11 @@ class Recorder(TorchDispatchMode):
         device: Device,
         numbers: bool,
         results: FakeResults | None = None,
+        *,
+        asserts: bool = False,
     ) -> None:
         super().__init__()
+        self._asserts = asserts
         self._results = results or FakeResults()
         self._target, self._device = device, device.type
         self._first_constant = first_constant
@@ -224,7 +235,7 @@ class Recorder(TorchDispatchMode):
                 self.bind(tensor, self._ref(waited, origin).name)
             return result
         schema = func._schema
-        stays = func in _ASSERTIONS or is_foreign
+        stays = func in ASSERTIONS or is_foreign
         if not schema.returns and not schema.is_mutable and not stays:
             return result  # a check of what is static, such as _assert_tensor_metadata
         if schema.returns and not flat_tensors(result) and not is_foreign:
@@ -355,17 +366,27 @@ class Recorder(TorchDispatchMode):
             self._assert(fakes[0], wanted, origin)
             return wanted
         recurs = self._cones.recurs(name, fakes[0])
-        return self._cones.number(name, literal=False) if recurs else None
+        number = self._cones.number(name, literal=False) if recurs else None
+        if number is not None and self._asserts:
+            same = aten.eq.Scalar(fakes[0], number)
+            self._record(aten.eq.Scalar, [fakes[0], number], same, origin)
+            self._assert(same, True, origin, STOPS)
+        return number
 
-    def _assert(self, tensor: Tensor, wanted: bool, origin: Origin) -> None:
+    def _assert(
+        self,
+        tensor: Tensor,
+        wanted: bool,
+        origin: Origin,
+        why: str = "an assertion of the model does not hold: ",
+    ) -> None:
         """Records that a bool tensor of one element is `wanted`."""
         if not wanted:
             negated = aten.logical_not.default(tensor)
             self._record(aten.logical_not.default, [tensor], negated, origin)
             tensor = negated
         where = f"{short_path(origin.location[0])}:{origin.location[1]}" if origin.location else ""
-        message = f"an assertion of the model does not hold: {where}"
-        self._record(aten._assert_async.msg, [tensor, message], None, origin)
+        self._record(aten._assert_async.msg, [tensor, why + where], None, origin)
 
     def _undecided(self, func: OpOverload, fakes: list[Any]) -> str:
         """Why a call has no static form."""

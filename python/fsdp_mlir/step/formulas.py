@@ -63,7 +63,7 @@ def is_symbol(value: Any) -> bool:
     return issubclass(type(value), Symbol)
 
 
-def _combined(name: str, *values: Any) -> Any:
+def combined(name: str, *values: Any) -> Any:
     symbols = [value for value in values if is_symbol(value)]
     return max(symbols, key=lambda each: type(each).rank).combined(name, values)
 
@@ -72,10 +72,10 @@ def _define(name: str) -> None:
     def function(self: Symbol, *others: Any) -> Any:
         if len(others) > 1:  # a modulus of pow
             raise self.refused()
-        return _combined(name, self, *others)
+        return combined(name, self, *others)
 
     def reflected(self: Symbol, other: Any) -> Any:
-        return _combined(name, other, self)
+        return combined(name, other, self)
 
     setattr(Symbol, f"__{name}__", function)
     if name in _BINARY:
@@ -89,7 +89,7 @@ for _name in (*_BINARY, "neg", "pos", "abs", "round"):
 def _of_math(name: str) -> Callable[..., Any]:
     def function(*values: Any) -> Any:
         combines = any(map(is_symbol, values))
-        return _combined(name, *values) if combines else _FUNCTIONS[name](*values)
+        return combined(name, *values) if combines else _FUNCTIONS[name](*values)
 
     return function
 

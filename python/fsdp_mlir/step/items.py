@@ -1,16 +1,18 @@
 """Numbers that a step only returns, as `loss.item()` among its metrics.
 
 While a step is recorded, `Tensor.item` gives an `Item` where the number depends on what the step
-computes: it stands for a number of each step. Arithmetic with it is repeated after each step.
-Whatever else code does with it, such as a comparison, is the CaptureError that `item` would have
-been. So is an Item that is still kept when forward has ended.
+computes: it stands for a number of each step. Arithmetic with it is repeated after each step. Its
+truth value, such as that of a comparison, is what the step assumes (assumed.py), if it may assume
+something. Whatever else code does with it is the CaptureError that `item` would have been. So is an
+Item that is still kept when forward has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 from unittest import mock
 from weakref import ref
 
@@ -18,9 +20,40 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fsdp_mlir.step.formulas import Formula, Symbol, math_of_symbols, moved, value_of
+from fsdp_mlir.step.formulas import (
+    Formula,
+    Symbol,
+    combined,
+    math_of_symbols,
+    moved,
+    value_of,
+)
 from fsdp_mlir.step.numbers import Number
 from fsdp_mlir.support.errors import CaptureError
+
+
+class Decides(Protocol):
+    """What gives truth values that a step assumes, in the order of its code."""
+
+    def begin(self, *, records: bool) -> None:
+        """Before each run, which records the step or replays it."""
+        raise NotImplementedError
+
+    def recorded(self, item: Item) -> bool:
+        """While the step is recorded."""
+        raise NotImplementedError
+
+    def replayed(self, item: Item) -> bool:
+        """While the same step runs eagerly."""
+        raise NotImplementedError
+
+
+@dataclass
+class _Run:
+    """A run of forward: the Items that it has made, and what gives their truth values."""
+
+    decide: Callable[[Item], bool] | None
+    made: list[ref[Item]] = field(default_factory=list)
 
 
 class Item(Symbol):
@@ -33,25 +66,34 @@ class Item(Symbol):
         formula: Formula,
         tensors: Sequence[Tensor],
         error: CaptureError,
-        made: list[ref[Item]],
+        run: _Run,
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        """`made` notes that it exists. `given`: numbers that the formula names."""
+        """`given`: numbers that the formula names."""
         self.formula, self.tensors, self.error = formula, list(tensors), error
         self.given = given or {}
-        self.made = made
-        made.append(ref(self))
+        self.run = run
+        run.made.append(ref(self))
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
         try:
-            ones = {index: _one(each.dtype) for index, each in enumerate(self.tensors)}
-            return type(value_of(self.formula, ones | self.given))
+            return type(self.likely(for_bool=True))
         except (ArithmeticError, ValueError):
             raise self.error from None
 
+    def likely(self, *, for_bool: bool) -> Any:
+        """What it is for tensors of one, and of `for_bool`."""
+        ones = {index: _one(x.dtype, for_bool) for index, x in enumerate(self.tensors)}
+        return value_of(self.formula, ones | self.given)
+
     def refused(self) -> CaptureError:
         return self.error
+
+    def __bool__(self) -> bool:
+        if self.run.decide is None:
+            raise self.error
+        return self.run.decide(self)
 
     def combined(self, name: str, values: Sequence[Any]) -> Item:
         tensors: list[Tensor] = []
@@ -69,14 +111,27 @@ class Item(Symbol):
                 terms.append(("number", value))
             else:
                 raise self.error
-        return Item((name, *terms), tensors, self.error, self.made, given)
+        return Item((name, *terms), tensors, self.error, self.run, given)
 
 
-def _one(dtype: torch.dtype) -> Any:
+def _compared(name: str) -> Any:
+    def function(self: Item, other: Any) -> Any:
+        if self.run.decide is None:
+            raise self.error
+        return combined(name, self, other)
+
+    return function
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Item, f"__{_name}__", _compared(_name))
+
+
+def _one(dtype: torch.dtype, for_bool: bool) -> Any:
     """A number of the class of those of a tensor."""
     if dtype.is_floating_point or dtype.is_complex:
         return 1.0 if dtype.is_floating_point else 1j
-    return True if dtype == torch.bool else 1
+    return for_bool if dtype == torch.bool else 1
 
 
 def is_item(value: Any) -> bool:
@@ -84,9 +139,15 @@ def is_item(value: Any) -> bool:
 
 
 @contextmanager
-def _giving(give: Callable[[Tensor], Any]) -> Iterator[None]:
-    """In the body, `Tensor.item` is `give`."""
-    with mock.patch.object(Tensor, "item", give), math_of_symbols():
+def _giving(
+    item: Callable[[Tensor], Any], truth: Callable[[Tensor], bool] | None
+) -> Iterator[None]:
+    """In the body, `Tensor.item` is `item`, and `Tensor.__bool__` is `truth`."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Tensor, "item", item))
+        if truth is not None:
+            stack.enter_context(mock.patch.object(Tensor, "__bool__", truth))
+        stack.enter_context(math_of_symbols())
         yield
 
 
@@ -97,49 +158,74 @@ def _check_gone(made: list[ref[Item]]) -> None:
 
 
 class Items:
-    """Those of one step: which of its calls of `Tensor.item` give one."""
+    """Those of one step: which of its calls of `Tensor.item`, and of its reads of truth values,
+    give one. Without `decides` the latter give none."""
 
-    def __init__(self) -> None:
-        self._gives: list[bool] = []
+    def __init__(self, decides: Decides | None = None) -> None:
+        self._decides = decides
+        self._gives: dict[str, list[bool]] = {}
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """In the body, which records the step. The error of an Item that is still there at its
         end."""
-        item, self._gives = Tensor.item, []
-        made: list[ref[Item]] = []
+        run = self._begin(records=True)
+        self._gives = {"item": [], "truth": []}
 
-        def give(tensor: Tensor) -> Any:
+        def give(name: str, read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
             try:
-                number = item(tensor)
+                number = read(tensor)
             except CaptureError as error:
                 if not isinstance(tensor, FakeTensor):
                     raise
-                self._gives.append(True)
+                self._gives[name].append(True)
                 # Without the frames, which hold what they have made.
                 error.__cause__ = error.__context__ = None
-                return Item(("item", 0), [tensor.detach()], error.with_traceback(None), made)
-            self._gives.append(False)
+                return _item(tensor, error.with_traceback(None), run)
+            self._gives[name].append(False)
             return number
 
-        with _giving(give):
+        with self._given_by(give):
             try:
                 yield
             except TypeError as error:  # of what takes numbers only
                 if Item.__name__ in str(error):
-                    _check_gone(made)
+                    _check_gone(run.made)
                 raise
-        _check_gone(made)
+        _check_gone(run.made)
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
         """In the body, which runs the same step eagerly, the same calls give one."""
-        item, gives = Tensor.item, iter(self._gives)
+        run = self._begin(records=False)
+        gives = {name: iter(each) for name, each in self._gives.items()}
 
-        def give(tensor: Tensor) -> Any:
-            if not next(gives, False):
-                return item(tensor)
-            return Item(("item", 0), [tensor.detach()], CaptureError("a number is used"), [])
+        def give(name: str, read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+            if not next(gives[name], False):
+                return read(tensor)
+            return _item(tensor, CaptureError("a number is used"), run)
 
-        with _giving(give):
+        with self._given_by(give):
             yield
+
+    def _begin(self, *, records: bool) -> _Run:
+        if self._decides is None:
+            return _Run(None)
+        self._decides.begin(records=records)
+        return _Run(self._decides.recorded if records else self._decides.replayed)
+
+    @contextmanager
+    def _given_by(self, give: Callable[[str, Callable[[Tensor], Any], Tensor], Any]) -> Any:
+        item, read_truth = Tensor.item, Tensor.__bool__
+
+        def truth(tensor: Tensor) -> bool:
+            return bool(give("truth", read_truth, tensor))
+
+        decides = self._decides is not None
+        with _giving(lambda tensor: give("item", item, tensor), truth if decides else None):
+            yield
+
+
+def _item(tensor: Tensor, error: CaptureError, run: _Run) -> Item:
+    """That of a tensor, which may be written after it was read."""
+    return Item(("item", 0), [tensor.detach().clone()], error, run)

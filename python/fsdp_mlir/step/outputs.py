@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -111,6 +111,10 @@ class Outputs:
         that is all. `given`: the numbers that it had."""
         if self._form is None:
             return loss
+        return tree_unflatten(self.leaves(loss, given), self._form)
+
+    def leaves(self, loss: Tensor, given: Mapping[str, Any]) -> Iterator[Any]:
+        """Those of `value`, each calculated when it is taken."""
 
         def made(leaf: Any) -> Any:
             if leaf is _LOSS:
@@ -124,7 +128,7 @@ class Outputs:
         calculates = any(isinstance(leaf, _Calculated) for leaf in self._plain)
         slots = enumerate(self.slots) if calculates else ()
         numbers = {**given, **{index: s.item() for index, s in slots if s.numel() == 1}}
-        return tree_unflatten(map(made, self._plain), self._form)
+        return map(made, self._plain)
 
     def record(self) -> dict[str, Any]:
         """The same without data, as JSON; NotImplementedError for a class that has no JSON form."""

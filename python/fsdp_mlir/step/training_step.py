@@ -20,6 +20,7 @@ from fsdp_mlir.modules.left import Slots
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
+from fsdp_mlir.step.assumed import Assumed, Outcomes
 from fsdp_mlir.step.conversions import conversions_kept
 from fsdp_mlir.step.followed import Candidates
 from fsdp_mlir.step.held import Held
@@ -93,6 +94,7 @@ class TrainingStep(nn.Module):
         held: Mapping[str, Place] | None = None,
         repeated: Mapping[str, str] | None = None,
         unread: Set[str] = frozenset(),
+        assume: Outcomes | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -117,12 +119,20 @@ class TrainingStep(nn.Module):
         self._in_places = Held(held or {})
         given = {name: self._constants[name] for name in numbers}
         self.numbers = Numbers(given | self._in_places.values)
-        self._items = Items(), Items()  # as OutputsOfModes
+        # As OutputsOfModes.
+        returns = outputs is not None
+        self.assumed = tuple(
+            Assumed(known, returns=returns, evaluating=evaluating)
+            for known, evaluating in zip(assume or (), (False, True), strict=False)
+        )
+        self._items = [Items(each) for each in self.assumed] or [Items(), Items()]
         self.followed = Candidates()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError if it is not a scalar loss."""
         loss = self._taken(self.value(inputs))
+        for assumed in self.assumed[self._evaluating : self._evaluating + 1]:
+            assumed.take(self._error, self.numbers.now)
         return self._each.noted(loss) if self._each else loss
 
     def _taken(self, value: Any) -> Tensor:
@@ -132,15 +142,13 @@ class TrainingStep(nn.Module):
         try:
             loss = self._scalar(scalar_of(value))
         except TypeError as error:
-            raise located(source_of(self.loss or self.model), str(error)) from None
+            raise self._error(str(error)) from None
         if loss is not value:
-            self.outputs.take(
-                value,
-                loss,
-                lambda text: located(source_of(self.loss or self.model), text),
-                self.numbers.now,
-            )
+            self.outputs.take(value, loss, self._error, self.numbers.now)
         return loss
+
+    def _error(self, text: str) -> CaptureError:
+        return located(source_of(self.loss or self.model), text)
 
     @property
     def outputs(self) -> Outputs:
@@ -164,7 +172,8 @@ class TrainingStep(nn.Module):
     @property
     def slots(self) -> list[Tensor]:
         """The tensors that outputs are copied to, in both modes, and what is left in Python."""
-        outputs = [slot for each in self._outputs or () for slot in each.slots]
+        returned = *(self._outputs or ()), *self.assumed
+        outputs = [slot for each in returned for slot in each.slots]
         return [*outputs, *(self.left.tensors if self.left else ())]
 
     @contextmanager

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
@@ -19,6 +19,9 @@ _WRAPPERS = (_TORCH + "_compile.py", _TORCH + "_dynamo" + os.sep)
 _CALLERS: set[str] = set()
 
 Location = tuple[str, int]
+
+# How the error of a step that stops begins; the model's line follows.
+STOPS = "the data decide otherwise than those that the step was captured with: "
 
 
 class CaptureError(RuntimeError):
@@ -36,6 +39,18 @@ class CountedError(CaptureError):
     def __init__(self, message: str, keys: Collection[tuple[int, str]], path: str) -> None:
         super().__init__(message)
         self.keys, self.path = keys, path
+
+
+class AssumesError(CaptureError):
+    """The step assumes something, and the plan that was asked for cannot be put back."""
+
+
+class OtherwiseError(CaptureError):
+    """An example decides otherwise than it was guessed; `known` are the truth values so far."""
+
+    def __init__(self, error: CaptureError, known: Sequence[bool], *, evaluating: bool) -> None:
+        super().__init__(str(error))
+        self.known, self.evaluating = known, evaluating
 
 
 class CompileError(RuntimeError):

@@ -12,6 +12,7 @@ from torch import nn
 from fsdp_mlir.modules.others import Others
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.sharding import Shown
+from fsdp_mlir.step.assumed import Outcomes
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.device import Device
 
@@ -40,3 +41,4 @@ class Asked:
     numbers: Sequence[str]
     held: Mapping[str, Place]
     unread: Sequence[str]
+    assume: Outcomes | None

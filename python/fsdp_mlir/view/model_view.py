@@ -68,6 +68,7 @@ class ModelView:
             asked.held,
             repeated,
             frozenset(asked.unread),
+            asked.assume,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):

@@ -1,0 +1,75 @@
+"""Steps whose plans assume what decides a branch (step/assumed.py).
+
+Where it is otherwise, all is put back, and FSDP2 makes the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fsdp_mlir.frontdoor.plan import Compiled
+from fsdp_mlir.frontdoor.plans import Plans
+from fsdp_mlir.frontdoor.together import OTHER_VALUES, READY, Calls
+from fsdp_mlir.step.assumed import Outcomes
+from fsdp_mlir.support.errors import AssumesError
+
+# Times in a row that a plan has run in vain.
+_MOST_IN_VAIN = 8
+_MOST_GUESSES = 4
+
+
+class Assuming:
+    """Those of one step, whose methods are collectives. `can`: whether FSDP2 can make them."""
+
+    def __init__(self, calls: Calls, plans: Plans, *, can: bool) -> None:
+        self._calls = calls
+        self._plans = plans
+        self._can = can
+        self._known: dict[Any, Sequence[bool]] = {}  # by the keys of plans
+        self._guesses: dict[Any, int] = {}
+        self._in_vain: dict[Any, int] = {}  # those that have run for none yet: not there
+        self.updates = True  # plans may make the optimizer's step
+
+    def asked(self, key: Any) -> Outcomes | None:
+        """What a capture may assume."""
+        return (self._known.get(key, ()), ()) if self._can else None
+
+    def count(self, error: Exception) -> bool:
+        """Whether a capture has failed on any rank because what a plan with the optimizer's step
+        does cannot be put back: then no further plan has that."""
+        _, told = self._plans.together(lambda: isinstance(error, AssumesError), str)
+        if "True" not in told:
+            return False
+        self.updates = False
+        return True
+
+    def ran(
+        self, key: Any, compiled: Compiled, call: Callable[[], Any], *, evaluation: bool
+    ) -> Any:
+        """What `call` gives, which runs the plan; None if what it assumes was otherwise on a rank.
+        Then all is as before the call."""
+        if not compiled.assumes(evaluation=evaluation):
+            return call()
+        undo = compiled.undoing()
+        result = call()
+        now = compiled.decided(evaluation=evaluation)
+        said, _ = self._calls.agreed(("assumed",), OTHER_VALUES if now else READY)
+        if said == READY:
+            self._in_vain[key] = 0
+            return result
+        undo()
+        is_guess = key not in self._in_vain and self._guesses.get(key, 0) < _MOST_GUESSES
+        if is_guess and not evaluation:
+            self._guesses[key] = self._guesses.get(key, 0) + 1
+            self._known[key] = now or self._known.get(key, ())
+        else:
+            self._in_vain[key] = self._in_vain.get(key, 0) + 1
+        return None
+
+    def guesses_again(self, key: Any) -> bool:
+        """After a step that was in vain: whether the plan is to be captured anew."""
+        return key not in self._in_vain
+
+    def gives_up(self, key: Any) -> bool:
+        """Whether the plan has run in vain too often."""
+        return self._in_vain.get(key, 0) >= _MOST_IN_VAIN

@@ -1,0 +1,150 @@
+"""Truth values of what a step computes, as in `if x.isnan().any():`, which its capture assumes.
+
+A plan has the calls of one way. Where the step runs in the process that has captured it, it returns
+what decides the way: a caller finds out whether the step was as assumed, and else puts back what it
+has written. Elsewhere a step that would go another way stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsdp_mlir.step.formulas import Formula, value_of
+from fsdp_mlir.step.items import Item
+from fsdp_mlir.step.outputs import Outputs
+from fsdp_mlir.support.errors import STOPS, CaptureError, OtherwiseError
+
+aten = torch.ops.aten
+
+# Those of training and of evaluation that are known, in the order of the code.
+Outcomes = tuple[Sequence[bool], Sequence[bool]]
+
+_MOST = 64
+
+
+# Functions of formulas that tensors have too.
+_ON_TENSORS = {"add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"}
+
+
+class Assumed:
+    """Those of one step in one mode, of which the first are `known`. With `returns`, the step
+    returns what decides; else it stops."""
+
+    def __init__(self, known: Sequence[bool], *, returns: bool, evaluating: bool) -> None:
+        self._known = list(known)
+        self._evaluating = evaluating
+        self._returns = returns
+        self._outputs = Outputs(keeps=True)
+        self._items: list[Item] = []
+        self.outcomes: list[bool] = []
+        self.errors: list[CaptureError] = []
+
+    @property
+    def slots(self) -> list[Tensor]:
+        """Those of Outputs."""
+        return self._outputs.slots
+
+    def begin(self, *, records: bool) -> None:
+        """Forward begins."""
+        self._items = []
+        if records:
+            self.outcomes, self.errors = [], []
+
+    def recorded(self, item: Item) -> bool:
+        """The truth value of an Item, while the step is recorded."""
+        index = len(self._items)
+        if index == _MOST or (not self._returns and not _has_tensor(item)):
+            raise item.error
+        outcome = self._known[index] if index < len(self._known) else _likely(item)
+        if not self._returns:
+            _assert(item, outcome)
+        self._items.append(item.combined("truth", [item]))
+        self.outcomes.append(outcome)
+        self.errors.append(item.error)
+        return outcome
+
+    def replayed(self, item: Item) -> bool:
+        """The same while the step runs eagerly. OtherwiseError if it is another one, or the error
+        of the recording if this is no guess."""
+        index = len(self._items)
+        if index == len(self.outcomes):
+            raise CaptureError("the step reads more of what it computes than while it is recorded")
+        outcome, error = self.outcomes[index], self.errors[index]
+        numbers = {place: x.reshape(()).tolist() for place, x in enumerate(item.tensors)}
+        if bool(value_of(item.formula, numbers | dict(item.given))) != outcome:
+            if index < len(self._known):
+                raise error
+            known = [*self.outcomes[:index], not outcome]
+            raise OtherwiseError(error, known, evaluating=self._evaluating)
+        self._items.append(item.combined("truth", [item]))
+        return outcome
+
+    def take(self, error: Callable[[str], Exception], given: Mapping[str, Any]) -> None:
+        """At the end of forward, as Outputs.take."""
+        items, self._items = self._items, []
+        if items and self._returns:
+            self._outputs.take(items, torch.empty(0), error, given)
+
+    def now(self, given: Mapping[str, Any]) -> list[bool]:
+        """What decided the last step, up to what was otherwise. `given`: the numbers that it
+        had."""
+        values = self._outputs.leaves(torch.empty(0), given)
+        for index, outcome in enumerate(self.outcomes):  # what follows another one may be an error
+            if bool(next(values)) != outcome:
+                return [*self.outcomes[:index], not outcome]
+        return self.outcomes
+
+
+def _likely(item: Item) -> bool:
+    try:
+        return bool(item.likely(for_bool=False))
+    except (ArithmeticError, ValueError):
+        return False
+
+
+def _has_tensor(item: Item) -> bool:
+    """Whether tensors of int64, or of float64 if one is of floats, have its number's value."""
+    is_float = any(tensor.is_floating_point() for tensor in item.tensors)
+
+    def fits(formula: Formula) -> bool:
+        name, *rest = formula
+        if name == "item":
+            return not isinstance(rest[0], str)
+        if name == "number":
+            return is_float or type(rest[0]) is not float
+        return name in _ON_TENSORS and all(map(fits, rest))
+
+    return not any(tensor.is_complex() for tensor in item.tensors) and fits(item.formula)
+
+
+def _assert(item: Item, outcome: bool) -> None:
+    """Records that the step stops if it is not so."""
+    numbers = dict(enumerate(item.tensors))
+    if item.formula[0] != "item":
+        is_float = any(tensor.is_floating_point() for tensor in item.tensors)
+        dtype = torch.float64 if is_float else torch.int64
+        numbers = {place: x.reshape(()).to(dtype) for place, x in numbers.items()}
+    tensor: Tensor = value_of(item.formula, numbers)
+    if tensor.dtype != torch.bool:
+        tensor = tensor != 0
+    where = str(item.error).partition(": ")[0]
+    aten._assert_async.msg(tensor if outcome else tensor.logical_not(), f"{STOPS}{where}")
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What a captured step assumes in training and in evaluation, and the buffers and constants
+    that it writes."""
+
+    modes: tuple[Assumed, ...] = ()
+    written: frozenset[str] = frozenset()
+
+    def of(self, *, evaluation: bool) -> Assumed | None:
+        """What it assumes in one mode, if it does."""
+        assumed = self.modes[evaluation] if self.modes else None
+        return assumed if assumed is not None and assumed.outcomes else None
