@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 def capture(body: Callable[[Model, Tensor], Tensor], tmp_path: Path) -> tuple[Model, Captured]:
     model = Model(body)
-    fsdp_mlir.capture(model, kwargs={"x": X}, path=tmp_path / "model.pt")
+    fsdp_mlir.capture(model, kwargs={"x": X}, path=tmp_path / "model.pt", assume=False)
     return model, Captured.load(tmp_path / "model.pt")
 
 

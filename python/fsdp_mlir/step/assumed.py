@@ -74,15 +74,24 @@ class Assumed:
         index = len(self._items)
         if index == len(self.outcomes):
             raise CaptureError("the step reads more of what it computes than while it is recorded")
-        outcome, error = self.outcomes[index], self.errors[index]
+        outcome = self.outcomes[index]
         numbers = {place: x.reshape(()).tolist() for place, x in enumerate(item.tensors)}
         if bool(value_of(item.formula, numbers | dict(item.given))) != outcome:
-            if index < len(self._known):
-                raise error
-            known = [*self.outcomes[:index], not outcome]
-            raise OtherwiseError(error, known, evaluating=self._evaluating)
+            raise self._otherwise(index)
         self._items.append(item.combined("truth", [item]))
         return outcome
+
+    def failed(self) -> None:
+        """After an error of the model: the last guess may be why."""
+        if self.outcomes:
+            raise self._otherwise(len(self.outcomes) - 1)
+
+    def _otherwise(self, index: int) -> CaptureError:
+        error = self.errors[index]
+        if index < len(self._known):
+            return error
+        known = [*self.outcomes[:index], not self.outcomes[index]]
+        return OtherwiseError(error, known, evaluating=self._evaluating)
 
     def take(self, error: Callable[[str], Exception], given: Mapping[str, Any]) -> None:
         """At the end of forward, as Outputs.take."""
@@ -101,6 +110,10 @@ class Assumed:
 
 
 def _likely(item: Item) -> bool:
+    """A guess: that a tensor is false, such as what says that there are infinities or that a loop
+    goes on, and that a number is 1."""
+    if item.formula[0] == "item":
+        return False
     try:
         return bool(item.likely(for_bool=False))
     except (ArithmeticError, ValueError):

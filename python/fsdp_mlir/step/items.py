@@ -9,9 +9,11 @@ Item that is still kept when forward has ended.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol
 from unittest import mock
 from weakref import ref
@@ -45,6 +47,10 @@ class Decides(Protocol):
 
     def replayed(self, item: Item) -> bool:
         """While the same step runs eagerly."""
+        raise NotImplementedError
+
+    def failed(self) -> None:
+        """After an error of the model, while the step is recorded."""
         raise NotImplementedError
 
 
@@ -157,32 +163,41 @@ def _check_gone(made: list[ref[Item]]) -> None:
             raise kept.error
 
 
+# Where a number is read: the code, and the place in it.
+_Where = tuple[CodeType, int]
+
+_Give = Callable[[Callable[[Tensor], Any], Tensor, _Where], Any]
+
+
 class Items:
     """Those of one step: which of its calls of `Tensor.item`, and of its reads of truth values,
     give one. Without `decides` the latter give none."""
 
     def __init__(self, decides: Decides | None = None) -> None:
         self._decides = decides
-        self._gives: dict[str, list[bool]] = {}
+        # By the places of reads, in the order of the reads there: what calls without data make is
+        # read elsewhere.
+        self._gives: dict[_Where, list[bool]] = {}
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """In the body, which records the step. The error of an Item that is still there at its
         end."""
         run = self._begin(records=True)
-        self._gives = {"item": [], "truth": []}
+        self._gives = {}
 
-        def give(name: str, read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+        def give(read: Callable[[Tensor], Any], tensor: Tensor, where: _Where) -> Any:
+            gives = self._gives.setdefault(where, [])
             try:
                 number = read(tensor)
             except CaptureError as error:
                 if not isinstance(tensor, FakeTensor):
                     raise
-                self._gives[name].append(True)
+                gives.append(True)
                 # Without the frames, which hold what they have made.
                 error.__cause__ = error.__context__ = None
                 return _item(tensor, error.with_traceback(None), run)
-            self._gives[name].append(False)
+            gives.append(False)
             return number
 
         with self._given_by(give):
@@ -191,6 +206,12 @@ class Items:
             except TypeError as error:  # of what takes numbers only
                 if Item.__name__ in str(error):
                     _check_gone(run.made)
+                self._failed()
+                raise
+            except CaptureError:
+                raise
+            except Exception:
+                self._failed()
                 raise
         _check_gone(run.made)
 
@@ -198,15 +219,19 @@ class Items:
     def replayed(self) -> Iterator[None]:
         """In the body, which runs the same step eagerly, the same calls give one."""
         run = self._begin(records=False)
-        gives = {name: iter(each) for name, each in self._gives.items()}
+        gives = {where: iter(each) for where, each in self._gives.items()}
 
-        def give(name: str, read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
-            if not next(gives[name], False):
+        def give(read: Callable[[Tensor], Any], tensor: Tensor, where: _Where) -> Any:
+            if not next(gives.get(where, iter(())), False):
                 return read(tensor)
             return _item(tensor, CaptureError("a number is used"), run)
 
         with self._given_by(give):
             yield
+
+    def _failed(self) -> None:
+        if self._decides is not None:
+            self._decides.failed()
 
     def _begin(self, *, records: bool) -> _Run:
         if self._decides is None:
@@ -215,14 +240,18 @@ class Items:
         return _Run(self._decides.recorded if records else self._decides.replayed)
 
     @contextmanager
-    def _given_by(self, give: Callable[[str, Callable[[Tensor], Any], Tensor], Any]) -> Any:
-        item, read_truth = Tensor.item, Tensor.__bool__
+    def _given_by(self, give: _Give) -> Iterator[None]:
+        read_number, read_truth = Tensor.item, Tensor.__bool__
+
+        def item(tensor: Tensor) -> Any:
+            frame = sys._getframe(1)
+            return give(read_number, tensor, (frame.f_code, frame.f_lasti))
 
         def truth(tensor: Tensor) -> bool:
-            return bool(give("truth", read_truth, tensor))
+            frame = sys._getframe(1)
+            return bool(give(read_truth, tensor, (frame.f_code, frame.f_lasti)))
 
-        decides = self._decides is not None
-        with _giving(lambda tensor: give("item", item, tensor), truth if decides else None):
+        with _giving(item, truth if self._decides else None):
             yield
 
 
