@@ -221,7 +221,8 @@ class Branch(nn.Module):
         if y.detach().abs().max() > 10:
             y = y.sqrt()
         assert y.sum().item() * 2 <= 1e6
-        return y.view(-1, int(self.heads), 4)[:, : lengths.max().item()]
+        rows = y.view(-1, int(self.heads), 4)[:, : lengths.max().item()]
+        return squares(rows)
 
 
 @pytest.mark.parametrize("assume", [True, False])
@@ -229,7 +230,7 @@ def test_capture(assume: bool, tmp_path: Any) -> None:
     """For other processes: the step stops where it is otherwise, which a warning says."""
     path = tmp_path / "model.pt"
     inputs = {"x": torch.randn(16, 8), "lengths": torch.tensor([1, 2])}
-    model, arguments = Branch(), {"path": path, "loss": squares, "assume": assume}
+    model, arguments = Branch(), {"path": path, "assume": assume}
     if not assume:
         with pytest.raises(fsdp_mlir.CaptureError, match="depends on the data"):
             fsdp_mlir.capture(model, kwargs=inputs, **arguments)
@@ -245,6 +246,17 @@ def test_capture(assume: bool, tmp_path: Any) -> None:
     captured.weights["heads"].fill_(1)
     with pytest.raises(RuntimeError, match=r"data decide otherwise .*test_branches\.py:\d+"):
         captured.run_calls(inputs)
+
+
+class Drawn(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return (y * 2 if torch.rand(()).item() < 0.5 else y).square().mean()
+
+
+def test_a_branch_on_a_draw(tmp_path: Any) -> None:
+    with pytest.raises(fsdp_mlir.CaptureError, match="branch or a size on a random draw"):
+        fsdp_mlir.capture(Drawn(4, 4), (torch.randn(2, 4),), path=tmp_path / "model.pt")
 
 
 def test_option() -> None:

@@ -56,9 +56,11 @@ from fsdp_mlir.record.scalars import (
 from fsdp_mlir.support.errors import (
     STOPS,
     CaptureError,
+    DrawnError,
     SourceMap,
     located,
     model_frame,
+    prefixed,
     short_path,
 )
 from fsdp_mlir.support.layouts import placeholder
@@ -273,7 +275,7 @@ class Recorder(TorchDispatchMode):
                 func, values, self._fake_mode, self.sources.is_model, origin.location
             )
         except _LIMITS as error:
-            raise located(origin.location, self._undecided(func, values)) from error
+            raise self._undecided(func, values, origin) from error
         self.trace.kernels.update({id(each): each for each in functions or ()})
         return functions is not None
 
@@ -335,7 +337,7 @@ class Recorder(TorchDispatchMode):
         except _LIMITS as error:
             result = None if is_foreign else self._static_result(func, values, fakes, origin)
             if result is None:
-                raise located(origin.location, self._undecided(func, fakes)) from error
+                raise self._undecided(func, fakes, origin) from error
         except UnsupportedOperatorException as error:
             raise located(
                 origin.location,
@@ -388,8 +390,8 @@ class Recorder(TorchDispatchMode):
         where = f"{short_path(origin.location[0])}:{origin.location[1]}" if origin.location else ""
         self._record(aten._assert_async.msg, [tensor, why + where], None, origin)
 
-    def _undecided(self, func: OpOverload, fakes: list[Any]) -> str:
-        """Why a call has no static form."""
+    def _undecided(self, func: OpOverload, fakes: list[Any], origin: Origin) -> CaptureError:
+        """The error of a call that has no static form."""
         draws = [
             draw
             for tensor in flat_tensors(fakes)
@@ -397,10 +399,11 @@ class Recorder(TorchDispatchMode):
         ]
         why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
         if not draws:
-            return f"'{func}' {why}"
+            return located(origin.location, f"'{func}' {why}")
         location = draws[0].origin.location
         where = f" at {short_path(location[0])}:{location[1]}" if location else ""
-        return f"a branch or a size on a random draw ('{draws[0].func}'{where}) {why}"
+        text = f"a branch or a size on a random draw ('{draws[0].func}'{where}) {why}"
+        return DrawnError(prefixed(origin.location, text))
 
     def _written(self, func: OpOverload, values: list[Any], fakes: list[Any], result: Any) -> Any:
         """Gives real tensors that an unknown value was written to their new names.

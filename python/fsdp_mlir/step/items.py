@@ -31,7 +31,7 @@ from fsdp_mlir.step.formulas import (
     value_of,
 )
 from fsdp_mlir.step.numbers import Number
-from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.errors import CaptureError, DrawnError
 
 
 class Decides(Protocol):
@@ -97,7 +97,7 @@ class Item(Symbol):
         return self.error
 
     def __bool__(self) -> bool:
-        if self.run.decide is None:
+        if self.run.decide is None or isinstance(self.error, DrawnError):
             raise self.error
         return self.run.decide(self)
 

@@ -41,6 +41,10 @@ class CountedError(CaptureError):
         self.keys, self.path = keys, path
 
 
+class DrawnError(CaptureError):
+    """A random draw alone decides it."""
+
+
 class AssumesError(CaptureError):
     """The step assumes something, and the plan that was asked for cannot be put back."""
 
