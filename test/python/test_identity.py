@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import colorsys
+import logging
 import math
 import os
 import subprocess
@@ -13,7 +14,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import fsdp_mlir
 import numpy as np
 import pytest
 import torch
@@ -21,6 +24,7 @@ import torch.nn.functional as F
 from fsdp_mlir.frontdoor.identity import identity
 from fsdp_mlir.frontdoor.telling import Untold
 from fsdp_mlir.frontdoor.unchanged import Unchanged
+from fsdp_mlir.modules.compute_loss import ComputeLoss
 from torch import Tensor, nn
 
 BATCH = {"x": torch.ones(2, 4)}
@@ -300,6 +304,72 @@ def test_it_is_the_same_in_each_process() -> None:
         for _ in range(2)
     }
     assert len(keys) == 1 and keys != {b""}
+
+
+class Parts(nn.Sequential):
+    parts: set[Any]
+
+
+def test_orders_of_each_process() -> None:
+    """Of sets of strings, and of what a function may make of their hashes."""
+    model = Parts(nn.Linear(4, 4))
+    model.parts = {3, 11}
+    first = identity(model, None, BATCH)
+    model.parts = {11, 3}
+    assert identity(model, None, BATCH) != first
+    model.parts = {"a", "b"}
+    told: list[Callable[[], str]] = [lambda: identity(model, None, BATCH)]
+    hooks: list[Callable[..., Tensor]] = [
+        lambda module, x, y: y * hash("a"),
+        lambda module, x, y: y * len(set(str(module))),
+        lambda module, x, y: y * sum(len(each) for each in {"a", "b"}),
+        lambda module, x, y: y * len({name for name in ("a", "b")}),
+        lambda module, x, y, names=frozenset(("a", "b")): y * len(names),  # type: ignore[misc]
+    ]
+    told += [partial(key_with, hook) for hook in hooks]
+    for key in told:
+        with pytest.raises(Untold, match="PYTHONHASHSEED"):
+            key()
+    key_with(lambda module, x, y: y * 2 if str(module) in {"a", "b"} else y)
+
+
+LOG = logging.getLogger("fsdp_mlir_test")
+SCALED = torch.ones(4)
+
+
+def reads_more(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return y * SCALED if LOG.isEnabledFor(logging.DEBUG) else y
+
+
+def test_levels_and_attributes_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [key_with(reads_more)]
+    monkeypatch.setattr(SCALED, "scale", 2.0, raising=False)
+    keys.append(key_with(reads_more))
+    monkeypatch.setattr(LOG, "level", logging.DEBUG)
+    keys.append(key_with(reads_more))
+    assert len(set(keys)) == 3
+
+
+class Trainer:
+    """It holds its step, of which nothing decides what the step is."""
+
+    def __init__(self) -> None:
+        self.model: Any = fsdp_mlir.fully_shard(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.step = fsdp_mlir.compile(
+            self.model, compute_loss=self.compute_loss, optimizer=optimizer
+        )
+
+    def compute_loss(self, model: Any, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+
+def test_a_trainer_that_holds_its_step() -> None:
+    trainer = Trainer()
+    plain = nn.Linear(4, 4)
+    trainer.model = plain
+    before = identity(plain, ComputeLoss(trainer.compute_loss), BATCH)
+    assert identity(plain, ComputeLoss(trainer.compute_loss), BATCH) == before
 
 
 @pytest.mark.parametrize("held", [[0] * 20_000, np.ones(5_000_000)], ids=["list", "array"])

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from fsdp_mlir.frontdoor.library_code import LibraryCode
 from fsdp_mlir.frontdoor.process_reads import is_of_process
-from fsdp_mlir.frontdoor.telling import ADDRESS, Teller, Untold
+from fsdp_mlir.frontdoor.telling import ADDRESS, HASHED, Teller, Untold, check_order
 from fsdp_mlir.modules import outside
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, STATE_DICT_HOOKS
-from fsdp_mlir.modules.names import names_in, namespace_in
+from fsdp_mlir.modules.names import hashed_in, names_in, namespace_in
 from fsdp_mlir.modules.place import OF_MODULES, is_library
-from fsdp_mlir.modules.python_state import Leaf, PythonState
+from fsdp_mlir.modules.python_state import OF_SET, Leaf, PythonState
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.support.numerics import numerics
 
@@ -162,6 +162,14 @@ def _environment() -> Iterator[str]:
             yield f"variable {name}={value}"
 
 
+def _is_unordered(path: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether the order of a set cannot matter: one of a library's module, of any module, or of the
+    names of what a pretrained model does not load."""
+    holder, _, name = path.partition("[")[0].rpartition(".")
+    librarys = holder in modules and is_library(type(modules[holder]))
+    return librarys or name in OF_MODULES or name.startswith("_keys_to_ignore")
+
+
 def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     modules = dict(model.named_modules())
     if isinstance(loss, nn.Module):
@@ -213,6 +221,12 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     for path, keys in sorted(state.orders.items()):
         if path in environment:
             continue
+        if path.endswith(OF_SET):
+            held = path.removesuffix(OF_SET)
+            if not _is_unordered(held, modules):
+                check_order(held, keys)
+                yield f"order {path} {keys}"
+            continue
         if path.rpartition(".")[2] not in _BY_ID and not any(key in path for key in _SKIPPED):
             yield f"order {path} {keys}"
     for found in outside.in_order(reached.functions):
@@ -231,6 +245,9 @@ def _model(model: nn.Module, loss: Any) -> Iterator[str]:
     for function in reached.functions:
         if not is_library(function) and (name := namespace_in(function.__code__)):
             raise Untold(f"'{function.__qualname__}' may read any name by '{name}'")
+        hashes = sys.flags.hash_randomization and not is_library(function)
+        if hashes and (how := hashed_in(function.__code__)):
+            raise Untold(f"'{function.__qualname__}' {how}{HASHED}")
     names = {name for function in reached.functions for name in names_in(function.__code__)}
     for name in sorted(names & _ASKED.keys()):
         yield f"call {name} {_ASKED[name]()}"

@@ -7,13 +7,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from fsdp_mlir.modules import memos, outside
-from fsdp_mlir.modules.containers import has_same_objects
+from fsdp_mlir.modules.containers import Ordered, has_same_objects, in_order
 from fsdp_mlir.modules.hooks import STATE_DICT_HOOKS
 from fsdp_mlir.modules.place import ABSENT, OF_MODULES, SCALARS, Place, built_in, slot_names
 
@@ -31,6 +32,8 @@ def shallow(value: Any) -> Any:
         return value
     if kind is deque:
         return deque(deque.__iter__(value), value.maxlen)
+    if kind is set:
+        return Ordered(set.__iter__(value))
     return dict(kind.items(value)) if issubclass(kind, dict) else kind(kind.__iter__(value))
 
 
@@ -56,11 +59,10 @@ def _is_exact(now: Any, before: Any) -> bool:
             return repr(now) == repr(before)
         return now is before or not isinstance(now, Tensor)
     of_before = built_in(type(before))
+    if kind in (set, frozenset):
+        one, other = in_order(now), in_order(before)
+        return all(map(is_, one, other)) or list(map(_typed, one)) == list(map(_typed, other))
     items, items_before = kind.__iter__(now), of_before.__iter__(before)
-    if kind in (set, frozenset):  # whose copies may have another order
-        return set(map(id, items)) == set(map(id, items_before)) or (
-            set(map(_typed, kind.__iter__(now))) == set(map(_typed, of_before.__iter__(before)))
-        )
     if not issubclass(kind, dict):
         return _are_exact(items, items_before)
     keys, keys_before = list(items), list(items_before)

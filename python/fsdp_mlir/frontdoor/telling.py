@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import marshal
+import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import (
     BuiltinFunctionType,
@@ -29,6 +30,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils.hooks import RemovableHandle
 
+from fsdp_mlir.modules import loggers
 from fsdp_mlir.modules.hooks import HOOKS
 from fsdp_mlir.modules.place import (
     ABSENT,
@@ -44,6 +46,7 @@ from fsdp_mlir.modules.place import (
 from fsdp_mlir.support.errors import CompileError
 
 _MAX_DEPTH = 60
+_OWN = (f"{__name__.rpartition('.')[0]}.", "_runtime")
 # Describing it must take less time than a capture.
 _MAX_ITEMS = 10_000
 _MOST_VALUES = 200_000
@@ -65,6 +68,17 @@ _OTHERS = (
 
 class Untold(CompileError):
     """Something that decides the step is known only by its identity."""
+
+
+HASHED = ", which may depend on hashes of strings: they differ unless PYTHONHASHSEED is set"
+
+
+def check_order(path: str, items: Iterable[str]) -> None:
+    """Untold for the order of a set that each process has for itself. `items` as by repr."""
+    found = list(items)
+    hashed = sys.flags.hash_randomization and any("'" in each or '"' in each for each in found)
+    if len(found) > 1 and hashed:
+        raise Untold(f"'{path}' is a set{HASHED}")
 
 
 class Teller:
@@ -100,6 +114,8 @@ class Teller:
             raise Untold(f"'{path}' holds too much, or is nested too deep")
         if isinstance(value, type):
             return self.class_(value, path)
+        if type(value).__module__.startswith(_OWN):  # a step, which a trainer holds
+            return name_of(type(value))
         if type(value) in SCALARS:
             return f"{type(value).__name__} {value!r}"
         if _is_compound(type(value)):
@@ -109,7 +125,8 @@ class Teller:
             text = base.__repr__(value)
             return f"{tell(type(value))} {text} {tell(getattr(value, '__dict__', None))}"
         if isinstance(value, Tensor):
-            return _tensor(value)
+            attributes = vars(value) if type(value) is Tensor else {}
+            return f"{_tensor(value)} {tell(attributes) if attributes else ''}"
         if isinstance(value, np.ndarray):
             if value.nbytes > _MAX_BYTES:
                 return self._refused(f"'{path}' holds an array of {value.nbytes} bytes", value)
@@ -143,7 +160,7 @@ class Teller:
         if isinstance(value, GENERATORS):
             return name_of(type(value))
         if isinstance(value, logging.Logger):
-            return f"logger {value.name}"
+            return f"logger {loggers.shown(value)}"
         if isinstance(value, RemovableHandle):
             hooks = value.hooks_dict_ref()
             where = self._hooks.get(id(hooks)) or tell(list((hooks or {}).values()))
@@ -201,8 +218,12 @@ class Teller:
         kind = built_in(type(value))
         if isinstance(value, dict):
             held += [f"{tell(key)}: {tell(item)}" for key, item in kind.items(value)]
-        elif isinstance(value, (set, frozenset)):  # which have no order to number what they hold
-            held += sorted(Teller({}).told(item, path) for item in value)
+        elif isinstance(value, (set, frozenset)):
+            if not self._lenient:
+                check_order(path, map(repr, kind.__iter__(value)))
+            # What the items of a library's hold cannot be numbered: their order may be another one.
+            told = [Teller({}).told(item, path) for item in kind.__iter__(value)]
+            held += sorted(told) if self._lenient else told
         elif isinstance(value, CONTAINERS):
             held += [tell(item) for item in kind.__iter__(value)]
         slots = _slots(type(value))

@@ -475,10 +475,15 @@ def _is_deep(value: Any) -> bool:
         if type(value) not in CONTAINERS:  # a subclass, which may have attributes
             return True
         items = [*kind.__iter__(value), *(kind.values(value) if issubclass(kind, dict) else ())]
-        return any(type(item) not in SCALARS and not isinstance(item, Tensor) for item in items)
+        return any(
+            type(item) not in SCALARS and (type(item) is Tensor or not isinstance(item, Tensor))
+            for item in items
+        )
     if isinstance(value, SCALARS):  # such as the member of an enumeration
         return type(value) not in SCALARS
-    return not isinstance(value, (Tensor, type, nn.Module)) and not callable(value)
+    if isinstance(value, Tensor):  # with the attributes that code has set on it
+        return type(value) is Tensor
+    return not isinstance(value, (type, nn.Module)) and not callable(value)
 
 
 def _is_settings(value: Any, depth: int = 2) -> bool:

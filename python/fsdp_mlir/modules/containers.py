@@ -15,6 +15,21 @@ from fsdp_mlir.modules.place import ABSENT, SCALARS, built_in
 _LONG = 1000  # items of a table
 
 
+class Ordered(set[Any]):
+    """A copy of a set, and the order of the items in that, which a copy does not have."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.order = list(items)
+        super().__init__(self.order)
+
+
+def in_order(items: Any) -> list[Any]:
+    """The items of a set, or of the one that was copied."""
+    if isinstance(items, Ordered):
+        return items.order
+    return list(built_in(type(items)).__iter__(items))
+
+
 def has_same_objects(container: Any, content: Any) -> bool:
     """Whether a container has the same objects in the same order as another one, or a copy."""
     kind, of_content = built_in(type(container)), built_in(type(content))
@@ -22,9 +37,9 @@ def has_same_objects(container: Any, content: Any) -> bool:
         return False
     if kind.__len__(container) != of_content.__len__(content):
         return False
-    mine, others = kind.__iter__(container), of_content.__iter__(content)
     if kind in (set, frozenset):
-        return set(map(id, mine)) == set(map(id, others))
+        return all(map(is_, in_order(container), in_order(content)))
+    mine, others = kind.__iter__(container), of_content.__iter__(content)
     return all(map(is_, mine, others)) and (
         not issubclass(kind, dict)
         or all(map(is_, kind.values(container), of_content.values(content)))
@@ -55,7 +70,7 @@ def copied(container: Any, kind: Any) -> Any:
         return dict(kind.items(container))
     if kind is deque:
         return deque(deque.__iter__(container), container.maxlen)
-    return kind(kind.__iter__(container))
+    return Ordered(set.__iter__(container)) if kind is set else kind(kind.__iter__(container))
 
 
 def changed(old: dict[Any, Any], new: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
@@ -81,8 +96,8 @@ def item_at(items: Any, index: int, default: Any) -> Any:
 def digest_of(content: Any) -> str:
     """Of which objects a copy of a container holds."""
     held = [*content, *content.values()] if isinstance(content, dict) else content
-    ids = sorted(map(id, held)) if isinstance(content, set) else list(map(id, held))
-    return digest(np.array(ids, np.int64).tobytes())
+    held = in_order(held) if isinstance(held, set) else held
+    return digest(np.array(list(map(id, held)), np.int64).tobytes())
 
 
 def digest(data: bytes) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_mlir.modules.containers import has_same_objects
+from fsdp_mlir.modules.containers import has_same_objects, in_order
 from fsdp_mlir.modules.place import ABSENT, SCALARS, built_in, has_own_attributes, slot_names
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.support.layouts import placeholder
@@ -410,7 +410,7 @@ def refill(container: Any, content: Any) -> None:
     elif isinstance(container, set):
         if set(set.__iter__(container)) != content:
             set.clear(container)
-            set.update(container, content)
+            set.update(container, in_order(content))
     elif not same_items(container, content):
         kind.clear(container)
         kind.extend(container, content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from itertools import pairwise
 from operator import attrgetter, methodcaller
@@ -102,6 +103,29 @@ def namespace_in(code: CodeType) -> str | None:
             return name
     given = (("sys", "modules"), *(("builtins", name) for name in sorted(_NAMESPACES)))
     return next((".".join(chain) for chain in given if chain in found), None)
+
+
+def hashed_in(code: CodeType) -> str:
+    """How a function may depend on the hashes of strings, which each process has for itself: by
+    asking for them, or by the order of a set. Empty if it does not."""
+    before = None
+    for instruction in decoded(code):
+        operation, named = instruction.opname, instruction.argval
+        if operation in ("LOAD_GLOBAL", "LOAD_NAME") and named in ("hash", "set", "frozenset"):
+            return f"calls {named}()"
+        if operation in ("BUILD_SET", "SET_ADD"):
+            return "makes a set"
+        if operation == "GET_ITER" and isinstance(before, frozenset) and not _are_numbers(before):
+            return "goes through a set"
+        before = named
+    return next(
+        (how for each in code.co_consts if isinstance(each, CodeType) if (how := hashed_in(each))),
+        "",
+    )
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
 
 
 def texts_in(code: CodeType) -> set[str]:

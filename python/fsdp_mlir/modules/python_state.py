@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import io
+import logging
 import os
 import weakref
 from collections import Counter
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsdp_mlir.modules import in_place, memos
+from fsdp_mlir.modules import in_place, loggers, memos
 from fsdp_mlir.modules.containers import (
     changed,
     copied,
@@ -69,6 +70,8 @@ _MAX_SHARED = 1000  # elements of a container that no module of the model holds
 _MAX_COPIED = 1 << 17  # of such a one that is put back
 
 
+OF_SET = "{}"  # the end of the paths of the orders of sets
+
 # What an RNN keeps of its parameters, anew where FSDP2 puts others in their place.
 _OF_RNNS = "_flat_weights", "_flat_weight_refs"
 
@@ -88,7 +91,7 @@ class PythonState:
     takes to restore the containers. Objects that are compared by identity are kept alive."""
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
-    orders: dict[str, list[str]] = field(default_factory=dict)  # of the items of dicts
+    orders: dict[str, list[str]] = field(default_factory=dict)  # of the items of dicts and sets
     _contents: list[tuple[Any, Any]] = field(default_factory=list)  # container, shallow copy
     _seen: dict[int, Any] = field(default_factory=dict)
     _outside: list[tuple[Place, Any]] = field(default_factory=list)  # with its value
@@ -235,7 +238,10 @@ class PythonState:
             path
             for path in paths
             if self.leaves.get(path) != after.leaves.get(path)
-            or is_other_order(self.orders.get(path, []), after.orders.get(path, []))
+            or any(
+                is_other_order(self.orders.get(each, []), after.orders.get(each, []))
+                for each in (path, f"{path}{OF_SET}")
+            )
         ]
 
     def is_as(self, other: PythonState) -> bool:
@@ -394,6 +400,8 @@ class PythonState:
                         self._add(f"{prefix}{member}", value[member], 1)
                         continue
                     self.leaves[f"{prefix}{member}"] = ("member", value[member] is None)
+                    if name == "_buffers" and _has_attributes(value[member]):
+                        self._add_attributes(f"{prefix}{member}", value[member], 1)
                     if name == "_parameters" and not is_own:
                         self._keep_data(f"{prefix}{member}", value[member])
             elif is_own or name not in _OF_RNNS or not isinstance(module, nn.RNNBase):
@@ -409,7 +417,11 @@ class PythonState:
         elif isinstance(value, SCALARS):
             self._add_scalar(path, value, depth)
         elif isinstance(value, Tensor):
-            self._identify(path, "tensor", value)
+            self._add_tensor(path, value, depth)
+        elif isinstance(value, logging.Logger):
+            self._identify(path, "object", value)
+            self._by_value = True
+            self.leaves[f"{path}.level"] = ("value", loggers.shown(value))
         elif isinstance(value, np.ndarray):
             self._by_value = True
             self._keep(value)
@@ -494,7 +506,9 @@ class PythonState:
                     self._add(f"{path}.keys()[{index}]", key, depth + 1)
                 self._add(self._unused(path + name), member, depth + 1)
         elif kind in (set, frozenset):
+            members = self.orders[f"{path}{OF_SET}"] = []
             for member in kind.__iter__(value):
+                members.append(repr(member))
                 self._add(self._unused(f"{path}{{{member!r}}}"), member, depth + 1)
         else:
             first = -kind.__len__(value) if self._from_end else 0
@@ -514,6 +528,13 @@ class PythonState:
             # Of a member of an enumeration, what Python itself keeps there does not count.
             if not isinstance(value, enum.Enum) or name == "_value_" or name[:1] != "_":
                 self._add(f"{path}.{name}", member, depth + 1)
+
+    def _add_tensor(self, path: str, value: Tensor, depth: int) -> None:
+        """With the attributes that code has set on it."""
+        is_known = id(value) in self._seen
+        self._identify(path, "tensor", value)
+        if type(value) is Tensor and not is_known:
+            self._add_attributes(path, value, depth)
 
     def _unused(self, path: str) -> str:
         """Objects may have the same text."""
@@ -535,6 +556,11 @@ class PythonState:
 def shown(path: str) -> str:
     """As a message has it: keys may be long."""
     return path if len(path) <= 120 else f"{path[:70]}…{path[-49:]}"
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether it is a tensor with attributes that code has set."""
+    return type(value) is Tensor and bool(vars(value))
 
 
 def _closed(memo: Any) -> CaptureError:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.hooks import HOOKS
+from fsdp_mlir.modules.loggers import levels
 from fsdp_mlir.modules.memos import Memo
 from fsdp_mlir.modules.names import (
     DYNAMIC,
@@ -241,7 +242,9 @@ class Search:
         elif isinstance(value, BuiltinMethodType):  # such as that of a list
             if isinstance(value.__self__, DATA) or is_taken_from(value.__self__):
                 self._add({"__self__": value.__self__}, "__self__", f"{label}.__self__")
-        elif not isinstance(value, logging.Logger):
+        elif isinstance(value, logging.Logger):
+            self._by_key |= {place.key: place for place in levels(label, value)}
+        else:
             self._add_attributes(label, value)
 
     def _reach(self, label: str, module: nn.Module) -> None:

@@ -311,7 +311,9 @@ def tensors(batch: Batch) -> list[Tensor]:
 
 
 def _form_of_tensor(value: Tensor) -> tuple[Any, ...]:
-    return str(value.dtype), tuple(value.shape), _strides(value), value.requires_grad
+    form = str(value.dtype), tuple(value.shape), _strides(value), value.requires_grad
+    attributes = vars(value) if type(value) is Tensor else {}
+    return (*form, *sorted(attributes))  # which code may ask for
 
 
 def _strides(value: Tensor) -> Strides | None:

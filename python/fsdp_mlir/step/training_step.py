@@ -396,8 +396,9 @@ def example_inputs(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Tens
                 )
             if value.layout != torch.strided:
                 raise located(source_of(model), f"input '{name}': expected a dense tensor")
-            if value.requires_grad:
-                raise located(source_of(model), f"input '{name}' requires grad: expected data")
+            if value.requires_grad or isinstance(value, nn.Parameter):
+                why = "requires grad" if value.requires_grad else "is a parameter"
+                raise located(source_of(model), f"input '{name}' {why}: expected data")
             if name in inputs:
                 raise located(source_of(model), f"input '{name}' has a name that another one has")
             inputs[name] = value

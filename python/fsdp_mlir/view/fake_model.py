@@ -42,5 +42,11 @@ class FakeModel:
                 placeholder(example, expanded=False, device=device)
                 for example in view.inputs.values()
             ]
+        examples = zip(self.inputs, view.inputs.items(), strict=True)
+        # Stand-ins of inputs and buffers, by their ids, with what they stand for.
+        self.others = {id(x): (f"input '{name}'", example) for x, (name, example) in examples} | {
+            id(x): (f"buffer '{state.name}'", state.tensor)
+            for x, state in zip(self.buffers, view.buffers, strict=True)
+        }
         names = [state.name for state in view.states]
         self.slots = view.slots(dict(zip(names, (*self.params, *self.buffers), strict=True)))

@@ -10,7 +10,7 @@ output comes by until those of its inputs have been made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
@@ -72,10 +72,10 @@ class Gathered:
         for slots, attribute, _, sharded, _ in self._slots.get(unit, ()):
             slots[attribute] = sharded
 
-    def guarded(self) -> AbstractContextManager[None]:
+    def guarded(self, others: Mapping[int, tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """In the body, which is recorded, code asks nothing of a parameter that these tensors do
-        not know."""
-        return guarded(self.names, self._wholes)
+        not know, nor of `others` (FakeModel.others)."""
+        return guarded(self.names, self._wholes, others)
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:
