@@ -128,7 +128,8 @@ def page(outcomes: list[Outcome]) -> str:
         "Architectures of `transformers` and `torchvision` in tiny configurations, trained here",
         f"and with FSDP2 for {STEPS} steps on {WORLD} ranks, a unit for each module of the longest",
         "list. *Equal*: every loss, parameter and buffer has the same bits. *Refused*: capture or",
-        "`fsdp-opt` stops with the message.",
+        "`fsdp-opt` stops with the message. Branches on data go the way of the example, and a step",
+        "that would go another way stops.",
         "",
         f"{len(outcomes)} architectures: {counts['equal']} equal, {counts['refused']} refused, "
         f"{counts['different']} different, {counts['not with FSDP2']} that FSDP2 itself fails on.",
