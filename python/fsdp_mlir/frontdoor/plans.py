@@ -244,7 +244,7 @@ class Plans:
         def bind() -> None:
             made.captured.others.gather()
             if not made.bind():
-                raise NoPlan("a parameter or a buffer is not what the plan expects")
+                raise NoPlan(f"{made.bound.misfit} is not what the plan expects")
 
         self.together(bind, lambda _: "")
 

@@ -286,6 +286,7 @@ class Bound:
         self.trained = trained
         self._optimizer = optimizer
         self.given_for: object = None  # which of the calls with the plan has its names in place
+        self.misfit = ""  # what `tensors` has found last that does not fit
         self._buffers: dict[int, tuple[Tensor, _Placed]] = {}
         self._states: dict[int, dict[str, tuple[Tensor, _Placed]]] = {}
         self._names = [entry["name"] for entry in session.buffers]
@@ -315,10 +316,12 @@ class Bound:
         tensor from before keeps its values."""
         # State that only the session has would stay with other parameters.
         may = self._optimizer is not None
+        self.misfit = "a parameter"
         if not self.trained.has(self._order) and not (may and self.trained.arrange(self._order)):
             return False
         for index, (name, slot) in enumerate(zip(self._names, self._slots, strict=True)):
             tensor = constants[name] if slot is None else slot[0].get(slot[1])
+            self.misfit = f"buffer '{name}'"
             if tensor is None or tensor.requires_grad:
                 return False
             if name in assigned and slot is not None and not tensor.is_meta:
@@ -328,6 +331,10 @@ class Bound:
             if tensor.numel() > 0 and tensor.data_ptr() == 0:  # to be gathered (modules/others.py)
                 continue
             own = self._session.buffer(index)
+            self.misfit = (
+                f"'{name}', a {tensor.dtype} of shape {list(tensor.shape)} and strides "
+                f"{list(tensor.stride())} on {tensor.device.type},"
+            )
             fits = (
                 tensor.device.type == "cpu"
                 and (tensor.dtype, tensor.shape) == (own.dtype, own.shape)
