@@ -109,12 +109,20 @@ def test_returned(compute_loss: Callable[..., Any]) -> None:
     assert lines == []
 
 
-@pytest.mark.parametrize("compute_loss", [kept, in_the_loss, as_text, as_an_index])
-def test_used_otherwise(compute_loss: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("compute_loss", "text"),
+    [
+        (kept, "test_items.HISTORY[4]' in one step and elsewhere in the next"),
+        (in_the_loss, "depends on the data"),
+        (as_text, "depends on the data"),
+        (as_an_index, "depends on the data"),
+    ],
+)
+def test_used_otherwise(compute_loss: Callable[..., Any], text: str) -> None:
     """Runs as FSDP2 does, after a line that names the place."""
     (want, _), (got, lines) = (_results(compute_loss, compiled=each) for each in (False, True))
     assert _plain(got) == _plain(want)
-    assert len(lines) == 1 and "test_items.py:" in lines[0] and "depends on the data" in lines[0]
+    assert len(lines) == 1 and "test_items." in lines[0] and text in lines[0]
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["returns", "leaves"])

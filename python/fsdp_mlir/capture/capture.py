@@ -143,14 +143,12 @@ def _proven(asked: Asked) -> proof.Checked:
             return proof.check(record(FakeModel(ModelView.of(asked))))
         except OtherwiseError as error:
             guessed += 1
-            if asked.assume is None or guessed == _MOST_GUESSES:
+            assume = [*(asked.assume or ((), ()))]
+            is_guess = len(error.known) > len(assume[error.evaluating])
+            if not is_guess or guessed == _MOST_GUESSES:
                 raise
-            training, evaluation = asked.assume
-            if error.evaluating:
-                evaluation = error.known
-            else:
-                training = error.known
-            asked = replace(asked, assume=(training, evaluation))
+            assume[error.evaluating] = error.known
+            asked = replace(asked, assume=tuple(assume))
         except Revised:
             if asked.others is None or not asked.others.initialise():
                 revised += 1

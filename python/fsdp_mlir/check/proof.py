@@ -47,7 +47,11 @@ from fsdp_mlir.view.model_view import ModelView, check_shared_memory
 _Difference = tuple[tuple[str, int] | None, str]
 
 # What is compared by identity, in a message.
-_LEAVES = {"tensor": "a tensor", **dict.fromkeys(("object", "held", "type"), "an object")}
+_LEAVES = {
+    "tensor": "a tensor",
+    "number": "a number",
+    **dict.fromkeys(("object", "held", "type"), "an object"),
+}
 
 # What tells that a step changes it each time.
 _BY_VALUE = {"value", "items"}
@@ -278,7 +282,8 @@ def _check_counters(
     """CaptureError for Python values that every step changes, such as a count of calls."""
     for path in first.changes(second):
         leaves = [state.leaves.get(path, ("none", "nothing")) for state in (before, first, second)]
-        if _BY_VALUE.isdisjoint(kind for kind, _ in leaves[1:]):
+        forms = [state.numbers()[path].form for state in (first, second) if path in state.numbers()]
+        if _BY_VALUE.isdisjoint(kind for kind, _ in leaves[1:]) and len({*forms}) < 2:
             continue
         shown = [_LEAVES.get(kind, str(value)) for kind, value in leaves]
         error = located(
@@ -311,12 +316,13 @@ def _not_put(
     """What a step leaves and `left` does not put in place: what the next step keeps, and what it
     makes anew."""
     try:
-        for put in left:
-            put()
+        with suppress(ArithmeticError, ValueError):  # of numbers of no step
+            for put in left:
+                put()
         missed = PythonState.of(view.model, view.step.loss).changes(after)
     finally:
         before.restore()
-    put_tensors, old, new = tensors_of(left), before.tensors(), after.tensors()
+    put_tensors, old, new = tensors_of(left), before.tensors(), after.tensors() | after.numbers()
     missed = [
         path
         for path in missed
@@ -331,7 +337,7 @@ def _not_put(
 def _check_steady(view: ModelView, first: PythonState, second: PythonState) -> None:
     """CaptureError if a step leaves its tensors elsewhere than the one before it, as in a list that
     grows."""
-    old, new = first.tensors(), second.tensors()
+    old, new = ({**state.tensors(), **state.numbers()} for state in (first, second))
     there = set(map(id, old.values()))
     for path in first.changes(second):
         if path in new and (path not in old or id(new[path]) in there):

@@ -164,8 +164,8 @@ class Compiled:
             return self.unchanged.moved()
 
     def assumes(self, *, evaluation: bool) -> bool:
-        """Whether it assumes what decides a branch."""
-        return self.captured.assumption.of(evaluation=evaluation) is not None
+        """Whether it assumes what decides a branch, here or on another rank."""
+        return self.captured.assumption.anywhere[evaluation]
 
     def undoing(self) -> Callable[[], None]:
         """Before it runs: what puts back what it writes, but for gradients, and what it draws."""
@@ -186,7 +186,8 @@ class Compiled:
         """The truth values of the last run, with one that it did not have where it was captured as
         the last; empty if they are as it assumes."""
         assumed = self.captured.assumption.of(evaluation=evaluation)
-        assert assumed is not None
+        if assumed is None:
+            return []
         now = assumed.now(self.captured.numbers.of(self._next[0]))
         return [] if now == assumed.outcomes else now
 

@@ -155,7 +155,7 @@ class PlanCache:
         if captured.left or captured.unsettled or captured.followed.writes:
             self.warn("forward changes what the model keeps in Python")
             return
-        if any(captured.assumption.of(evaluation=mode) for mode in (False, True)):
+        if any(captured.assumption.anywhere):
             self.warn("what it computes decides a branch")
             return
         if captured.others.called:

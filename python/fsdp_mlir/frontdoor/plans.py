@@ -348,18 +348,20 @@ class Plans:
 
         def make() -> tuple[Captured, Fingerprint]:
             made = recipe.capture(folder, values)
-            if request.updates and made[0].assumption.of(evaluation=False):
+            if request.updates and made[0].assumption.here[0]:
                 raise AssumesError("what the step computes decides a branch")
             return made
 
-        (captured, fingerprint), unsettled = self.together(
+        (captured, fingerprint), told = self.together(
             make,
-            lambda made: "unsettled" if made[0].unsettled else "",
+            lambda made: json.dumps([made[0].unsettled, *made[0].assumption.here]),
             _COMPILE_SECONDS,
         )
         if self._cache is not None:
             self._cache.imported |= sys.modules.keys() - loaded
-        captured = replace(captured, unsettled=any(unsettled))
+        unsettled, *assumes = (any(each) for each in zip(*map(json.loads, told), strict=True))
+        assumption = replace(captured.assumption, anywhere=tuple(assumes))
+        captured = replace(captured, unsettled=unsettled, assumption=assumption)
         digests = self._meeting.exchange(captured.digest, EXCHANGE_SECONDS)
         makers = [digests.index(digest) for digest in digests]
 

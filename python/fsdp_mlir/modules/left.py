@@ -42,43 +42,92 @@ _Last = tuple[Any, Parts]
 Lasts = dict[tuple[int, Any], _Last]
 
 
+class Calculated:
+    """What stands for a number that each step calculates from the elements of `tensors`."""
+
+    tensors: list[Tensor]
+
+    @property
+    def form(self) -> str:
+        """How; empty if from something else, too."""
+        raise NotImplementedError
+
+    def calculated(self, elements: Sequence[Any]) -> Any:
+        """The number."""
+        raise NotImplementedError
+
+
+class _Number:
+    """In the place of a number while what steps leave is compared."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "a number of the step"
+
+
+# A tensor that a step makes, or what stands for a number.
+Made = Tensor | Calculated
+
+
 class Slots:
-    """For each tensor that a step makes and leaves in Python, a tensor from outside the step, into
-    which the step copies it. `recorded` are the tensors of the first recording, and `paths` where
-    they are (PythonState, with items of lists from the end, since forward may append them)."""
+    """For each tensor that a step makes and leaves in Python, and for those of each number, a
+    tensor from outside the step, into which the step copies it. `recorded` are those of the first
+    recording, and `paths` where they are (PythonState, with items of lists from the end, since
+    forward may append them)."""
 
     def __init__(self) -> None:
         self.paths: list[str] | None = None
-        self.recorded: list[Tensor] = []
-        self.tensors: list[Tensor] = []
+        self.recorded: list[Made] = []
+        self.of_each: list[list[Tensor]] = []
+        self.taken: list[Made] = []  # by the last call
 
-    def take(self, state: Callable[[], Mapping[str, Tensor]], own: Collection[int]) -> None:
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for tensors in self.of_each for tensor in tensors]
+
+    def take(self, state: Callable[[], Mapping[str, Made]], own: Collection[int]) -> None:
         """Copies the tensors that are there now, by their paths. The first call is that of the
         first recording; CaptureError if later ones find other forms. Memory of the model's `own`
         parameters and buffers is not copied: it is shared."""
+        self.taken = []
         if self.paths == []:
             return
         now = state()
         if self.paths is None:
-            made = {
-                id(each): path
-                for path, each in now.items()
-                if _is_made(each) and each.untyped_storage()._cdata not in own
-            }
+            made = {id(each): path for path, each in now.items() if _is_made(each, own)}
             self.paths = list(made.values())
             self.recorded = [now[path] for path in self.paths]
             with _disable_current_modes():
-                self.tensors = [placeholder(each).zero_() for each in self.recorded]
-        for path, slot in zip(self.paths, self.tensors, strict=True):
-            tensor = now.get(path)
-            if tensor is None or (tensor.shape, tensor.dtype) != (slot.shape, slot.dtype):
-                raise CaptureError(f"the tensor that forward leaves at '{path}' varies")
-            slot.copy_(tensor.detach())
+                self.of_each = [[placeholder(x).fill_(1) for x in _of(m)] for m in self.recorded]
+        for path, recorded, slots in zip(self.paths, self.recorded, self.of_each, strict=True):
+            made_now = now.get(path)
+            if made_now is None or not _is_alike(made_now, recorded):
+                raise CaptureError(f"what forward leaves at '{path}' varies")
+            self.taken.append(made_now)
+            for slot, tensor in zip(slots, _of(made_now), strict=True):
+                slot.copy_(tensor.detach())
 
 
-def _is_made(tensor: Tensor) -> bool:
+def _of(made: Made) -> list[Tensor]:
+    return made.tensors if isinstance(made, Calculated) else [made]
+
+
+def _is_alike(made: Made, recorded: Made) -> bool:
+    """Whether they have one form."""
+    form, other = ([(x.shape, x.dtype) for x in _of(each)] for each in (made, recorded))
+    if isinstance(made, Calculated) and isinstance(recorded, Calculated):
+        return form == other and made.form == recorded.form
+    return form == other and not isinstance(made, Calculated)
+
+
+def _is_made(tensor: Made, own: Collection[int]) -> bool:
     """Whether it is a recorded one that may be copied to a slot: of no subclass, such as DTensor,
     and no parameter, as in the list of an RNN's weights."""
+    if isinstance(tensor, Calculated):
+        return bool(tensor.form)
+    if tensor.untyped_storage()._cdata in own:
+        return False
     is_plain = type(tensor) is FakeTensor and not isinstance(tensor, nn.Parameter)
     return is_plain and tensor.layout == torch.strided
 
@@ -88,22 +137,34 @@ class Copies:
     call begins the next step: it copies the slots."""
 
     def __init__(self, slots: Slots) -> None:
-        self._recorded, self._slots = slots.recorded, slots.tensors
+        self._recorded, self._slots = slots.recorded, slots.of_each
+        self._stands = [
+            _Number() if isinstance(each, Calculated) else tensors[0]
+            for each, tensors in zip(self._recorded, self._slots, strict=True)
+        ]
         self._made: dict[int, Any] = {}
 
     def __call__(self) -> None:
-        self._begin([slot.clone() for slot in self._slots])
+        self._begin(
+            [
+                each.calculated([slot.item() for slot in slots])
+                if isinstance(each, Calculated)
+                else slots[0].clone()
+                for each, slots in zip(self._recorded, self._slots, strict=True)
+            ]
+        )
 
     def of_slots(self) -> None:
-        """The same with the slots themselves, which stay from step to step."""
-        self._begin(self._slots)
+        """The same with the slots themselves, and what stands for numbers: they stay from step to
+        step."""
+        self._begin(self._stands)
 
-    def _begin(self, tensors: Sequence[Tensor]) -> None:
-        self._made = {id(a): b for a, b in zip(self._recorded, tensors, strict=True)}
+    def _begin(self, made: Sequence[Any]) -> None:
+        self._made = {id(a): b for a, b in zip(self._recorded, made, strict=True)}
 
     @property
     def known(self) -> set[int]:
-        """The ids of the tensors of the recording."""
+        """The ids of what the recording has made."""
         return set(map(id, self._recorded))
 
     def can(self, value: Any) -> bool:
@@ -112,7 +173,7 @@ class Copies:
         if not self.holds(value):
             return True
         kind, own = built_in(type(value)), type(value)
-        if isinstance(value, Tensor):
+        if isinstance(value, (Tensor, Calculated)):
             return True
         if kind in (set, frozenset) or (kind is tuple and not _is_plain_tuple(value)):
             return False
@@ -127,7 +188,7 @@ class Copies:
 
     def inside(self, value: Any, depth: int = 0) -> Iterator[int]:
         """The ids of such tensors."""
-        if isinstance(value, Tensor):
+        if isinstance(value, (Tensor, Calculated)):
             yield from (id(each) for each in self._recorded if each is value)
         elif not isinstance(value, SCALARS) and depth < MAX_DEPTH:
             for item in _members(value):
@@ -321,13 +382,14 @@ class Leaving:
     def compared(self, left: Sequence[Left]) -> Iterator[None]:
         """In the body, the slots are in place of the copies that a step has left, unless something
         else has been put there since: a comparison finds the same objects after each step. They are
-        also in place of None, if the step was captured with None in the same places."""
+        also in place of None and plain values, if the step was captured with these there."""
         put: list[tuple[MadePlace, _Last]] = []
         for each in left:
             last = self._lasts.get(each.key) if isinstance(each, MadePlace) else None
             if last is not None and each.has(last):  # type: ignore[attr-defined]
                 put.append((each, last))  # type: ignore[arg-type]
-        empty = self._empty(left)
+        has_last = {id(each) for each, _ in put}
+        empty = self._empty([each for each in left if id(each) not in has_last])
         if frozenset(empty) in self._proven:
             put += [(each, (value, [])) for each, value in empty.values()]
         for copies in {id(each.copies): each.copies for each, _ in put}.values():
@@ -341,19 +403,21 @@ class Leaving:
                 each.put(last[0])
 
     def _empty(self, left: Sequence[Left]) -> dict[Any, tuple[MadePlace, Any]]:
-        """The places with None or nothing in them, by what tells them apart."""
+        """The places with a plain value or nothing in them, by what tells them apart."""
         places = [each for each in left if isinstance(each, MadePlace)]
         values = [(each, each.get()) for each in places]
         return {
-            (each.key, value is None): (each, value)
+            (each.key, type(value), repr(value)): (each, value)
             for each, value in values
-            if value is None or value is ABSENT
+            if value is ABSENT or type(value) in SCALARS
         }
 
 
 def is_left(value: Any, known: Collection[int], depth: int = 0) -> bool:
     """Whether a step that computes nothing in Python leaves the same: a plain value, or what was
     there before, whose ids are `known`. A tensor that the step has made is not."""
+    if isinstance(value, Calculated):
+        return id(value) in known
     if value is ABSENT or isinstance(value, (*SCALARS, np.ndarray)) or id(value) in known:
         return True
     if depth == MAX_DEPTH:

@@ -33,6 +33,7 @@ from fsdp_mlir.modules.containers import (
 )
 from fsdp_mlir.modules.left import (
     MAX_DEPTH,
+    Calculated,
     Copies,
     Left,
     Placing,
@@ -80,7 +81,8 @@ class _TooMuchError(Exception):
     pass
 
 
-# How a leaf compares: by value, as a tensor by identity, as any other object by identity. Those of
+# How a leaf compares: by value, as a tensor by identity, as what stands for a number, as any other
+# object by identity. Those of
 # this process alone are "held", what is no data, and "items", the objects of a long container.
 Leaf = tuple[str, Any]
 
@@ -357,6 +359,14 @@ class PythonState:
             if kind == "tensor"
         }
 
+    def numbers(self) -> dict[str, Calculated]:
+        """What stands for numbers, by its paths."""
+        return {
+            path: self._seen[value]
+            for path, (kind, value) in self.leaves.items()
+            if kind == "number"
+        }
+
     def _add_place(self, place: Place) -> None:
         value = place.value()
         if place.owner is vars(os.environ):
@@ -410,6 +420,9 @@ class PythonState:
     def _add(self, path: str, value: Any, depth: int) -> None:
         if self._most is not None and len(self.leaves) >= self._most:
             raise _TooMuchError
+        if isinstance(value, Calculated):
+            self._identify(path, "number", value)
+            return
         value = opened(value)
         kind = built_in(type(value))
         if self._most is not None and _is_costly(value):

@@ -69,8 +69,7 @@ class Assumed:
         return outcome
 
     def replayed(self, item: Item) -> bool:
-        """The same while the step runs eagerly. OtherwiseError if it is another one, or the error
-        of the recording if this is no guess."""
+        """The same while the step runs eagerly. OtherwiseError if it is another one."""
         index = len(self._items)
         if index == len(self.outcomes):
             raise CaptureError("the step reads more of what it computes than while it is recorded")
@@ -87,11 +86,8 @@ class Assumed:
             raise self._otherwise(len(self.outcomes) - 1)
 
     def _otherwise(self, index: int) -> CaptureError:
-        error = self.errors[index]
-        if index < len(self._known):
-            return error
         known = [*self.outcomes[:index], not self.outcomes[index]]
-        return OtherwiseError(error, known, evaluating=self._evaluating)
+        return OtherwiseError(self.errors[index], known, evaluating=self._evaluating)
 
     def take(self, error: Callable[[str], Exception], given: Mapping[str, Any]) -> None:
         """At the end of forward, as Outputs.take."""
@@ -151,13 +147,20 @@ def _assert(item: Item, outcome: bool) -> None:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a captured step assumes in training and in evaluation, and the buffers and constants
-    that it writes."""
+    """What a captured step assumes in training and in evaluation, the buffers and constants that it
+    writes, and whether the step of any rank assumes something."""
 
     modes: tuple[Assumed, ...] = ()
     written: frozenset[str] = frozenset()
+    anywhere: tuple[bool, bool] = (False, False)
 
     def of(self, *, evaluation: bool) -> Assumed | None:
         """What it assumes in one mode, if it does."""
         assumed = self.modes[evaluation] if self.modes else None
         return assumed if assumed is not None and assumed.outcomes else None
+
+    @property
+    def here(self) -> tuple[bool, bool]:
+        """Whether it does in each mode."""
+        training, evaluation = (self.of(evaluation=each) is not None for each in (False, True))
+        return training, evaluation

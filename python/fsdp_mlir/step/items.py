@@ -4,13 +4,13 @@ While a step is recorded, `Tensor.item` gives an `Item` where the number depends
 computes: it stands for a number of each step. Arithmetic with it is repeated after each step. Its
 truth value, such as that of a comparison, is what the step assumes (assumed.py), if it may assume
 something. Whatever else code does with it is the CaptureError that `item` would have been. So is an
-Item that is still kept when forward has ended.
+Item that is kept when the step has ended, but where a step may leave tensors (modules/left.py).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fsdp_mlir.modules.left import Calculated
 from fsdp_mlir.step.formulas import (
     Formula,
     Symbol,
@@ -62,7 +63,7 @@ class _Run:
     made: list[ref[Item]] = field(default_factory=list)
 
 
-class Item(Symbol):
+class Item(Symbol, Calculated):
     """A number of each step: `formula` over the numbers of `tensors`."""
 
     rank = 1
@@ -92,6 +93,13 @@ class Item(Symbol):
         """What it is for tensors of one, and of `for_bool`."""
         ones = {index: _one(x.dtype, for_bool) for index, x in enumerate(self.tensors)}
         return value_of(self.formula, ones | self.given)
+
+    @property
+    def form(self) -> str:
+        return "" if self.given else repr(self.formula)
+
+    def calculated(self, elements: Sequence[Any]) -> Any:
+        return value_of(self.formula, dict(enumerate(elements)))
 
     def refused(self) -> CaptureError:
         return self.error
@@ -140,6 +148,9 @@ def _one(dtype: torch.dtype, for_bool: bool) -> Any:
     return for_bool if dtype == torch.bool else 1
 
 
+_USED = "a number that is computed in one step is used in the next, or in backward"
+
+
 def is_item(value: Any) -> bool:
     return type(value) is Item
 
@@ -157,9 +168,9 @@ def _giving(
         yield
 
 
-def _check_gone(made: list[ref[Item]]) -> None:
+def _check_gone(made: list[ref[Item]], but: Collection[int] = ()) -> None:
     for each in made:
-        if (kept := each()) is not None:
+        if (kept := each()) is not None and id(kept) not in but:
             raise kept.error
 
 
@@ -178,11 +189,12 @@ class Items:
         # By the places of reads, in the order of the reads there: what calls without data make is
         # read elsewhere.
         self._gives: dict[_Where, list[bool]] = {}
+        self._kept: list[ref[Item]] = []
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """In the body, which records the step. The error of an Item that is still there at its
-        end."""
+    def recorded(self, *, may_keep: bool) -> Iterator[None]:
+        """In the body, which records the step. The error of an Item that is still there at its end,
+        unless one `may_keep` it until `ended`."""
         run = self._begin(records=True)
         self._gives = {}
 
@@ -213,7 +225,16 @@ class Items:
             except Exception:
                 self._failed()
                 raise
-        _check_gone(run.made)
+        run.decide = None
+        self._kept = run.made
+        if not may_keep:
+            self.ended([])
+
+    def ended(self, left: Sequence[Any]) -> None:
+        """The step has ended. The error of an Item that is still there and not among what it has
+        `left` in Python."""
+        kept, self._kept = self._kept, []
+        _check_gone(kept, set(map(id, left)))
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
@@ -224,10 +245,11 @@ class Items:
         def give(read: Callable[[Tensor], Any], tensor: Tensor, where: _Where) -> Any:
             if not next(gives.get(where, iter(())), False):
                 return read(tensor)
-            return _item(tensor, CaptureError("a number is used"), run)
+            return _item(tensor, CaptureError(_USED), run)
 
         with self._given_by(give):
             yield
+        run.decide = None
 
     def _failed(self) -> None:
         if self._decides is not None:

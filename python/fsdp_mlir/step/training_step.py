@@ -16,7 +16,7 @@ from torch.nn.utils import stateless
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
-from fsdp_mlir.modules.left import Slots
+from fsdp_mlir.modules.left import Made, Slots
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
@@ -160,7 +160,8 @@ class TrainingStep(nn.Module):
     def recorded(self) -> Iterator[None]:
         """In the body, forward is recorded."""
         numbers = self.numbers.recorded(self._in_places, evaluating=self._evaluating)
-        with self._items[self._evaluating].recorded(), numbers:
+        may_keep = self.left is not None and not self._evaluating
+        with self._items[self._evaluating].recorded(may_keep=may_keep), numbers:
             yield
 
     @contextmanager
@@ -263,6 +264,7 @@ class TrainingStep(nn.Module):
         self.followed.settle({_memory(tensor) for tensor in state.values()}, read)
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})
+            self._items[0].ended(self.left.taken)
         modules, found = modules_by_path(self.model), {}
         for slot in state:
             path, _, name = slot.rpartition(".")
@@ -287,9 +289,10 @@ class TrainingStep(nn.Module):
                 owner[name] = state[slot].copy_(value)
             self.assigned.add(slot)
 
-    def _in_python(self) -> dict[str, Tensor]:
+    def _in_python(self) -> dict[str, Made]:
         with _disable_current_modes():
-            return PythonState.of(self.model, self.loss, from_end=True).tensors()
+            state = PythonState.of(self.model, self.loss, from_end=True)
+            return {**state.tensors(), **state.numbers()}
 
     @contextmanager
     def holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
