@@ -126,10 +126,10 @@ def _is_made(tensor: Made, own: Collection[int]) -> bool:
     and no parameter, as in the list of an RNN's weights."""
     if isinstance(tensor, Calculated):
         return bool(tensor.form)
-    if tensor.untyped_storage()._cdata in own:
-        return False
     is_plain = type(tensor) is FakeTensor and not isinstance(tensor, nn.Parameter)
-    return is_plain and tensor.layout == torch.strided
+    if not is_plain or tensor.layout != torch.strided:
+        return False
+    return tensor.untyped_storage()._cdata not in own
 
 
 class Copies:
