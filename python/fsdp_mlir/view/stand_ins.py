@@ -75,9 +75,9 @@ def guarded(
 
     def set_attribute(tensor: Tensor, attribute: str, value: Any) -> None:
         # First: fake tensors set many attributes of themselves.
-        key, frame = id(tensor), sys._getframe(1)
+        key = id(tensor)
         is_other = key in others and not hasattr(Tensor, attribute)
-        if (key in sharded or is_other) and sources.is_model(frame.f_code):
+        if (key in sharded or is_other) and sources.is_model((frame := sys._getframe(1)).f_code):
             name = others[key][0] if is_other else f"parameter '{sharded[key]}'"
             refuse(name, f"sets the attribute '{attribute}' of", frame)
         object.__setattr__(tensor, attribute, value)
