@@ -11,6 +11,7 @@ from typing import Any
 import fsdp_mlir
 import pytest
 import torch
+import torch.nn.functional as F
 from fsdp_mlir.capture.cli import parser
 from fsdp_mlir.frontdoor.plan import Compiled
 from graphs import Captured, assert_same_step
@@ -190,6 +191,65 @@ def test_other_calls(form: str, planned: list[None]) -> None:
 
     assert run(True) == run(False)
     assert len(planned) >= 3
+
+
+class Writing(Net):
+    """Writes its input, before a branch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(0.5)
+        return super().forward(x)
+
+
+class Caught(Net):
+    """Calculates what may be an error, which it expects."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        try:
+            size = math.exp(self.a(x).abs().max().item() * 20)
+        except OverflowError:
+            size = math.inf
+        return y.abs().sqrt() if size > 1e100 else y
+
+
+class Looked(Net):
+    """Looks up what a branch keeps in range: has no plan."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.a(x).abs().amax(1).long()
+        if places.max() > 15:
+            places = places.clamp(max=15)
+        return super().forward(x) * F.embedding(places, self.b.weight.t())
+
+
+@pytest.mark.parametrize(("kind", "plans"), [(Writing, True), (Caught, True), (Looked, False)])
+def test_what_is_put_back(kind: type[Net], plans: bool, planned: list[None]) -> None:
+    def run(compiled: bool) -> list[Any]:
+        model = fsdp_mlir.fully_shard(kind(keeps=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        step = fsdp_mlir.compile(model, loss=squares, optimizer=optimizer) if compiled else None
+        found: list[Any] = []
+        # The first example shows a way that the second one does not take.
+        first = 1.0 if kind is Caught else 100.0
+        for number, scale in enumerate([first, 1.0, 100.0, 1.0, 1.0, 1.0, 100.0, 1.0]):
+            x = torch.randn(16, 8, generator=torch.Generator().manual_seed(number)) * scale
+            if step is not None:
+                value = step(x)
+            else:
+                value = squares(model(x))
+                value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found += [value.item(), x.tolist(), [b.tolist() for b in model.buffers()]]
+        return found
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert run(True) == run(False)
+    lines = [str(each.message) for each in caught if "without a plan" in str(each.message)]
+    assert bool(lines) != plans
+    assert (len(planned) >= 3) == plans
 
 
 @pytest.mark.parametrize(

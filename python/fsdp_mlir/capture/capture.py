@@ -138,15 +138,16 @@ class CaptureSummary:
 
 def _proven(asked: Asked) -> proof.Checked:
     revised = guessed = 0
+    fixed = [0, 0]  # what this example has shown, in each mode
     while revised < _MOST_RECORDINGS:
         try:
             return proof.check(record(FakeModel(ModelView.of(asked))))
         except OtherwiseError as error:
             guessed += 1
             assume = [*(asked.assume or ((), ()))]
-            is_guess = len(error.known) > len(assume[error.evaluating])
-            if not is_guess or guessed == _MOST_GUESSES:
+            if len(error.known) <= fixed[error.evaluating] or guessed == _MOST_GUESSES:
                 raise
+            fixed[error.evaluating] = len(error.known)
             assume[error.evaluating] = error.known
             asked = replace(asked, assume=tuple(assume))
         except Revised:

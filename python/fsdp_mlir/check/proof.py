@@ -154,7 +154,7 @@ def check(recorded: Recorded) -> Checked:
 def _check_assumed(recording: Recording) -> None:
     """Warns of what a step assumes that stops where that is not so. The error of a truth value that
     another step cannot assume, as what it does otherwise could not be put back: in what it calls,
-    or because it may have stopped."""
+    or because a call may fail on what a branch would have kept from it."""
     view = recording.view
     errors = [error for each in view.step.assumed for error in each.errors]
     nodes = recording.nodes()
@@ -166,7 +166,9 @@ def _check_assumed(recording: Recording) -> None:
             warn(f"data decide what the step is: {shown}; a step that would be another one stops")
         return
     others = view.asked.others is not None and view.asked.others.called
-    if errors and (others or any(x.func in ASSERTIONS or is_foreign(x.func) for x in nodes)):
+    fails = any(each.may_fail for each in view.step.assumed)
+    fails |= any(node.func in ASSERTIONS or is_foreign(node.func) for node in nodes)
+    if errors and (others or fails):
         raise errors[0]
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from fsdp_mlir.frontdoor.plan import Compiled
 from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.together import OTHER_VALUES, READY, Calls
@@ -44,13 +46,14 @@ class Assuming:
         return True
 
     def ran(
-        self, key: Any, compiled: Compiled, call: Callable[[], Any], *, evaluation: bool
+        self, key: Any, compiled: Compiled, call: Callable[[], Any], inputs: Sequence[Tensor]
     ) -> Any:
-        """What `call` gives, which runs the plan; None if what it assumes was otherwise on a rank.
-        Then all is as before the call."""
+        """What `call` gives, which runs the plan on `inputs`; None if what it assumes was otherwise
+        on a rank. Then all is as before the call."""
+        evaluation = key[0] == "evaluate"
         if not compiled.assumes(evaluation=evaluation):
             return call()
-        undo = compiled.undoing()
+        undo = compiled.undoing(inputs, evaluation=evaluation)
         result = call()
         now = compiled.decided(evaluation=evaluation)
         said, _ = self._calls.agreed(("assumed",), OTHER_VALUES if now else READY)

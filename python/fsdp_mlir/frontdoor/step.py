@@ -264,7 +264,8 @@ class Step(SavedState):
         if self._agreed(key, own, why) == READY:
             assert compiled is not None
             (inputs,) = compiled.inputs([batch])
-            loss = self._ran(key, compiled, compiled.gathered().session.evaluate, inputs)
+            run = compiled.gathered().session.evaluate
+            loss = self._ran(key, compiled, run, inputs, inputs)
             if loss is not None:
                 compiled.evaluated(batch)
                 return compiled.returned(loss, evaluation=True)
@@ -373,7 +374,7 @@ class Step(SavedState):
         """None if FSDP2 makes the step, before which all is as it was."""
         inputs = compiled.inputs(microbatches)
         key = next(key for key, made in self._cache.items() if made is compiled)
-        result = self._ran(key, compiled, compiled.session.step, inputs)
+        result = self._ran(key, compiled, compiled.session.step, inputs, inputs[0])
         if result is None:
             compiled.session.take_gradients()
             if self._assuming.guesses_again(key):
@@ -386,13 +387,23 @@ class Step(SavedState):
         compiled.take(microbatches)
         return result
 
-    def _ran(self, key: Any, compiled: Compiled, run: Callable[[Any], Any], inputs: Any) -> Any:
+    def _ran(
+        self,
+        key: Any,
+        compiled: Compiled,
+        run: Callable[[Any], Any],
+        given: Any,
+        inputs: Sequence[Tensor],
+    ) -> Any:
+        """`inputs` are those of the first microbatch, which is the only one where a plan assumes
+        something."""
+
         def call() -> Any:
-            result = self._calls.run(run, inputs)
+            result = self._calls.run(run, given)
             compiled.bound.trained.has_run()
             return result
 
-        return self._assuming.ran(key, compiled, call, evaluation=key[0] == "evaluate")
+        return self._assuming.ran(key, compiled, call, inputs)
 
     def _compile(
         self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False

@@ -6,7 +6,7 @@ is computed from floats or held as a buffer, are computed when a call's result d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -89,8 +89,27 @@ class Cones:
     def recurs(self, name: str, value: Tensor) -> bool:
         """Whether a value may be the same in another step, as floating-point data hardly ever is:
         an integer, or what follows from integers alone."""
+        return _is_exact(value) or self.is_exact(name)
+
+    def is_exact(self, name: str) -> bool:
+        """Whether a value follows from integers and bools alone, and not from parameters."""
         sources = [self._sources.get(each) for each in self._cone(name)[1]]
-        return _is_exact(value) or all(x is not None and _is_exact(x) for x in sources)
+        return all(x is not None and _is_exact(x) for x in sources)
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """That of a value, if it is known."""
+        if name in self._sources:
+            return self._sources[name].dtype
+        for node in self._trace.nodes:
+            for out, kind in zip(_results([node]), node.types, strict=False):
+                if out == name and kind is not None:
+                    return kind.dtype
+        return None
+
+    def written(self, names: Iterable[str]) -> set[str]:
+        """Those of these values whose memory a call writes."""
+        storages = set().union(*map(self._written, self._trace.nodes))
+        return {name for name in names if self._storages.get(name) in storages}
 
     def relies_on(self, tensor: Tensor) -> bool:
         """Whether a value that was returned depends on the memory where `tensor` lies."""

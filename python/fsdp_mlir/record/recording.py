@@ -204,6 +204,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
+        _note_hazards(view, recorder, evaluating=False)
         loss = recorder.name_of(_own_loss(view, value))
         gradients: dict[int, str | None] = {
             index: recorder.name_of(gradient)
@@ -241,6 +242,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             value = _own_loss(view, evaluated(evaluate, evaluator))
             evaluation_loss = evaluator.name_of(value)
         evaluator.states.check_places()
+        _note_hazards(view, evaluator, evaluating=True)
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
         if drawn_to_evaluate and view.asked.outputs is not None:
@@ -252,6 +254,14 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         written = recorder.states.written | evaluator.states.written
         evaluated_as = evaluator.trace, evaluation_loss, trained
         return made(written, entries.units, needed, drawn, backward, results, *evaluated_as)
+
+
+def _note_hazards(view: ModelView, recorder: Recorder, *, evaluating: bool) -> None:
+    """What matters where a step is to be put back."""
+    assumed = view.step.assumed[evaluating] if view.step.assumed else None
+    if assumed is not None and assumed.outcomes:
+        assumed.inputs |= recorder.written(f"i{index}" for index in range(len(view.inputs)))
+        assumed.may_fail |= recorder.may_fail()
 
 
 def _reduced(view: ModelView, gradient: Tensor | None, param: State) -> Tensor | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -34,6 +34,7 @@ from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
 from fsdp_mlir.record.draws import Draw, Draws, is_draw, outcome
+from fsdp_mlir.record.failing import may_fail
 from fsdp_mlir.record.fake_results import FakeResults
 from fsdp_mlir.record.graph import (
     Node,
@@ -161,6 +162,14 @@ class Recorder(TorchDispatchMode):
         # A call in place has given some of them the names of its results.
         for name, fake in zip(self.trace.constant_index, self._constants.values(), strict=True):
             self.bind(fake, name, other._outside[fake.untyped_storage()._cdata])
+
+    def written(self, names: Iterable[str]) -> set[str]:
+        """Those of these values that a call writes."""
+        return self._cones.written(names)
+
+    def may_fail(self) -> bool:
+        """Whether a call may fail on data that the step computes."""
+        return may_fail(self.trace, self._cones)
 
     def name_of(self, tensor: Tensor) -> str | None:
         return self._names.get(id(tensor))

@@ -43,6 +43,8 @@ class Assumed:
         self._items: list[Item] = []
         self.outcomes: list[bool] = []
         self.errors: list[CaptureError] = []
+        self.inputs: set[str] = set()  # those that the step writes, as its calls name them
+        self.may_fail = False  # a call may, on data from which a branch may keep it
 
     @property
     def slots(self) -> list[Tensor]:
@@ -75,7 +77,11 @@ class Assumed:
             raise CaptureError("the step reads more of what it computes than while it is recorded")
         outcome = self.outcomes[index]
         numbers = {place: x.reshape(()).tolist() for place, x in enumerate(item.tensors)}
-        if bool(value_of(item.formula, numbers | dict(item.given))) != outcome:
+        try:
+            now = bool(value_of(item.formula, numbers | dict(item.given)))
+        except (ArithmeticError, ValueError):  # which code may expect
+            now = not outcome
+        if now != outcome:
             raise self._otherwise(index)
         self._items.append(item.combined("truth", [item]))
         return outcome
@@ -93,15 +99,23 @@ class Assumed:
         """At the end of forward, as Outputs.take."""
         items, self._items = self._items, []
         if items and self._returns:
-            self._outputs.take(items, torch.empty(0), error, given)
+
+            def varies(_: str) -> Exception:
+                return error("what decides a branch is calculated in another way each time")
+
+            self._outputs.take(items, torch.empty(0), varies, given)
 
     def now(self, given: Mapping[str, Any]) -> list[bool]:
         """What decided the last step, up to what was otherwise. `given`: the numbers that it
         had."""
         values = self._outputs.leaves(torch.empty(0), given)
         for index, outcome in enumerate(self.outcomes):  # what follows another one may be an error
-            if bool(next(values)) != outcome:
-                return [*self.outcomes[:index], not outcome]
+            try:
+                if bool(next(values)) == outcome:
+                    continue
+            except (ArithmeticError, ValueError):  # which code may expect
+                pass
+            return [*self.outcomes[:index], not outcome]
         return self.outcomes
 
 
@@ -158,6 +172,11 @@ class Assumption:
         """What it assumes in one mode, if it does."""
         assumed = self.modes[evaluation] if self.modes else None
         return assumed if assumed is not None and assumed.outcomes else None
+
+    def inputs(self, *, evaluation: bool) -> list[int]:
+        """The places of the inputs that the step writes."""
+        assumed = self.of(evaluation=evaluation)
+        return sorted(int(name[1:]) for name in assumed.inputs) if assumed else []
 
     @property
     def here(self) -> tuple[bool, bool]:

@@ -131,8 +131,8 @@ class TrainingStep(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError if it is not a scalar loss."""
         loss = self._taken(self.value(inputs))
-        for assumed in self.assumed[self._evaluating : self._evaluating + 1]:
-            assumed.take(self._error, self.numbers.now)
+        if self.assumed_now is not None:
+            self.assumed_now.take(self._error, self.numbers.now)
         return self._each.noted(loss) if self._each else loss
 
     def _taken(self, value: Any) -> Tensor:
@@ -149,6 +149,11 @@ class TrainingStep(nn.Module):
 
     def _error(self, text: str) -> CaptureError:
         return located(source_of(self.loss or self.model), text)
+
+    @property
+    def assumed_now(self) -> Assumed | None:
+        """What forward assumes now, if it may."""
+        return self.assumed[self._evaluating] if self.assumed else None
 
     @property
     def outputs(self) -> Outputs:
