@@ -59,6 +59,8 @@ class Assumed:
 
     def recorded(self, item: Item) -> bool:
         """The truth value of an Item, while the step is recorded."""
+        if self._is_unused(item):
+            return True
         index = len(self._items)
         if index == _MOST or (not self._returns and not _has_tensor(item)):
             raise item.error
@@ -72,6 +74,8 @@ class Assumed:
 
     def replayed(self, item: Item) -> bool:
         """The same while the step runs eagerly. OtherwiseError if it is another one."""
+        if self._is_unused(item):
+            return True
         index = len(self._items)
         if index == len(self.outcomes):
             raise CaptureError("the step reads more of what it computes than while it is recorded")
@@ -85,6 +89,10 @@ class Assumed:
             raise self._otherwise(index)
         self._items.append(item.combined("truth", [item]))
         return outcome
+
+    def _is_unused(self, item: Item) -> bool:
+        """Whether it says that a number can be calculated, of which nothing is made."""
+        return item.formula[0] == "computes" and not self._returns
 
     def failed(self) -> None:
         """After an error of the model: the last guess may be why."""

@@ -28,11 +28,12 @@ from fsdp_mlir.step.formulas import (
     Symbol,
     combined,
     math_of_symbols,
+    may_raise,
     moved,
     value_of,
 )
 from fsdp_mlir.step.numbers import Number
-from fsdp_mlir.support.errors import CaptureError, DrawnError
+from fsdp_mlir.support.errors import CaptureError, DrawnError, expects_errors
 
 
 class Decides(Protocol):
@@ -125,7 +126,12 @@ class Item(Symbol, Calculated):
                 terms.append(("number", value))
             else:
                 raise self.error
-        return Item((name, *terms), tensors, self.error, self.run, given)
+        item = Item((name, *terms), tensors, self.error, self.run, given)
+        decides = self.run.decide is not None and not isinstance(self.error, DrawnError)
+        if decides and may_raise(item.formula) and expects_errors():
+            # That it is no error is what the step assumes.
+            bool(Item(("computes", item.formula), tensors, self.error, self.run, given))
+        return item
 
 
 def _compared(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import os
 import sys
@@ -114,6 +115,18 @@ def model_frame() -> FrameType:
     ):
         frame = frame.f_back
     return frame
+
+
+def expects_errors() -> bool:
+    """Whether the model's code that runs now is in the body of a `try` with handlers."""
+    frame: FrameType | None = model_frame()
+    while frame is not None and not is_ours(frame.f_code.co_filename):
+        if not in_torch(frame.f_code.co_filename):
+            entries = dis._parse_exception_table(frame.f_code)  # type: ignore[attr-defined]
+            if any(e.start <= frame.f_lasti < e.end and not e.lasti for e in entries):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def warn(text: str) -> None:
