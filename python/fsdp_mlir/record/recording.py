@@ -18,6 +18,7 @@ from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record.backward_graph import Backward, BackwardGraph, Hooks
 from fsdp_mlir.record.collectives_in_place import as_functional
 from fsdp_mlir.record.draws import Draws
+from fsdp_mlir.record.failing import may_fail
 from fsdp_mlir.record.fake_results import FakeResults
 from fsdp_mlir.record.generators import (
     Drawn,
@@ -260,8 +261,9 @@ def _note_hazards(view: ModelView, recorder: Recorder, *, evaluating: bool) -> N
     """What matters where a step is to be put back."""
     assumed = view.step.assumed[evaluating] if view.step.assumed else None
     if assumed is not None and assumed.outcomes:
-        assumed.inputs |= recorder.written(f"i{index}" for index in range(len(view.inputs)))
-        assumed.may_fail |= recorder.may_fail()
+        names = [f"i{index}" for index in range(len(view.inputs))]
+        assumed.inputs |= recorder.cones.written(names)
+        assumed.may_fail |= may_fail(recorder.trace, recorder.cones)
 
 
 def _reduced(view: ModelView, gradient: Tensor | None, param: State) -> Tensor | None:

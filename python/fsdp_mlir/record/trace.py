@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -34,7 +34,6 @@ from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
 from fsdp_mlir.record.draws import Draw, Draws, is_draw, outcome
-from fsdp_mlir.record.failing import may_fail
 from fsdp_mlir.record.fake_results import FakeResults
 from fsdp_mlir.record.graph import (
     Node,
@@ -127,7 +126,7 @@ class Recorder(TorchDispatchMode):
         self._known = KnownValues()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
-        self._cones = Cones(self.trace, numbers)
+        self.cones = Cones(self.trace, numbers)
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
         self._constants: dict[int, FakeTensor] = {}
@@ -141,7 +140,7 @@ class Recorder(TorchDispatchMode):
         """Names a tensor; `source` is the tensor from outside the step that it stands for."""
         self._names[id(tensor)] = name
         self._alive.append(tensor)
-        self._cones.bind(name, tensor, source)
+        self.cones.bind(name, tensor, source)
         if source is not None:
             key = tensor.untyped_storage()._cdata
             self._outside[key] = source
@@ -162,14 +161,6 @@ class Recorder(TorchDispatchMode):
         # A call in place has given some of them the names of its results.
         for name, fake in zip(self.trace.constant_index, self._constants.values(), strict=True):
             self.bind(fake, name, other._outside[fake.untyped_storage()._cdata])
-
-    def written(self, names: Iterable[str]) -> set[str]:
-        """Those of these values that a call writes."""
-        return self._cones.written(names)
-
-    def may_fail(self) -> bool:
-        """Whether a call may fail on data that the step computes."""
-        return may_fail(self.trace, self._cones)
 
     def name_of(self, tensor: Tensor) -> str | None:
         return self._names.get(id(tensor))
@@ -363,21 +354,21 @@ class Recorder(TorchDispatchMode):
         def value(tensor: Tensor, literal: bool) -> Tensor | None:
             by_count = func in BY_COUNT and tensor.dtype == torch.bool
             name = self._ref(tensor, origin).name
-            return self._cones.value(name, literal=literal, by_count=by_count)
+            return self.cones.value(name, literal=literal, by_count=by_count)
 
         if func is not aten._local_scalar_dense.default:
             known = [self._known.real(tensor) for tensor in flat_tensors(values)]
             with self._fake_mode:
                 return shaped_by_values(func, fakes, known, lambda t: value(t, literal=False))
         name = self._ref(fakes[0], origin).name
-        if (number := self._cones.number(name, literal=True)) is not None:
+        if (number := self.cones.number(name, literal=True)) is not None:
             return number
         wanted = demanded(model_frame()) if fakes[0].dtype == torch.bool else None
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
             return wanted
-        recurs = self._cones.recurs(name, fakes[0])
-        number = self._cones.number(name, literal=False) if recurs else None
+        recurs = self.cones.recurs(name, fakes[0])
+        number = self.cones.number(name, literal=False) if recurs else None
         if number is not None and self._asserts:
             same = aten.eq.Scalar(fakes[0], number)
             self._record(aten.eq.Scalar, [fakes[0], number], same, origin)
@@ -404,7 +395,7 @@ class Recorder(TorchDispatchMode):
         draws = [
             draw
             for tensor in flat_tensors(fakes)
-            if (draw := self._cones.draw(self._names.get(id(tensor), ""))) is not None
+            if (draw := self.cones.draw(self._names.get(id(tensor), ""))) is not None
         ]
         why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
         if not draws:
@@ -558,7 +549,7 @@ class Recorder(TorchDispatchMode):
         for formal, value in zip(func._schema.arguments, values, strict=True):
             if formal.alias_info is None or not formal.alias_info.is_write:
                 continue
-            if any(self._cones.relies_on(tensor) for tensor in flat_tensors(value)):
+            if any(self.cones.relies_on(tensor) for tensor in flat_tensors(value)):
                 raise located(
                     origin.location,
                     f"'{func}' writes a tensor whose values decide a shape in the step, and "
