@@ -7,8 +7,10 @@ would set: RANK, WORLD_SIZE, MASTER_ADDR and so on; its arguments are sys.argv.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -79,10 +81,19 @@ def run_script(
     return [rank.status for rank in ranks], [rank.stderr for rank in ranks]
 
 
+# Below those that systems give to connections: another one would take a free one of these.
+_PORTS = range(20_000, 32_000)
+_next_port = itertools.count(os.getpid() * 97)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens at. Each process has an order of its own in which it takes
+    them."""
+    while True:
+        port = _PORTS[next(_next_port) % len(_PORTS)]
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _environments(world: int) -> list[dict[str, str]]:
