@@ -282,9 +282,10 @@ def _check_counters(
     view: ModelView, before: PythonState, first: PythonState, second: PythonState
 ) -> None:
     """CaptureError for Python values that every step changes, such as a count of calls."""
+    numbers = first.numbers(), second.numbers()
     for path in first.changes(second):
         leaves = [state.leaves.get(path, ("none", "nothing")) for state in (before, first, second)]
-        forms = [state.numbers()[path].form for state in (first, second) if path in state.numbers()]
+        forms = [each[path].form for each in numbers if path in each]
         if _BY_VALUE.isdisjoint(kind for kind, _ in leaves[1:]) and len({*forms}) < 2:
             continue
         shown = [_LEAVES.get(kind, str(value)) for kind, value in leaves]
