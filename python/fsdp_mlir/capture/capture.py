@@ -92,6 +92,8 @@ class CaptureSummary:
         contents = written.contents
         recording = contents.recording
         view, trace, evaluation = recording.view, recording.trace, recording.evaluation
+        slotted = set(map(id, view.step.slots))
+        slots = {constant_name(i) for i, x in enumerate(trace.constants) if id(x) in slotted}
         buffers = [buffer.name for buffer in view.buffers]
         buffers += [constant_name(index) for index in range(len(trace.constants))]
         return CaptureSummary(
@@ -122,7 +124,7 @@ class CaptureSummary:
                 {constant_name(i): tensor for i, tensor in enumerate(trace.constants)},
                 recording.written,
             ),
-            assumption=Assumption(view.step.assumed, frozenset(recording.written)),
+            assumption=Assumption(view.step.assumed, frozenset(recording.written - slots)),
         )
 
     def __str__(self) -> str:

@@ -170,11 +170,9 @@ class Compiled:
     def undoing(self, inputs: Sequence[Tensor], *, evaluation: bool) -> Callable[[], None]:
         """Before it runs on `inputs`: what puts back what it writes, but for gradients, and what it
         draws."""
-        names = self.captured.assumption.written
-        slots = {id(slot) for each in self.captured.outputs for slot in each.slots}
-        tensors = [x for name in names if (x := self.bound.buffer(name)) is not None]
-        written = self.captured.assumption.inputs(evaluation=evaluation)
-        tensors = [x for x in tensors if id(x) not in slots] + [inputs[i] for i in written]
+        assumption = self.captured.assumption
+        tensors = [inputs[place] for place in assumption.inputs(evaluation=evaluation)]
+        tensors += [x for name in assumption.written if (x := self.bound.buffer(name)) is not None]
         kept = [(tensor, tensor.clone()) for tensor in tensors]
         generator = torch.get_rng_state()
 

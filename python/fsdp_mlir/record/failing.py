@@ -17,8 +17,9 @@ _OF_VALUES = (
     *("linalg_", "_linalg_", "cholesky", "lu_", "inverse", "svd", "geqrf", "ormqr", "triangular_"),
     *("binary_cross_entropy.", "binary_cross_entropy_backward", "bernoulli.default", "bernoulli.p"),
     *("bernoulli_.Tensor", "multinomial", "poisson", "binomial", "normal.Tensor", "normal.float_T"),
-    *("_standard_gamma", "_sample_dirichlet", "ctc_loss", "_ctc_loss"),
+    *("_standard_gamma", "_sample_dirichlet", "ctc_loss", "_ctc_loss", "histc"),
 )
+_SAFE = ("linalg_vector_norm", "linalg_cross")
 _OF_CLASSES = ("one_hot", "bincount")
 
 
@@ -26,15 +27,19 @@ def may_fail(trace: Trace, cones: Cones) -> bool:
     """Whether a call may fail on values that do not follow from integers and bools from outside of
     the step alone: whether these are right does not depend on what the step computes."""
     return any(
-        str(node.func).removeprefix("aten.").startswith(_OF_VALUES)
+        (_named(node).startswith(_OF_VALUES) and not _named(node).startswith(_SAFE))
         or not all(cones.is_exact(name) for name in _places(node, cones))
         for node in trace.nodes
     )
 
 
+def _named(node: Node) -> str:
+    return str(node.func).removeprefix("aten.")
+
+
 def _places(node: Node, cones: Cones) -> Iterator[str]:
     """The values of a call that have to be in a range."""
-    of_classes = str(node.func).removeprefix("aten.").startswith(_OF_CLASSES)
+    of_classes = _named(node).startswith(_OF_CLASSES)
     for formal, value in zip(node.func._schema.arguments, node.args, strict=True):
         if formal.name in _PLACES or (of_classes and formal.name == "self"):
             for each in value if isinstance(value, (list, tuple)) else [value]:

@@ -160,17 +160,31 @@ def _assert(item: Item, outcome: bool) -> None:
         is_float = any(tensor.is_floating_point() for tensor in item.tensors)
         dtype = torch.float64 if is_float else torch.int64
         numbers = {place: x.reshape(()).to(dtype) for place, x in numbers.items()}
-    tensor: Tensor = value_of(item.formula, numbers)
+    tensor = _computed(item.formula, numbers)
     if tensor.dtype != torch.bool:
         tensor = tensor != 0
     where = str(item.error).partition(": ")[0]
     aten._assert_async.msg(tensor if outcome else tensor.logical_not(), f"{STOPS}{where}")
 
 
+def _computed(formula: Formula, tensors: Mapping[int, Tensor]) -> Any:
+    """What a formula gives for tensors: a bool among the operands is a number, as in Python, where
+    two of them add up to 2."""
+    name, *rest = formula
+    if name in ("item", "number"):
+        return value_of(formula, tensors)
+    terms = [_computed(each, tensors) for each in rest]
+    dtype = next(iter(tensors.values())).dtype
+    terms = [term.to(dtype) if isinstance(term, Tensor) else term for term in terms]
+    return value_of(
+        (name, *(("item", place) for place in range(len(terms)))), dict(enumerate(terms))
+    )
+
+
 @dataclass(frozen=True)
 class Assumption:
     """What a captured step assumes in training and in evaluation, the buffers and constants that it
-    writes, and whether the step of any rank assumes something."""
+    writes, but for slots, and whether the step of any rank assumes something."""
 
     modes: tuple[Assumed, ...] = ()
     written: frozenset[str] = frozenset()
