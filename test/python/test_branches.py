@@ -325,6 +325,35 @@ def test_capture(assume: bool, tmp_path: Any) -> None:
         captured.run_calls(inputs)
 
 
+class Counted(nn.Module):
+    """By integers of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        y = self.a(x)
+        count, longest = lengths.sum().item(), lengths.max().item()
+        loss = y.square().sum() / count + y.max() * (0.5 * count - 1) * torch.rand(()).item()
+        return loss if 2 * longest > count else loss.sqrt()
+
+
+def test_capture_of_counts(tmp_path: Any) -> None:
+    """A step for other processes computes with these numbers, and stops for a branch alone."""
+    path = tmp_path / "model.pt"
+    inputs = {"x": torch.randn(16, 8), "lengths": torch.tensor([1, 4])}
+    model = Counted()
+    with pytest.warns(UserWarning, match=r"step is: \S*test_branches\.py:\d+; a"):
+        assert fsdp_mlir.capture(model, kwargs=inputs, path=path).checked
+    captured = Captured.load(path)
+    for lengths in ([1, 4], [7, 2], [0, 1]):
+        assert_same_step(model, captured, inputs | {"lengths": torch.tensor(lengths)})
+    with pytest.raises(RuntimeError, match=r"data decide otherwise .*test_branches\.py:\d+"):
+        captured.run_calls(inputs | {"lengths": torch.tensor([2, 2])})
+
+
 class Drawn(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)

@@ -1,4 +1,5 @@
-"""Numbers that a loss function takes from tensors to return them, as FSDP2's step returns them."""
+"""Numbers that a loss function takes from tensors, to return them or to compute with them, as
+FSDP2's step does."""
 
 from __future__ import annotations
 
@@ -60,9 +61,38 @@ def in_the_loss(model: nn.Module, x: Tensor) -> Any:
     return loss * loss.item(), 0
 
 
+def by_a_count(model: nn.Module, x: Tensor) -> Any:
+    """As loops divide by the number of tokens; it is another one in each batch."""
+    count = (x > 0).sum().item()
+    loss = F.cross_entropy(model(x), LABELS, reduction="sum") / max(count, 1)
+    return (loss if count > 2 else loss * 0), {"count": count, "share": count / x.numel()}
+
+
+def of_draws(model: nn.Module, x: Tensor) -> Any:
+    """As mixup does."""
+    part = torch.rand(()).item()
+    output = part * model(x) + (1 - part) * model(x.flip(0))
+    kept = torch.randint(1, 9, (1,)).item()
+    return F.cross_entropy(output, LABELS) * kept / 8, {"part": part}
+
+
+def in_arithmetic(model: nn.Module, x: Tensor) -> Any:
+    output = model(x)
+    loss, largest = F.cross_entropy(output, LABELS), output.detach().abs().max().item()
+    ratio = 3 / (largest + (output > 0).sum().item()) - loss.item() / 4
+    low = (output.to(torch.bfloat16) * ratio).float().mean() + (output.double() / ratio).mean()
+    counts = LABELS * ratio + LABELS / (x > 0).sum().item() + output.argmax(-1).sum().item()
+    return loss + low.float() + (counts * output[:, 0]).mean() - ratio, ratio
+
+
 def as_text(model: nn.Module, x: Tensor) -> Any:
     loss = F.cross_entropy(model(x), LABELS)
     return loss, f"{loss.item():.3f}"
+
+
+def as_a_power(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss ** loss.item(), 0
 
 
 def as_an_index(model: nn.Module, x: Tensor) -> Any:
@@ -81,6 +111,7 @@ def _results(compute_loss: Callable[..., Any], *, compiled: bool) -> tuple[list[
         if compiled:
             step = fsdp_mlir.compile(model, compute_loss=compute_loss, optimizer=optimizer)
         for number in range(3):
+            torch.manual_seed(number)
             x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
             if step is not None:
                 results.append(step(x))
@@ -102,8 +133,14 @@ def _plain(value: Any) -> Any:
     return ("tensor", value.tolist()) if isinstance(value, Tensor) else (type(value), value)
 
 
-@pytest.mark.parametrize("compute_loss", [of_one_tensor, of_several, of_one_element])
-def test_returned(compute_loss: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "compute_loss",
+    [
+        *(of_one_tensor, of_several, of_one_element),
+        *(in_the_loss, by_a_count, of_draws, in_arithmetic),
+    ],
+)
+def test_used(compute_loss: Callable[..., Any]) -> None:
     (want, _), (got, lines) = (_results(compute_loss, compiled=each) for each in (False, True))
     assert _plain(got) == _plain(want)
     assert lines == []
@@ -113,7 +150,7 @@ def test_returned(compute_loss: Callable[..., Any]) -> None:
     ("compute_loss", "text"),
     [
         (kept, "test_items.HISTORY[4]' in one step and elsewhere in the next"),
-        (in_the_loss, "depends on the data"),
+        (as_a_power, "depends on the data"),
         (as_text, "depends on the data"),
         (as_an_index, "depends on the data"),
     ],
@@ -145,3 +182,46 @@ def test_numbers_of_calls_with_one_plan(leaves: bool) -> None:
             assert returned == {"number": number, "text": f"n{number}"}
             assert not leaves or model.last == {"number": number}
     assert len(step._plans._made) == 1
+
+
+def test_divided_by_nothing() -> None:
+    """A tensor would be infinite where Python raises an error."""
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        loss = model(x).square().sum()
+        return loss * (1 / (x > 2).sum().item()) + loss * (2 / loss.round().item())
+
+    torch.manual_seed(0)
+    model: Any = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, compute_loss=compute_loss, optimizer=optimizer)
+    x = torch.linspace(-3, 3, 8).reshape(2, 4)
+    assert step(x).isfinite()
+    for other in (x / 2, x.new_zeros(2, 4)):
+        with pytest.raises(ZeroDivisionError):
+            step(other)
+    model.reshard()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()  # and so is the loss
+    with pytest.raises(ZeroDivisionError):
+        step(x)
+
+
+def test_handler_of_errors() -> None:
+    """The code that asks for a size goes another way if that is an error."""
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Tensor:
+        count = (x > 0).sum().item()
+        try:
+            rows = x[: range(9)[count]]
+        except Exception:
+            rows = x * 2
+        return model(rows).square().mean() * count
+
+    (want, _), (got, _) = (_results(_alone(compute_loss), compiled=each) for each in (False, True))
+    assert _plain(got) == _plain(want)
+
+
+def _alone(compute_loss: Callable[..., Tensor]) -> Callable[..., Any]:
+    return lambda model, x: (compute_loss(model, x), None)

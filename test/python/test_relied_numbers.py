@@ -90,14 +90,32 @@ def test_inputs_of_the_same_branch() -> None:
     assert run(pair, [2, 2]) == []
 
 
+class AsOperands(Net):
+    """As what is divided by the number of tokens; only how the sizes compare decides a branch."""
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        assert sizes is not None
+        if sizes.max().item() > sizes.min().item() + 4:
+            hidden = hidden.sqrt()
+        scaled = hidden * (2 / self.stride.item()) - x.abs().max().item() * hidden.max().item()
+        return scaled / sizes.sum().item()
+
+
+def test_operands() -> None:
+    pair = Twins(AsOperands, X | {"sizes": torch.tensor([1, 3])}, SGD, fallback="error")
+    for sizes in ([1, 3], [2, 2], [5, 4], [7, 4]):
+        assert run(pair, sizes) == []
+    assert len(pair.step._plans._made) == 1
+
+
 class OfItsOwn(Net):
     def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
-        return hidden * hidden.abs().max().item()
+        return hidden.abs() ** hidden.abs().max().item()
 
 
 class OfFloats(Net):
     def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
-        return hidden * x.abs().max().item()
+        return hidden.abs() ** x.abs().max().item()
 
 
 class Written(Net):

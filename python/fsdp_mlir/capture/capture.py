@@ -33,7 +33,7 @@ from fsdp_mlir.step.assumed import Assumption, Outcomes
 from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
-from fsdp_mlir.support.errors import CaptureError, OtherwiseError
+from fsdp_mlir.support.errors import CaptureError, NumberError, OtherwiseError
 from fsdp_mlir.support.files import check_output
 from fsdp_mlir.view.asked import Asked, Factory
 from fsdp_mlir.view.device import Device
@@ -43,6 +43,7 @@ from fsdp_mlir.view.model_view import ModelView, constant_name
 # Each may find out how other models are used.
 _MOST_RECORDINGS = 4
 _MOST_GUESSES = 8  # that an example shows to be wrong
+_MOST_RELIED = 16  # places; more are all
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,11 @@ def _proven(asked: Asked) -> proof.Checked:
             fixed[error.evaluating] = len(error.known)
             assume[error.evaluating] = error.known
             asked = replace(asked, assume=tuple(assume))
+        except NumberError as error:
+            if asked.relied is None or error.where is None:
+                raise
+            relied = {*asked.relied, error.where}
+            asked = replace(asked, relied=relied if len(relied) < _MOST_RELIED else None)
         except Revised:
             if asked.others is None or not asked.others.initialise():
                 revised += 1
@@ -261,7 +267,7 @@ def capture(
     them.
 
     `assume`: a branch on what the step computes, as in `if x.isnan().any():`, is captured one way:
-    that of the example if the step is run beside eager PyTorch, else that for False. So are numbers
+    that of the example if the step is run beside eager PyTorch, else that for False. So are sizes
     that follow from integers in inputs and buffers. A warning names the lines, and a step that
     would be another one stops with an error. With `outputs` the caller sees to it (`assumption` of
     the result), and in place of True may come the truth values that are known. Without `assume`

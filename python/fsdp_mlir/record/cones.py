@@ -6,7 +6,7 @@ is computed from floats or held as a buffer, are computed when a call's result d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.record.graph import Node, Ref, Reliance, Trace
+from fsdp_mlir.support.formulas import Formula
 
 aten = torch.ops.aten
 
@@ -59,7 +60,41 @@ class Cones:
         and buffers that it is computed from are relied on from now on; `by_count` if only the
         number of its non-zero elements matters.
         """
-        calls, outside = self._cone(name)
+        reliance = self._reliance((name,), literal=literal)
+        return None if reliance is None else self._rely(replace(reliance, by_count=by_count))[0]
+
+    def number(self, name: str, *, literal: bool) -> Any:
+        """The Python number of a value of one element, as `value` gives it; None if there is none
+        that may be relied on."""
+        if not literal and not self._may_rely:
+            return None
+        value = self.value(name, literal=literal)
+        with _disable_current_modes():
+            return None if value is None else value.item()
+
+    def follows(self, name: str) -> bool:
+        """Whether the step may rely on formulas over this value."""
+        return self._may_rely and self._reliance((name,)) is not None
+
+    def truth(self, names: Sequence[str], formula: Formula) -> bool | None:
+        """The truth value of a formula over values of one element, which it has by their places.
+        Only that is relied on from now on. None if it may not be. Raises what the calculation
+        does."""
+        reliance = self._reliance(tuple(names))
+        if reliance is None or not self._may_rely:
+            return None
+        reliance = replace(reliance, formula=formula)
+        values = self._rely(reliance)
+        with _disable_current_modes():
+            return reliance.truth(values)
+
+    @property
+    def _may_rely(self) -> bool:
+        return self._numbers and len(self._trace.relied_on) < _MOST_NUMBERS
+
+    def _reliance(self, names: tuple[str, ...], *, literal: bool = False) -> Reliance | None:
+        """On the values, if they can be computed where the step is not run."""
+        calls, outside = self._cone(*names)
         storages = {self._storages.get(each) for each in [*outside, *_results(calls)]}
         if (
             any(each not in self._sources or self._sources[each].is_meta for each in outside)
@@ -68,23 +103,16 @@ class Cones:
             or any(storages & self._written(node) for node in self._trace.nodes)
         ):
             return None
-        self._relied_on |= {self._storages[each] for each in outside}
-        reliance = Reliance(tuple(sorted(outside)), tuple(calls), name, by_count)
-        with _disable_current_modes():
-            value = reliance.found(self._sources)
-            if outside:
-                form = reliance.form_of(value)
-                self._trace.relied_on.append(replace(reliance, form=form))
-        return value
+        return Reliance(tuple(sorted(outside)), tuple(calls), names)
 
-    def number(self, name: str, *, literal: bool) -> Any:
-        """The Python number of a value of one element, as `value` gives it; None if there is none
-        that may be relied on."""
-        if not literal and (not self._numbers or len(self._trace.relied_on) >= _MOST_NUMBERS):
-            return None
-        value = self.value(name, literal=literal)
+    def _rely(self, reliance: Reliance) -> list[Tensor]:
+        """The values for the example."""
+        self._relied_on |= {self._storages[each] for each in reliance.outside}
         with _disable_current_modes():
-            return None if value is None else value.item()
+            values = reliance.found(self._sources)
+            if reliance.outside:
+                self._trace.relied_on.append(replace(reliance, form=reliance.form_of(values)))
+        return values
 
     def recurs(self, name: str, value: Tensor) -> bool:
         """Whether a value may be the same in another step, as floating-point data hardly ever is:
@@ -115,9 +143,9 @@ class Cones:
         """Whether a value that was returned depends on the memory where `tensor` lies."""
         return tensor.untyped_storage()._cdata in self._relied_on
 
-    def _cone(self, name: str) -> tuple[list[Node], set[str]]:
+    def _cone(self, *names: str) -> tuple[list[Node], set[str]]:
         """The calls, in order, and the names of what they take that no call makes."""
-        wanted, calls = {name}, []
+        wanted, calls = set(names), []
         for node in reversed(self._trace.nodes):
             if not wanted.isdisjoint(_results([node])):
                 calls.append(node)

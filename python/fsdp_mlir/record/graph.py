@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fsdp_mlir.support.errors import Location
+from fsdp_mlir.support.formulas import Formula, value_of
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Reliance:
-    """A value that decided a shape in the step: the result `name` of `calls` on tensors from
-    outside, given by name. `form` is what the shape follows from."""
+    """What decided a shape or a way in the step: the results `names` of `calls` on tensors from
+    outside, given by name. `form` is what the step follows from."""
 
     outside: tuple[str, ...]
     calls: tuple[Node, ...]
-    name: str
-    by_count: bool  # of what is not zero
+    names: tuple[str, ...]
+    by_count: bool = False  # of what is not zero, in the only one
+    formula: Formula | None = None  # by the places in `names`: its truth value alone
     form: str = ""
 
-    def found(self, sources: Mapping[str, Tensor]) -> Tensor:
-        """The value, of these tensors."""
+    def found(self, sources: Mapping[str, Tensor]) -> list[Tensor]:
+        """The values, of these tensors."""
         values: dict[str, Any] = {each: sources[each].detach().cpu() for each in self.outside}
         for node in self.calls:
             args, kwargs = split_arguments(node.func, _filled(node.args, values))
@@ -81,17 +83,27 @@ class Reliance:
             for out, each in zip(node.outs, made, strict=True):
                 names = [out] if isinstance(out, str) else out
                 values |= zip(names, [each] if isinstance(out, str) else each, strict=True)
-        value: Tensor = values[self.name]
-        return value
+        return [values[name] for name in self.names]
 
-    def form_of(self, value: Tensor) -> str:
-        """What a shape follows from."""
+    def truth(self, values: Sequence[Tensor]) -> bool:
+        """That of the formula. Raises what the calculation does."""
+        assert self.formula is not None
+        return bool(value_of(self.formula, {at: x.item() for at, x in enumerate(values)}))
+
+    def form_of(self, values: Sequence[Tensor]) -> str:
+        """What the step follows from."""
+        if self.formula is not None:
+            try:
+                return str(self.truth(values))
+            except (ArithmeticError, ValueError) as error:
+                return type(error).__name__
+        [value] = values
         if self.by_count:
             return str(int(value.count_nonzero()))
         return xxhash.xxh3_128_hexdigest(value.contiguous().view(-1).view(torch.uint8).numpy())
 
     def holds(self, sources: Mapping[str, Tensor]) -> bool:
-        """Whether these tensors give the same shape."""
+        """Whether these tensors give the same."""
         return self.form_of(self.found(sources)) == self.form
 
 

@@ -28,7 +28,8 @@ from fsdp_mlir.record.generators import (
 )
 from fsdp_mlir.record.graph import Node, Trace
 from fsdp_mlir.record.plain import composites
-from fsdp_mlir.record.trace import Recorder, evaluated, traced
+from fsdp_mlir.record.run import evaluated, traced
+from fsdp_mlir.record.trace import Recorder
 from fsdp_mlir.support.autocast import without_autocast
 from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
@@ -323,6 +324,7 @@ def _recorder(
         compares or assumes,
         results,
         asserts=assumes and not compares,
+        defers=lambda: view.step.defers,
     )
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fsdp_mlir.modules.module_stack import ModuleStack
 from fsdp_mlir.modules.placed import has_wrapper
 from fsdp_mlir.modules.weights import State
-from fsdp_mlir.record import collectives, operators, places, reads, versions
+from fsdp_mlir.record import collectives, operators, places, versions
 from fsdp_mlir.record.asserted import demanded
 from fsdp_mlir.record.bound_state import BoundStates
 from fsdp_mlir.record.cones import Cones
@@ -57,6 +56,7 @@ from fsdp_mlir.support.errors import (
     STOPS,
     CaptureError,
     DrawnError,
+    NumberError,
     SourceMap,
     located,
     model_frame,
@@ -91,7 +91,8 @@ class Recorder(TorchDispatchMode):
 
     `bind` names the graph's inputs, and says what they stand for; constants take the names
     b{first_constant}…. The step is for tensors on `device`. With `asserts` it stops where a number
-    that it relies on is another one. Raises CaptureError, with the model's line, for a call that
+    that it relies on is another one. Where the step `defers`, a number that it would rely on is
+    a NumberError. Raises CaptureError, with the model's line, for a call that
     has no static form.
     """
 
@@ -112,9 +113,10 @@ class Recorder(TorchDispatchMode):
         results: FakeResults | None = None,
         *,
         asserts: bool = False,
+        defers: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
-        self._asserts = asserts
+        self._asserts, self._defers = asserts, defers
         self._results = results or FakeResults()
         self._target, self._device = device, device.type
         self._first_constant = first_constant
@@ -367,8 +369,11 @@ class Recorder(TorchDispatchMode):
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
             return wanted
-        recurs = self.cones.recurs(name, fakes[0])
-        number = self.cones.number(name, literal=False) if recurs else None
+        if not self.cones.recurs(name, fakes[0]):
+            return None
+        if self._defers() and self.cones.follows(name):
+            raise NumberError(str(self._undecided(func, fakes, origin)), name, self.cones.truth)
+        number = self.cones.number(name, literal=False)
         if number is not None and self._asserts:
             same = aten.eq.Scalar(fakes[0], number)
             self._record(aten.eq.Scalar, [fakes[0], number], same, origin)
@@ -593,31 +598,3 @@ def _has_ref(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_has_ref(item) for item in value)
     return isinstance(value, Ref)
-
-
-@contextmanager
-def _located_errors(recorder: Recorder) -> Iterator[None]:
-    try:
-        with reads.asking(recorder, recorder.sources, recorder.check_read):
-            yield
-    except CaptureError:
-        raise
-    except Exception as error:
-        location = recorder.sources.traceback(error.__traceback__)
-        raise located(location, f"{type(error).__name__}: {error}") from error
-
-
-def traced(
-    forward: Callable[[], Tensor], differentiate: Callable[[Tensor], Any], recorder: Recorder
-) -> tuple[Tensor, Any]:
-    """Runs forward, then backward, under `recorder`; other errors become CaptureErrors."""
-    with _located_errors(recorder), recorder, torch.enable_grad():
-        loss = forward()
-        recorder.begin_backward()
-        return loss, differentiate(loss)
-
-
-def evaluated(forward: Callable[[], Tensor], recorder: Recorder) -> Tensor:
-    """Runs forward without gradients under `recorder`; other errors become CaptureErrors."""
-    with _located_errors(recorder), recorder, torch.no_grad():
-        return forward()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdp_mlir.step.formulas import Formula, value_of
 from fsdp_mlir.step.items import Item
 from fsdp_mlir.step.outputs import Outputs
 from fsdp_mlir.support.errors import STOPS, CaptureError, OtherwiseError
@@ -25,10 +24,6 @@ aten = torch.ops.aten
 Outcomes = tuple[Sequence[bool], Sequence[bool]]
 
 _MOST = 64
-
-
-# Functions of formulas that tensors have too.
-_ON_TENSORS = {"add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"}
 
 
 class Assumed:
@@ -62,15 +57,19 @@ class Assumed:
         if self._is_unused(item):
             return True
         index = len(self._items)
-        if index == _MOST or (not self._returns and not _has_tensor(item)):
+        if index == _MOST:
             raise item.error
         outcome = self._known[index] if index < len(self._known) else _likely(item)
-        if not self._returns:
-            _assert(item, outcome)
+        self.relied(item, outcome)
         self._items.append(item.combined("truth", [item]))
         self.outcomes.append(outcome)
         self.errors.append(item.error)
         return outcome
+
+    def relied(self, item: Item, outcome: bool) -> None:
+        """While the step is recorded, which goes the way of this truth value."""
+        if not self._returns:
+            _assert(item, outcome)
 
     def replayed(self, item: Item) -> bool:
         """The same while the step runs eagerly. OtherwiseError if it is another one."""
@@ -80,9 +79,8 @@ class Assumed:
         if index == len(self.outcomes):
             raise CaptureError("the step reads more of what it computes than while it is recorded")
         outcome = self.outcomes[index]
-        numbers = {place: x.reshape(()).tolist() for place, x in enumerate(item.tensors)}
         try:
-            now = bool(value_of(item.formula, numbers | dict(item.given)))
+            now = bool(item.now())
         except (ArithmeticError, ValueError):  # which code may expect
             now = not outcome
         if now != outcome:
@@ -138,47 +136,14 @@ def _likely(item: Item) -> bool:
         return False
 
 
-def _has_tensor(item: Item) -> bool:
-    """Whether tensors of int64, or of float64 if one is of floats, have its number's value."""
-    is_float = any(tensor.is_floating_point() for tensor in item.tensors)
-
-    def fits(formula: Formula) -> bool:
-        name, *rest = formula
-        if name == "item":
-            return not isinstance(rest[0], str)
-        if name == "number":
-            return is_float or type(rest[0]) is not float
-        return name in _ON_TENSORS and all(map(fits, rest))
-
-    return not any(tensor.is_complex() for tensor in item.tensors) and fits(item.formula)
-
-
 def _assert(item: Item, outcome: bool) -> None:
     """Records that the step stops if it is not so."""
-    numbers = dict(enumerate(item.tensors))
-    if item.formula[0] != "item":
-        is_float = any(tensor.is_floating_point() for tensor in item.tensors)
-        dtype = torch.float64 if is_float else torch.int64
-        numbers = {place: x.reshape(()).to(dtype) for place, x in numbers.items()}
-    tensor = _computed(item.formula, numbers)
+    if (tensor := item.computed()) is None:
+        raise item.refused()
     if tensor.dtype != torch.bool:
         tensor = tensor != 0
     where = str(item.error).partition(": ")[0]
     aten._assert_async.msg(tensor if outcome else tensor.logical_not(), f"{STOPS}{where}")
-
-
-def _computed(formula: Formula, tensors: Mapping[int, Tensor]) -> Any:
-    """What a formula gives for tensors: a bool among the operands is a number, as in Python, where
-    two of them add up to 2."""
-    name, *rest = formula
-    if name in ("item", "number"):
-        return value_of(formula, tensors)
-    terms = [_computed(each, tensors) for each in rest]
-    dtype = next(iter(tensors.values())).dtype
-    terms = [term.to(dtype) if isinstance(term, Tensor) else term for term in terms]
-    return value_of(
-        (name, *(("item", place) for place in range(len(terms)))), dict(enumerate(terms))
-    )
 
 
 @dataclass(frozen=True)

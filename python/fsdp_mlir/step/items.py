@@ -1,19 +1,22 @@
-"""Numbers that a step only returns, as `loss.item()` among its metrics.
+"""Numbers that a step reads, as `loss.item()` among its metrics.
 
 While a step is recorded, `Tensor.item` gives an `Item` where the number depends on what the step
-computes: it stands for a number of each step. Arithmetic with it is repeated after each step. Its
-truth value, such as that of a comparison, is what the step assumes (assumed.py), if it may assume
-something. Whatever else code does with it is the CaptureError that `item` would have been. So is an
-Item that is kept when the step has ended, but where a step may leave tensors (modules/left.py).
+computes or is given: it stands for a number of each step. Arithmetic with it is repeated after each
+step, and an operator that has the same bits with a tensor takes that (operands.py). Its truth
+value, such as that of a comparison, is what the step relies on, if it follows from what the step is
+given, or else what it assumes (assumed.py), if it may assume something. Whatever else code does
+with it, such as taking it for a size, is the error of `item`: the CaptureError that this would have
+been, or the NumberError because of which the number itself is a part of the step. So is an Item
+that is kept when the step has ended, but where a step may leave tensors (modules/left.py).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import CodeType
+from itertools import chain
 from typing import Any, Protocol
 from unittest import mock
 from weakref import ref
@@ -23,17 +26,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fsdp_mlir.modules.left import Calculated
-from fsdp_mlir.step.formulas import (
+from fsdp_mlir.step.numbers import Number
+from fsdp_mlir.step.operands import Operand
+from fsdp_mlir.support.errors import CaptureError, DrawnError, NumberError, Where, expects_errors
+from fsdp_mlir.support.formulas import (
     Formula,
-    Symbol,
     combined,
     math_of_symbols,
     may_raise,
     moved,
     value_of,
 )
-from fsdp_mlir.step.numbers import Number
-from fsdp_mlir.support.errors import CaptureError, DrawnError, expects_errors
 
 
 class Decides(Protocol):
@@ -41,6 +44,10 @@ class Decides(Protocol):
 
     def begin(self, *, records: bool) -> None:
         """Before each run, which records the step or replays it."""
+        raise NotImplementedError
+
+    def relied(self, item: Item, outcome: bool) -> None:
+        """While the step is recorded, which relies on that truth value."""
         raise NotImplementedError
 
     def recorded(self, item: Item) -> bool:
@@ -58,14 +65,19 @@ class Decides(Protocol):
 
 @dataclass
 class _Run:
-    """A run of forward: the Items that it has made, and what gives their truth values."""
+    """A run of forward: the Items that it has made, and what gives their truth values. One that
+    `records` notes the first error of a number that follows from what the step is given."""
 
-    decide: Callable[[Item], bool] | None
+    decides: Decides | None
+    records: bool
     made: list[ref[Item]] = field(default_factory=list)
+    ended: bool = False
+    error: NumberError | None = None
 
 
-class Item(Symbol, Calculated):
-    """A number of each step: `formula` over the numbers of `tensors`."""
+class Item(Operand, Calculated):
+    """A number of each step: `formula` over the numbers of `tensors`. `errors`: for each of them
+    that of the number."""
 
     rank = 1
 
@@ -73,12 +85,12 @@ class Item(Symbol, Calculated):
         self,
         formula: Formula,
         tensors: Sequence[Tensor],
-        error: CaptureError,
+        errors: Sequence[CaptureError],
         run: _Run,
         given: Mapping[str, Any] | None = None,
     ) -> None:
         """`given`: numbers that the formula names."""
-        self.formula, self.tensors, self.error = formula, list(tensors), error
+        self.formula, self.tensors, self.errors = formula, list(tensors), list(errors)
         self.given = given or {}
         self.run = run
         run.made.append(ref(self))
@@ -86,9 +98,12 @@ class Item(Symbol, Calculated):
     @property
     def __class__(self) -> type:  # type: ignore[override]
         try:
-            return type(self.likely(for_bool=True))
+            return self.kind()
         except (ArithmeticError, ValueError):
-            raise self.error from None
+            raise self.refused() from None
+
+    def kind(self) -> type:
+        return type(self.likely(for_bool=True))
 
     def likely(self, *, for_bool: bool) -> Any:
         """What it is for tensors of one, and of `for_bool`."""
@@ -102,42 +117,109 @@ class Item(Symbol, Calculated):
     def calculated(self, elements: Sequence[Any]) -> Any:
         return value_of(self.formula, dict(enumerate(elements)))
 
+    @property
+    def error(self) -> CaptureError:
+        """Of a number that it has. A number that is refused because it follows from what the step
+        is given is none."""
+        others = [error for error in self.errors if type(error) is not NumberError]
+        return next(iter(others), self.errors[0])
+
     def refused(self) -> CaptureError:
-        return self.error
+        error = self.error
+        if isinstance(error, NumberError) and self.run.records:
+            self.run.error = self.run.error or error
+        return error
 
     def __bool__(self) -> bool:
-        if self.run.decide is None or isinstance(self.error, DrawnError):
-            raise self.error
-        return self.run.decide(self)
+        decides, error = self.run.decides, self.error
+        if not self._decides or self.run.ended:
+            raise self.refused()
+        if decides is not None and not isinstance(error, NumberError):
+            return decides.recorded(self) if self.run.records else decides.replayed(self)
+        if not self.run.records:
+            return bool(self.now())
+        names = [each.name for each in self.errors if isinstance(each, NumberError)]
+        outcome = None if self.given else error.truth(names, self.formula)
+        if outcome is None:
+            raise self.refused()
+        if decides is not None:
+            decides.relied(self, outcome)
+        return outcome
 
-    def combined(self, name: str, values: Sequence[Any]) -> Item:
+    def now(self) -> Any:
+        """The number, where the tensors have data. Raises what the calculation does."""
+        numbers = {place: x.reshape(()).tolist() for place, x in enumerate(self.tensors)}
+        return value_of(self.formula, numbers | dict(self.given))
+
+    def tensor(self) -> Any:
+        for divisor in _divisors(self.formula):
+            if not self._made(("ne", divisor, ("number", 0))):
+                raise ZeroDivisionError("division by zero")  # a tensor would have a value
+        if not self.run.records:
+            return self.now()
+        # An operator of a GPU may have other bits with a number.
+        fits = self.kind() in (int, float) and all(x.is_cpu for x in self.tensors)
+        tensor = self.computed() if fits else None
+        if tensor is None:
+            raise self.refused()
+        return tensor
+
+    def computed(self) -> Tensor | None:
+        """The number by operators: of float64 or int64, or a bool; None if they may give another
+        one."""
+        is_float = _is_float(self.formula, self.tensors)
+        is_complex = any(x.is_complex() for x in self.tensors)
+        if self.given or is_complex or not _is_computed(self.formula, is_float=is_float):
+            return None
+        numbers = {place: x.reshape(()) for place, x in enumerate(self.tensors)}
+        if self.formula[0] != "item" or numbers[self.formula[1]].dtype != torch.bool:
+            dtype = torch.float64 if is_float else torch.int64
+            numbers = {place: x.to(dtype) for place, x in numbers.items()}
+        return _computed(self.formula, numbers)
+
+    def combined(self, name: str, values: Sequence[Any]) -> Any:
         tensors: list[Tensor] = []
+        errors: list[CaptureError] = []
         terms: list[Any] = []
         given: Mapping[str, Any] = {}
         for value in values:
             if type(value) is Item:
                 terms.append(moved(value.formula, len(tensors)))
                 tensors += value.tensors
+                errors += value.errors
                 given = given or value.given
             elif type(value) is Number:
                 terms.append(value.formula)
                 given = value.of.given
             elif type(value) in (int, float, bool):
                 terms.append(("number", value))
+            elif isinstance(value, Tensor):
+                return NotImplemented
             else:
-                raise self.error
-        item = Item((name, *terms), tensors, self.error, self.run, given)
-        decides = self.run.decide is not None and not isinstance(self.error, DrawnError)
-        if decides and may_raise(item.formula) and expects_errors():
+                raise self.refused()
+        item = Item((name, *terms), tensors, errors, self.run, given)
+        if self._decides and may_raise(item.formula) and expects_errors():
             # That it is no error is what the step assumes.
-            bool(Item(("computes", item.formula), tensors, self.error, self.run, given))
+            bool(item._made(("computes", item.formula)))
         return item
+
+    @property
+    def _decides(self) -> bool:
+        """Whether it has truth values."""
+        error = self.error
+        if isinstance(error, DrawnError):
+            return False
+        return self.run.decides is not None or isinstance(error, NumberError)
+
+    def _made(self, formula: Formula) -> Item:
+        """That of another formula over the same numbers."""
+        return Item(formula, self.tensors, self.errors, self.run, self.given)
 
 
 def _compared(name: str) -> Any:
     def function(self: Item, other: Any) -> Any:
-        if self.run.decide is None:
-            raise self.error
+        if not self._decides:
+            raise self.refused()
         return combined(name, self, other)
 
     return function
@@ -154,7 +236,62 @@ def _one(dtype: torch.dtype, for_bool: bool) -> Any:
     return for_bool if dtype == torch.bool else 1
 
 
-_USED = "a number that is computed in one step is used in the next, or in backward"
+# Functions of formulas that tensors have too; and those that give Python's numbers the bits of a
+# float64 only.
+_ON_TENSORS = {"add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"}
+_OF_FLOATS = {"truediv"}
+
+# The most that an integer is multiplied by.
+_MOST_TIMES = 1 << 31
+
+
+def _is_float(formula: Formula, tensors: Sequence[Tensor]) -> bool:
+    """Whether a calculation has floats."""
+    name, *rest = formula
+    if name == "item":
+        return not isinstance(rest[0], str) and tensors[rest[0]].is_floating_point()
+    if name == "number":
+        return type(rest[0]) is float
+    return name in _OF_FLOATS or any(_is_float(each, tensors) for each in rest)
+
+
+def _is_computed(formula: Formula, *, is_float: bool) -> bool:
+    """Whether operators give what a calculation does."""
+    name, *rest = formula
+    if name == "item":
+        return not isinstance(rest[0], str)
+    if name == "number":
+        return is_float or type(rest[0]) is not float
+    if name == "mul" and not is_float:  # Python's integers do not overflow
+        by = [term[1] for term in rest if term[0] == "number"]
+        if not by or abs(by[0]) > _MOST_TIMES:
+            return False
+    known = name in _ON_TENSORS or (is_float and name in _OF_FLOATS)
+    return known and all(_is_computed(each, is_float=is_float) for each in rest)
+
+
+def _computed(formula: Formula, tensors: Mapping[int, Tensor]) -> Any:
+    """What a formula gives for tensors: a bool among the operands is a number, as in Python, where
+    two of them add up to 2."""
+    name, *rest = formula
+    if name in ("item", "number"):
+        return value_of(formula, tensors)
+    terms = [_computed(each, tensors) for each in rest]
+    dtype = next(iter(tensors.values())).dtype
+    terms = [term.to(dtype) if isinstance(term, Tensor) else term for term in terms]
+    return value_of(
+        (name, *(("item", place) for place in range(len(terms)))), dict(enumerate(terms))
+    )
+
+
+def _divisors(formula: Formula) -> Iterator[Formula]:
+    name, *rest = formula
+    if name in ("item", "number"):
+        return
+    if name in _OF_FLOATS:
+        yield rest[1]
+    for each in rest:
+        yield from _divisors(each)
 
 
 def is_item(value: Any) -> bool:
@@ -177,24 +314,27 @@ def _giving(
 def _check_gone(made: list[ref[Item]], but: Collection[int] = ()) -> None:
     for each in made:
         if (kept := each()) is not None and id(kept) not in but:
-            raise kept.error
+            raise kept.refused()
 
 
-# Where a number is read: the code, and the place in it.
-_Where = tuple[CodeType, int]
+_Give = Callable[[Callable[[Tensor], Any], Tensor, Where], Any]
 
-_Give = Callable[[Callable[[Tensor], Any], Tensor, _Where], Any]
+# Places where code needs numbers; None for all.
+Relied = Set[Where] | None
 
 
 class Items:
     """Those of one step: which of its calls of `Tensor.item`, and of its reads of truth values,
-    give one. Without `decides` the latter give none."""
+    give one. Without `decides` the latter give none. At the places of `relied` a number that
+    follows from what the step is given is one."""
 
-    def __init__(self, decides: Decides | None = None) -> None:
+    def __init__(self, decides: Decides | None = None, relied: Relied = frozenset()) -> None:
         self._decides = decides
+        self._relied = relied
+        self.defers = False  # a number that the step may rely on can be an Item
         # By the places of reads, in the order of the reads there: what calls without data make is
-        # read elsewhere.
-        self._gives: dict[_Where, list[bool]] = {}
+        # read elsewhere. None for a number, or the error of an Item.
+        self._gives: dict[Where, list[CaptureError | None]] = {}
         self._kept: list[ref[Item]] = []
 
     @contextmanager
@@ -204,34 +344,44 @@ class Items:
         run = self._begin(records=True)
         self._gives = {}
 
-        def give(read: Callable[[Tensor], Any], tensor: Tensor, where: _Where) -> Any:
+        def give(read: Callable[[Tensor], Any], tensor: Tensor, where: Where) -> Any:
             gives = self._gives.setdefault(where, [])
+            self.defers = self._relied is not None and where not in self._relied
             try:
                 number = read(tensor)
             except CaptureError as error:
                 if not isinstance(tensor, FakeTensor):
                     raise
-                gives.append(True)
+                if isinstance(error, NumberError):
+                    error.where = where
+                gives.append(error)
                 # Without the frames, which hold what they have made.
                 error.__cause__ = error.__context__ = None
                 return _item(tensor, error.with_traceback(None), run)
-            gives.append(False)
+            finally:
+                self.defers = False
+            gives.append(None)
             return number
 
         with self._given_by(give):
             try:
                 yield
-            except TypeError as error:  # of what takes numbers only
-                if Item.__name__ in str(error):
-                    _check_gone(run.made)
-                self._failed()
-                raise
             except CaptureError:
                 raise
-            except Exception:
-                self._failed()
+            except Exception as error:
+                if isinstance(error, TypeError) and Item.__name__ in str(error):
+                    _check_gone(run.made)  # of what takes numbers only
+                if run.error is not None:
+                    raise run.error from None
+                if self._decides is not None:
+                    self._decides.failed()
                 raise
-        run.decide = None
+        if run.error is not None:
+            raise run.error
+        run.ended = True
+        for error in chain.from_iterable(self._gives.values()):
+            if isinstance(error, NumberError):
+                error.forget()
         self._kept = run.made
         if not may_keep:
             self.ended([])
@@ -248,24 +398,20 @@ class Items:
         run = self._begin(records=False)
         gives = {where: iter(each) for where, each in self._gives.items()}
 
-        def give(read: Callable[[Tensor], Any], tensor: Tensor, where: _Where) -> Any:
-            if not next(gives.get(where, iter(())), False):
+        def give(read: Callable[[Tensor], Any], tensor: Tensor, where: Where) -> Any:
+            error = next(gives.get(where, iter(())), None)
+            if error is None:
                 return read(tensor)
-            return _item(tensor, CaptureError(_USED), run)
+            return _item(tensor, error, run)
 
         with self._given_by(give):
             yield
-        run.decide = None
-
-    def _failed(self) -> None:
-        if self._decides is not None:
-            self._decides.failed()
+        run.ended = True
 
     def _begin(self, *, records: bool) -> _Run:
-        if self._decides is None:
-            return _Run(None)
-        self._decides.begin(records=records)
-        return _Run(self._decides.recorded if records else self._decides.replayed)
+        if self._decides is not None:
+            self._decides.begin(records=records)
+        return _Run(self._decides, records)
 
     @contextmanager
     def _given_by(self, give: _Give) -> Iterator[None]:
@@ -285,4 +431,4 @@ class Items:
 
 def _item(tensor: Tensor, error: CaptureError, run: _Run) -> Item:
     """That of a tensor, which may be written after it was read."""
-    return Item(("item", 0), [tensor.detach().clone()], error, run)
+    return Item(("item", 0), [tensor.detach().clone()], [error], run)

@@ -19,9 +19,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from fsdp_mlir.step.formulas import Formula, Symbol, math_of_symbols, may_raise, value_of
 from fsdp_mlir.step.held import Held
+from fsdp_mlir.step.operands import Operand
 from fsdp_mlir.support.errors import CaptureError, SourceMap, model_frame, prefixed
+from fsdp_mlir.support.formulas import Formula, Symbol, math_of_symbols, may_raise, value_of
 
 # Of the input that the numbers come in.
 INPUT = "(numbers)"
@@ -29,17 +30,6 @@ _SLOTS = 31
 
 # A float64 has these integers.
 _MOST = 1 << 53
-
-# Operators of a tensor and a number, or of two numbers, that compute with it in the tensor's dtype
-# whether it is a Python number or a tensor without dimensions; and how many operands they have.
-_SAME_BITS = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "truediv", "true_divide"), 2),
-    **dict.fromkeys(("radd", "rsub", "rmul", "rdiv", "rtruediv"), 2),
-    **dict.fromkeys(("iadd", "isub", "imul", "idiv", "itruediv"), 2),
-    **dict.fromkeys(("subtract", "multiply", "divide"), 2),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), 2),
-    "where": 3,
-}
 
 
 class Refused(CaptureError):
@@ -50,7 +40,7 @@ class Refused(CaptureError):
         self.names = names
 
 
-class Number(Symbol):
+class Number(Operand):
     """A number of each step: `formula` over the numbers that the step is given."""
 
     rank = 0
@@ -81,43 +71,10 @@ class Number(Symbol):
         """Without dimensions, of float64 or int64."""
         return self.of.tensor(self)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        name = str(getattr(func, "__name__", ""))
-        operands = [*args, *(kwargs or {}).values()]
-        number = next((each for each in operands if type(each) is Number), None)
-        if number is None:  # in a list
-            raise CaptureError(f"'{name}' takes a number among others")
-        plain = name.strip("_")
-        in_place = plain.startswith("i") if name.startswith("__") else name.endswith("_")
-        if len(operands) != _SAME_BITS.get(plain) or set(kwargs or {}) - {"input", "other"}:
-            raise number.refused()
-        if plain == "where":
-            return number._chosen(func, args, kwargs or {})
-        tensors = [each for each in operands if isinstance(each, Tensor)]
-        are_float = any(each.is_floating_point() or each.is_complex() for each in tensors)
-        numbers = [each for each in operands if type(each) is Number]
-        is_float = any(type(each.number) is float for each in numbers)
-        # With integers Python's numbers are of the default dtype.
-        dtype = torch.get_default_dtype() if is_float and not are_float else None
-        # Beside a tensor without dimensions another one would decide the result's dtype.
-        flat = all(each.dim() == 0 for each in tensors)
-        if not tensors or (flat and in_place):
-            raise number.refused()
+    def kind(self) -> type:
+        return type(self.number)
 
-        def given(each: Any) -> Any:
-            if type(each) is Number:
-                tensor = each.tensor()
-                return tensor if dtype is None else tensor.to(dtype)
-            return each.reshape(1) if flat and isinstance(each, Tensor) else each
-
-        keywords = {key: given(value) for key, value in (kwargs or {}).items()}
-        result = func(*map(given, args), **keywords)
-        return result.reshape(()) if flat else result
-
-    def _chosen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def chosen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What `torch.where` of a tensor of floats and this number gives. It is an error for a
         number that the tensor's dtype does not have."""
         choices = [*args[1:], *kwargs.values()] if func is torch.where else [args[0], *args[2:]]

@@ -19,9 +19,9 @@ from torch.utils._pytree import (
     treespec_loads,
 )
 
-from fsdp_mlir.step.formulas import Formula, is_symbol, moved, settled, value_of
 from fsdp_mlir.step.items import is_item
 from fsdp_mlir.step.numbers import Number
+from fsdp_mlir.support.formulas import Formula, is_symbol, moved, settled, value_of
 
 _LOSS = object()
 _PLAIN = (bool, int, float, str, NoneType)

@@ -24,7 +24,7 @@ from fsdp_mlir.step.assumed import Assumed, Outcomes
 from fsdp_mlir.step.conversions import conversions_kept
 from fsdp_mlir.step.followed import Candidates
 from fsdp_mlir.step.held import Held
-from fsdp_mlir.step.items import Items
+from fsdp_mlir.step.items import Items, Relied
 from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt, replaced
 from fsdp_mlir.step.numbers import Numbers, Unread
 from fsdp_mlir.step.outputs import Outputs, scalar_of
@@ -78,6 +78,8 @@ class TrainingStep(nn.Module):
     their input is the last one. `repeated` has the tensors that are the same object as an earlier
     one, by their names, which code may ask for: the model gets that one. Strings and numbers that
     are `unread`, as named by nested.pattern, have stand-ins in a recording, which it may not read.
+    What code reads at the places of `relied` are numbers, if they follow from what the step is
+    given.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class TrainingStep(nn.Module):
         repeated: Mapping[str, str] | None = None,
         unread: Set[str] = frozenset(),
         assume: Outcomes | None = None,
+        relied: Relied = frozenset(),
     ) -> None:
         super().__init__()
         self.model = model
@@ -125,7 +128,7 @@ class TrainingStep(nn.Module):
             Assumed(known, returns=returns, evaluating=evaluating)
             for known, evaluating in zip(assume or (), (False, True), strict=False)
         )
-        self._items = [Items(each) for each in self.assumed] or [Items(), Items()]
+        self._items = [Items(each, relied) for each in self.assumed or (None, None)]
         self.followed = Candidates()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -174,6 +177,11 @@ class TrainingStep(nn.Module):
         """In the body, forward runs eagerly, as it was recorded."""
         with self._items[self._evaluating].replayed():
             yield
+
+    @property
+    def defers(self) -> bool:
+        """Items.defers of those of forward now."""
+        return self._items[self._evaluating].defers
 
     @property
     def slots(self) -> list[Tensor]:

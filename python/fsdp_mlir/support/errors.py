@@ -7,11 +7,13 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
 import torch
+
+from fsdp_mlir.support.formulas import Formula
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -20,6 +22,9 @@ _WRAPPERS = (_TORCH + "_compile.py", _TORCH + "_dynamo" + os.sep)
 _CALLERS: set[str] = set()
 
 Location = tuple[str, int]
+
+# A place in code.
+Where = tuple[CodeType, int]
 
 # How the error of a step that stops begins; the model's line follows.
 STOPS = "the data decide otherwise than those that the step was captured with: "
@@ -44,6 +49,24 @@ class CountedError(CaptureError):
 
 class DrawnError(CaptureError):
     """A random draw alone decides it."""
+
+
+class NumberError(CaptureError):
+    """A step takes a number that follows from what it is given, of the value `name`, for more than
+    an operand. `truth(names, formula)` is the truth value of a formula over such values, on which
+    the step relies from then on; None if it cannot. `where`: the place in the code that reads the
+    number."""
+
+    def __init__(
+        self, message: str, name: str, truth: Callable[[Sequence[str], Formula], bool | None]
+    ) -> None:
+        super().__init__(message)
+        self.name, self.truth = name, truth
+        self.where: Where | None = None
+
+    def forget(self) -> None:
+        """The recording has ended."""
+        self.truth = lambda *_: None
 
 
 class AssumesError(CaptureError):

@@ -13,6 +13,7 @@ from fsdp_mlir.modules.others import Others
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.step.assumed import Outcomes
+from fsdp_mlir.step.items import Relied
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.device import Device
 
@@ -42,3 +43,4 @@ class Asked:
     held: Mapping[str, Place]
     unread: Sequence[str]
     assume: Outcomes | None
+    relied: Relied = frozenset()  # places where code needs the numbers that it reads

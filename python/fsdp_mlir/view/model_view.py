@@ -69,6 +69,7 @@ class ModelView:
             repeated,
             frozenset(asked.unread),
             asked.assume,
+            asked.relied,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):

@@ -1,0 +1,82 @@
+"""Numbers of each step as operands of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.formulas import Symbol
+
+# Operators of a tensor and a number, or of two numbers, that compute with it in the tensor's dtype
+# whether it is a Python number or a tensor without dimensions; and how many operands they have.
+_SAME_BITS = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "truediv", "true_divide"), 2),
+    **dict.fromkeys(("radd", "rsub", "rmul", "rdiv", "rtruediv"), 2),
+    **dict.fromkeys(("iadd", "isub", "imul", "idiv", "itruediv"), 2),
+    **dict.fromkeys(("subtract", "multiply", "divide"), 2),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), 2),
+    "where": 3,
+}
+
+
+class Operand(Symbol):
+    """A Symbol that operators take as a tensor without dimensions, if that gives the bits that the
+    number gives; else it is an error."""
+
+    def kind(self) -> type:
+        """The number's class."""
+        raise NotImplementedError
+
+    def tensor(self) -> Any:
+        """Without dimensions, of float64 or int64; or the number itself, where it is known."""
+        raise NotImplementedError
+
+    def chosen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What an operator that chooses between a tensor and this number gives."""
+        raise self.refused()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = str(getattr(func, "__name__", ""))
+        operands = [*args, *(kwargs or {}).values()]
+        numbers: list[Operand] = [each for each in operands if _is_operand(each)]
+        if not numbers:
+            for each in filter(_is_operand, tree_leaves(operands)):
+                raise each.refused()
+            raise CaptureError(f"'{name}' takes a number among others")
+        plain = name.strip("_")
+        in_place = plain.startswith("i") if name.startswith("__") else name.endswith("_")
+        if len(operands) != _SAME_BITS.get(plain) or set(kwargs or {}) - {"input", "other"}:
+            raise numbers[0].refused()
+        if plain == "where":
+            return numbers[0].chosen(func, args, kwargs or {})
+        tensors = [each for each in operands if isinstance(each, Tensor)]
+        are_float = any(each.is_floating_point() or each.is_complex() for each in tensors)
+        is_float = any(each.kind() is float for each in numbers)
+        # With integers Python's numbers are of the default dtype.
+        dtype = torch.get_default_dtype() if is_float and not are_float else None
+        # Beside a tensor without dimensions another one would decide the result's dtype.
+        flat = all(each.dim() == 0 for each in tensors)
+        if not tensors or (flat and in_place):
+            raise numbers[0].refused()
+
+        def given(each: Any) -> Any:
+            if _is_operand(each):
+                tensor = each.tensor()
+                return tensor.to(dtype) if dtype and isinstance(tensor, Tensor) else tensor
+            return each.reshape(1) if flat and isinstance(each, Tensor) else each
+
+        keywords = {key: given(value) for key, value in (kwargs or {}).items()}
+        result = func(*map(given, args), **keywords)
+        return result.reshape(()) if flat else result
+
+
+def _is_operand(value: Any) -> bool:
+    return issubclass(type(value), Operand)
