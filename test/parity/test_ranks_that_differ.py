@@ -120,6 +120,48 @@ os._exit(0)
 """
 )
 
+VALUES = (
+    SCRIPT
+    + """
+dist.init_process_group("gloo")
+
+class Cut(Model):
+    def forward(self, x, sizes):
+        first = super().forward(x[: sizes.max().item()])
+        return first if sizes.sum().item() < 7 else first * sizes.min().item()
+
+# Of each rank and step: what another rank's values have a plan for, these may not.
+given = [[1, 2, 1, 2, 3, 1, 1, 2, 3], [1, 1, 2, 2, 1, 1, 2, 2, 1]][rank]
+losses, count = [], None
+for shard in (fully_shard, fsdp_mlir.fully_shard):
+    torch.manual_seed(0)
+    model = Cut()
+    shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = model
+    if shard is not fully_shard:
+        step = fsdp_mlir.compile(model, optimizer=optimizer, fallback="error")
+    for number in (*given, 9):
+        sizes = torch.tensor([number, number if number < 9 else -rank])
+        if number == 9 and step is not model:
+            try:
+                step(batch["x"], sizes)
+            except Exception as error:
+                assert "no more such plans" in str(error), error
+            break
+        loss = step(batch["x"], sizes)
+        losses.append(loss.item())
+        if step is model:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+assert losses[: len(given)] == losses[len(given) + 1 :], losses
+assert len(step._plans._made) == 5
+dist.barrier()
+os._exit(0)
+"""
+)
+
 # Code of forward, and a change before `compile`, after which ranks have plans of their own.
 DIFFERENT: dict[str, tuple[str, str]] = {
     "an_attribute": ("pass", "model.scale = 2.0 + rank"),
@@ -161,6 +203,11 @@ def test_steps_of_each_rank(name: str, tmp_path: Path) -> None:
     """With FSDP2's bits, and without a line."""
     errors = both(EQUAL, tmp_path, *DIFFERENT[name])
     assert not any("without a plan" in text for text in errors), errors
+
+
+def test_values_of_each_rank(tmp_path: Path) -> None:
+    """A plan serves those of all ranks; else there is another."""
+    both(VALUES, tmp_path, "pass", "pass")
 
 
 @pytest.mark.parametrize("name", APART)

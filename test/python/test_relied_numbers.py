@@ -49,7 +49,7 @@ class OfSizes(Net):
     def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
         assert sizes is not None
         parts = hidden.split(sizes.tolist())
-        return torch.stack([part.mean() * (1 + index) for index, part in enumerate(parts)])
+        return torch.stack([part.sum() * (1 + index) / 16 for index, part in enumerate(parts)])
 
 
 class OfALimit(Net):
@@ -78,11 +78,19 @@ def test_buffers() -> None:
 
 @pytest.mark.parametrize(("model", "other"), [(OfSizes, [2, 2]), (OfALimit, [4, 0])])
 def test_inputs(model: type[Net], other: list[int]) -> None:
-    pair = Twins(model, X | {"sizes": torch.tensor([1, 3])}, SGD)
-    assert run(pair, [1, 3]) == []
-    (told,) = run(pair, other)
-    assert OTHER in told
-    assert run(pair, [1, 3]) == []
+    pair = Twins(model, X | {"sizes": torch.tensor([1, 3])}, SGD, fallback="error")
+    for sizes in ([1, 3], other, [1, 3], other):
+        assert run(pair, sizes) == []
+    assert len(pair.step._plans._made) == 2
+
+
+def test_too_many_values() -> None:
+    """Those that there are plans for have them all the same."""
+    forms = [[1, 1, 2], [2, 1, 1], [1, 2, 1], [0, 2, 2], [2, 0, 2], [2, 2, 0], [4, 0, 0]]
+    pair = Twins(OfSizes, X | {"sizes": torch.tensor(forms[0])}, SGD)
+    lines = [run(pair, sizes) for sizes in [*forms, *forms]]
+    assert list(map(len, lines)) == [0, 0, 0, 0, 0, 1] + [0] * 8 and OTHER in lines[5][0]
+    assert len(pair.step._plans._made) == 5
 
 
 def test_inputs_of_the_same_branch() -> None:

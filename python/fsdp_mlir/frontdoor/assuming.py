@@ -56,8 +56,7 @@ class Assuming:
         undo = compiled.undoing(inputs, evaluation=evaluation)
         result = call()
         now = compiled.decided(evaluation=evaluation)
-        said, _ = self._calls.agreed(("assumed",), OTHER_VALUES if now else READY)
-        if said == READY:
+        if self._calls.agreed(("assumed",), OTHER_VALUES if now else READY).said == READY:
             self._in_vain[key] = 0
             return result
         undo()

@@ -49,14 +49,23 @@ class Compiled:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
 
     def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the values that decide what the step is, such as those of a mask, do so for these
-        microbatches, and those of other models are the ones that FSDP2 computes with."""
+        """Whether it can make the step of these microbatches."""
+        return self.fits(batches) and self.serves(batches)
+
+    def fits(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether it may, whatever their values are, and other models have the parameters that
+        FSDP2 computes with."""
         given = self._given(batches)
         # Keys that the step takes out of a mapping would be gone wherever else that comes.
         if self.captured.taken and shares(batches, list(self.captured.taken)):
             return False
-        if self.captured.others.are_stale() or not all(map(self.captured.numbers.serves, given)):
-            return False
+        return not self.captured.others.are_stale() and all(
+            map(self.captured.numbers.serves, given)
+        )
+
+    def serves(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the values that decide what the step is, such as those of a mask, do so for these
+        microbatches."""
         relied_on, buffers = self.captured.relied_on, {}
         for name, buffer in self.captured.sources.items() if relied_on else ():
             if (tensor := self.bound.buffer(buffer)) is not None:

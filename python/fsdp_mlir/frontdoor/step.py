@@ -18,6 +18,7 @@ from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.frontdoor.saved_state import SavedState
 from fsdp_mlir.frontdoor.settling import Settling
+from fsdp_mlir.frontdoor.several import Several, first
 from fsdp_mlir.frontdoor.together import (
     COMPILE,
     EAGER,
@@ -25,6 +26,8 @@ from fsdp_mlir.frontdoor.together import (
     FOR_FSDP2,
     OTHER_VALUES,
     READY,
+    RELIES,
+    Agreed,
     Calls,
     NoPlan,
     has_no_plan,
@@ -35,7 +38,7 @@ from fsdp_mlir.modules import sharding
 from fsdp_mlir.modules.hooks import AfterStep
 from fsdp_mlir.state import optimizers, own_step
 from fsdp_mlir.step import eager
-from fsdp_mlir.step.batches import OTHER_NUMBERS, Batch, Inputs, split
+from fsdp_mlir.step.batches import MORE_VALUES, OTHER_NUMBERS, Batch, Inputs, split
 from fsdp_mlir.step.eager import Clipping
 from fsdp_mlir.step.numbers import Refused
 from fsdp_mlir.step.outputs import scalar_of
@@ -106,6 +109,7 @@ class Step(SavedState):
             gives_outputs=self._gives_outputs,
         )
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
+        self._several = Several(self._cache)
         self._evaluators: dict[Any, Compiled] = {}
         self._steps = 0
         self._own_update = AfterStep(optimizer, self._count)  # the loop's, of gradients from here
@@ -261,7 +265,7 @@ class Step(SavedState):
         )
         why = around.entered() or self._inputs.with_gaps(batch)
         own = FOR_FSDP2 if why else READY if ready else EAGER
-        if self._agreed(key, own, why) == READY:
+        if self._agreed(key, own, why).said == READY:
             assert compiled is not None
             (inputs,) = compiled.inputs([batch])
             run = compiled.gathered().session.evaluate
@@ -306,36 +310,32 @@ class Step(SavedState):
         self._inputs.note(microbatches)
         if not self._assuming.updates and kind == "update":
             kind = "gradients"
-        key = self._requests.key(kind, microbatches, params)
-        key = with_place(key, self._inputs.given(microbatches[0]), self._cache)
-        compiled = self._cache.get(key)
-        why = self._requests.why_eager(kind, microbatches, params)
-        if not why and key[-1] == LIMIT:
-            why = OTHER_NUMBERS
-        if why or (key not in self._cache and (why := self._inputs.vary(microbatches[0]))):
-            own = FOR_FSDP2
-        elif (
-            (key in self._cache and compiled is None)
-            or not sharding.reduces_now(self._model, self._groups)
-            or not self._calls.has_met
-        ):
-            own = EAGER
-        else:
-            own = READY if compiled and self._is_current(compiled) else COMPILE
-            if own == READY and compiled and not compiled.takes(microbatches):
-                own = OTHER_VALUES
-            elif own == COMPILE and (why := self._changed()):
-                own = FOR_FSDP2
-            elif own == COMPILE and compiled:
-                own, why = self._settling.again(key, compiled)
-        said = self._agreed(key, own, why)
+        form = self._requests.key(kind, microbatches, params)
+        form = with_place(form, self._inputs.given(microbatches[0]), self._cache)
+        keys = self._several.keys(form)
+        serving = self._several.serving(keys, microbatches)
+
+        def agreed(serving: int) -> tuple[Any, Agreed]:
+            key = keys[first(serving)]
+            own, why = self._own_way(key, kind, microbatches, params, bool(serving))
+            return key, self._agreed(form, own, why, serving)
+
+        key, answer = agreed(serving)
+        if not answer.first and answer.said in (READY, COMPILE):
+            key, answer = agreed(answer.serving)
+        compiled, said = self._cache.get(key), answer.said
         if compiled is not None:
             self._settling.note(key, said)
         if said == COMPILE and compiled is not None and self._varying.hold(compiled):
             return self._plan(kind, microbatches, params)
-        if said == COMPILE:
+        if said == RELIES:
+            key = self._several.another(form)
+            if key is None:
+                self._say(MORE_VALUES)
+                return None
+        if said in (COMPILE, RELIES):
             try:
-                compiled = self._compile(key, kind, microbatches)
+                compiled = self._compile(key, kind, microbatches, place=form[-1])
             except Refused:
                 return self._plan(kind, microbatches, params)
             if self._settling.is_unsettled(compiled):
@@ -343,8 +343,38 @@ class Step(SavedState):
                 return None
             if compiled is not None and compiled.relies:
                 takes = compiled.takes(microbatches)
-                said = self._agreed(key, READY if takes else OTHER_VALUES)
-        return compiled.gathered() if compiled and said in (READY, COMPILE) else None
+                said = self._agreed(key, READY if takes else OTHER_VALUES).said
+        return compiled.gathered() if compiled and said in (READY, COMPILE, RELIES) else None
+
+    def _own_way(
+        self,
+        key: Any,
+        kind: str,
+        microbatches: list[dict[str, Any]],
+        params: list[nn.Parameter],
+        serves: bool,
+    ) -> tuple[int, str]:
+        """What this rank would do with the plan of a key, which serves its values or not; and why,
+        if that is what FSDP2 does."""
+        compiled = self._cache.get(key)
+        why = self._requests.why_eager(kind, microbatches, params)
+        if not why and key[-1] == LIMIT:
+            why = OTHER_NUMBERS
+        if why or (key not in self._cache and (why := self._inputs.vary(microbatches[0]))):
+            return FOR_FSDP2, why
+        if (
+            (key in self._cache and compiled is None)
+            or not sharding.reduces_now(self._model, self._groups)
+            or not self._calls.has_met
+        ):
+            return EAGER, ""
+        if compiled and self._is_current(compiled):
+            if not compiled.fits(microbatches):
+                return OTHER_VALUES, ""
+            return (READY if serves else RELIES), ""
+        if why := self._changed():
+            return FOR_FSDP2, why
+        return self._settling.again(key, compiled) if compiled else (COMPILE, "")
 
     def _changed(self) -> str:
         """Why there can be no further plan of the model as it is; empty if there can."""
@@ -359,11 +389,11 @@ class Step(SavedState):
             self._cache[key] = None
             self._without_plan(NoPlan(why))
 
-    def _agreed(self, key: Any, own: int, why: str = "") -> int:
-        said, why = self._calls.agreed(key, own, why)
-        if why:
-            self._say(why)
-        return said
+    def _agreed(self, key: Any, own: int, why: str = "", serving: int = 1) -> Agreed:
+        answer = self._calls.agreed(key, own, why, serving)
+        if answer.why:
+            self._say(answer.why)
+        return answer
 
     def _say(self, why: str) -> None:
         """Why a call has no plan, once."""
@@ -406,13 +436,19 @@ class Step(SavedState):
         return self._assuming.ran(key, compiled, call, inputs)
 
     def _compile(
-        self, key: Any, kind: str, microbatches: list[Batch], *, is_example: bool = False
+        self,
+        key: Any,
+        kind: str,
+        microbatches: list[Batch],
+        *,
+        place: int,
+        is_example: bool = False,
     ) -> Compiled | None:
         """None if there is none. Raises Refused for numbers that are fixed from then on."""
         request = self._requests.request(
             kind,
             microbatches,
-            place=key[-1],
+            place=place,
             is_example=is_example,
             assume=self._assuming.asked(key),
         )
@@ -459,7 +495,7 @@ class Step(SavedState):
                 kind, count = "backward", 1
             key = *self._requests.key(kind, [batch] * count, params), 0
             try:
-                compiled = self._compile(key, kind, [batch], is_example=True)
+                compiled = self._compile(key, kind, [batch], place=0, is_example=True)
             except Refused:
                 return self._compile_example(example)
             if self._settling.is_unsettled(compiled):

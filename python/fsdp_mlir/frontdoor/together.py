@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import xxhash
@@ -53,8 +56,20 @@ def together(
 
 
 # What a rank tells the others before a call.
-READY, COMPILE, EAGER, OTHER_VALUES, FOR_FSDP2 = range(5)
+READY, COMPILE, RELIES, EAGER, OTHER_VALUES, FOR_FSDP2 = range(6)
 _BITS = 3  # of one of these
+_PLANS = 5  # bits, for the plans that serve the values of a call
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks do, with the reason if that is what FSDP2 does. `serving`: the plans that
+    serve the values of all ranks. `first`: whether each rank has spoken of the first of these."""
+
+    said: int
+    why: str = ""
+    serving: int = 0
+    first: bool = True
 
 
 class Calls:
@@ -76,20 +91,30 @@ class Calls:
     def has_met(self) -> bool:
         return self._agreement is not None
 
-    def agreed(self, key: Any, own: int, why: str = "") -> tuple[int, str]:
-        """What all ranks do, after each has said what it would do: they compile if one must, and do
-        what FSDP2 does if one must or if their calls differ. With the reason for that, which is
-        `why` where this rank is FOR_FSDP2."""
+    def agreed(self, key: Any, own: int, why: str = "", serving: int = 1) -> Agreed:
+        """What all ranks do, after each has said what it would do with the first of the plans that
+        are `serving` its values: they compile if one must, and do what FSDP2 does if one must or if
+        their calls differ. The reason for that is `why` where this rank is FOR_FSDP2."""
         if not self.has_met:
-            return EAGER, ""
-        word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> _BITS << _BITS
-        words = self.run(self._agreement.exchange, word | own)
-        if any(other >> _BITS << _BITS != word for other in words):
-            return (EAGER, "") if key[0] == "evaluate" else (FOR_FSDP2, batches.OTHER_CALL)
-        said = max(other - word for other in words)
+            return Agreed(EAGER)
+        bits = _BITS + _PLANS
+        word = xxhash.xxh3_64_intdigest(repr(key).encode()) >> bits << bits
+        words = self.run(self._agreement.exchange, word | serving << _BITS | own)
+        if any(other >> bits << bits != word for other in words):
+            if key[0] == "evaluate":
+                return Agreed(EAGER)
+            return Agreed(FOR_FSDP2, batches.OTHER_CALL)
+        said = max(other & (1 << _BITS) - 1 for other in words)
+        plans = [(other - word) >> _BITS for other in words]
+        common = reduce(and_, plans)
         if said == OTHER_VALUES:
-            return said, batches.OTHER_VALUES
-        return said, (why or ELSEWHERE) if said == FOR_FSDP2 else ""
+            why = batches.OTHER_VALUES
+        elif said != FOR_FSDP2:
+            why = ""
+        else:
+            why = why or ELSEWHERE
+        same = all(each & -each == common & -common for each in plans)
+        return Agreed(said, why, common, same)
 
     def run(self, call: Callable[[Any], Any], argument: Any) -> Any:
         """A call that all ranks make. After a failed call no other is possible: the ranks may be

@@ -25,6 +25,10 @@ OTHER_VALUES = (
     "it was compiled for, or FSDP2 holds another model as it was before a change, here or on "
     "another rank"
 )
+MORE_VALUES = (
+    "values that decide a shape or a branch, as those of a mask, are not those of any batch that a "
+    "plan for this form was compiled for, and there are no more such plans"
+)
 OTHER_CALL = (
     "the call is not that of the other ranks, whose inputs, modes or settings have another form"
 )
