@@ -205,7 +205,7 @@ def test_steps_of_each_rank(name: str, tmp_path: Path) -> None:
     assert not any("without a plan" in text for text in errors), errors
 
 
-def test_values_of_each_rank(tmp_path: Path) -> None:
+def test_values_that_decide(tmp_path: Path) -> None:
     """A plan serves those of all ranks; else there is another."""
     both(VALUES, tmp_path, "pass", "pass")
 

@@ -31,7 +31,7 @@ def branch(y: Tensor) -> Tensor:
 
 
 def item(y: Tensor) -> Tensor:
-    return y.sum() * y.max().item()  # here
+    return y.sum() ** y.max().item()  # here
 
 
 def boolean_index(y: Tensor) -> Tensor:
@@ -49,11 +49,11 @@ def wrong_shape(y: Tensor) -> Tensor:
 def written_known_value(y: Tensor) -> Tensor:
     index = torch.arange(4)
     index.copy_(y[0].long())
-    return y.sum() * index.max().item()  # here
+    return y.sum() ** index.max().item()  # here
 
 
 def random_value(y: Tensor) -> Tensor:
-    return y.sum() * torch.randint(0, 9, (3,)).max().item()  # here
+    return y.sum() ** torch.randint(0, 9, (3,)).max().item()  # here
 
 
 def of_another_namespace(y: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def test_without_evaluation(tmp_path: Path) -> None:
 class Breaks(Norm):
     def forward(self, x: Tensor) -> Tensor:
         loss = super().forward(x)
-        return loss if self.training else loss * loss.item()
+        return loss if self.training else loss ** loss.item()
 
 
 def test_what_cannot_be_captured_names_the_line(tmp_path: Path) -> None:

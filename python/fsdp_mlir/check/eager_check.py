@@ -99,6 +99,9 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
         for name, tensor in view.inputs.items()
     ]
 
+    if _writes_relied_on(recording):
+        return [example], _Eager(recording).steps([example])
+
     def with_others(change: Callable[[Tensor], Tensor], others: bool) -> list[Tensor]:
         return [
             change(each) if view.is_data(name) else view.step.numbers.input(others=others)
@@ -116,6 +119,13 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
         except (_EagerFailed, OtherwiseError):
             continue
     return [example] * 2, _Eager(recording).steps([example] * 2)
+
+
+def _writes_relied_on(recording: Recording) -> bool:
+    """Whether a step changes what it relies on, so that the next one may go another way."""
+    buffers = {f"b{index}": each.name for index, each in enumerate(recording.view.buffers)}
+    outside = {name for each in recording.trace.relied_on for name in each.outside}
+    return any(buffers.get(name, name) in recording.written for name in outside)
 
 
 def _relied_on(recording: Recording, batch: list[Tensor]) -> bool:

@@ -171,13 +171,16 @@ class Plans:
 
     def _made_before(self, files: _Files, policy: str) -> Compiled | None:
         """An earlier plan of the same step, on all ranks."""
+        if not self._made:
+            return None
+        # Ranks may have other plans in common than each has with itself.
         key = policy, files.captured.digest
-        keys = [(each.policy, each.captured.digest) for each in self._made]
-        own = keys.index(key) if key in keys else -1
-        if not files.alike:
-            found = self._meeting.exchange(str(own), EXCHANGE_SECONDS)
-            own = own if len(set(found)) == 1 else -1
-        return self._made[own] if own >= 0 else None
+        own = [
+            at for at, each in enumerate(self._made) if key == (each.policy, each.captured.digest)
+        ]
+        found = map(json.loads, self._meeting.exchange(json.dumps(own), EXCHANGE_SECONDS))
+        common = set.intersection(*map(set, found))
+        return self._made[min(common)] if common else None
 
     def _merged(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The policy of fully_shard and `config`, which must be the same on all ranks that shard

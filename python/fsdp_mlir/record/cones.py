@@ -6,6 +6,7 @@ is computed from floats or held as a buffer, are computed when a call's result d
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,20 +33,31 @@ class Cones:
     """The calls that values of `trace` follow from. Values are named as in its nodes.
 
     `bind` says where each value lies, and for a constant or a buffer which tensor it stands for.
-    `numbers`: whether the caller compares, before each step, what was relied on for those too.
+    `numbers`: whether the caller compares, before each step, what was relied on for those too. A
+    step may write what it relies on if a caller `rereads` that before each run.
     """
 
-    def __init__(self, trace: Trace, numbers: bool) -> None:
+    def __init__(self, trace: Trace, numbers: bool, rereads: bool) -> None:
         self._trace = trace
-        self._numbers = numbers
+        self._numbers, self._rereads = numbers, rereads
         self._storages: dict[str, int] = {}
+        self._same: dict[int, int] = {}  # storages of stand-ins
         self._sources: dict[str, Tensor] = {}
-        self._relied_on: set[int] = set()
+        # Storages of what is relied on, and whether a step may write it.
+        self._relied_on: dict[int, bool] = defaultdict(lambda: True)
 
     def bind(self, name: str, tensor: Tensor, source: Tensor | None) -> None:
-        self._storages.setdefault(name, tensor.untyped_storage()._cdata)
+        self._storages.setdefault(name, self._storage(tensor))
         if source is not None:
             self._sources[name] = source
+
+    def stands_for(self, tensor: Tensor, other: Tensor) -> None:
+        """Before `tensor` is bound: what is written to one of them is written to both."""
+        self._same[tensor.untyped_storage()._cdata] = self._storage(other)
+
+    def _storage(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()._cdata
+        return self._same.get(storage, storage)
 
     def draw(self, name: str) -> Node | None:
         """The random call that decides a value, if nothing from outside the step does."""
@@ -56,12 +68,15 @@ class Cones:
     def value(self, name: str, *, literal: bool, by_count: bool = False) -> Tensor | None:
         """The value for the example; with `literal`, only if it is the same in every run.
 
-        None for one that depends on parameters or draws, or is written in place. Inputs, constants
-        and buffers that it is computed from are relied on from now on; `by_count` if only the
-        number of its non-zero elements matters.
+        None for one that depends on parameters or draws. Inputs, constants and buffers that it is
+        computed from are relied on from now on; `by_count` if only the number of its non-zero
+        elements matters.
         """
         reliance = self._reliance((name,), literal=literal)
-        return None if reliance is None else self._rely(replace(reliance, by_count=by_count))[0]
+        # What each step writes is hardly ever the same in the next, but for what follows from it.
+        if reliance is None or (reliance.written and not (by_count and self._rereads)):
+            return None
+        return self._rely(replace(reliance, by_count=by_count))[0]
 
     def number(self, name: str, *, literal: bool) -> Any:
         """The Python number of a value of one element, as `value` gives it; None if there is none
@@ -81,7 +96,7 @@ class Cones:
         Only that is relied on from now on. None if it may not be. Raises what the calculation
         does."""
         reliance = self._reliance(tuple(names))
-        if reliance is None or not self._may_rely:
+        if reliance is None or (reliance.written and not self._rereads) or not self._may_rely:
             return None
         reliance = replace(reliance, formula=formula)
         values = self._rely(reliance)
@@ -95,19 +110,23 @@ class Cones:
     def _reliance(self, names: tuple[str, ...], *, literal: bool = False) -> Reliance | None:
         """On the values, if they can be computed where the step is not run."""
         calls, outside = self._cone(*names)
-        storages = {self._storages.get(each) for each in [*outside, *_results(calls)]}
         if (
             any(each not in self._sources or self._sources[each].is_meta for each in outside)
             or (literal and outside)
             or any(not self._computable(node) for node in calls)
-            or any(storages & self._written(node) for node in self._trace.nodes)
         ):
             return None
-        return Reliance(tuple(sorted(outside)), tuple(calls), names)
+        storages = set().union(*map(self._written, calls))
+        written = [name for name in outside if self._storages[name] in storages]
+        if len({self._storages[name] for name in outside}) < len(outside) and written:
+            return None  # the copies would not share memory
+        return Reliance(tuple(sorted(outside)), tuple(calls), names, frozenset(written))
 
     def _rely(self, reliance: Reliance) -> list[Tensor]:
         """The values for the example."""
-        self._relied_on |= {self._storages[each] for each in reliance.outside}
+        varies = reliance.by_count or reliance.formula is not None
+        for each in reliance.outside:
+            self._relied_on[self._storages[each]] &= varies
         with _disable_current_modes():
             values = reliance.found(self._sources)
             if reliance.outside:
@@ -139,17 +158,24 @@ class Cones:
         storages = set().union(*map(self._written, self._trace.nodes))
         return {name for name in names if self._storages.get(name) in storages}
 
-    def relies_on(self, tensor: Tensor) -> bool:
-        """Whether a value that was returned depends on the memory where `tensor` lies."""
-        return tensor.untyped_storage()._cdata in self._relied_on
+    def needs(self, tensor: Tensor) -> bool:
+        """Whether the step may not write the memory where `tensor` lies, because a value that was
+        returned depends on it. The outcome of a formula and a number of elements recur."""
+        storage = self._storage(tensor)
+        return storage in self._relied_on and not (self._rereads and self._relied_on[storage])
 
     def _cone(self, *names: str) -> tuple[list[Node], set[str]]:
-        """The calls, in order, and the names of what they take that no call makes."""
+        """The calls, in order, also those that write the memory of such values, and the names of
+        what they take that no call makes."""
         wanted, calls = set(names), []
+        storages = {self._storages.get(name) for name in names}
         for node in reversed(self._trace.nodes):
-            if not wanted.isdisjoint(_results([node])):
-                calls.append(node)
-                wanted.update(ref.name for ref in _refs(node.args))
+            if wanted.isdisjoint(_results([node])) and storages.isdisjoint(self._written(node)):
+                continue
+            calls.append(node)
+            taken = {ref.name for ref in _refs(node.args)}
+            wanted |= taken
+            storages |= {self._storages.get(name) for name in (*taken, *_results([node]))}
         return calls[::-1], wanted.difference(_results(calls))
 
     @staticmethod

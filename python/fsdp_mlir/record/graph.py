@@ -69,6 +69,7 @@ class Reliance:
     outside: tuple[str, ...]
     calls: tuple[Node, ...]
     names: tuple[str, ...]
+    written: frozenset[str] = frozenset()  # of `outside`, by the calls
     by_count: bool = False  # of what is not zero, in the only one
     formula: Formula | None = None  # by the places in `names`: its truth value alone
     form: str = ""
@@ -76,6 +77,7 @@ class Reliance:
     def found(self, sources: Mapping[str, Tensor]) -> list[Tensor]:
         """The values, of these tensors."""
         values: dict[str, Any] = {each: sources[each].detach().cpu() for each in self.outside}
+        values |= {each: values[each].clone() for each in self.written}
         for node in self.calls:
             args, kwargs = split_arguments(node.func, _filled(node.args, values))
             result = node.func(*args, **kwargs)

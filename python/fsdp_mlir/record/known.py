@@ -100,9 +100,9 @@ class KnownValues:
         """Runs the call, of which `values` are all schema arguments, on the data of its tensors,
         unseen by any mode; its results are known."""
         device = result_device(values)
-        given = {id(self._data(tensor)): tensor for tensor in flat_tensors(values)}
+        given = {id(self.data(tensor)): tensor for tensor in flat_tensors(values)}
         moved = tree_map_only(torch.device, lambda _: torch.device("cpu"), values)
-        args, kwargs = split_arguments(func, tree_map_only(Tensor, self._data, moved))
+        args, kwargs = split_arguments(func, tree_map_only(Tensor, self.data, moved))
         with _disable_current_modes():
             result = func(*args, **kwargs)
 
@@ -115,7 +115,8 @@ class KnownValues:
 
             return tree_map_only(Tensor, shown, result)
 
-    def _data(self, tensor: Tensor) -> Tensor:
+    def data(self, tensor: Tensor) -> Tensor:
+        """That of a tensor that is made of known values; the tensor itself for another one."""
         return self._reals.get(id(tensor), tensor)
 
 

@@ -325,6 +325,7 @@ def _recorder(
         results,
         asserts=assumes and not compares,
         defers=lambda: view.step.defers,
+        rereads=assumes and compares,  # a step of one microbatch
     )
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)

@@ -92,8 +92,8 @@ class Recorder(TorchDispatchMode):
     `bind` names the graph's inputs, and says what they stand for; constants take the names
     b{first_constant}…. The step is for tensors on `device`. With `asserts` it stops where a number
     that it relies on is another one. Where the step `defers`, a number that it would rely on is
-    a NumberError. Raises CaptureError, with the model's line, for a call that
-    has no static form.
+    a NumberError. It may write what it relies on if a caller `rereads` that before each run. Raises
+    CaptureError, with the model's line, for a call that has no static form.
     """
 
     # The end of the error for a call whose result shape or value only its data decides.
@@ -114,6 +114,7 @@ class Recorder(TorchDispatchMode):
         *,
         asserts: bool = False,
         defers: Callable[[], bool] = lambda: False,
+        rereads: bool = False,
     ) -> None:
         super().__init__()
         self._asserts, self._defers = asserts, defers
@@ -128,7 +129,7 @@ class Recorder(TorchDispatchMode):
         self._known = KnownValues()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
-        self.cones = Cones(self.trace, numbers)
+        self.cones = Cones(self.trace, numbers, rereads)
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
         self._constants: dict[int, FakeTensor] = {}
@@ -142,7 +143,7 @@ class Recorder(TorchDispatchMode):
         """Names a tensor; `source` is the tensor from outside the step that it stands for."""
         self._names[id(tensor)] = name
         self._alive.append(tensor)
-        self.cones.bind(name, tensor, source)
+        self.cones.bind(name, self._known.data(tensor), source)
         if source is not None:
             key = tensor.untyped_storage()._cdata
             self._outside[key] = source
@@ -456,6 +457,7 @@ class Recorder(TorchDispatchMode):
             if self._known.made(value):
                 with self._fake_mode:
                     fake = placeholder(value, device=str(value.device))
+                self.cones.stands_for(fake, self._known.data(value))
                 self.bind(fake, self._names[id(value)])
                 return fake
             return self._constant(value, origin)
@@ -554,7 +556,8 @@ class Recorder(TorchDispatchMode):
         for formal, value in zip(func._schema.arguments, values, strict=True):
             if formal.alias_info is None or not formal.alias_info.is_write:
                 continue
-            if any(self.cones.relies_on(tensor) for tensor in flat_tensors(value)):
+            written = flat_tensors(value)
+            if any(map(self.cones.needs, written)):
                 raise located(
                     origin.location,
                     f"'{func}' writes a tensor whose values decide a shape in the step, and "
