@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,29 @@ class Reshaped(Averaging):
         return x
 
 
-@pytest.mark.parametrize("model", [Sharing, Attached, Reshaped])
+class Table(Averaging):
+    """It grows with the batches."""
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.mean.dim() == 1 or len(self.mean) < len(x):
+            self.mean = torch.linspace(0, 1, len(x)).unsqueeze(1).expand(-1, 8).clone()
+        return x + self.mean[: len(x)]
+
+
+@pytest.mark.parametrize(("model", "sizes"), [(Reshaped, [4]), (Table, [4, 3, 6, 4])])
+def test_buffers_that_the_first_step_makes(model: type[Net], sizes: list[int]) -> None:
+    """FSDP2 makes that step."""
+    pair = Twins(model, X, SGD)
+    for rows in sizes:
+        pair.batch = {"x": torch.linspace(-1, 1, 8 * rows).reshape(rows, 8)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pair.assert_equal_steps(3)
+        assert torch.equal(pair.ours.mean, pair.theirs.mean)
+    assert pair.step._plans._made
+
+
+@pytest.mark.parametrize("model", [Sharing, Attached])
 def test_buffers_that_are_not_assigned_in_place(model: type[Net], tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="'mean' was assigned in forward"):
         capture(model(), kwargs=X, path=tmp_path / "model.pt")

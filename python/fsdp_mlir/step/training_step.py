@@ -28,7 +28,13 @@ from fsdp_mlir.step.items import Items, Relied
 from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt, replaced
 from fsdp_mlir.step.numbers import Numbers, Unread
 from fsdp_mlir.step.outputs import Outputs, scalar_of
-from fsdp_mlir.support.errors import CaptureError, calls_the_model, located, source_of
+from fsdp_mlir.support.errors import (
+    CaptureError,
+    FirstStepError,
+    calls_the_model,
+    located,
+    source_of,
+)
 
 calls_the_model(__file__)
 
@@ -325,11 +331,14 @@ class TrainingStep(nn.Module):
             yield
         for slot, tensor in given.items():
             if after[slot] is not tensor:
-                raise located(
-                    source_of(self.model),
+                text = (
                     f"'{slot.removeprefix(_MODEL + '.')}' was assigned in forward, and the new "
-                    "value would be lost; change it in place, as with .copy_()",
+                    "value would be lost; change it in place, as with .copy_()"
                 )
+                # The first step may make a table, which is there from then on.
+                is_other = after[slot] is None or _form(after[slot]) != _form(tensor)
+                kind = FirstStepError if is_other else CaptureError
+                raise kind(str(located(source_of(self.model), text)))
 
     def _scalar(self, value: Any) -> Tensor:
         loss = self.loss
