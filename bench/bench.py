@@ -5,6 +5,7 @@ Runs rounds of A B C D A B C D ... so that drift of the machine meets all alike:
   fsdp2    FSDP2 over Gloo, 2 ranks, one thread each
   fsdp-run this project, 2 ranks, one thread each
   floor    one eager rank, one thread, no communication, alone on the machine
+  compiled the same by torch.compile
   floor2   two such independent processes at once: what the shared memory
            bandwidth and caches leave to two ranks
 
@@ -68,9 +69,14 @@ def measure(*runs: Run) -> Sample:
     )
 
 
+def run_single(captured: Captured, case: Case, stem: str, *, compiled: bool = False) -> Run:
+    """One rank of PyTorch without FSDP."""
+    return run_reference(captured, case, stem, mode="single", compiled=compiled, save=False)
+
+
 def run_floor2(captured: Captured, case: Case) -> Sample:
     def run(index: int) -> Run:
-        return run_reference(captured, case, f"floor2.{index}", mode="single", save=False)
+        return run_single(captured, case, f"floor2.{index}")
 
     with ThreadPoolExecutor(2) as pool:
         return measure(*pool.map(run, range(2)))
@@ -85,7 +91,8 @@ def sides(
     return {
         "fsdp2": lambda: measure(run_reference(captured, two, "bench", save=False)),
         "fsdp-run": lambda: measure(train_plan(captured, plan, two, save=False)),
-        "floor": lambda: measure(run_reference(captured, one, "floor", mode="single", save=False)),
+        "floor": lambda: measure(run_single(captured, one, "floor")),
+        "compiled": lambda: measure(run_single(captured, one, "compiled", compiled=True)),
         "floor2": lambda: run_floor2(captured, one),
     }
 
@@ -97,11 +104,11 @@ def spread(values: list[float], digits: int) -> str:
 
 def table(rounds: list[dict[str, Sample]]) -> str:
     """A Markdown table; each cell is the median over rounds (min-max)."""
-    rows = ["| | step, ms | x floor | x floor2 | x FSDP2 | peak RSS a rank, MiB |"]
-    rows.append("| --- | --- | --- | --- | --- | --- |")
+    rows = ["| | step, ms | x floor | x floor2 | x compiled | x FSDP2 | peak RSS a rank, MiB |"]
+    rows.append("| --- | --- | --- | --- | --- | --- | --- |")
     for side in rounds[0]:
         cells = [spread([r[side].step_ms for r in rounds], 0)]
-        for base in ("floor", "floor2", "fsdp2"):
+        for base in ("floor", "floor2", "compiled", "fsdp2"):
             ratios = [r[side].step_ms / r[base].step_ms for r in rounds]
             cells.append(spread(ratios, 2) if side != base else "1")
         cells.append(spread([r[side].peak_rss / MIB for r in rounds], 0))

@@ -1,8 +1,8 @@
 """Step time with `schedule: {fuse: exact}` and without, beside the eager floor.
 
-Each model trains on one rank of one thread: eagerly (`floor`), by `fsdp-run` without kernels, and
-with them, in turn, so that drift of the machine affects all alike. Fails if a loss differs between
-the two plans. Writes out/fusion.json and out/fusion.md.
+Each model trains on one rank of one thread: eagerly (`floor`), by `torch.compile` (`compiled`), by
+`fsdp-run` without kernels, and with them, in turn, so that drift of the machine affects all alike.
+Fails if a loss differs between the two plans. Writes out/fusion.json and out/fusion.md.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from harness import (  # noqa: E402
     Case,
     capture,
     compile_plan,
-    run_reference,
     train_plan,
 )
 from operators import MODELS, parse_arguments  # noqa: E402
 
-from bench import PRECISIONS, Sample, machine, measure, spread  # noqa: E402
+from bench import PRECISIONS, Sample, machine, measure, run_single, spread  # noqa: E402
 
-SIDES = ("floor", "plain", "fused")
+SIDES = ("floor", "compiled", "plain", "fused")
+_RATIOS = (("plain", "floor"), ("fused", "floor"), ("fused", "compiled"), ("fused", "plain"))
 
 
 class Bench:
@@ -51,10 +51,8 @@ class Bench:
         self.losses: dict[str, list[float]] = {}
 
     def run(self, side: str) -> Sample:
-        if side == "floor":
-            return measure(
-                run_reference(self.captured, self.case, "floor", mode="single", save=False)
-            )
+        if side in ("floor", "compiled"):
+            return measure(run_single(self.captured, self.case, side, compiled=side == "compiled"))
         run = train_plan(self.captured, self.plans[side], self.case, save=False)
         self.losses[side] = run.column("loss")
         return measure(run)
@@ -70,7 +68,7 @@ def row(name: str, bench: Bench, rounds: list[dict[str, Sample]]) -> str:
     places, calls = bench.counts()
     cells = [name, f"{calls} in {places}"]
     cells += [spread([sample[side].step_ms for sample in rounds], 0) for side in SIDES]
-    for side, base in (("plain", "floor"), ("fused", "floor"), ("fused", "plain")):
+    for side, base in _RATIOS:
         cells.append(spread([each[side].step_ms / each[base].step_ms for each in rounds], 3))
     return f"| {' | '.join(cells)} |"
 
@@ -90,8 +88,8 @@ def main() -> None:
             )
             print(f"round {number + 1}/{args.rounds}  {name}  {ratio:.3f}", flush=True)
 
-    head = ["", "calls in kernels", "floor, ms", "plain, ms", "fused, ms"]
-    head += ["plain x floor", "fused x floor", "fused x plain"]
+    head = ["", "calls in kernels", *(f"{side}, ms" for side in SIDES)]
+    head += [f"{side} x {base}" for side, base in _RATIOS]
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
     lines += [row(name, benches[name], rounds) for name, rounds in samples.items()]
     text = "\n".join(lines)

@@ -281,15 +281,18 @@ def run_reference(
     *,
     mode: str = "fsdp2",
     rank_order: bool = False,
+    compiled: bool = False,
     save: bool = True,
 ) -> Run:
-    """Trains the same case with FSDP2 (or on one rank without it: mode "single"). With
-    `rank_order` reductions add as over shared memory, not as Gloo does."""
+    """Trains the same case with FSDP2 (or on one rank without it: mode "single"; `compiled`: by
+    torch.compile). With `rank_order` reductions add as over shared memory, not as Gloo does."""
     metrics = captured.directory / f"{stem}.{mode}.jsonl"
     weights = captured.directory / f"{stem}.{mode}.safetensors"
     args = [*reference_args(captured, case, mode), "--metrics", metrics]
     if rank_order:
         args.append("--rank-order")
+    if compiled:
+        args.append("--compile")
     if save:
         args += ["--save-weights", weights]
     # Gloo aborts now and then while it starts or ends its threads.

@@ -83,6 +83,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=["fsdp2", "single"], default="fsdp2")
+    parser.add_argument("--compile", action="store_true", help="mode single: by torch.compile")
     parser.add_argument("--rank-order", action="store_true", help="add in ascending ranks")
     parser.add_argument("--model", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="the factory's, as JSON")
@@ -391,6 +392,8 @@ def train(args: argparse.Namespace, rank: int, world: int) -> None:
         shard_model(model, args.units, args.training, args.precision)
     param_dtype = mixed_precision(args.precision).param_dtype
     cast = Cast(model, param_dtype) if args.mode == "single" and param_dtype else None
+    if args.compile:
+        (cast.model if cast else model).compile()
     optimizer = make_optimizer(model, args.optimizer)
     schedule = make_schedule(optimizer, args.training.get("lr_schedule", {}))
     microbatches = args.training.get("gradient_accumulation_steps", 1)

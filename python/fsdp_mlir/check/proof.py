@@ -32,6 +32,7 @@ from fsdp_mlir.support.errors import (
     STOPS,
     CaptureError,
     CountedError,
+    EvaluationError,
     FirstStepError,
     OtherwiseError,
     located,
@@ -88,6 +89,7 @@ def check(recorded: Recorded) -> Checked:
     finally:
         before.restore()
     _check_counters(view, before, first, second)
+    _check_evaluation(recording, before, first)
     begun = view.asked.outputs is not None and (
         view.step.followed.begins
         or any(path not in before.tensors() for path in first.made_since(before))
@@ -302,6 +304,20 @@ def _check_counters(
             if changed:
                 raise FirstStepError(str(error)) from error
         raise error
+
+
+def _check_evaluation(recording: Recording, before: PythonState, after: PythonState) -> None:
+    """EvaluationError if forward in eval mode leaves something in Python, for a caller that has it
+    between its own code."""
+    view, trained = recording.view, recording.trained
+    if trained is None or view.asked.outputs is None:
+        return
+    # The recording itself has hooks on modules until its end.
+    own = trained.leaves.keys() - before.leaves.keys() - after.leaves.keys()
+    if paths := [
+        path for path in trained.changes(after) if path not in own or "_hooks" not in path
+    ]:
+        raise EvaluationError(f"{_attributes(paths)} set by forward in eval mode")
 
 
 def _numbers(state: PythonState) -> dict[tuple[int, Any], str]:

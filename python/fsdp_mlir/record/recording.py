@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -32,7 +34,15 @@ from fsdp_mlir.record.run import evaluated, traced
 from fsdp_mlir.record.trace import Recorder
 from fsdp_mlir.support.autocast import without_autocast
 from fsdp_mlir.support.autograd import nodes_from
-from fsdp_mlir.support.errors import SourceMap, calls_the_model, located, source_of
+from fsdp_mlir.support.errors import (
+    CaptureError,
+    DrawnError,
+    EvaluationError,
+    SourceMap,
+    calls_the_model,
+    located,
+    source_of,
+)
 from fsdp_mlir.support.layouts import storage_of
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.gathered import Gathered
@@ -233,6 +243,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         recorders.append(evaluator)
         evaluator.states.sharded = gathered.names
         with (
+            _alone(view),
             fake.mode,
             unrecorded(),
             composites(),
@@ -248,14 +259,24 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
         if drawn_to_evaluate and view.asked.outputs is not None:
-            raise located(
-                source_of(view.model),
-                "forward in eval mode draws from Python's or NumPy's generator of random numbers, "
-                "which a compiled evaluation does not do",
+            raise EvaluationError(
+                "forward in eval mode draws from Python's or NumPy's generator of random numbers"
             )
         written = recorder.states.written | evaluator.states.written
         evaluated_as = evaluator.trace, evaluation_loss, trained
         return made(written, entries.units, needed, drawn, backward, results, *evaluated_as)
+
+
+@contextmanager
+def _alone(view: ModelView) -> Iterator[None]:
+    """In the body, which records an evaluation, what has no plan is no reason why training has
+    none, for a caller that can evaluate without."""
+    try:
+        yield
+    except CaptureError as error:
+        if view.asked.outputs is None or type(error) not in (CaptureError, DrawnError):
+            raise
+        raise EvaluationError(str(error)) from error
 
 
 def _note_hazards(view: ModelView, recorder: Recorder, *, evaluating: bool) -> None:

@@ -38,6 +38,10 @@ class FirstStepError(CaptureError):
     """The step makes a tensor once that each later step reads: it can be captured after that."""
 
 
+class EvaluationError(CaptureError):
+    """Forward in eval mode does what a compiled evaluation does not: no plan has it."""
+
+
 class CountedError(CaptureError):
     """Each step changes numbers that its code holds; `keys` are those of their places. `path`: of
     the first, which is the same in each message."""
