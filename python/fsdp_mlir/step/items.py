@@ -1,13 +1,14 @@
 """Numbers that a step reads, as `loss.item()` among its metrics.
 
-While a step is recorded, `Tensor.item` gives an `Item` where the number depends on what the step
-computes or is given: it stands for a number of each step. Arithmetic with it is repeated after each
-step, and an operator that has the same bits with a tensor takes that (operands.py). Its truth
-value, such as that of a comparison, is what the step relies on, if it follows from what the step is
-given, or else what it assumes (assumed.py), if it may assume something. Whatever else code does
-with it, such as taking it for a size, is the error of `item`: the CaptureError that this would have
-been, or the NumberError because of which the number itself is a part of the step. So is an Item
-that is kept when the step has ended, but where a step may leave tensors (modules/left.py).
+While a step is recorded, `Tensor.item` gives an `Item`, and `tolist` a list of them, where the
+number depends on what the step computes or is given: it stands for a number of each step.
+Arithmetic with it is repeated after each step, and an operator that has the same bits with a tensor
+takes that (operands.py). Its truth value, such as that of a comparison, is what the step relies on,
+if it follows from what the step is given, or else what it assumes (assumed.py), if it may assume
+something. Whatever else code does with it, such as taking it for a size, is the error of `item`:
+the CaptureError that this would have been, or the NumberError because of which the number itself is
+a part of the step. So is an Item that is kept when the step has ended, but where a step may leave
+tensors (modules/left.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from types import FrameType
 from typing import Any, Protocol
 from unittest import mock
 from weakref import ref
@@ -28,7 +30,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fsdp_mlir.modules.left import Calculated
 from fsdp_mlir.step.numbers import Number
 from fsdp_mlir.step.operands import Operand
-from fsdp_mlir.support.errors import CaptureError, DrawnError, NumberError, Where, expects_errors
+from fsdp_mlir.support.errors import (
+    CaptureError,
+    DrawnError,
+    NumberError,
+    Where,
+    expects_errors,
+    is_ours,
+)
 from fsdp_mlir.support.formulas import (
     Formula,
     combined,
@@ -241,6 +250,9 @@ def _one(dtype: torch.dtype, for_bool: bool) -> Any:
 _ON_TENSORS = {"add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"}
 _OF_FLOATS = {"truediv"}
 
+# Numbers of one list.
+_MOST_LISTED = 64
+
 # The most that an integer is multiplied by.
 _MOST_TIMES = 1 << 31
 
@@ -299,14 +311,12 @@ def is_item(value: Any) -> bool:
 
 
 @contextmanager
-def _giving(
-    item: Callable[[Tensor], Any], truth: Callable[[Tensor], bool] | None
-) -> Iterator[None]:
-    """In the body, `Tensor.item` is `item`, and `Tensor.__bool__` is `truth`."""
+def _giving(methods: Mapping[str, Callable[[Tensor], Any]]) -> Iterator[None]:
+    """In the body, Tensor has these methods, and functions of `math` take Items."""
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(Tensor, "item", item))
-        if truth is not None:
-            stack.enter_context(mock.patch.object(Tensor, "__bool__", truth))
+        for owner in (Tensor, FakeTensor):
+            for name in methods if owner is Tensor else methods.keys() & vars(owner).keys():
+                stack.enter_context(mock.patch.object(owner, name, methods[name]))
         stack.enter_context(math_of_symbols())
         yield
 
@@ -324,9 +334,9 @@ Relied = Set[Where] | None
 
 
 class Items:
-    """Those of one step: which of its calls of `Tensor.item`, and of its reads of truth values,
-    give one. Without `decides` the latter give none. At the places of `relied` a number that
-    follows from what the step is given is one."""
+    """Those of one step: which of its calls of `Tensor.item` and `tolist`, and of its reads of
+    truth values, give some. Without `decides` the latter give none. At the places of `relied` a
+    number that follows from what the step is given is one."""
 
     def __init__(self, decides: Decides | None = None, relied: Relied = frozenset()) -> None:
         self._decides = decides
@@ -363,7 +373,11 @@ class Items:
             gives.append(None)
             return number
 
-        with self._given_by(give):
+        def is_read(tensor: Tensor, where: Where) -> bool:
+            few = isinstance(tensor, FakeTensor) and tensor.numel() <= _MOST_LISTED
+            return not few or self._relied is None or where in self._relied
+
+        with self._given_by(give, is_read):
             try:
                 yield
             except CaptureError:
@@ -404,7 +418,7 @@ class Items:
                 return read(tensor)
             return _item(tensor, error, run)
 
-        with self._given_by(give):
+        with self._given_by(give, lambda _, where: where not in gives):
             yield
         run.ended = True
 
@@ -414,19 +428,40 @@ class Items:
         return _Run(self._decides, records)
 
     @contextmanager
-    def _given_by(self, give: _Give) -> Iterator[None]:
-        read_number, read_truth = Tensor.item, Tensor.__bool__
+    def _given_by(self, give: _Give, is_read: Callable[[Tensor, Where], bool]) -> Iterator[None]:
+        """In the body, `give` gives what code reads, but the lists of those that are `is_read`."""
+        read_number, read_truth, read_list = Tensor.item, Tensor.__bool__, Tensor.tolist
 
         def item(tensor: Tensor) -> Any:
-            frame = sys._getframe(1)
-            return give(read_number, tensor, (frame.f_code, frame.f_lasti))
+            return give(read_number, tensor, _reader(sys._getframe(1)))
 
         def truth(tensor: Tensor) -> bool:
-            frame = sys._getframe(1)
-            return bool(give(read_truth, tensor, (frame.f_code, frame.f_lasti)))
+            return bool(give(read_truth, tensor, _reader(sys._getframe(1))))
 
-        with _giving(item, truth if self._decides else None):
+        def to_list(tensor: Tensor) -> Any:
+            where = _reader(sys._getframe(1))
+
+            plainly = is_read(tensor, where)
+            if plainly and not isinstance(tensor, FakeTensor):
+                return read_list(tensor)
+
+            def listed(part: Tensor) -> Any:
+                if part.dim() == 0:
+                    return read_number(part) if plainly else give(read_number, part, where)
+                return [listed(each) for each in part.unbind()]
+
+            return listed(tensor.detach())
+
+        truths = {"__bool__": truth} if self._decides else {}
+        with _giving({"item": item, "tolist": to_list, **truths}):
             yield
+
+
+def _reader(frame: FrameType) -> Where:
+    """Where code reads by a method that the recorder may have wrapped."""
+    while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
 
 
 def _item(tensor: Tensor, error: CaptureError, run: _Run) -> Item:
