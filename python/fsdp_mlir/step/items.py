@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from types import FrameType
@@ -106,18 +106,21 @@ class Item(Operand, Calculated):
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        try:
-            return self.kind()
-        except (ArithmeticError, ValueError):
-            raise self.refused() from None
+        return self.kind()
 
     def kind(self) -> type:
-        return type(self.likely(for_bool=True))
+        for number in (1, 2, 3, 7):
+            with suppress(ArithmeticError, ValueError):
+                return type(self.likely(number, for_bool=True))
+        raise self.refused()
 
-    def likely(self, *, for_bool: bool) -> Any:
-        """What it is for tensors of one, and of `for_bool`."""
-        ones = {index: _one(x.dtype, for_bool) for index, x in enumerate(self.tensors)}
-        return value_of(self.formula, ones | self.given)
+    def likely(self, number: int = 1, *, for_bool: bool) -> Any:
+        """What it is for tensors of that number, and of `for_bool`."""
+        all_of = {
+            index: for_bool if x.dtype == torch.bool else _as(x.dtype, number)
+            for index, x in enumerate(self.tensors)
+        }
+        return value_of(self.formula, all_of | self.given)
 
     @property
     def form(self) -> str:
@@ -157,7 +160,8 @@ class Item(Operand, Calculated):
 
     def now(self) -> Any:
         """The number, where the tensors have data. Raises what the calculation does."""
-        numbers = {place: x.reshape(()).tolist() for place, x in enumerate(self.tensors)}
+        read = torch.ops.aten._local_scalar_dense.default  # the methods give Items
+        numbers = {place: read(x) for place, x in enumerate(self.tensors)}
         return value_of(self.formula, numbers | dict(self.given))
 
     def tensor(self) -> Any:
@@ -238,11 +242,11 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Item, f"__{_name}__", _compared(_name))
 
 
-def _one(dtype: torch.dtype, for_bool: bool) -> Any:
-    """A number of the class of those of a tensor."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return 1.0 if dtype.is_floating_point else 1j
-    return for_bool if dtype == torch.bool else 1
+def _as(dtype: torch.dtype, number: int) -> Any:
+    """The number in the class of those of a tensor."""
+    if dtype.is_complex:
+        return number * 1j
+    return float(number) if dtype.is_floating_point else number
 
 
 # Functions of formulas that tensors have too; and those that give Python's numbers the bits of a
