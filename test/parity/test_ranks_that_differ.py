@@ -171,6 +171,10 @@ DIFFERENT: dict[str, tuple[str, str]] = {
         "model.shift = model.shift.to(torch.float32 if rank == 0 else torch.bfloat16)",
     ),
     "a_branch": ("x = x.sin() if rank == 0 else x", "pass"),
+    "what_decides": (
+        "x = x.sin() if rank == 0 and (self.table > 0).sum().item() > 3 else x",
+        "pass",
+    ),
     "a_slice": ("x = x * x.detach()[rank]", "pass"),
 }
 

@@ -107,6 +107,12 @@ def as_a_power(model: nn.Module, x: Tensor) -> Any:
     return loss ** loss.item(), 0
 
 
+def by_its_class(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    number = loss.item()
+    return loss * (2 if type(number) is float else 1), number
+
+
 def as_an_index(model: nn.Module, x: Tensor) -> Any:
     loss = F.cross_entropy(model(x), LABELS)
     return loss, [1, 2, 3][(loss > 100).item()]
@@ -163,6 +169,7 @@ def test_used(compute_loss: Callable[..., Any]) -> None:
     [
         (kept, "test_items.HISTORY[4]' in one step and elsewhere in the next"),
         (as_a_power, "depends on the data"),
+        (by_its_class, "'by_its_class' asks for the class of a number"),
         (as_text, "depends on the data"),
         (as_an_index, "depends on the data"),
     ],
@@ -194,6 +201,44 @@ def test_numbers_of_calls_with_one_plan(leaves: bool) -> None:
             assert returned == {"number": number, "text": f"n{number}"}
             assert not leaves or model.last == {"number": number}
     assert len(step._plans._made) == 1
+
+
+def difference(first: int, second: int, loss: Tensor) -> Tensor:
+    return loss * ((second - first) / 1e9)
+
+
+def product(first: int, second: int, loss: Tensor) -> Tensor:
+    return loss * (first * 2**20 * 2**20 + second * 2**20)
+
+
+def alone(first: int, second: int, loss: Tensor) -> Tensor:
+    return loss * first + loss / second
+
+
+@pytest.mark.parametrize("calculation", [difference, product, alone])
+def test_large_integers(calculation: Callable[..., Tensor]) -> None:
+    """Python neither rounds them nor lets them overflow; no tensor takes what has over 64 bits."""
+
+    def compute_loss(model: nn.Module, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return calculation(first.max().item(), second.max().item(), model(x).square().mean())
+
+    results: list[list[Any]] = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model: Any = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        step = fsdp_mlir.compile(model, compute_loss=compute_loss, optimizer=optimizer)
+        results.append([])
+        for begin in (3, 5, 2**40 + 1, 2**53 + 3, 2**60 + 7):
+            first = torch.tensor([begin, 1])
+            given = torch.ones(2, 4), first, first + 1234567891
+            try:
+                loss = step(*given) if compiled else compute_loss(model, *given).detach()
+                results[-1].append(loss.item())
+            except OverflowError:
+                results[-1].append("OverflowError")
+    assert results[0] == results[1]
+    assert ("OverflowError" in results[0]) == (calculation is product)
 
 
 def test_divided_by_nothing() -> None:

@@ -116,6 +116,40 @@ def test_operands() -> None:
     assert len(pair.step._plans._made) == 1
 
 
+class Replaced(Net):
+    """The loop puts another tensor there; `kind` says where that is."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def set(self, sizes: list[int]) -> None:
+        if self.kind == "buffer":
+            self.kernel = torch.tensor(sizes)
+        else:
+            self.given = torch.tensor(sizes)
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        held = self.kernel if self.kind == "buffer" else self.given
+        if self.kind == "mask":
+            return hidden[:, :2][:, held > 1]
+        return hidden[:, : held.max().item()]
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "mask"])
+def test_replaced(kind: str) -> None:
+    def made() -> Net:
+        model = Replaced(kind)
+        model.set([2, 1])
+        return model
+
+    pair = Twins(made, X, SGD)
+    for sizes in ([2, 1], [3, 2], [3, 2], [2, 1], [1, 2], [5, 1], [3, 2]):
+        pair.change(lambda model, sizes=sizes: model.set(sizes))
+        pair.assert_equal_steps()
+    assert len(pair.step._plans._made) > 1
+
+
 class OfItsOwn(Net):
     def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
         return hidden.abs() ** hidden.abs().max().item()

@@ -91,13 +91,6 @@ class Compiled:
                 held |= self.captured.numbers.after(given[-1])
         return given
 
-    @property
-    def relies(self) -> bool:
-        """Whether `takes` may be false."""
-        captured = self.captured
-        own = captured.relied_on or captured.numbers.names or captured.taken
-        return bool(own) or captured.others.called
-
     def _served(self, sources: Mapping[str, Tensor]) -> bool:
         small = {
             name: x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fsdp_mlir.frontdoor.plan import Compiled
@@ -32,13 +32,15 @@ class Several:
         can = len(keys) < _MOST and all(self._made.get(each) is not None for each in keys)
         return self._key(key, len(keys)) if can else None
 
-    def serving(self, keys: Sequence[Any], microbatches: Sequence[Batch]) -> int:
-        """The plans that serve the values of these microbatches, as the bits of a number."""
-        found = map(self._made.get, keys)
+    def serving(
+        self, keys: Sequence[Any], current: Collection[Any], microbatches: Sequence[Batch]
+    ) -> int:
+        """Of these plans, those that are `current` and serve the values of these microbatches, as
+        the bits of a number."""
         return sum(
             1 << place
-            for place, each in enumerate(found)
-            if each is not None and each.serves(microbatches)
+            for place, key in enumerate(keys)
+            if key in current and (made := self._made[key]) and made.serves(microbatches)
         )
 
     @staticmethod

@@ -313,11 +313,15 @@ class Step(SavedState):
         form = self._requests.key(kind, microbatches, params)
         form = with_place(form, self._inputs.given(microbatches[0]), self._cache)
         keys = self._several.keys(form)
-        serving = self._several.serving(keys, microbatches)
+        any_way = self._any_way(form, kind, microbatches, params)
+        current = [] if any_way else self._current(keys)
+        serving = self._several.serving(keys, current, microbatches)
 
         def agreed(serving: int) -> tuple[Any, Agreed]:
             key = keys[first(serving)]
-            own, why = self._own_way(key, kind, microbatches, params, bool(serving))
+            # What another plan has been bound to since is new where the step assigns it.
+            is_current = key in current and (len(current) == 1 or self._cache[key].bind())
+            own, why = any_way or self._own_way(key, microbatches, is_current, bool(serving))
             return key, self._agreed(form, own, why, serving)
 
         key, answer = agreed(serving)
@@ -341,34 +345,43 @@ class Step(SavedState):
             if self._settling.is_unsettled(compiled):
                 self._settle(key)
                 return None
-            if compiled is not None and compiled.relies:
+            if compiled is not None:  # on all ranks, of which another one's plan may rely on them
                 takes = compiled.takes(microbatches)
                 said = self._agreed(key, READY if takes else OTHER_VALUES).said
         return compiled.gathered() if compiled and said in (READY, COMPILE, RELIES) else None
 
-    def _own_way(
+    def _any_way(
         self,
         key: Any,
         kind: str,
         microbatches: list[dict[str, Any]],
         params: list[nn.Parameter],
-        serves: bool,
-    ) -> tuple[int, str]:
-        """What this rank would do with the plan of a key, which serves its values or not; and why,
-        if that is what FSDP2 does."""
-        compiled = self._cache.get(key)
+    ) -> tuple[int, str] | None:
+        """What this rank does whatever the plans are; and why, if that is what FSDP2 does."""
         why = self._requests.why_eager(kind, microbatches, params)
         if not why and key[-1] == LIMIT:
             why = OTHER_NUMBERS
         if why or (key not in self._cache and (why := self._inputs.vary(microbatches[0]))):
             return FOR_FSDP2, why
         if (
-            (key in self._cache and compiled is None)
+            (key in self._cache and self._cache[key] is None)
             or not sharding.reduces_now(self._model, self._groups)
             or not self._calls.has_met
         ):
             return EAGER, ""
-        if compiled and self._is_current(compiled):
+        return None
+
+    def _current(self, keys: list[Any]) -> list[Any]:
+        """The keys of plans of the model as it is. If there is one alone, it is bound to that."""
+        found = ((key, self._cache.get(key)) for key in keys)
+        return [key for key, each in found if each is not None and self._is_current(each)]
+
+    def _own_way(
+        self, key: Any, microbatches: list[dict[str, Any]], is_current: bool, serves: bool
+    ) -> tuple[int, str]:
+        """What this rank would do with the plan of a key, and why, if that is what FSDP2 does."""
+        compiled = self._cache.get(key)
+        if compiled and is_current:
             if not compiled.fits(microbatches):
                 return OTHER_VALUES, ""
             return (READY if serves else RELIES), ""

@@ -131,7 +131,7 @@ def asks_for_numbers(model: nn.Module, loss: Any) -> FunctionType | None:
     functions = [each for each in _places(model, loss).seen() if isinstance(each, FunctionType)]
     for each in in_order(functions):
         found = used(each.__code__, {"LOAD_GLOBAL"})
-        if "type" in found and found & {"int", "float"} and not is_library(each):
+        if "type" in found and found & {"int", "float", "bool"} and not is_library(each):
             return each
     return None
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_mlir.record.graph import Node, Ref, Reliance, Trace
+from fsdp_mlir.record.graph import Node, Ref, Reliance, TensorType, Trace
 from fsdp_mlir.support.formulas import Formula
 
 aten = torch.ops.aten
@@ -25,6 +25,17 @@ _MAX_ELEMENTS = 1 << 22
 
 # Of what a step relies on: it is compared before each call.
 _MOST_NUMBERS = 1024
+
+# Of integers: draws up to an argument, places in a tensor, sums of its elements, and what has no
+# larger ones.
+_DRAWS = {aten.randint}
+_PLACES = {aten.argmax, aten.argmin, aten.count_nonzero}
+_SUMS = {aten.sum}
+_KEEPING = {
+    *(aten.clone, aten.detach, aten._to_copy, aten.view, aten._unsafe_view, aten.reshape),
+    *(aten.select, aten.slice, aten.squeeze, aten.unsqueeze, aten.unbind, aten.alias),
+    *(aten.abs, aten.neg, aten.amax, aten.amin, aten.max, aten.min, aten.expand, aten.t),
+}
 
 _UNINITIALISED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
 
@@ -145,12 +156,42 @@ class Cones:
 
     def dtype(self, name: str) -> torch.dtype | None:
         """That of a value, if it is known."""
+        kind = self._type(name)
+        return None if kind is None else kind.dtype
+
+    def most(self, name: str) -> int | None:
+        """A bound of the magnitudes in a value of integers or bools, if one is known from what it
+        follows from."""
+        kind = self._type(name)
+        if kind is None or kind.dtype.is_floating_point or kind.dtype.is_complex:
+            return None
+        if kind.dtype == torch.bool:
+            return 1
+        if kind.dtype != torch.int64:
+            return -torch.iinfo(kind.dtype).min or torch.iinfo(kind.dtype).max
+        node = next((x for x in self._trace.nodes[::-1] if name in _results([x])), None)
+        if node is None or node.func._schema.is_mutable:
+            return None
+        packet, numbers = node.func.overloadpacket, [x for x in node.args if type(x) is int]
+        if packet in _DRAWS:
+            return max(map(abs, numbers), default=None)
+        taken = next(_refs(node.args), None)
+        of = None if taken is None else self._type(taken.name)
+        if taken is None or of is None:
+            return None
+        count = torch.Size(of.shape).numel()
+        if packet in _PLACES:
+            return count
+        inner = self.most(taken.name) if packet in (*_KEEPING, *_SUMS) else None
+        return inner and inner * (count if packet in _SUMS else 1)
+
+    def _type(self, name: str) -> TensorType | None:
         if name in self._sources:
-            return self._sources[name].dtype
+            return TensorType.of(self._sources[name])
         for node in self._trace.nodes:
             for out, kind in zip(_results([node]), node.types, strict=False):
-                if out == name and kind is not None:
-                    return kind.dtype
+                if out == name:
+                    return kind
         return None
 
     def written(self, names: Iterable[str]) -> set[str]:

@@ -373,7 +373,9 @@ class Recorder(TorchDispatchMode):
         if not self.cones.recurs(name, fakes[0]):
             return None
         if self._defers() and self.cones.follows(name):
-            raise NumberError(str(self._undecided(func, fakes, origin)), name, self.cones.truth)
+            error = NumberError(str(self._undecided(func, fakes, origin)), name, self.cones.truth)
+            error.most = self.cones.most(name)
+            raise error
         number = self.cones.number(name, literal=False)
         if number is not None and self._asserts:
             same = aten.eq.Scalar(fakes[0], number)
@@ -404,12 +406,15 @@ class Recorder(TorchDispatchMode):
             if (draw := self.cones.draw(self._names.get(id(tensor), ""))) is not None
         ]
         why = f"depends on the data of a tensor, and {self._DATA_DEPENDENCE}"
-        if not draws:
-            return located(origin.location, f"'{func}' {why}")
-        location = draws[0].origin.location
-        where = f" at {short_path(location[0])}:{location[1]}" if location else ""
-        text = f"a branch or a size on a random draw ('{draws[0].func}'{where}) {why}"
-        return DrawnError(prefixed(origin.location, text))
+        error = located(origin.location, f"'{func}' {why}")
+        if draws:
+            location = draws[0].origin.location
+            where = f" at {short_path(location[0])}:{location[1]}" if location else ""
+            text = f"a branch or a size on a random draw ('{draws[0].func}'{where}) {why}"
+            error = DrawnError(prefixed(origin.location, text))
+        if func is aten._local_scalar_dense.default:
+            error.most = self.cones.most(self._names.get(id(fakes[0]), ""))
+        return error
 
     def _written(self, func: OpOverload, values: list[Any], fakes: list[Any], result: Any) -> Any:
         """Gives real tensors that an unknown value was written to their new names.

@@ -17,8 +17,9 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Protocol
 from unittest import mock
 from weakref import ref
@@ -37,6 +38,8 @@ from fsdp_mlir.support.errors import (
     Where,
     expects_errors,
     is_ours,
+    located,
+    source_of,
 )
 from fsdp_mlir.support.formulas import (
     Formula,
@@ -168,6 +171,10 @@ class Item(Operand, Calculated):
         for divisor in _divisors(self.formula):
             if not self._made(("ne", divisor, ("number", 0))):
                 raise ZeroDivisionError("division by zero")  # a tensor would have a value
+        # A lone integer is converted as a number is.
+        for place in self._unbounded() if self.formula[0] != "item" else ():
+            if not self._made(("le", ("abs", ("item", place)), ("number", _FEW))):
+                raise self.refused()
         if not self.run.records:
             return self.now()
         # An operator of a GPU may have other bits with a number.
@@ -177,13 +184,26 @@ class Item(Operand, Calculated):
             raise self.refused()
         return tensor
 
+    def _unbounded(self) -> Iterator[int]:
+        """The places of integers whose size is not known."""
+        for place, (x, error) in enumerate(zip(self.tensors, self.errors, strict=True)):
+            if error.most is None and not x.is_floating_point():
+                yield place
+
     def computed(self) -> Tensor | None:
         """The number by operators: of float64 or int64, or a bool; None if they may give another
-        one."""
+        one, if integers of unknown size are at most _FEW."""
         is_float = _is_float(self.formula, self.tensors)
         is_complex = any(x.is_complex() for x in self.tensors)
         if self.given or is_complex or not _is_computed(self.formula, is_float=is_float):
             return None
+        most = [
+            0 if x.is_floating_point() else _FEW if error.most is None else error.most
+            for x, error in zip(self.tensors, self.errors, strict=True)
+        ]
+        sizes = list(_sizes(self.formula, most))
+        if self.formula[0] != "item" and max(sizes) > (1 << 53 if is_float else 1 << 62):
+            return None  # Python's integers neither overflow nor are rounded
         numbers = {place: x.reshape(()) for place, x in enumerate(self.tensors)}
         if self.formula[0] != "item" or numbers[self.formula[1]].dtype != torch.bool:
             dtype = torch.float64 if is_float else torch.int64
@@ -257,8 +277,8 @@ _OF_FLOATS = {"truediv"}
 # Numbers of one list.
 _MOST_LISTED = 64
 
-# The most that an integer is multiplied by.
-_MOST_TIMES = 1 << 31
+# A bound for integers of unknown size.
+_FEW = 1 << 31
 
 
 def _is_float(formula: Formula, tensors: Sequence[Tensor]) -> bool:
@@ -278,12 +298,24 @@ def _is_computed(formula: Formula, *, is_float: bool) -> bool:
         return not isinstance(rest[0], str)
     if name == "number":
         return is_float or type(rest[0]) is not float
-    if name == "mul" and not is_float:  # Python's integers do not overflow
-        by = [term[1] for term in rest if term[0] == "number"]
-        if not by or abs(by[0]) > _MOST_TIMES:
-            return False
     known = name in _ON_TENSORS or (is_float and name in _OF_FLOATS)
     return known and all(_is_computed(each, is_float=is_float) for each in rest)
+
+
+def _sizes(formula: Formula, most: Sequence[int]) -> Iterator[int]:
+    """Bounds of the magnitudes of a calculation's integers, its own first; 0 for floats."""
+    name, *rest = formula
+    if name == "item":
+        yield most[rest[0]]
+        return
+    if name == "number":
+        yield 0 if type(rest[0]) is float else abs(rest[0])
+        return
+    sizes = [list(_sizes(each, most)) for each in rest]
+    own = [each[0] for each in sizes]
+    yield own[0] * own[1] if name == "mul" else 0 if name == "truediv" else sum(own)
+    for each in sizes:
+        yield from each
 
 
 def _computed(formula: Formula, tensors: Mapping[int, Tensor]) -> Any:
@@ -340,11 +372,18 @@ Relied = Set[Where] | None
 class Items:
     """Those of one step: which of its calls of `Tensor.item` and `tolist`, and of its reads of
     truth values, give some. Without `decides` the latter give none. At the places of `relied` a
-    number that follows from what the step is given is one."""
+    number that follows from what the step is given is one. `asks`: the function that asks for the
+    classes of numbers, which no Item can answer; then there are none."""
 
-    def __init__(self, decides: Decides | None = None, relied: Relied = frozenset()) -> None:
+    def __init__(
+        self,
+        decides: Decides | None = None,
+        relied: Relied = frozenset(),
+        asks: Callable[[], FunctionType | None] = lambda: None,
+    ) -> None:
         self._decides = decides
         self._relied = relied
+        self._asks = cache(asks)
         self.defers = False  # a number that the step may rely on can be an Item
         # By the places of reads, in the order of the reads there: what calls without data make is
         # read elsewhere. None for a number, or the error of an Item.
@@ -357,6 +396,7 @@ class Items:
         unless one `may_keep` it until `ended`."""
         run = self._begin(records=True)
         self._gives = {}
+        read_truth = Tensor.__bool__  # whose Item code does not see
 
         def give(read: Callable[[Tensor], Any], tensor: Tensor, where: Where) -> Any:
             gives = self._gives.setdefault(where, [])
@@ -366,6 +406,12 @@ class Items:
             except CaptureError as error:
                 if not isinstance(tensor, FakeTensor):
                     raise
+                if read is not read_truth and (function := self._asks()) is not None:
+                    if isinstance(error, NumberError):
+                        self._relied = None
+                        return give(read, tensor, where)
+                    text = f"'{function.__qualname__}' asks for the class of a number"
+                    raise located(source_of(function), text) from None
                 if isinstance(error, NumberError):
                     error.where = where
                 gives.append(error)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.left import Made, Slots
+from fsdp_mlir.modules.outside import asks_for_numbers
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
@@ -134,7 +135,8 @@ class TrainingStep(nn.Module):
             Assumed(known, returns=returns, evaluating=evaluating)
             for known, evaluating in zip(assume or (), (False, True), strict=False)
         )
-        self._items = [Items(each, relied) for each in self.assumed or (None, None)]
+        asks = partial(asks_for_numbers, model, loss)
+        self._items = [Items(each, relied, asks) for each in self.assumed or (None, None)]
         self.followed = Candidates()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:

@@ -31,7 +31,10 @@ STOPS = "the data decide otherwise than those that the step was captured with: "
 
 
 class CaptureError(RuntimeError):
-    """A model, or its arguments, cannot be captured. The message is one line."""
+    """A model, or its arguments, cannot be captured. The message is one line. Of an integer that
+    cannot be read, `most` is a bound of its magnitude, if one is known."""
+
+    most: int | None = None
 
 
 class FirstStepError(CaptureError):
