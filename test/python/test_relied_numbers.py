@@ -84,6 +84,23 @@ def test_inputs(model: type[Net], other: list[int]) -> None:
     assert len(pair.step._plans._made) == 2
 
 
+class InModes(OfSizes):
+    mode = "plain"
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        return super().of(hidden * 2 if self.mode == "twice" else hidden, x, sizes)
+
+
+def test_after_a_change() -> None:
+    """Of the model, whose plans are for what it was."""
+    pair = Twins(InModes, X | {"sizes": torch.tensor([1, 3])}, SGD, fallback="error")
+    for mode in ("plain", "twice", "plain"):
+        pair.change(lambda model, mode=mode: setattr(model, "mode", mode))
+        for sizes in ([1, 3], [2, 2], [3, 1], [2, 2]):
+            assert run(pair, sizes) == []
+    assert len(pair.step._plans._made) == 6
+
+
 def test_too_many_values() -> None:
     """Those that there are plans for have them all the same."""
     forms = [[1, 1, 2], [2, 1, 1], [1, 2, 1], [0, 2, 2], [2, 0, 2], [2, 2, 0], [4, 0, 0]]

@@ -325,8 +325,10 @@ class Step(SavedState):
             return key, self._agreed(form, own, why, serving)
 
         key, answer = agreed(serving)
-        if not answer.first and answer.said in (READY, COMPILE):
+        if answer.said == READY and not answer.first:
             key, answer = agreed(answer.serving)
+        if answer.said == COMPILE:  # a rank has no plan of the model as it is
+            key = form
         compiled, said = self._cache.get(key), answer.said
         if compiled is not None:
             self._settling.note(key, said)
@@ -338,6 +340,8 @@ class Step(SavedState):
                 self._say(MORE_VALUES)
                 return None
         if said in (COMPILE, RELIES):
+            for each in keys[1:] if said == COMPILE else ():
+                self._cache.pop(each)
             try:
                 compiled = self._compile(key, kind, microbatches, place=form[-1])
             except Refused:
