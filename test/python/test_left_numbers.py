@@ -236,3 +236,36 @@ def test_no_plan(kind: type[Net]) -> None:
     got, lines, planned = trained(kind, compiled=True)
     assert got == want
     assert lines and planned == 0
+
+
+class Criterion(nn.Module):
+    """It calls the model, and leaves a dict of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: Any = None
+
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        output = model(x)
+        loss = output.square().mean()
+        count = (x > 0).sum().item()
+        self.log = {"loss": loss.item(), "count": count, "share": (output > 0).sum().item() / count}
+        return loss
+
+
+def test_a_criterion_leaves_numbers() -> None:
+    torch.manual_seed(0)
+    model = fsdp_mlir.fully_shard(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion, other = Criterion(), Criterion()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = fsdp_mlir.compile(model, compute_loss=criterion, optimizer=optimizer)
+        for number in range(4):
+            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
+            with torch.no_grad():
+                want = other(model, x)
+            assert torch.equal(step(x), want)
+            assert criterion.log == other.log
+            assert list(map(type, criterion.log.values())) == [float, int, float]
+    assert len(step._plans._made) == 1

@@ -8,7 +8,7 @@ import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -141,8 +141,9 @@ class PythonState:
         for place in outside.held:
             state._held.append((place, value := place.value()))
             state._identify(state._unused(place.label), "held", value)
+        placed = {(id(place.owner), place.name) for place in outside.places}
         for label, module in outside.modules:
-            state._add_module(f"{label}.", module, is_own=False)
+            state._add_module(f"{label}.", module, is_own=False, placed=placed)
         state._named = [(held, frozenset(held)) for held in outside.objects]
         for memo in outside.memos:
             state._add_memo(memo)
@@ -398,8 +399,16 @@ class PythonState:
         for key, result in results.items():
             self._add(self._unused(f"{path}[{memos.shown(key)!r}]"), result, 1)
 
-    def _add_module(self, prefix: str, module: nn.Module, *, is_own: bool = True) -> None:
-        """One of the model, of the loss, or another, whose buffers are not the step's."""
+    def _add_module(
+        self,
+        prefix: str,
+        module: nn.Module,
+        *,
+        is_own: bool = True,
+        placed: Set[tuple[int, Any]] = frozenset(),
+    ) -> None:
+        """One of the model, of the loss, or another, whose buffers are not the step's. `placed`:
+        the attributes that have been added."""
         attributes = vars(module)
         self._contents.append((attributes, dict(attributes)))
         for name, value in list(attributes.items()):
@@ -414,7 +423,9 @@ class PythonState:
                         self._add_attributes(f"{prefix}{member}", value[member], 1)
                     if name == "_parameters" and not is_own:
                         self._keep_data(f"{prefix}{member}", value[member])
-            elif is_own or name not in _OF_RNNS or not isinstance(module, nn.RNNBase):
+            elif (id(attributes), name) not in placed and (
+                is_own or name not in _OF_RNNS or not isinstance(module, nn.RNNBase)
+            ):
                 self._add(f"{prefix}{name}", value, 0)
 
     def _add(self, path: str, value: Any, depth: int) -> None:
