@@ -241,6 +241,27 @@ def test_large_integers(calculation: Callable[..., Tensor]) -> None:
     assert ("OverflowError" in results[0]) == (calculation is product)
 
 
+def test_large_integers_written_to_a_part() -> None:
+    """Places in a tensor are small, until something else is written there."""
+
+    def compute_loss(model: nn.Module, x: Tensor) -> Any:
+        output = model(x)
+        places = output.argmax(1)
+        places[:1].fill_(10**18)
+        return output.square().mean() * (places.max().item() * 20)
+
+    step = _step(compute_loss)
+    with pytest.raises(OverflowError):
+        step(torch.ones(2, 4))
+
+
+def _step(compute_loss: Callable[..., Any]) -> Any:
+    torch.manual_seed(0)
+    model: Any = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return fsdp_mlir.compile(model, compute_loss=compute_loss, optimizer=optimizer)
+
+
 def test_divided_by_nothing() -> None:
     """A tensor would be infinite where Python raises an error."""
 

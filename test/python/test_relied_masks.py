@@ -89,7 +89,29 @@ class OfTheFirst(Net):
         return self.a(x)[self.seen].square().sum()
 
 
-ALL = [RowOfALiteral, AtLeastOne, CountedBefore, OfWrittenInputs, OneByOne, First, OfTheFirst]
+class OfStatistics(Net):
+    """Which batch normalisation writes, before they are read; its schema does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, momentum=0.9)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        hidden = self.a(x)
+        loss = (self.norm(hidden - 99 * x.mean()) * hidden).square().mean()
+        return loss * 2 if (self.norm.running_mean > 0).sum().item() > 2 else loss
+
+
+ALL = [
+    RowOfALiteral,
+    AtLeastOne,
+    CountedBefore,
+    OfWrittenInputs,
+    OneByOne,
+    First,
+    OfTheFirst,
+    OfStatistics,
+]
 
 
 def run(pair: Twins, count: int, microbatches: int = 1) -> list[str]:

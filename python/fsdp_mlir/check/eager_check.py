@@ -57,7 +57,7 @@ def run(recording: Recording) -> bool:
     view = recording.view
     with untouched_generators():
         try:
-            batches, eager = _eager_steps(recording)
+            runs = _eager_runs(recording)
         except _EagerFailed as failed:
             cause = failed.__cause__
             text = f"failed: {_line(cause)}"
@@ -65,32 +65,37 @@ def run(recording: Recording) -> bool:
                 raise located(source_of(view.model), f"eager PyTorch {text}") from failed
             warn(f"the captured step was not run beside eager PyTorch, which {text}")
             return False
-        try:
-            graph = _Graph(recording).steps(batches)
-        except CaptureError:
-            raise
-        except Exception as error:
-            text = f"the recorded step does not run: {_line(error)}"
-            raise located(source_of(view.model), text) from error
-        for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
-            differing = [name for name in want if want[name] != got.get(name)]
-            differing += [name for name in got if name not in want]
-            if not differing:
-                continue
-            if _Eager(recording).steps(batches) == eager:
-                raise _difference(recording, batches, step, differing)
-            warn(
-                "the captured step was not compared with eager PyTorch, which gave other bits "
-                "when it ran again"
-            )
-            return False
+        return all(_is_equal(recording, batches, eager) for batches, eager in runs)
+
+
+def _is_equal(recording: Recording, batches: list[list[Tensor]], eager: list[_Bits]) -> bool:
+    """As `run`, for steps in a row, of which eager PyTorch gave these results."""
+    try:
+        graph = _Graph(recording).steps(batches)
+    except CaptureError:
+        raise
+    except Exception as error:
+        text = f"the recorded step does not run: {_line(error)}"
+        raise located(source_of(recording.view.model), text) from error
+    for step, (want, got) in enumerate(zip(eager, graph, strict=True)):
+        differing = [name for name in want if want[name] != got.get(name)]
+        differing += [name for name in got if name not in want]
+        if not differing:
+            continue
+        if _Eager(recording).steps(batches) == eager:
+            raise _difference(recording, batches, step, differing)
+        warn(
+            "the captured step was not compared with eager PyTorch, which gave other bits when it "
+            "ran again"
+        )
+        return False
     return True
 
 
-def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]:
-    """What eager PyTorch computes from the example and from a batch of the same elements in another
-    order; if it refuses that batch, from the same samples in another order, or from the example
-    again."""
+def _eager_runs(recording: Recording) -> list[tuple[list[list[Tensor]], list[_Bits]]]:
+    """What eager PyTorch computes from the example and then from a batch of the same elements in
+    another order; if it refuses that batch, from the same samples in another order, or from the
+    example again. Each of the two runs alone if `each_alone`."""
     view = recording.view
     example = [
         laid_out_copy(_on_cpu(tensor), expanded=False)
@@ -99,30 +104,32 @@ def _eager_steps(recording: Recording) -> tuple[list[list[Tensor]], list[_Bits]]
         for name, tensor in view.inputs.items()
     ]
 
-    if _writes_relied_on(recording):
-        return [example], _Eager(recording).steps([example])
-
     def with_others(change: Callable[[Tensor], Tensor], others: bool) -> list[Tensor]:
         return [
             change(each) if view.is_data(name) else view.step.numbers.input(others=others)
             for name, each in zip(view.inputs, example, strict=True)
         ]
 
+    def runs(other: list[Tensor]) -> list[tuple[list[list[Tensor]], list[_Bits]]]:
+        rows = [[example], [other]] if each_alone(recording) else [[example, other]]
+        return [(batches, _Eager(recording).steps(batches)) for batches in rows]
+
     # With other numbers, too, if there are any: a step may look at their class.
     kinds = [(_shuffled, True)] if view.step.numbers.given else []
-    for other, others in (*kinds, (_shuffled, False), (_rotated, False)):
-        batches = [example, with_others(other, others)]
-        if not _relied_on(recording, batches[1]):
+    for change, others in (*kinds, (_shuffled, False), (_rotated, False)):
+        other = with_others(change, others)
+        if not _relied_on(recording, other):
             continue
         try:
-            return batches, _Eager(recording).steps(batches)
+            return runs(other)
         except (_EagerFailed, OtherwiseError):
             continue
-    return [example] * 2, _Eager(recording).steps([example] * 2)
+    return runs(example)
 
 
-def _writes_relied_on(recording: Recording) -> bool:
-    """Whether a step changes what it relies on, so that the next one may go another way."""
+def each_alone(recording: Recording) -> bool:
+    """Whether steps are not run in a row, because one changes what it relies on: the next one may
+    go another way."""
     buffers = {f"b{index}": each.name for index, each in enumerate(recording.view.buffers)}
     outside = {name for each in recording.trace.relied_on for name in each.outside}
     return any(buffers.get(name, name) in recording.written for name in outside)

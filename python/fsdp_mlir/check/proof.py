@@ -124,7 +124,7 @@ def check(recorded: Recorded) -> Checked:
             raise
         finally:
             before.restore()  # the recorded calls draw from the model's generators
-    if cached and not checked:
+    if cached and (not checked or eager_check.each_alone(recording)):
         error = located(
             source_of(view.model),
             f"{_attributes(changed)} changed in forward, and the next step depends on it; capture "

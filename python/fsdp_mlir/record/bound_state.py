@@ -6,11 +6,11 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from fsdp_mlir.modules.weights import State
+from fsdp_mlir.record.graph import written_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.support.errors import CaptureError, Location, located
 from fsdp_mlir.view.model_view import constant_name
@@ -33,15 +33,6 @@ def _placed(tensor: Tensor) -> tuple[Any, ...]:
 def _storage(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
-
-
-def _is_unannotated_write(func: OpOverload, name: str, values: list[Any]) -> bool:
-    """Batch normalisation in training writes its running statistics, which its schema lacks."""
-    return (
-        func is torch.ops.aten.native_batch_norm.default
-        and name in ("running_mean", "running_var")
-        and bool(values[5])
-    )
 
 
 class BoundStates:
@@ -99,23 +90,19 @@ class BoundStates:
 
     def note_writes(self, func: OpOverload, values: list[Any], location: Location | None) -> None:
         """Remembers the buffers and constants that a call writes; CaptureError for a parameter."""
-        for formal, value in zip(func._schema.arguments, values, strict=True):
-            annotated = formal.alias_info is not None and formal.alias_info.is_write
-            if not annotated and not _is_unannotated_write(func, formal.name, values):
-                continue
-            for tensor in flat_tensors(value):
-                bound = self._by_storage.get(_storage(tensor))
-                if bound is None:
-                    self.written.update(filter(None, [self._constants.get(_storage(tensor))]))
-                elif not bound.parameter:
-                    self.written.add(bound.state.name)
-                else:
-                    raise located(
-                        location,
-                        f"parameter '{bound.state.name}' is written by '{func}' in the step: it is "
-                        "gathered anew before each use, and the write would be lost, as with "
-                        "FSDP2; write it between steps, or keep the value in a buffer",
-                    )
+        for tensor in flat_tensors(written_arguments(func, values)):
+            bound = self._by_storage.get(_storage(tensor))
+            if bound is None:
+                self.written.update(filter(None, [self._constants.get(_storage(tensor))]))
+            elif not bound.parameter:
+                self.written.add(bound.state.name)
+            else:
+                raise located(
+                    location,
+                    f"parameter '{bound.state.name}' is written by '{func}' in the step: it is "
+                    "gathered anew before each use, and the write would be lost, as with "
+                    "FSDP2; write it between steps, or keep the value in a buffer",
+                )
 
     def check_places(self) -> None:
         """CaptureError if a parameter or buffer lies elsewhere than before the step."""

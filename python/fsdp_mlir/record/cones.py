@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_mlir.record.graph import Node, Ref, Reliance, TensorType, Trace
+from fsdp_mlir.record.graph import Node, Ref, Reliance, TensorType, Trace, written_arguments
 from fsdp_mlir.support.formulas import Formula
 
 aten = torch.ops.aten
@@ -170,7 +170,7 @@ class Cones:
         if kind.dtype != torch.int64:
             return -torch.iinfo(kind.dtype).min or torch.iinfo(kind.dtype).max
         node = next((x for x in self._trace.nodes[::-1] if name in _results([x])), None)
-        if node is None or node.func._schema.is_mutable:
+        if node is None or len(node.types) != 1 or self.written([name]):
             return None
         packet, numbers = node.func.overloadpacket, [x for x in node.args if type(x) is int]
         if packet in _DRAWS:
@@ -233,14 +233,8 @@ class Cones:
 
     def _written(self, node: Node) -> set[int | None]:
         """The storages that a call writes in place."""
-        schema = node.func._schema
-        if not schema.is_mutable:
-            return set()
         return {
-            self._storages.get(ref.name)
-            for formal, value in zip(schema.arguments, node.args, strict=True)
-            if formal.alias_info is not None and formal.alias_info.is_write
-            for ref in _refs(value)
+            self._storages.get(ref.name) for ref in _refs(written_arguments(node.func, node.args))
         }
 
 

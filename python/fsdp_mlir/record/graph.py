@@ -134,6 +134,22 @@ class Trace:
     kernels: dict[int, FunctionType] = field(default_factory=dict)
 
 
+def written_arguments(func: OpOverload, values: Sequence[Any]) -> list[Any]:
+    """Those of all schema arguments whose memory a call writes. Batch normalisation in training
+    writes its running statistics, which its schema lacks."""
+    unannotated: tuple[str, ...] = ()
+    if func is torch.ops.aten.native_batch_norm.default and values[5]:
+        unannotated = ("running_mean", "running_var")
+    elif not func._schema.is_mutable:
+        return []
+    return [
+        value
+        for formal, value in zip(func._schema.arguments, values, strict=True)
+        if (formal.alias_info is not None and formal.alias_info.is_write)
+        or formal.name in unannotated
+    ]
+
+
 def all_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The value of every schema argument, defaults filled in."""
     return [

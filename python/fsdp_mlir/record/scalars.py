@@ -1,4 +1,4 @@
-"""Python numbers among a call's arguments, in a form that TorchScript has."""
+"""Python numbers and dtypes among a call's arguments, in a form that TorchScript has."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fsdp_mlir.record.graph import Ref
 from fsdp_mlir.support.errors import Location, located
 
 aten = torch.ops.aten
@@ -147,3 +148,18 @@ def _scalar_overload(func: OpOverload, wrapped: list[bool]) -> OpOverload | None
         ):
             return candidate
     return None
+
+
+def fix_dtype(func: OpOverload, args: list[Any], result: Any) -> None:
+    """Makes the dtype of a factory call that takes the default dtype explicit, as the default may
+    change later."""
+    names = [formal.name for formal in func._schema.arguments]
+    if "dtype" in names and isinstance(result, Tensor) and not _has_ref(args):
+        at = names.index("dtype")
+        args[at] = result.dtype if args[at] is None else args[at]
+
+
+def _has_ref(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_ref(item) for item in value)
+    return isinstance(value, Ref)

@@ -42,11 +42,13 @@ from fsdp_mlir.record.graph import (
     Trace,
     all_arguments,
     split_arguments,
+    written_arguments,
 )
 from fsdp_mlir.record.known import KnownValues, flat_tensors
 from fsdp_mlir.record.masks import BY_COUNT, shaped_by_values
 from fsdp_mlir.record.plain import decided_by_data
 from fsdp_mlir.record.scalars import (
+    fix_dtype,
     numbers_as_tensors,
     rounds_number,
     takes_numbers_alone,
@@ -373,8 +375,9 @@ class Recorder(TorchDispatchMode):
         if not self.cones.recurs(name, fakes[0]):
             return None
         if self._defers() and self.cones.follows(name):
-            error = NumberError(str(self._undecided(func, fakes, origin)), name, self.cones.truth)
-            error.most = self.cones.most(name)
+            undecided = self._undecided(func, fakes, origin)
+            error = NumberError(str(undecided), name, self.cones.truth)
+            error.most = undecided.most
             raise error
         number = self.cones.number(name, literal=False)
         if number is not None and self._asserts:
@@ -538,7 +541,7 @@ class Recorder(TorchDispatchMode):
         args = [self._refs(value, origin) for value in values]
         if func.namespace == "aten":
             func, args = with_scalars(func, args, result, origin.location)
-            _fix_dtype(func, args, result)
+            fix_dtype(func, args, result)
         returns = func._schema.returns
         results = [result] if len(returns) == 1 else list(result or ())
         outs: list[str | list[str]] = []
@@ -558,16 +561,12 @@ class Recorder(TorchDispatchMode):
         self.trace.nodes.append(Node(func, args, outs, types, origin))
 
     def _check_relied_on(self, func: OpOverload, values: list[Any], origin: Origin) -> None:
-        for formal, value in zip(func._schema.arguments, values, strict=True):
-            if formal.alias_info is None or not formal.alias_info.is_write:
-                continue
-            written = flat_tensors(value)
-            if any(map(self.cones.needs, written)):
-                raise located(
-                    origin.location,
-                    f"'{func}' writes a tensor whose values decide a shape in the step, and "
-                    f"{self._DATA_DEPENDENCE}",
-                )
+        if any(map(self.cones.needs, flat_tensors(written_arguments(func, values)))):
+            raise located(
+                origin.location,
+                f"'{func}' writes a tensor whose values decide a shape in the step, and "
+                f"{self._DATA_DEPENDENCE}",
+            )
 
     def _out(self, tensor: Tensor | None, types: list[TensorType | None]) -> str:
         name = f"v{self.trace.count}"
@@ -591,18 +590,3 @@ class Recorder(TorchDispatchMode):
             if formals(found) == formals(func) and not found._schema.is_mutable:
                 return found
         raise located(origin.location, f"'{func}' changes a tensor's shape in place; use a view")
-
-
-def _fix_dtype(func: OpOverload, args: list[Any], result: Any) -> None:
-    """Makes the dtype of a factory call that takes the default dtype explicit, as the default may
-    change later."""
-    names = [formal.name for formal in func._schema.arguments]
-    if "dtype" in names and isinstance(result, Tensor) and not _has_ref(args):
-        at = names.index("dtype")
-        args[at] = result.dtype if args[at] is None else args[at]
-
-
-def _has_ref(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_has_ref(item) for item in value)
-    return isinstance(value, Ref)

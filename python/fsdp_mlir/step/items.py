@@ -201,9 +201,10 @@ class Item(Operand, Calculated):
             0 if x.is_floating_point() else _FEW if error.most is None else error.most
             for x, error in zip(self.tensors, self.errors, strict=True)
         ]
-        sizes = list(_sizes(self.formula, most))
-        if self.formula[0] != "item" and max(sizes) > (1 << 53 if is_float else 1 << 62):
-            return None  # Python's integers neither overflow nor are rounded
+        # Python's integers neither overflow nor are rounded.
+        bits = 63 if self.formula[0] == "item" else 53 if is_float else 62
+        if max(_sizes(self.formula, most)) > 1 << bits:
+            return None
         numbers = {place: x.reshape(()) for place, x in enumerate(self.tensors)}
         if self.formula[0] != "item" or numbers[self.formula[1]].dtype != torch.bool:
             dtype = torch.float64 if is_float else torch.int64
