@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +30,9 @@ from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
 from fsdp_mlir.step.assumed import Assumption, Outcomes
+from fsdp_mlir.step.draws import DrawsError
 from fsdp_mlir.step.followed import Followed
-from fsdp_mlir.step.numbers import Taken
+from fsdp_mlir.step.numbers import Refused, Taken
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.support.errors import (
     CaptureError,
@@ -167,10 +168,40 @@ def _proven(asked: Asked) -> proof.Checked:
                 raise
             relied = {*asked.relied, error.where}
             asked = replace(asked, relied=relied if len(relied) < _MOST_RELIED else None)
+        except DrawsError as error:
+            asked = _with_draws(asked, error)
+        except CaptureError as error:
+            if not asked.drawn or type(error) not in (CaptureError, Refused):
+                raise
+            asked = _with_fewer(asked, error.names if isinstance(error, Refused) else ())
         except Revised:
             if asked.others is None or not asked.others.initialise():
                 revised += 1
     raise CaptureError("the loss is differentiated through another model in one recording only")
+
+
+def _with_draws(asked: Asked, error: DrawsError) -> Asked:
+    """With those that a recording has found."""
+    draws = [*(asked.draws or ((), ()))]
+    mode = "evaluation: " if error.evaluating else ""
+    found = {replace(draw, name=f"{mode}{draw.name}"): x for draw, x in error.found.items()}
+    draws[error.evaluating] = tuple(found)
+    drawn = {draw.name: number for draw, number in found.items()}
+    return replace(asked, draws=(draws[0], draws[1]), drawn=asked.drawn | drawn)
+
+
+def _with_fewer(asked: Asked, names: Collection[str]) -> Asked:
+    """Where the drawn numbers of these names are used as more than a tensor may be: each value of
+    an integer is another step; in any other case the step itself draws."""
+    refused = [draw for draws in asked.draws or () for draw in draws if draw.name in names]
+    can = all(not draw.is_fixed and type(asked.drawn[draw.name]) is int for draw in refused)
+    if not refused or not can:
+        return replace(asked, draws=None, drawn={})
+    fixed = [
+        tuple(replace(draw, is_fixed=draw.is_fixed or draw in refused) for draw in draws)
+        for draws in asked.draws or ()
+    ]
+    return replace(asked, draws=(fixed[0], fixed[1]))
 
 
 @contextmanager
@@ -306,6 +337,7 @@ def capture(
         held=held or {},
         unread=unread,
         assume=((), ()) if assume is True else assume or None,
+        draws=None if outputs is None else ((), ()),
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

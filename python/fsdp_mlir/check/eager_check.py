@@ -132,7 +132,8 @@ def each_alone(recording: Recording) -> bool:
     go another way."""
     buffers = {f"b{index}": each.name for index, each in enumerate(recording.view.buffers)}
     outside = {name for each in recording.trace.relied_on for name in each.outside}
-    return any(buffers.get(name, name) in recording.written for name in outside)
+    written = any(buffers.get(name, name) in recording.written for name in outside)
+    return written or any(each.draws for each in recording.trace.relied_on)
 
 
 def _relied_on(recording: Recording, batch: list[Tensor]) -> bool:
@@ -142,7 +143,8 @@ def _relied_on(recording: Recording, batch: list[Tensor]) -> bool:
     held = [*(buffer.tensor for buffer in view.buffers), *trace.constants]
     sources |= {f"b{index}": tensor for index, tensor in enumerate(held)}
     traces = [trace, *([recording.evaluation] if recording.evaluation else [])]
-    return all(each.holds(sources) for one in traces for each in one.relied_on)
+    generator = view.asked.generator
+    return all(each.holds(sources, generator) for one in traces for each in one.relied_on)
 
 
 def _line(error: BaseException | None) -> str:
@@ -173,8 +175,12 @@ def _result(
     return bits | {f"buffer '{name}'": _bits(x) for name, x in buffers.items()}
 
 
-def _seed() -> None:
+def _seed(recording: Recording) -> None:
     torch.manual_seed(_SEED)
+    if any(
+        each.draws for each in recording.trace.relied_on
+    ):  # which another seed may decide otherwise
+        torch.default_generator.set_state(recording.view.asked.generator)
     random.seed(_SEED)
     np.random.seed(_SEED)
 
@@ -197,7 +203,7 @@ class _Eager:
     """Eager PyTorch on the model itself, whose state is put back at the end."""
 
     def __init__(self, recording: Recording) -> None:
-        self._view = recording.view
+        self._recording, self._view = recording, recording.view
         self._constants = recording.trace.constants
         self._evaluates = recording.evaluation is not None
 
@@ -210,7 +216,7 @@ class _Eager:
         buffers = {buffer.name: _on_cpu(buffer.tensor) for buffer in view.buffers}
         slots = view.slots({**params, **buffers})
         results = []
-        _seed()
+        _seed(self._recording)
         with (
             _unchanged(view, [*buffers.values(), *self._constants]),
             view.units.hooked(view.params, view.asked.device.version, view.asked.shown) as entries,
@@ -283,8 +289,8 @@ class _Graph:
             self._values[f"b{index}"] = laid_out_copy(_on_cpu(tensor))
 
     def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
-        _seed()
         recording, view = self._recording, self._recording.view
+        _seed(recording)
         names = [recording.loss, *recording.gradients.values()]
         results = []
         for batch in batches:

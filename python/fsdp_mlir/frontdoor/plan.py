@@ -16,6 +16,7 @@ from fsdp_mlir.modules.left import Leaving
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.state.trained import Bound
 from fsdp_mlir.step.batches import tensors
+from fsdp_mlir.step.draws import generators, undone
 from fsdp_mlir.step.nested import shares
 from fsdp_mlir.support.layouts import storage_of
 
@@ -44,13 +45,14 @@ class Compiled:
     _has_run: Captured | None = field(default=None, init=False)
     seen: set[Any] = field(default_factory=set, init=False)
     _next: list[dict[str, Any]] = field(default_factory=list, init=False)  # those that ran last
+    _undraw: Callable[[], None] = field(default=lambda: None, init=False)
 
     def __post_init__(self) -> None:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
 
-    def takes(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+    def takes(self, batches: Sequence[Mapping[str, Any]], *, evaluation: bool = False) -> bool:
         """Whether it can make the step of these microbatches."""
-        return self.fits(batches) and self.serves(batches)
+        return self.fits(batches) and self.serves(batches, evaluation=evaluation)
 
     def fits(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Whether it may, whatever their values are, and other models have the parameters that
@@ -63,31 +65,53 @@ class Compiled:
             map(self.captured.numbers.serves, given)
         )
 
-    def serves(self, batches: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the values that decide what the step is, such as those of a mask, do so for these
-        microbatches."""
+    def serves(self, batches: Sequence[Mapping[str, Any]], *, evaluation: bool = False) -> bool:
+        """Whether the values that decide what the step is, such as those of a mask or what it draws
+        in Python, do so for these microbatches."""
+        if self.captured.numbers.draws[evaluation]:
+            with undone():
+                given = self._given(batches, draws=True, evaluation=evaluation)
+            if not all(map(self.captured.numbers.serves, given)):
+                return False
         relied_on, buffers = self.captured.relied_on, {}
         for name, buffer in self.captured.sources.items() if relied_on else ():
             if (tensor := self.bound.buffer(buffer)) is not None:
                 buffers[name] = tensor
         return all(
             self._served(buffers | {f"i{index}": x for index, x in enumerate(inputs)})
-            for inputs in (self.inputs(batches) if relied_on else ())
+            for inputs in (self._inputs(batches, self._given(batches)) if relied_on else ())
         )
 
-    def inputs(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Tensor]]:
-        """Those of the plan for each of these microbatches, the next ones to run."""
-        numbers, self._next = self.captured.numbers, self._given(batches)
-        own = ([numbers.input(each)] if numbers.names else [] for each in self._next)
+    def inputs(
+        self, batches: Sequence[Mapping[str, Any]], *, evaluation: bool = False
+    ) -> list[list[Tensor]]:
+        """Those of the plan for each of these microbatches, the next ones to run. Draws."""
+        if any(self.captured.numbers.draws):
+            self._undraw = generators()
+        self._next = self._given(batches, draws=True, evaluation=evaluation)
+        return self._inputs(batches, self._next)
+
+    def _inputs(
+        self, batches: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]
+    ) -> list[list[Tensor]]:
+        numbers = self.captured.numbers
+        own = ([numbers.input(each)] if numbers.names else [] for each in given)
         return [tensors(batch) + number for batch, number in zip(batches, own, strict=True)]
 
-    def _given(self, batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The microbatches with the numbers that code reads elsewhere, as each of them finds
-        them."""
+    def _given(
+        self,
+        batches: Sequence[Mapping[str, Any]],
+        *,
+        draws: bool = False,
+        evaluation: bool = False,
+    ) -> list[dict[str, Any]]:
+        """The microbatches with the numbers that code reads elsewhere, as each of them finds them,
+        and those that it draws."""
         held, given = {name: place.value() for name, (place, _) in self.held.items()}, []
         for batch in batches:
-            given.append({**batch, **held})
-            if len(batches) > 1:
+            drawn = self.captured.numbers.drawn(evaluation=evaluation) if draws else {}
+            given.append({**batch, **held, **drawn})
+            if len(batches) > 1 and (draws or not any(self.captured.numbers.draws)):
                 held |= self.captured.numbers.after(given[-1])
         return given
 
@@ -100,7 +124,7 @@ class Compiled:
         # Most follow from a few numbers, which have been seen before.
         key = tuple(small.items())
         for each in self.captured.relied_on:
-            seen = key in self.seen and small.keys() >= set(each.outside)
+            seen = key in self.seen and small.keys() >= set(each.outside) and not each.draws
             if not seen and sources.keys() >= set(each.outside) and not each.holds(sources):
                 return False
         if len(self.seen) < _MOST_SEEN:
@@ -180,6 +204,7 @@ class Compiled:
 
         def undo() -> None:
             torch.set_rng_state(generator)
+            self._undraw()
             for tensor, before in kept:
                 tensor.copy_(before)
 

@@ -39,6 +39,7 @@ from fsdp_mlir.view.model_view import constant_name
 _ENTRY = "entry.json"
 _KEPT = ("plan.json", "model.pt", "model.safetensors", "policy.yaml")
 _MOST_ENTRIES = 64
+_MOST_VALUES = 4
 # The folder may have other things in it: these forms, and what is in a file, tell an entry.
 _NAME, _HEADER = re.compile("[0-9a-f]{32}"), re.compile(rb"xxh3:[0-9a-f]{32}\n")
 _HEADER_BYTES = 38
@@ -102,7 +103,8 @@ class PlanCache:
 
     def captured(self, folder: Path, batch: Mapping[str, Any]) -> Captured | None:
         """What the capture of an entry gave; None if a tensor is not in this model, or if it is not
-        for the numbers in `batch`. Repeats the warnings of that capture."""
+        for the numbers in `batch` and those that the next step draws. Repeats the warnings of that
+        capture."""
         captured, texts = None, []
         with suppress(*_DAMAGED):
             entry = _read(folder)
@@ -113,7 +115,7 @@ class PlanCache:
             texts = [str(text) for text in entry["warnings"]]
             outputs, assigned = (training, evaluation), frozenset(entry["assigned"])
             numbers = Taken.recorded(entry["numbers"])
-            if not numbers.serves(batch):
+            if not numbers.serves_next(batch):
                 return None
             taken = {str(name): list(map(str, keys)) for name, keys in entry["taken"].items()}
             captured = Captured(
@@ -264,6 +266,12 @@ class PlanCache:
         if not self._warned:
             warn(f"the plan is not kept in '{self._folder}': {why}")
         self._warned = True
+
+
+def entry_names(key: str) -> list[str]:
+    """Those of the plans for one key, each of which is for other values of what the step draws."""
+    others = (hashlib.sha256(f"{key} {place}".encode()) for place in range(1, _MOST_VALUES))
+    return [key, *(other.hexdigest()[:32] for other in others)]
 
 
 def _is_entry(folder: Path) -> bool:

@@ -24,7 +24,7 @@ from fsdp_mlir.capture.capture import uncollected
 from fsdp_mlir.frontdoor import planning
 from fsdp_mlir.frontdoor.plain_model import forms, plain, whole_values
 from fsdp_mlir.frontdoor.plan import LIMIT, Compiled
-from fsdp_mlir.frontdoor.plan_cache import PlanCache
+from fsdp_mlir.frontdoor.plan_cache import PlanCache, entry_names
 from fsdp_mlir.frontdoor.planning import Captured, Compiler, Recipe
 from fsdp_mlir.frontdoor.requests import Request
 from fsdp_mlir.frontdoor.together import EXCHANGE_SECONDS, NoPlan, OptionError, as_no_plan, together
@@ -114,7 +114,7 @@ class Plans:
             raise self._too_many()  # without a capture
         with ExitStack() as stack:
             key = self._key(request, policy)
-            files = self._kept(request, key, stack)
+            files, key = self._kept(request, key, stack)
             if files is None:
                 files = self._captured(request, text, key, stack)
             captured = files.captured
@@ -256,31 +256,43 @@ class Plans:
         if not made.captured.unsettled and (change := made.unchanged.hook()):
             warn(f"{change}; it does not change the plan, which will not call it")
 
-    def _kept(self, request: Request, key: str, stack: ExitStack) -> _Files | None:
-        """What an earlier process kept of the same step, if all ranks may take it. The files are
-        there until the end of `stack`."""
+    def _kept(self, request: Request, key: str, stack: ExitStack) -> tuple[_Files | None, str]:
+        """What an earlier process kept of the same step, for what this one draws, if all ranks may
+        take it, and the name of its entry; else a name for one, which may have another plan, or
+        none. The files are there until the end of `stack`."""
         if not key or self._cache is None:
-            return None
-        cache, first = self._cache, self._rendezvous.rank == 0
+            return None, key
+        names = entry_names(key)
+        for name in names:
+            files, has = self._entry(self._cache, name, request, stack)
+            if files is not None or not has:
+                return files, name
+        return None, names[-1]
+
+    def _entry(
+        self, cache: PlanCache, name: str, request: Request, stack: ExitStack
+    ) -> tuple[_Files | None, bool]:
+        """The entry of this name, if all ranks may take it; and whether there is one."""
+        first = self._rendezvous.rank == 0
         own = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
         _, folders = self.together(
-            lambda: cache.find(key, own) if first else None, lambda found: str(found or "")
+            lambda: cache.find(name, own) if first else None, lambda found: str(found or "")
         )
         if not folders[0]:
-            return None
+            return None, False
         folder = Path(folders[0])
         captured, found = self.together(
             lambda: cache.captured(folder, request.given),
             lambda it: "" if it is None else it.digest,
         )
-        if "" in found or len(set(found)) > 1:  # it has been removed, or replaced
-            return None
+        if "" in found or len(set(found)) > 1:  # it is another one, or has been removed
+            return None, True
 
         def copy() -> None:
             if first and self._path is not None and not self._made:
                 shutil.copytree(own, self._path, dirs_exist_ok=True)
 
-        return _Files(own, captured, copy, [0] * len(self._group))
+        return _Files(own, captured, copy, [0] * len(self._group)), True
 
     def _key(self, request: Request, policy: str) -> str:
         """The same on all ranks; empty where nothing is kept."""

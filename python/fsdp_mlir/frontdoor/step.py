@@ -261,13 +261,13 @@ class Step(SavedState):
         ready = (
             compiled is not None
             and self._is_current(compiled, training=False)
-            and compiled.takes([batch])
+            and compiled.takes([batch], evaluation=True)
         )
         why = around.entered() or self._inputs.with_gaps(batch)
         own = FOR_FSDP2 if why else READY if ready else EAGER
         if self._agreed(key, own, why).said == READY:
             assert compiled is not None
-            (inputs,) = compiled.inputs([batch])
+            (inputs,) = compiled.inputs([batch], evaluation=True)
             run = compiled.gathered().session.evaluate
             loss = self._ran(key, compiled, run, inputs, inputs)
             if loss is not None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fsdp_mlir.record.draws import is_draw
 from fsdp_mlir.record.graph import Node, Ref, Reliance, TensorType, Trace, written_arguments
 from fsdp_mlir.support.formulas import Formula
 
@@ -37,6 +39,16 @@ _KEEPING = {
     *(aten.abs, aten.neg, aten.amax, aten.amin, aten.max, aten.min, aten.expand, aten.t),
 }
 
+# Draws whose arguments decide nothing else than the results.
+_BY_FORM = {
+    overload
+    for packet in (
+        *(aten.rand, aten.randn, aten.randint, aten.randperm, aten.rand_like, aten.randn_like),
+        *(aten.randint_like, aten.uniform_, aten.normal_, aten.exponential_, aten.random_),
+    )
+    for overload in (getattr(packet, name) for name in packet.overloads())
+} | {aten.bernoulli_.float}
+
 _UNINITIALISED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
 
 
@@ -45,11 +57,15 @@ class Cones:
 
     `bind` says where each value lies, and for a constant or a buffer which tensor it stands for.
     `numbers`: whether the caller compares, before each step, what was relied on for those too. A
-    step may write what it relies on if a caller `rereads` that before each run.
+    step may write what it relies on if a caller `rereads` that before each run; it may then also
+    rely on what follows from draws alone, of which the example has those of `generator`, if given.
     """
 
-    def __init__(self, trace: Trace, numbers: bool, rereads: bool) -> None:
+    def __init__(
+        self, trace: Trace, numbers: bool, rereads: bool, generator: Tensor | None
+    ) -> None:
         self._trace = trace
+        self._generator = generator if rereads else None
         self._numbers, self._rereads = numbers, rereads
         self._storages: dict[str, int] = {}
         self._same: dict[int, int] = {}  # storages of stand-ins
@@ -79,11 +95,13 @@ class Cones:
     def value(self, name: str, *, literal: bool, by_count: bool = False) -> Tensor | None:
         """The value for the example; with `literal`, only if it is the same in every run.
 
-        None for one that depends on parameters or draws. Inputs, constants and buffers that it is
-        computed from are relied on from now on; `by_count` if only the number of its non-zero
-        elements matters.
+        None for one that depends on parameters, or on draws that hardly recur. Inputs, constants
+        and buffers that it is computed from are relied on from now on; `by_count` if only the
+        number of its non-zero elements matters.
         """
         reliance = self._reliance((name,), literal=literal)
+        if reliance is not None and reliance.draws and not self._is_integer(name):
+            return None
         # What each step writes is hardly ever the same in the next, but for what follows from it.
         if reliance is None or (reliance.written and not (by_count and self._rereads)):
             return None
@@ -121,10 +139,14 @@ class Cones:
     def _reliance(self, names: tuple[str, ...], *, literal: bool = False) -> Reliance | None:
         """On the values, if they can be computed where the step is not run."""
         calls, outside = self._cone(*names)
+        if any(map(_draws, calls)):
+            calls = [] if literal else self._with_earlier(calls)
+            if not calls:
+                return None
         if (
             any(each not in self._sources or self._sources[each].is_meta for each in outside)
             or (literal and outside)
-            or any(not self._computable(node) for node in calls)
+            or not all(self._computable(node) or _is_filled(node, calls) for node in calls)
         ):
             return None
         storages = set().union(*map(self._written, calls))
@@ -139,8 +161,8 @@ class Cones:
         for each in reliance.outside:
             self._relied_on[self._storages[each]] &= varies
         with _disable_current_modes():
-            values = reliance.found(self._sources)
-            if reliance.outside:
+            values = reliance.found(self._sources, self._generator)
+            if reliance.outside or reliance.draws:
                 self._trace.relied_on.append(replace(reliance, form=reliance.form_of(values)))
         return values
 
@@ -219,11 +241,53 @@ class Cones:
             storages |= {self._storages.get(name) for name in (*taken, *_results([node]))}
         return calls[::-1], wanted.difference(_results(calls))
 
+    def _with_earlier(self, calls: list[Node]) -> list[Node]:
+        """The calls, with the draws of the step before the last of theirs, on tensors of the same
+        form; empty if these may draw differently on them."""
+        if self._generator is None:
+            return []
+        own, found = set(map(id, calls)), list[Node]()
+        last = max(
+            at for at, node in enumerate(self._trace.nodes) if _draws(node) and id(node) in own
+        )
+        for at, node in enumerate(self._trace.nodes):
+            if id(node) not in own and (at > last or not _draws(node)):
+                continue
+            if id(node) in own:
+                found.append(node)
+            elif node.func in _BY_FORM:
+                found += self._elsewhere(node)
+            else:
+                return []
+        return found
+
+    def _elsewhere(self, node: Node) -> Iterator[Node]:
+        """A draw on other tensors, whose results have other names."""
+        args = list(node.args)
+        for at, arg in enumerate(args):
+            if isinstance(arg, Ref):
+                form = self._type(arg.name)
+                assert form is not None
+                args[at] = Ref(f"{arg.name} of {node.outs}")
+                strides = form.strides or make_contiguous_strides_for(form.shape)
+                like = [form.shape, strides, form.dtype, None, None, None]
+                yield replace(
+                    node,
+                    func=aten.empty_strided.default,
+                    args=like,
+                    outs=[args[at].name],
+                    types=[form],
+                )
+        yield replace(node, args=args, outs=[f"other {out}" for out in node.outs])
+
+    def _is_integer(self, name: str) -> bool:
+        dtype = self.dtype(name)
+        return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+
     @staticmethod
     def _computable(node: Node) -> bool:
         return (
-            torch.Tag.nondeterministic_seeded not in node.func.tags
-            and node.func.namespace == "aten"
+            node.func.namespace == "aten"
             and node.func.overloadpacket not in _UNINITIALISED
             and all(
                 type_ is None or torch.Size(type_.shape).numel() <= _MAX_ELEMENTS
@@ -236,6 +300,19 @@ class Cones:
         return {
             self._storages.get(ref.name) for ref in _refs(written_arguments(node.func, node.args))
         }
+
+
+def _draws(node: Node) -> bool:
+    return is_draw(node.func, node.args)
+
+
+def _is_filled(node: Node, calls: Sequence[Node]) -> bool:
+    """Whether a draw writes all of a tensor first that has no values."""
+    if node.func.overloadpacket not in _UNINITIALISED:
+        return False
+    users = (each for each in calls if Ref(node.outs[0]) in each.args)
+    user = next(users, node)
+    return user.func in _BY_FORM and user.func._schema.is_mutable
 
 
 def _is_exact(tensor: Tensor) -> bool:

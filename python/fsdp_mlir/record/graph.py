@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -64,7 +65,8 @@ class Node:
 @dataclass(frozen=True)
 class Reliance:
     """What decided a shape or a way in the step: the results `names` of `calls` on tensors from
-    outside, given by name. `form` is what the step follows from."""
+    outside, given by name. `form` is what the step follows from. Calls that draw begin where a step
+    finds PyTorch's generator."""
 
     outside: tuple[str, ...]
     calls: tuple[Node, ...]
@@ -74,8 +76,17 @@ class Reliance:
     formula: Formula | None = None  # by the places in `names`: its truth value alone
     form: str = ""
 
-    def found(self, sources: Mapping[str, Tensor]) -> list[Tensor]:
-        """The values, of these tensors."""
+    @property
+    def draws(self) -> bool:
+        return any(torch.Tag.nondeterministic_seeded in node.func.tags for node in self.calls)
+
+    def found(self, sources: Mapping[str, Tensor], generator: Tensor | None = None) -> list[Tensor]:
+        """The values, of these tensors. `generator`: the state of PyTorch's, if it is not as it is
+        now, which it stays."""
+        with _generator(generator) if self.draws else nullcontext():
+            return self._found(sources)
+
+    def _found(self, sources: Mapping[str, Tensor]) -> list[Tensor]:
         values: dict[str, Any] = {each: sources[each].detach().cpu() for each in self.outside}
         values |= {each: values[each].clone() for each in self.written}
         for node in self.calls:
@@ -104,9 +115,22 @@ class Reliance:
             return str(int(value.count_nonzero()))
         return xxhash.xxh3_128_hexdigest(value.contiguous().view(-1).view(torch.uint8).numpy())
 
-    def holds(self, sources: Mapping[str, Tensor]) -> bool:
+    def holds(self, sources: Mapping[str, Tensor], generator: Tensor | None = None) -> bool:
         """Whether these tensors give the same."""
-        return self.form_of(self.found(sources)) == self.form
+        return self.form_of(self.found(sources, generator)) == self.form
+
+
+@contextmanager
+def _generator(state: Tensor | None) -> Iterator[None]:
+    """PyTorch's generator, in this state at first; it is put back after the body."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    if state is not None:
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 def _filled(value: Any, values: dict[str, Any]) -> Any:

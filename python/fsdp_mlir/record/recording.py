@@ -238,7 +238,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         trained = PythonState.of(view.model, view.step.loss)
         if others is not None:
             others.before_evaluation()
-        evaluator = _recorder(fake, modules, sources, results)
+        evaluator = _recorder(fake, modules, sources, results, evaluates=True)
         evaluator.share_constants(recorder)
         recorders.append(evaluator)
         evaluator.states.sharded = gathered.names
@@ -332,7 +332,12 @@ def _has_reentrant_checkpoint(loss: Tensor) -> bool:
 
 
 def _recorder(
-    fake: FakeModel, modules: ModuleStack, sources: SourceMap, results: FakeResults
+    fake: FakeModel,
+    modules: ModuleStack,
+    sources: SourceMap,
+    results: FakeResults,
+    *,
+    evaluates: bool = False,
 ) -> Recorder:
     view = fake.view
     compares, assumes = view.asked.outputs is not None, view.asked.assume is not None
@@ -347,6 +352,7 @@ def _recorder(
         asserts=assumes and not compares,
         defers=lambda: view.step.defers,
         rereads=assumes and compares,  # a step of one microbatch
+        generator=None if evaluates or view.asked.device.type != "cpu" else view.asked.generator,
     )
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)

@@ -117,6 +117,7 @@ class Recorder(TorchDispatchMode):
         asserts: bool = False,
         defers: Callable[[], bool] = lambda: False,
         rereads: bool = False,
+        generator: Tensor | None = None,
     ) -> None:
         super().__init__()
         self._asserts, self._defers = asserts, defers
@@ -131,7 +132,7 @@ class Recorder(TorchDispatchMode):
         self._known = KnownValues()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
-        self.cones = Cones(self.trace, numbers, rereads)
+        self.cones = Cones(self.trace, numbers, rereads, generator)
         self._outside: dict[int, Tensor] = {}  # by the storage of the stand-in
         self._outside_strides: dict[int, tuple[int, ...]] = {}  # of the stand-in
         self._constants: dict[int, FakeTensor] = {}

@@ -19,6 +19,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from fsdp_mlir.step.draws import Draw, DrawsOfModes, undone
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.operands import Operand
 from fsdp_mlir.support.errors import CaptureError, SourceMap, model_frame, prefixed
@@ -201,27 +202,33 @@ class Taken:
     """What a recorded step takes of the numbers that it is given, by their names: the formulas of
     its input's elements with the numbers' classes and the most that they may be; and in the order
     of the step, comparisons with their outcome, and formulas that may raise, with None. `set`: what
-    forward leaves of numbers that are held, in a step and in an evaluation."""
+    forward leaves of numbers that are held, in a step and in an evaluation. `draws`: the numbers
+    that each of them draws; those of the other one are not there, nor are any until it begins."""
 
     names: tuple[str, ...] = ()
     slots: tuple[tuple[Formula, type, float], ...] = ()
     course: tuple[tuple[Formula, bool | None], ...] = ()
     set: tuple[Mapping[str, Formula], Mapping[str, Formula]] = ({}, {})
+    draws: DrawsOfModes = ((), ())
 
     def record(self) -> dict[str, Any]:
         """The same as JSON."""
         slots = [[formula, kind.__name__, most] for formula, kind, most in self.slots]
-        return {"names": self.names, "slots": slots, "course": self.course, "set": self.set}
+        record = {"names": self.names, "slots": slots, "course": self.course, "set": self.set}
+        draws = [[draw.record() for draw in each] for each in self.draws]
+        return record | ({"draws": draws} if any(draws) else {})
 
     @staticmethod
     def recorded(record: Mapping[str, Any]) -> Taken:
         """What `record` gave."""
         kinds = {kind.__name__: kind for kind in (int, float)}
+        training, evaluation = record.get("draws", ((), ()))
         return Taken(
             tuple(record["names"]),
             tuple((formula, kinds[kind], most) for formula, kind, most in record["slots"]),
             tuple((formula, outcome) for formula, outcome in record["course"]),
             tuple(record["set"]),
+            (tuple(map(Draw.recorded, training)), tuple(map(Draw.recorded, evaluation))),
         )
 
     def after(self, numbers: Mapping[str, Any], *, evaluation: bool = False) -> dict[str, Any]:
@@ -231,15 +238,35 @@ class Taken:
 
     def of(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The numbers in what the step is given."""
-        return {name: batch[name] for name in self.names}
+        return {x: batch[x] for x in self.names if x in batch or not self._is_drawn(x)}
+
+    def drawn(self, *, evaluation: bool) -> dict[str, Any]:
+        """Draws those of the next step, or of an evaluation."""
+        return {draw.name: draw() for draw in self.draws[evaluation]}
+
+    def _is_drawn(self, name: str) -> bool:
+        return any(name == draw.name for draws in self.draws for draw in draws)
+
+    def _has(self, formula: Formula, numbers: Mapping[str, Any]) -> bool:
+        """Whether all that it is of has been drawn."""
+        return not any(self.draws) or all(
+            name in numbers or not self._is_drawn(name) for name in _names(formula)
+        )
 
     def holds(self, numbers: Mapping[str, Any]) -> bool:
-        """Whether the step is for these numbers. Raises what the step does in calculating."""
+        """Whether the step is for these numbers, as far as they have been drawn. Raises what the
+        step does in calculating."""
         for formula, outcome in self.course:
+            if not self._has(formula, numbers):
+                continue
             value = value_of(formula, numbers)
             if outcome is not None and bool(value) != outcome:
                 return False
-        return all(_is_of(value_of(formula, numbers), *most) for formula, *most in self.slots)
+        return all(
+            _is_of(value_of(formula, numbers), *most)
+            for formula, *most in self.slots
+            if self._has(formula, numbers)
+        )
 
     def serves(self, numbers: Mapping[str, Any]) -> bool:
         """Whether it is for them and does not raise."""
@@ -248,9 +275,17 @@ class Taken:
         except Exception:  # of the step
             return False
 
+    def serves_next(self, numbers: Mapping[str, Any]) -> bool:
+        """Whether it is for them and what the next step draws."""
+        with undone():
+            return self.serves({**numbers, **self.drawn(evaluation=False)})
+
     def input(self, numbers: Mapping[str, Any], mark: float = 0.0) -> Tensor:
         """The step's input for numbers that it is for; `mark` is its last element."""
-        values = [float(value_of(formula, numbers)) for formula, _, _ in self.slots]
+        values = [
+            float(value_of(formula, numbers)) if self._has(formula, numbers) else 0.0
+            for formula, _, _ in self.slots
+        ]
         values += [0.0] * (_SLOTS - len(values))
         return torch.tensor([*values, mark], dtype=torch.float64)
 
@@ -267,6 +302,7 @@ class Numbers:
     may be `others`, are `now`."""
 
     given: Mapping[str, Any]
+    draws: DrawsOfModes = ((), ())
     made: list[ref[Symbol]] = field(default_factory=list)
     now: Mapping[str, Any] = field(init=False)
     recording: bool = field(default=False, init=False)
@@ -363,7 +399,8 @@ class Numbers:
     def taken(self) -> Taken:
         course = tuple(self._course.values())
         after = self._set[0] or {}, self._set[1] or {}
-        return Taken(tuple(self.given), tuple(self._slots.values()), course, after)
+        slots = tuple(self._slots.values())
+        return Taken(tuple(self.given), slots, course, after, self.draws)
 
     def others(self) -> Mapping[str, Any]:
         """Other numbers that the recorded step is for, as far as it has compared them. Those that

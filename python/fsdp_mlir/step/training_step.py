@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.assumed import Assumed, Outcomes
 from fsdp_mlir.step.conversions import conversions_kept
+from fsdp_mlir.step.draws import Drawing, DrawsOfModes
 from fsdp_mlir.step.followed import Candidates
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.items import Items, Relied
@@ -105,6 +108,8 @@ class TrainingStep(nn.Module):
         unread: Set[str] = frozenset(),
         assume: Outcomes | None = None,
         relied: Relied = frozenset(),
+        draws: DrawsOfModes | None = None,
+        drawn: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -128,7 +133,9 @@ class TrainingStep(nn.Module):
         self.left = None if outputs is None else Slots()
         self._in_places = Held(held or {})
         given = {name: self._constants[name] for name in numbers}
-        self.numbers = Numbers(given | self._in_places.values)
+        self._drawing = Drawing(draws, _modules_of(model, loss) if draws is not None else ())
+        self._drawn = dict(drawn or {})
+        self.numbers = Numbers(given | self._in_places.values | self._drawn, draws or ((), ()))
         # As OutputsOfModes.
         returns = outputs is not None
         self.assumed = tuple(
@@ -210,12 +217,15 @@ class TrainingStep(nn.Module):
 
     def value(self, inputs: Sequence[Tensor]) -> Any:
         """What `loss` gives, or the model without it."""
-        constants = self._constants
+        constants, drawn = self._constants, dict[str, Any]()
         if self.numbers.given:
             *inputs, source = inputs
-            constants = constants | self._in_places.put(self.numbers.values(source))
+            values = self._in_places.put(self.numbers.values(source))
+            drawn = {name: values.pop(name) for name in self._drawn}
+            constants = constants | values
         constants = {name: self._without_unread(name, each) for name, each in constants.items()}
-        with self._held(inputs) as inputs:
+        modes = {"evaluating": self._evaluating, "recording": self.numbers.recording}
+        with self._held(inputs) as inputs, self._drawing.given(drawn, **modes):
             return self._called(inputs, constants)
 
     def _without_unread(self, name: str, value: Any) -> Any:
@@ -364,6 +374,14 @@ class TrainingStep(nn.Module):
         if torch.is_grad_enabled() and not value.requires_grad:
             raise located(where, f"{what} depends on no parameter that requires grad")
         return value
+
+
+def _modules_of(model: nn.Module, loss: Any) -> list[ModuleType]:
+    """Those that have the code of a model and its loss function."""
+    owners = [*(type(module) for module in model.modules()), getattr(loss, "func", loss)]
+    names = dict.fromkeys(str(getattr(owner, "__module__", "")) for owner in owners)
+    found = (sys.modules.get(name) for name in names if name.partition(".")[0] != "torch")
+    return [module for module in found if module is not None]
 
 
 def _memory(tensor: Tensor | None) -> int:

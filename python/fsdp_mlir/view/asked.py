@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fsdp_mlir.modules.others import Others
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.step.assumed import Outcomes
+from fsdp_mlir.step.draws import DrawsOfModes
 from fsdp_mlir.step.items import Relied
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.view.device import Device
@@ -44,3 +46,8 @@ class Asked:
     unread: Sequence[str]
     assume: Outcomes | None
     relied: Relied = frozenset()  # places where code needs the numbers that it reads
+    # Those that are numbers of each step, and what this one has drawn; None if none are.
+    draws: DrawsOfModes | None = None
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    # The state of PyTorch's, before the step.
+    generator: Tensor = field(default_factory=torch.default_generator.get_state)

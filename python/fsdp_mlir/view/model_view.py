@@ -49,11 +49,11 @@ class ModelView:
         repeated = repetitions(inputs) if asked.outputs is not None else {}
         scalars = {name for name, value in inputs.items() if value.dim() == 0}
         inputs |= {name: inputs[name].reshape(1) for name in scalars}
-        stands_in = asked.numbers or asked.held or asked.unread
+        stands_in = asked.numbers or asked.held or asked.unread or asked.drawn
         if stands_in and (function := asks_for_numbers(model, asked.loss)) is not None:
             name = function.__qualname__
             raise located(source_of(function), f"'{name}' asks for the class of a number")
-        if asked.numbers or asked.held:
+        if asked.numbers or asked.held or asked.drawn:
             inputs[numbers.INPUT] = numbers.Taken().input({})
         step = TrainingStep(
             model,
@@ -70,6 +70,8 @@ class ModelView:
             frozenset(asked.unread),
             asked.assume,
             asked.relied,
+            asked.draws,
+            asked.drawn,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):

@@ -1,0 +1,247 @@
+"""Numbers that a step draws from the generators of Python and NumPy, such as the weight of a mixup
+or what decides whether a layer is dropped.
+
+A `Draw` is a call, such as random.random() or np.random.beta(a, a), that gives one number. While a
+step is recorded for the first time its draws are noted. It is then recorded with a number of each
+step (step/numbers.py) in place of what each of them gives. Before each step the same calls are made
+in the same order, and their numbers are given to the plan.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame
+from fsdp_mlir.support.formulas import Symbol, is_symbol
+
+# That give one number of so many arguments at most; a further one is for the shape of several.
+_OF_PYTHON = {
+    **dict.fromkeys(("random",), 0),
+    **dict.fromkeys(("getrandbits", "expovariate", "paretovariate"), 1),
+    **dict.fromkeys(("uniform", "randint", "gauss", "normalvariate", "lognormvariate"), 2),
+    **dict.fromkeys(("betavariate", "gammavariate", "weibullvariate", "vonmisesvariate"), 2),
+    **dict.fromkeys(("triangular", "randrange"), 3),
+}
+_OF_NUMPY = {
+    **dict.fromkeys(("random", "random_sample", "rand", "randn", "standard_normal"), 0),
+    **dict.fromkeys(("standard_exponential",), 0),
+    **dict.fromkeys(("exponential", "standard_gamma", "poisson", "geometric", "chisquare"), 1),
+    **dict.fromkeys(("weibull", "pareto", "power", "rayleigh"), 1),
+    **dict.fromkeys(("uniform", "randint", "normal", "beta", "gamma", "binomial"), 2),
+    **dict.fromkeys(("laplace", "lognormal", "logistic", "vonmises", "gumbel"), 2),
+    **dict.fromkeys(("triangular",), 3),
+}
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
+    **{f"random.{name}": (getattr(random, name), most) for name, most in _OF_PYTHON.items()},
+    **{f"np.random.{name}": (getattr(np.random, name), most) for name, most in _OF_NUMPY.items()},
+}
+
+# Of one step.
+_MOST = 16
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A call of one of the functions, which draws the number `name` of each step. `is_fixed`: each
+    number is another step."""
+
+    name: str
+    function: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    is_fixed: bool = False
+
+    def __call__(self) -> Any:
+        """Draws one."""
+        function, _ = _FUNCTIONS[self.function]
+        return function(*self.args, **dict(self.kwargs))
+
+    def record(self) -> list[Any]:
+        """The same as JSON."""
+        return [self.name, self.function, self.args, self.kwargs, self.is_fixed]
+
+    @staticmethod
+    def recorded(record: Sequence[Any]) -> Draw:
+        """What `record` gave."""
+        name, function, args, kwargs, is_fixed = record
+        return Draw(name, function, tuple(args), tuple(map(tuple, kwargs)), is_fixed)
+
+    def is_of(self, other: Draw) -> bool:
+        """Whether the same call would have been made."""
+        mine, others = ((x.function, x.args, x.kwargs) for x in (self, other))
+        return repr(mine) == repr(others)
+
+
+# Those of a step, and of its evaluation, in the order in which they are made.
+DrawsOfModes = tuple[tuple[Draw, ...], tuple[Draw, ...]]
+
+
+class DrawsError(CaptureError):
+    """The step draws `found`, which are to be numbers of each step."""
+
+    def __init__(self, found: Mapping[Draw, Any], *, evaluating: bool) -> None:
+        super().__init__("forward draws from Python's or NumPy's generator of random numbers")
+        self.found, self.evaluating = found, evaluating
+
+
+def generators() -> Callable[[], None]:
+    """What puts Python's and NumPy's generators back."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+
+    def restore() -> None:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+    return restore
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """Puts them back after the body."""
+    undraw = generators()
+    try:
+        yield
+    finally:
+        undraw()
+
+
+@dataclass
+class Drawing:
+    """The draws of one step that is captured: those that are `known`; None if they are no numbers
+    of each step. `users`: modules of code that may have imported a function by its name."""
+
+    known: DrawsOfModes | None
+    users: Sequence[Any] = ()
+    _found: dict[Draw, Any] = field(default_factory=dict, init=False)
+    _last: Any = field(default=None, init=False)  # the generators' state after the last draw
+    _alone: bool = field(default=True, init=False)  # nothing else has drawn
+
+    @contextmanager
+    def given(
+        self, numbers: Mapping[str, Any], *, evaluating: bool, recording: bool
+    ) -> Iterator[None]:
+        """In the body, which is forward, each draw gives one of `numbers`, by its name. DrawsError
+        after a body that is recorded and whose draws are not known. CaptureError if it draws
+        otherwise than those that are."""
+        if self.known is None:
+            yield
+            return
+        known = iter(self.known[evaluating])
+        notes = recording and not self.known[evaluating]
+        self._found, self._alone, self._last = {}, True, _state() if notes else None
+
+        def give(draw: Draw) -> Any:
+            if notes:
+                return self._noted(draw)
+            expected = next(known, None)
+            if expected is None or not expected.is_of(draw):
+                raise _otherwise(draw.function)
+            number = numbers[expected.name]
+            # Only numbers of a recording are not what they seem; they are then compared.
+            return _plain(number) if expected.is_fixed else number
+
+        with _patched(give, self.users):
+            yield
+        if notes and self._found:
+            if self._alone and _state() == self._last and len(self._found) <= _MOST:
+                raise DrawsError(self._found, evaluating=evaluating)
+        elif (missing := next(known, None)) is not None:
+            raise _otherwise(missing.function)
+
+    def _noted(self, draw: Draw) -> Any:
+        self._alone &= _state() == self._last
+        number = draw()
+        self._last = _state()
+        place = 1 + len(self._found)
+        name = draw.function if place == 1 else f"{draw.function} ({place})"
+        self._found[replace(draw, name=f"{name}{draw.name}")] = number
+        return number
+
+
+def _plain(number: Any) -> Any:
+    if not is_symbol(number):
+        return number
+    value = number.number
+    assert number == value
+    return value
+
+
+def _state() -> Any:
+    kind, words, *rest = np.random.get_state()
+    return random.getstate(), kind, words.tobytes(), rest
+
+
+def _otherwise(function: str) -> CaptureError:
+    return located(
+        SourceMap().frame(model_frame()),
+        f"'{function}' is called in one run of the step and not in another",
+    )
+
+
+@contextmanager
+def _patched(give: Callable[[Draw], Any], users: Iterable[Any]) -> Iterator[None]:
+    """In the body, the functions give what `give` does of their calls, if these give one number."""
+    patches = {name: _drawing(name, give) for name in _FUNCTIONS}
+    made = {id(f): (f, patches[name]) for name, (f, _) in _FUNCTIONS.items()}
+    made[id(random.choice)] = random.choice, _choosing(patches["random.randrange"])
+    made[id(np.random.choice)] = np.random.choice, _choosing_array(patches["np.random.randint"])
+    with ExitStack() as stack:
+        for module in (random, np.random, *users):
+            for name, value in [*vars(module).items()]:
+                original, patch = made.get(id(value), (None, None))
+                if patch is not None and original is value:
+                    stack.enter_context(mock.patch.object(module, name, patch))
+        yield
+
+
+def _drawing(name: str, give: Callable[[Draw], Any]) -> Callable[..., Any]:
+    function, most = _FUNCTIONS[name]
+
+    def draws(*args: Any, **kwargs: Any) -> Any:
+        operands = [*args, *kwargs.values()]
+        symbols: list[Symbol] = list(filter(is_symbol, operands))
+        if symbols:
+            raise symbols[0].refused()
+        if len(operands) > most or {"size", "dtype"} & kwargs.keys():
+            return function(*args, **kwargs)
+        if not all(isinstance(each, (int, float)) for each in operands):
+            return function(*args, **kwargs)
+        return give(Draw("", name, args, tuple(kwargs.items())))
+
+    return draws
+
+
+def _choosing(draw_place: Callable[..., Any]) -> Callable[..., Any]:
+    """That of random.choice."""
+
+    def choose(seq: Any) -> Any:
+        return _element(seq, draw_place(len(seq))) if len(seq) else random.choice(seq)
+
+    return choose
+
+
+def _choosing_array(draw_place: Callable[..., Any]) -> Callable[..., Any]:
+    """That of np.random.choice."""
+    choose_some = np.random.choice
+
+    def choose(a: Any, *args: Any, **kwargs: Any) -> Any:
+        is_count = isinstance(a, int) and a > 0
+        if args or kwargs or not (is_count or (isinstance(a, (list, tuple)) and a)):
+            return choose_some(a, *args, **kwargs)
+        if is_count:
+            return draw_place(0, a)
+        return _element(np.array(a), draw_place(0, len(a)))
+
+    return choose
+
+
+def _element(choices: Any, drawn: Any) -> Any:
+    """Each place is another step."""
+    return choices[next(place for place in range(len(choices)) if drawn == place)]
