@@ -122,3 +122,73 @@ def test_numbers(kind: str, tmp_path: Path) -> None:
     assert statuses == [0, 0], errors
     lines = [line for line in errors[0].splitlines() if "without a plan" in line]
     assert len(lines) == 1 and "the call is not that of the other ranks" in lines[0], errors
+
+
+DRAWN = """
+import os, random, sys, warnings
+import fsdp_mlir, torch
+import numpy as np
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+rank = int(os.environ["RANK"])
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        weight = np.random.beta(0.5, 0.5)
+        hidden = nn.functional.dropout(torch.tanh(self.first(x * weight)), 0.1)
+        if random.random() < 0.5:
+            hidden = hidden.flip(0)
+        if FLIPS and torch.rand(()) < 0.5:
+            hidden = hidden.roll(1, 1)
+        return self.second(hidden).square().mean() * (1 - weight)
+
+def trained(shard, ours):
+    for each in (random, np.random):
+        each.seed(rank)
+    model = Model()
+    for layer in (model.first, model.second):
+        shard(layer)
+    shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, optimizer=optimizer) if ours else None
+    torch.manual_seed(rank)
+    results = []
+    for number in range(12):
+        x = torch.linspace(-1, 1, 32).reshape(4, 8) * (1 + number + rank)
+        loss = step(x) if ours else model(x)
+        if not ours:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(loss.item())
+    results += [random.random(), np.random.rand(), torch.rand(()).item()]
+    made = step._plans._made if ours else []
+    return results + [param.full_tensor().tolist() for param in model.parameters()], len(made)
+
+dist.init_process_group("gloo")
+want, _ = trained(fully_shard, False)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    got, made = trained(fsdp_mlir.fully_shard, True)
+lines = [str(each.message) for each in caught if "without a plan" in str(each.message)]
+assert got == want, (got[:15], want[:15])
+assert made == (5 if FLIPS else 4) and len(lines) == (FLIPS and rank == 0), (made, lines)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("flips", [False, True])
+def test_drawn_numbers(flips: bool, tmp_path: Path) -> None:
+    """Each rank draws its own: there is a plan for what all of them have drawn together."""
+    path = tmp_path / "script.py"
+    path.write_text(DRAWN.replace("FLIPS", str(flips)))
+    statuses, errors = run_script(path, 2)
+    assert statuses == [0, 0], errors

@@ -437,3 +437,28 @@ def test_no_two_runs_share_what_they_must_not(job: Job) -> None:
     assert set(record["files"]) == {path.name for path in entry.iterdir()} - {"entry.json"}
     kinds = ["literal", "attribute", "attribute", "output"]
     assert list(record["constants"].values()) == kinds
+
+
+DRAWING = """
+import random
+import numpy as np
+
+def shift(x):
+    return x * np.random.beta(0.5, 0.5) if random.random() < 0.5 else x + 1
+"""
+
+
+def test_drawn_numbers(job: Job) -> None:
+    """A plan for each way that the draws go."""
+    job.write("helper.py", DRAWING)
+    captures, found = [], []
+    for seed in (0, 1, 2, 0, 1, 2):
+        # One call of two blocks: the second one's numbers follow the first one's.
+        job.before(f"import random, numpy as np; random.seed({seed}); np.random.seed({seed})")
+        captured, numbers, told = job.run()
+        captures.append(captured)
+        found.append(numbers)
+        assert told == []
+    assert found[:3] == found[3:] and found[0] != found[1]
+    assert min(captures[:2]) > 0 and captures[3:] == [0, 0, 0]
+    assert len(job.entries()) == 1 + sum(captures)

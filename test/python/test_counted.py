@@ -117,10 +117,45 @@ class Returned(Bounded):
         return {"loss": y.square().mean(), "rate": y.sum().detach() / self.calls}
 
 
+class Meter(Bounded):
+    """As loops print it, of what the step computes."""
+
+    def __init__(self) -> None:
+        self.total, self.seen = 0.0, 0
+
+    def __call__(self, y: Tensor) -> Any:
+        loss = y.square().mean()
+        self.total += loss.item() * len(y)
+        self.seen += (y > 0).sum().item()
+        return loss
+
+    def left(self) -> list[Any]:
+        return [torch.tensor([self.total], dtype=torch.float64), torch.tensor(self.seen)]
+
+
+class Smoothed(Meter):
+    """The next step computes with it, as a balance of losses does."""
+
+    def __call__(self, y: Tensor) -> Any:
+        loss, penalty = y.square().mean(), y.abs().mean()
+        self.total = 0.9 * self.total + 0.1 * loss.item()
+        return loss + penalty / (1.0 + self.total)
+
+
+class Adapted(Meter):
+    """It weighs by that of the step before, which has a limit."""
+
+    def __call__(self, y: Tensor) -> Any:
+        weight = min(self.total, 0.5)
+        loss = y.square().mean()
+        self.total += loss.detach().double().item()
+        return loss * weight + y.abs().mean()
+
+
 # With the number of captures: the first has no plan, and one is for each outcome of comparisons.
 COUNTED = {
     **{Warmup: 3, FromLoop: 2, Bounded: 3, Lazy: 3, InDicts: 2, OfAFile: 2, Corrected: 2},
-    **{Returned: 2},
+    **{Returned: 2, Meter: 2, Smoothed: 2, Adapted: 3},
 }
 
 

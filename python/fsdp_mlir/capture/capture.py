@@ -33,6 +33,7 @@ from fsdp_mlir.step.assumed import Assumption, Outcomes
 from fsdp_mlir.step.draws import DrawsError
 from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Refused, Taken
+from fsdp_mlir.step.outputs import no_counts
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.support.errors import (
     CaptureError,
@@ -91,6 +92,7 @@ class CaptureSummary:
     unsettled: bool = False
     others: Others = field(default_factory=Others, repr=False)
     numbers: Taken = field(default_factory=Taken, repr=False)
+    counts: OutputsOfModes = field(default_factory=no_counts, repr=False)
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
     followed: Followed = field(default_factory=Followed, repr=False)
     assumption: Assumption = field(default_factory=Assumption, repr=False)
@@ -127,6 +129,7 @@ class CaptureSummary:
             unsettled=contents.checked.unsettled,
             others=view.asked.others or Others(),
             numbers=view.step.numbers.taken,
+            counts=view.step.counts,
             taken={name: keys for name, keys in view.step.taken.items() if keys},
             followed=view.step.followed.found(
                 {constant_name(i): tensor for i, tensor in enumerate(trace.constants)},
@@ -170,13 +173,13 @@ def _proven(asked: Asked) -> proof.Checked:
             asked = replace(asked, relied=relied if len(relied) < _MOST_RELIED else None)
         except DrawsError as error:
             asked = _with_draws(asked, error)
+        except Revised:
+            if asked.others is None or not asked.others.initialise():
+                revised += 1
         except CaptureError as error:
             if not asked.drawn or type(error) not in (CaptureError, Refused):
                 raise
             asked = _with_fewer(asked, error.names if isinstance(error, Refused) else ())
-        except Revised:
-            if asked.others is None or not asked.others.initialise():
-                revised += 1
     raise CaptureError("the loss is differentiated through another model in one recording only")
 
 
@@ -250,6 +253,7 @@ def capture(
     held: Mapping[str, Place] | None = None,
     unread: Sequence[str] = (),
     assume: bool | Outcomes = True,
+    counting: bool = False,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -313,6 +317,9 @@ def capture(
     the result), and in place of True may come the truth values that are known. Without `assume`
     such a step is an error.
 
+    `counting`: what is left in the places of `held` may follow from what the step computes, for
+    callers that run one microbatch at a time (`counts` of the result).
+
     Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
     replace `config`. The model is unchanged in any case.
     """
@@ -337,6 +344,7 @@ def capture(
         held=held or {},
         unread=unread,
         assume=((), ()) if assume is True else assume or None,
+        counting=counting,
         draws=None if outputs is None else ((), ()),
     )
     if asked.path.suffix == ".safetensors":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.check import eager_check
 from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
-from fsdp_mlir.modules.left import Left, tensors_of
+from fsdp_mlir.modules.left import Calculated, Left, tensors_of
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import Drawn, untouched_generators
@@ -89,6 +89,8 @@ def check(recorded: Recorded) -> Checked:
     finally:
         before.restore()
     _check_counters(view, before, first, second)
+    if cached:
+        _check_computed(view, before, first)
     _check_evaluation(recording, before, first)
     begun = view.asked.outputs is not None and (
         view.step.followed.begins
@@ -304,6 +306,20 @@ def _check_counters(
             if changed:
                 raise FirstStepError(str(error)) from error
         raise error
+
+
+def _check_computed(view: ModelView, before: PythonState, first: PythonState) -> None:
+    """CountedError for numbers in whose places a step leaves what it computes, if the next step
+    depends on that."""
+    counted = _numbers(before).keys() & {
+        (id(spot.owner), spot.name)
+        for spot, value in first.spots(int, float)
+        if issubclass(type(value), Calculated)
+    }
+    if counted and view.asked.outputs is not None:
+        path = next(path for path in first.numbers() if path in before.changes(first))
+        text = f"attribute '{path}' changes in each step, which a captured step does not do"
+        raise CountedError(str(located(source_of(view.model), text)), counted, path)
 
 
 def _check_evaluation(recording: Recording, before: PythonState, after: PythonState) -> None:

@@ -45,7 +45,7 @@ class Compiled:
     _has_run: Captured | None = field(default=None, init=False)
     seen: set[Any] = field(default_factory=set, init=False)
     _next: list[dict[str, Any]] = field(default_factory=list, init=False)  # those that ran last
-    _undraw: Callable[[], None] = field(default=lambda: None, init=False)
+    _undraw: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
@@ -204,7 +204,8 @@ class Compiled:
 
         def undo() -> None:
             torch.set_rng_state(generator)
-            self._undraw()
+            if self._undraw is not None:
+                self._undraw()
             for tensor, before in kept:
                 tensor.copy_(before)
 
@@ -231,6 +232,8 @@ class Compiled:
     def _set_numbers(self, *, evaluation: bool = False) -> None:
         """What forward has set of those that code reads elsewhere."""
         after = self.captured.numbers.after(self._next[-1], evaluation=evaluation)
+        numbers = self.captured.numbers.of(self._next[-1])
+        after |= self.captured.counts[evaluation].value(None, numbers) or {}
         for name, value in after.items():
             self.held[name][0].put(value)
 

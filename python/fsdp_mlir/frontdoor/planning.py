@@ -24,7 +24,7 @@ from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.step.assumed import Assumption
 from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
-from fsdp_mlir.step.outputs import Outputs
+from fsdp_mlir.step.outputs import Outputs, no_counts
 from fsdp_mlir.step.training_step import OutputsOfModes
 from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import CompileError, warn
@@ -36,9 +36,9 @@ class Captured:
     """What a capture gave: the digest of its fingerprint; `constants`, the tensors that the graph
     took from elsewhere, by their names as buffers of the plan; `outputs`, what the step returns
     besides the loss; and its warnings. `literals`, `relied_on`, `sources`, `operators`,
-    `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers`, `taken`, `followed` and
-    `assumption` are those of its CaptureSummary. `reads` and `variables`: what the step read of the
-    process (process_reads.Reads)."""
+    `kernels`, `assigned`, `left`, `unsettled`, `others`, `numbers`, `taken`, `followed`,
+    `assumption` and `counts` are those of its CaptureSummary. `reads` and `variables`: what the
+    step read of the process (process_reads.Reads)."""
 
     digest: str
     constants: dict[str, Tensor]
@@ -59,6 +59,7 @@ class Captured:
     assumption: Assumption = field(default_factory=Assumption)
     reads: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
+    counts: OutputsOfModes = field(default_factory=no_counts)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Recipe:
             done.assumption,
             tuple(dict.fromkeys(reads.others)),
             frozenset(reads.variables),
+            done.counts,
         )
         return captured, own
 

@@ -350,6 +350,7 @@ class Plans:
             "numbers": request.numbers,
             "held": request.held,
             "unread": request.unread,
+            "counting": request.counting,
             "assume": request.assume or False,
             "data_ranks": self._group,
         }

@@ -31,7 +31,7 @@ class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
     config besides those of fully_shard. The losses of its microbatches go to `each`. `numbers`: the
     names of those inputs that are numbers of each call; `held`: the places of further ones, by
-    their names; `unread`: names of what the step may not read; `assume`: that of `capture`;
+    their names; `unread`: names of what the step may not read; `assume`, `counting`: of `capture`;
     `place`: how many plans there are for other numbers."""
 
     args: Sequence[Any]
@@ -45,6 +45,7 @@ class Request:
     held: Mapping[str, Place] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     assume: Outcomes | None = None
+    counting: bool = False
     place: int = 0
 
     @property
@@ -194,6 +195,7 @@ class Requests:
             held=self._inputs.held,
             unread=self._inputs.unread,
             assume=assume if alone else None,
+            counting=alone,
             place=place,
         )
 

@@ -13,6 +13,7 @@ tensors (modules/left.py).
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,7 +30,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fsdp_mlir.modules.left import Calculated
-from fsdp_mlir.step.numbers import Number
+from fsdp_mlir.step.numbers import Number, Numbers
 from fsdp_mlir.step.operands import Operand
 from fsdp_mlir.support.errors import (
     CaptureError,
@@ -47,6 +48,7 @@ from fsdp_mlir.support.formulas import (
     math_of_symbols,
     may_raise,
     moved,
+    names_in,
     value_of,
 )
 
@@ -99,17 +101,21 @@ class Item(Operand, Calculated):
         tensors: Sequence[Tensor],
         errors: Sequence[CaptureError],
         run: _Run,
-        given: Mapping[str, Any] | None = None,
+        of: Numbers | None = None,
     ) -> None:
-        """`given`: numbers that the formula names."""
+        """`of`: the numbers that the formula names."""
         self.formula, self.tensors, self.errors = formula, list(tensors), list(errors)
-        self.given = given or {}
+        self.of = of
         self.run = run
         run.made.append(ref(self))
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
         return self.kind()
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        return self.of.given if self.of else {}
 
     def kind(self) -> type:
         for number in (1, 2, 3, 7):
@@ -123,7 +129,7 @@ class Item(Operand, Calculated):
             index: for_bool if x.dtype == torch.bool else _as(x.dtype, number)
             for index, x in enumerate(self.tensors)
         }
-        return value_of(self.formula, all_of | self.given)
+        return value_of(self.formula, all_of | dict(self.given))
 
     @property
     def form(self) -> str:
@@ -193,19 +199,30 @@ class Item(Operand, Calculated):
     def computed(self) -> Tensor | None:
         """The number by operators: of float64 or int64, or a bool; None if they may give another
         one, if integers of unknown size are at most _FEW."""
-        is_float = _is_float(self.formula, self.tensors)
+        named = {
+            name: Number(("item", name), self.of) for name in names_in(self.formula) if self.of
+        }
+        is_float = any(type(each.number) is float for each in named.values()) or _is_float(
+            self.formula, self.tensors
+        )
         is_complex = any(x.is_complex() for x in self.tensors)
-        if self.given or is_complex or not _is_computed(self.formula, is_float=is_float):
+        if is_complex or not _is_computed(self.formula, is_float=is_float):
             return None
-        most = [
-            0 if x.is_floating_point() else _FEW if error.most is None else error.most
-            for x, error in zip(self.tensors, self.errors, strict=True)
-        ]
+        most: dict[int | str, int] = {
+            place: 0 if x.is_floating_point() else _FEW if error.most is None else error.most
+            for place, (x, error) in enumerate(zip(self.tensors, self.errors, strict=True))
+        }
+        most |= {x: 0 if type(each.number) is float else _FEW for x, each in named.items()}
         # Python's integers neither overflow nor are rounded.
         bits = 63 if self.formula[0] == "item" else 53 if is_float else 62
         if max(_sizes(self.formula, most)) > 1 << bits:
             return None
-        numbers = {place: x.reshape(()) for place, x in enumerate(self.tensors)}
+        numbers: dict[int | str, Tensor] = {
+            place: x.reshape(()) for place, x in enumerate(self.tensors)
+        }
+        for name, each in named.items():
+            assert self.of is not None
+            numbers[name] = self.of.tensor(each, most[name] or math.inf)
         if self.formula[0] != "item" or numbers[self.formula[1]].dtype != torch.bool:
             dtype = torch.float64 if is_float else torch.int64
             numbers = {place: x.to(dtype) for place, x in numbers.items()}
@@ -215,23 +232,23 @@ class Item(Operand, Calculated):
         tensors: list[Tensor] = []
         errors: list[CaptureError] = []
         terms: list[Any] = []
-        given: Mapping[str, Any] = {}
+        of: Numbers | None = None
         for value in values:
             if type(value) is Item:
                 terms.append(moved(value.formula, len(tensors)))
                 tensors += value.tensors
                 errors += value.errors
-                given = given or value.given
+                of = of or value.of
             elif type(value) is Number:
                 terms.append(value.formula)
-                given = value.of.given
+                of = value.of
             elif type(value) in (int, float, bool):
                 terms.append(("number", value))
             elif isinstance(value, Tensor):
                 return NotImplemented
             else:
                 raise self.refused()
-        item = Item((name, *terms), tensors, errors, self.run, given)
+        item = Item((name, *terms), tensors, errors, self.run, of)
         if self._decides and may_raise(item.formula) and expects_errors():
             # That it is no error is what the step assumes.
             bool(item._made(("computes", item.formula)))
@@ -247,7 +264,7 @@ class Item(Operand, Calculated):
 
     def _made(self, formula: Formula) -> Item:
         """That of another formula over the same numbers."""
-        return Item(formula, self.tensors, self.errors, self.run, self.given)
+        return Item(formula, self.tensors, self.errors, self.run, self.of)
 
 
 def _compared(name: str) -> Any:
@@ -296,14 +313,14 @@ def _is_computed(formula: Formula, *, is_float: bool) -> bool:
     """Whether operators give what a calculation does."""
     name, *rest = formula
     if name == "item":
-        return not isinstance(rest[0], str)
+        return True
     if name == "number":
         return is_float or type(rest[0]) is not float
     known = name in _ON_TENSORS or (is_float and name in _OF_FLOATS)
     return known and all(_is_computed(each, is_float=is_float) for each in rest)
 
 
-def _sizes(formula: Formula, most: Sequence[int]) -> Iterator[int]:
+def _sizes(formula: Formula, most: Mapping[int | str, int]) -> Iterator[int]:
     """Bounds of the magnitudes of a calculation's integers, its own first; 0 for floats."""
     name, *rest = formula
     if name == "item":
@@ -319,7 +336,7 @@ def _sizes(formula: Formula, most: Sequence[int]) -> Iterator[int]:
         yield from each
 
 
-def _computed(formula: Formula, tensors: Mapping[int, Tensor]) -> Any:
+def _computed(formula: Formula, tensors: Mapping[int | str, Tensor]) -> Any:
     """What a formula gives for tensors: a bool among the operands is a number, as in Python, where
     two of them add up to 2."""
     name, *rest = formula

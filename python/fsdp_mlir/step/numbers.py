@@ -23,7 +23,15 @@ from fsdp_mlir.step.draws import Draw, DrawsOfModes, undone
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.operands import Operand
 from fsdp_mlir.support.errors import CaptureError, SourceMap, model_frame, prefixed
-from fsdp_mlir.support.formulas import Formula, Symbol, math_of_symbols, may_raise, value_of
+from fsdp_mlir.support.formulas import (
+    Formula,
+    Symbol,
+    is_symbol,
+    math_of_symbols,
+    may_raise,
+    names_in,
+    value_of,
+)
 
 # Of the input that the numbers come in.
 INPUT = "(numbers)"
@@ -181,20 +189,17 @@ def _term(value: Any) -> Formula | None:
     return ("number", value) if type(value) in (int, float, bool) else None
 
 
+def _plain(assigned: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what follows from what the step computes, which is among its counts."""
+    return {x: each for x, each in assigned.items() if type(each) is Number or not is_symbol(each)}
+
+
 def _moved(number: Any, by: float) -> Any:
     return number + round(by) if type(number) is int else number * (1 + by / 16) + by / 32
 
 
 def _told(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
-
-
-def _names(formula: Formula) -> list[str]:
-    if formula[0] == "item":
-        return [formula[1]]
-    if formula[0] == "number":
-        return []
-    return list(dict.fromkeys(name for each in formula[1:] for name in _names(each)))
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,7 @@ class Taken:
     def _has(self, formula: Formula, numbers: Mapping[str, Any]) -> bool:
         """Whether all that it is of has been drawn."""
         return not any(self.draws) or all(
-            name in numbers or not self._is_drawn(name) for name in _names(formula)
+            name in numbers or not self._is_drawn(name) for name in names_in(formula)
         )
 
     def holds(self, numbers: Mapping[str, Any]) -> bool:
@@ -352,7 +357,7 @@ class Numbers:
     def _note_set(self, assigned: Mapping[str, Any], evaluating: bool) -> None:
         """What forward has left in places that are held."""
         found = {}
-        for name, value in assigned.items():
+        for name, value in _plain(assigned).items():
             number = value.number if type(value) is Number else value
             formula = _term(value)
             if formula is None or type(number) not in (int, float):
@@ -374,7 +379,7 @@ class Numbers:
                 raise self.refused(("item", name))
         else:
             wanted = self.taken.after(self.now, evaluation=evaluating)
-            found = {name: self.now[name] for name in wanted} | assigned
+            found = {name: self.now[name] for name in wanted} | _plain(assigned)
             if repr(sorted(found.items())) != repr(sorted(wanted.items())):
                 raise CaptureError(
                     f"forward leaves other numbers in {_told(found | wanted)} than while it is "
@@ -388,7 +393,7 @@ class Numbers:
                 raise kept.refused()
 
     def refused(self, formula: Formula) -> Refused:
-        names = _names(formula)
+        names = names_in(formula)
         told = _told(names)
         where = SourceMap().frame(model_frame())
         text = prefixed(where, f"{told} is used as more than a tensor may be")

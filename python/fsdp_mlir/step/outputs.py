@@ -58,7 +58,7 @@ class Outputs:
     def take(
         self,
         value: Any,
-        loss: Tensor,
+        loss: Tensor | None,
         error: Callable[[str], Exception],
         given: Mapping[str, Any],
     ) -> None:
@@ -70,7 +70,7 @@ class Outputs:
         plain: list[Any] = []
         tensors: list[Tensor] = []
         for leaf in leaves:
-            if leaf is loss:
+            if loss is not None and leaf is loss:
                 plain.append(_LOSS)
             elif is_item(leaf):
                 plain.append(_Calculated(moved(leaf.formula, len(tensors))))
@@ -106,14 +106,14 @@ class Outputs:
                 raise error("an output has another shape or dtype each time")
             slot.copy_(tensor)
 
-    def value(self, loss: Tensor, given: Mapping[str, Any]) -> Any:
+    def value(self, loss: Tensor | None, given: Mapping[str, Any]) -> Any:
         """What the last step returned, in separate tensors, with `loss` as its loss; just `loss` if
         that is all. `given`: the numbers that it had."""
         if self._form is None:
             return loss
         return tree_unflatten(self.leaves(loss, given), self._form)
 
-    def leaves(self, loss: Tensor, given: Mapping[str, Any]) -> Iterator[Any]:
+    def leaves(self, loss: Tensor | None, given: Mapping[str, Any]) -> Iterator[Any]:
         """Those of `value`, each calculated when it is taken."""
 
         def made(leaf: Any) -> Any:
@@ -168,6 +168,11 @@ class Outputs:
             torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in record["slots"]
         ]
         return made
+
+
+def no_counts() -> tuple[Outputs, Outputs]:
+    """Of training and of evaluation, before they take any."""
+    return Outputs(keeps=True), Outputs(keeps=True)
 
 
 @dataclass

@@ -28,10 +28,10 @@ from fsdp_mlir.step.conversions import conversions_kept
 from fsdp_mlir.step.draws import Drawing, DrawsOfModes
 from fsdp_mlir.step.followed import Candidates
 from fsdp_mlir.step.held import Held
-from fsdp_mlir.step.items import Items, Relied
+from fsdp_mlir.step.items import Items, Relied, is_item
 from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt, replaced
 from fsdp_mlir.step.numbers import Numbers, Unread
-from fsdp_mlir.step.outputs import Outputs, scalar_of
+from fsdp_mlir.step.outputs import Outputs, no_counts, scalar_of
 from fsdp_mlir.support.errors import (
     CaptureError,
     FirstStepError,
@@ -89,7 +89,8 @@ class TrainingStep(nn.Module):
     one, by their names, which code may ask for: the model gets that one. Strings and numbers that
     are `unread`, as named by nested.pattern, have stand-ins in a recording, which it may not read.
     What code reads at the places of `relied` are numbers, if they follow from what the step is
-    given.
+    given. Without `counting` what is left in the places of `held` may not follow from what it
+    computes.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class TrainingStep(nn.Module):
         relied: Relied = frozenset(),
         draws: DrawsOfModes | None = None,
         drawn: Mapping[str, Any] | None = None,
+        counting: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -136,7 +138,9 @@ class TrainingStep(nn.Module):
         self._drawing = Drawing(draws, _modules_of(model, loss) if draws is not None else ())
         self._drawn = dict(drawn or {})
         self.numbers = Numbers(given | self._in_places.values | self._drawn, draws or ((), ()))
-        # As OutputsOfModes.
+        # As OutputsOfModes: numbers that are left in places that are held.
+        self.counts = no_counts()
+        self._counting = counting
         returns = outputs is not None
         self.assumed = tuple(
             Assumed(known, returns=returns, evaluating=evaluating)
@@ -149,6 +153,7 @@ class TrainingStep(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError if it is not a scalar loss."""
         loss = self._taken(self.value(inputs))
+        self._take_counts()
         if self.assumed_now is not None:
             self.assumed_now.take(self._error, self.numbers.now)
         return self._each.noted(loss) if self._each else loss
@@ -164,6 +169,15 @@ class TrainingStep(nn.Module):
         if loss is not value:
             self.outputs.take(value, loss, self._error, self.numbers.now)
         return loss
+
+    def _take_counts(self) -> None:
+        """What forward has left in places that are held and follows from what it computes."""
+        found = {x: each for x, each in self._in_places.assigned().items() if is_item(each)}
+        if found and not self._counting:
+            raise next(iter(found.values())).refused()
+        if found or self.counts[self._evaluating].slots:
+            counts = self.counts[self._evaluating]
+            counts.take(found, None, self._error, self.numbers.now)
 
     def _error(self, text: str) -> CaptureError:
         return located(source_of(self.loss or self.model), text)
@@ -201,7 +215,7 @@ class TrainingStep(nn.Module):
     @property
     def slots(self) -> list[Tensor]:
         """The tensors that outputs are copied to, in both modes, and what is left in Python."""
-        returned = *(self._outputs or ()), *self.assumed
+        returned = *(self._outputs or ()), *self.counts, *self.assumed
         outputs = [slot for each in returned for slot in each.slots]
         return [*outputs, *(self.left.tensors if self.left else ())]
 

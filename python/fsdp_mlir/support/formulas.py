@@ -111,6 +111,15 @@ def moved(formula: Formula, by: int) -> Formula:
     return (formula[0], *(moved(each, by) for each in formula[1:]))
 
 
+def names_in(formula: Formula) -> list[str]:
+    """Of the given numbers in it."""
+    if formula[0] == "item":
+        return [formula[1]] if isinstance(formula[1], str) else []
+    if formula[0] == "number":
+        return []
+    return list(dict.fromkeys(name for each in formula[1:] for name in names_in(each)))
+
+
 def settled(formula: Formula, given: Mapping[str, Any]) -> Formula:
     """With the given numbers in place of their names."""
     name, *rest = formula

@@ -45,6 +45,7 @@ class Asked:
     held: Mapping[str, Place]
     unread: Sequence[str]
     assume: Outcomes | None
+    counting: bool
     relied: Relied = frozenset()  # places where code needs the numbers that it reads
     # Those that are numbers of each step, and what this one has drawn; None if none are.
     draws: DrawsOfModes | None = None

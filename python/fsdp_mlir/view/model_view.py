@@ -72,6 +72,7 @@ class ModelView:
             asked.relied,
             asked.draws,
             asked.drawn,
+            asked.counting,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):
