@@ -97,6 +97,27 @@ def of_lists(model: nn.Module, x: Tensor) -> Any:
     return loss, {"losses": losses.tolist(), "rows": output[:2].tolist(), "rounded": rounded}
 
 
+def by_casts(model: nn.Module, x: Tensor) -> Any:
+    output = model(x)
+    loss, positive = F.cross_entropy(output, LABELS), int((x > 0).sum())
+    share = float((output.argmax(-1) == LABELS).float().mean())
+    low = min(map(float, (loss.detach(), output.mean())))
+    if isinstance(share, float) and not isinstance(positive, float):
+        loss = loss / (positive + 1) + share * output.mean() + float(positive) * output[0, 0]
+    rest = {
+        "low": low,
+        "whole": int(loss * 10),
+        "most": float("inf"),
+        "power": float.fromhex("0x1p3"),
+    }
+    return loss, {"positive": positive, "loss": float(loss), **rest}
+
+
+def by_a_cast_and_its_dtype(model: nn.Module, x: Tensor) -> Any:
+    loss = F.cross_entropy(model(x), LABELS)
+    return loss + torch.ones((), dtype=float), float(loss)  # type: ignore[arg-type]
+
+
 def as_text(model: nn.Module, x: Tensor) -> Any:
     loss = F.cross_entropy(model(x), LABELS)
     return loss, f"{loss.item():.3f}"
@@ -155,7 +176,7 @@ def _plain(value: Any) -> Any:
     "compute_loss",
     [
         *(of_one_tensor, of_several, of_one_element),
-        *(in_the_loss, by_a_count, of_draws, in_arithmetic, of_lists),
+        *(in_the_loss, by_a_count, of_draws, in_arithmetic, of_lists, by_casts),
     ],
 )
 def test_used(compute_loss: Callable[..., Any]) -> None:
@@ -171,6 +192,7 @@ def test_used(compute_loss: Callable[..., Any]) -> None:
         (as_a_power, "depends on the data"),
         (by_its_class, "'by_its_class' asks for the class of a number"),
         (as_text, "depends on the data"),
+        (by_a_cast_and_its_dtype, "depends on the data"),
         (as_an_index, "depends on the data"),
     ],
 )

@@ -154,7 +154,9 @@ def _proven(asked: Asked) -> proof.Checked:
     fixed = [0, 0]  # what this example has shown, in each mode
     while revised < _MOST_RECORDINGS:
         try:
-            return proof.check(record(FakeModel(ModelView.of(asked))))
+            return _once(asked)
+        except _Cast as error:
+            asked = replace(asked, casts=error.error)
         except OtherwiseError as error:
             guessed += 1
             assume = [*(asked.assume or ((), ()))]
@@ -181,6 +183,25 @@ def _proven(asked: Asked) -> proof.Checked:
                 raise
             asked = _with_fewer(asked, error.names if isinstance(error, Refused) else ())
     raise CaptureError("the loss is differentiated through another model in one recording only")
+
+
+class _Cast(Exception):
+    """A call of `float` or `int` could not read a number."""
+
+    def __init__(self, error: CaptureError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _once(asked: Asked) -> proof.Checked:
+    try:
+        return proof.check(record(FakeModel(ModelView.of(asked))))
+    except CaptureError as error:
+        if error.casts and asked.casts is None:
+            raise _Cast(error) from error
+        if asked.casts is not None and type(error) is CaptureError:
+            raise asked.casts from error
+        raise
 
 
 def _with_draws(asked: Asked, error: DrawsError) -> Asked:

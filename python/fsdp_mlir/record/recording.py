@@ -274,7 +274,8 @@ def _alone(view: ModelView) -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
-        if view.asked.outputs is None or type(error) not in (CaptureError, DrawnError):
+        casts = error.casts and view.asked.casts is None
+        if view.asked.outputs is None or casts or type(error) not in (CaptureError, DrawnError):
             raise
         raise EvaluationError(str(error)) from error
 

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, Protocol
 from unittest import mock
 from weakref import ref
@@ -30,6 +30,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fsdp_mlir.modules.left import Calculated
+from fsdp_mlir.step.casts import casts_of_numbers
 from fsdp_mlir.step.numbers import Number, Numbers
 from fsdp_mlir.step.operands import Operand
 from fsdp_mlir.support.errors import (
@@ -306,6 +307,8 @@ def _is_float(formula: Formula, tensors: Sequence[Tensor]) -> bool:
         return not isinstance(rest[0], str) and tensors[rest[0]].is_floating_point()
     if name == "number":
         return type(rest[0]) is float
+    if name in ("float", "int"):
+        return name == "float"
     return name in _OF_FLOATS or any(_is_float(each, tensors) for each in rest)
 
 
@@ -316,7 +319,7 @@ def _is_computed(formula: Formula, *, is_float: bool) -> bool:
         return True
     if name == "number":
         return is_float or type(rest[0]) is not float
-    known = name in _ON_TENSORS or (is_float and name in _OF_FLOATS)
+    known = name in _ON_TENSORS or (is_float and name in _OF_FLOATS) or name == "float"
     return known and all(_is_computed(each, is_float=is_float) for each in rest)
 
 
@@ -343,6 +346,8 @@ def _computed(formula: Formula, tensors: Mapping[int | str, Tensor]) -> Any:
     if name in ("item", "number"):
         return value_of(formula, tensors)
     terms = [_computed(each, tensors) for each in rest]
+    if name == "float":
+        return terms[0]  # all of them are
     dtype = next(iter(tensors.values())).dtype
     terms = [term.to(dtype) if isinstance(term, Tensor) else term for term in terms]
     return value_of(
@@ -391,15 +396,18 @@ class Items:
     """Those of one step: which of its calls of `Tensor.item` and `tolist`, and of its reads of
     truth values, give some. Without `decides` the latter give none. At the places of `relied` a
     number that follows from what the step is given is one. `asks`: the function that asks for the
-    classes of numbers, which no Item can answer; then there are none."""
+    classes of numbers, which no Item can answer; then there are none. `casts`: modules in whose
+    code `float` and `int` give some."""
 
     def __init__(
         self,
         decides: Decides | None = None,
         relied: Relied = frozenset(),
         asks: Callable[[], FunctionType | None] = lambda: None,
+        casts: Sequence[ModuleType] = (),
     ) -> None:
         self._decides = decides
+        self._casts = casts
         self._relied = relied
         self._asks = cache(asks)
         self.defers = False  # a number that the step may rely on can be an Item
@@ -521,8 +529,21 @@ class Items:
             return listed(tensor.detach())
 
         truths = {"__bool__": truth} if self._decides else {}
-        with _giving({"item": item, "tolist": to_list, **truths}):
+        casts = {name: _noting_casts(getattr(Tensor, name)) for name in ("__float__", "__int__")}
+        methods = {"item": item, "tolist": to_list, **truths, **casts}
+        with _giving(methods), casts_of_numbers(self._casts):
             yield
+
+
+def _noting_casts(read: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def cast(tensor: Tensor) -> Any:
+        try:
+            return read(tensor)
+        except CaptureError as error:
+            error.casts = True
+            raise
+
+    return cast
 
 
 def _reader(frame: FrameType) -> Where:

@@ -90,7 +90,8 @@ class TrainingStep(nn.Module):
     are `unread`, as named by nested.pattern, have stand-ins in a recording, which it may not read.
     What code reads at the places of `relied` are numbers, if they follow from what the step is
     given. Without `counting` what is left in the places of `held` may not follow from what it
-    computes.
+    computes. With `casts` calls of `float` and `int` in the model's code may give numbers of each
+    step.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class TrainingStep(nn.Module):
         draws: DrawsOfModes | None = None,
         drawn: Mapping[str, Any] | None = None,
         counting: bool = False,
+        casts: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -135,7 +137,8 @@ class TrainingStep(nn.Module):
         self.left = None if outputs is None else Slots()
         self._in_places = Held(held or {})
         given = {name: self._constants[name] for name in numbers}
-        self._drawing = Drawing(draws, _modules_of(model, loss) if draws is not None else ())
+        users = _modules_of(model, loss) if draws is not None or casts else []
+        self._drawing = Drawing(draws, users)
         self._drawn = dict(drawn or {})
         self.numbers = Numbers(given | self._in_places.values | self._drawn, draws or ((), ()))
         # As OutputsOfModes: numbers that are left in places that are held.
@@ -147,7 +150,10 @@ class TrainingStep(nn.Module):
             for known, evaluating in zip(assume or (), (False, True), strict=False)
         )
         asks = partial(asks_for_numbers, model, loss)
-        self._items = [Items(each, relied, asks) for each in self.assumed or (None, None)]
+        self._items = [
+            Items(each, relied, asks, users if casts else ())
+            for each in self.assumed or (None, None)
+        ]
         self.followed = Candidates()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:

@@ -32,9 +32,11 @@ STOPS = "the data decide otherwise than those that the step was captured with: "
 
 class CaptureError(RuntimeError):
     """A model, or its arguments, cannot be captured. The message is one line. Of an integer that
-    cannot be read, `most` is a bound of its magnitude, if one is known."""
+    cannot be read, `most` is a bound of its magnitude, if one is known. `casts`: a call of `float`
+    or `int` could not read it."""
 
     most: int | None = None
+    casts = False
 
 
 class FirstStepError(CaptureError):

@@ -23,6 +23,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in (*_BINARY, *_COMPARISONS, "neg", "pos", "truth")},
     "abs": abs,
     "round": round,
+    "float": float,
+    "int": int,
     "computes": lambda _: True,
     **{name: getattr(math, name) for name in _OF_MATH},
 }
@@ -45,7 +47,13 @@ class Symbol:
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise self.refused()
 
-    __bool__ = __float__ = __int__ = __index__ = __complex__ = _refuse
+    def _refuse_cast(self) -> NoReturn:
+        error = self.refused()
+        error.casts = True  # type: ignore[attr-defined]
+        raise error
+
+    __float__ = __int__ = _refuse_cast
+    __bool__ = __index__ = __complex__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __hash__ = __str__ = __repr__ = __format__ = _refuse  # type: ignore[assignment]
     __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = _refuse
@@ -56,7 +64,7 @@ class Symbol:
 
 def may_raise(formula: Formula) -> bool:
     """Whether the last operation of a formula has no result for some numbers."""
-    return formula[0] in (*_OF_MATH, "truediv", "floordiv", "mod", "pow", "round")
+    return formula[0] in (*_OF_MATH, "truediv", "floordiv", "mod", "pow", "round", "int")
 
 
 def is_symbol(value: Any) -> bool:

@@ -17,6 +17,7 @@ from fsdp_mlir.step.assumed import Outcomes
 from fsdp_mlir.step.draws import DrawsOfModes
 from fsdp_mlir.step.items import Relied
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
+from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.view.device import Device
 
 Factory = Callable[[], nn.Module]
@@ -50,5 +51,6 @@ class Asked:
     # Those that are numbers of each step, and what this one has drawn; None if none are.
     draws: DrawsOfModes | None = None
     drawn: Mapping[str, Any] = field(default_factory=dict)
+    casts: CaptureError | None = None  # without casts of numbers of each step
     # The state of PyTorch's, before the step.
     generator: Tensor = field(default_factory=torch.default_generator.get_state)

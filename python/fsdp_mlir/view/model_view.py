@@ -73,6 +73,7 @@ class ModelView:
             asked.draws,
             asked.drawn,
             asked.counting,
+            asked.casts is not None,
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):
