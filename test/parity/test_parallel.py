@@ -118,17 +118,24 @@ os._exit(0)
 """
 
 
-def run(name: str, folder: Path) -> list[str]:
+def run(name: str, folder: Path, world: int = 4) -> list[str]:
     """Returns the warnings of each rank."""
-    run_ranks("parallel_ranks", [name, folder], 4)
-    assert [(folder / str(rank)).read_text() for rank in range(4)] == [""] * 4
-    return [(folder / f"{rank}.notes").read_text() for rank in range(4)]
+    run_ranks("parallel_ranks", [name, folder], world)
+    assert [(folder / str(rank)).read_text() for rank in range(world)] == [""] * world
+    return [(folder / f"{rank}.notes").read_text() for rank in range(world)]
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_like_fsdp2(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_eight_ranks(tmp_path: Path) -> None:
+    """2 replicas of 2 data ranks of 2 tensor ranks: each sum is of two."""
+    notes = run("replicas", tmp_path, world=8)
+    assert "without a plan" not in "".join(notes)
 
 
 def test_all_kinds_of_calls(tmp_path: Path) -> None:

@@ -84,6 +84,20 @@ def test_inputs(model: type[Net], other: list[int]) -> None:
     assert len(pair.step._plans._made) == 2
 
 
+def test_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan has its own."""
+    pair = Twins(OfSizes, X | {"sizes": torch.tensor([1, 3])}, SGD, evaluation=True)
+    for sizes in ([1, 3], [2, 2], [3, 1]):
+        assert run(pair, sizes) == []
+    monkeypatch.setattr("fsdp_mlir.step.eager.evaluate", None)
+    for sizes in ([2, 2], [1, 3], [3, 1], [1, 3]):
+        pair.theirs.eval()
+        with torch.no_grad():
+            want = pair.theirs(X["x"], torch.tensor(sizes))
+        pair.theirs.train()
+        assert torch.equal(pair.step.evaluate(X["x"], sizes=torch.tensor(sizes)), want)
+
+
 class InModes(OfSizes):
     mode = "plain"
 

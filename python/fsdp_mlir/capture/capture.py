@@ -26,7 +26,7 @@ from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others, Revised
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.sharding import Shown
-from fsdp_mlir.record.graph import Reliance
+from fsdp_mlir.record.graph import ReliedOn
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
 from fsdp_mlir.step.assumed import Assumption, Outcomes
@@ -83,7 +83,7 @@ class CaptureSummary:
     checked: bool
     constants: tuple[Tensor, ...] = field(repr=False)
     literals: frozenset[int] = field(repr=False)
-    relied_on: tuple[Reliance, ...] = field(repr=False)
+    relied_on: ReliedOn = field(repr=False)
     sources: dict[str, str] = field(repr=False)
     operators: tuple[str, ...] = ()
     kernels: tuple[FunctionType, ...] = field(default=(), repr=False)
@@ -120,7 +120,7 @@ class CaptureSummary:
             checked=contents.checked.beside_eager,
             constants=tuple(trace.constants),
             literals=frozenset(trace.literals),
-            relied_on=(*trace.relied_on, *(evaluation.relied_on if evaluation else ())),
+            relied_on=(tuple(trace.relied_on), tuple(evaluation.relied_on if evaluation else ())),
             sources={f"b{index}": name for index, name in enumerate(buffers)},
             operators=tuple(dict.fromkeys(map(qualified, contents.foreign()))),
             kernels=tuple(recording.kernels()),

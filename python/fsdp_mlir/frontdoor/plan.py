@@ -14,6 +14,7 @@ from fsdp_mlir.frontdoor.planning import Captured
 from fsdp_mlir.frontdoor.unchanged import Unchanged, as_before
 from fsdp_mlir.modules.left import Leaving
 from fsdp_mlir.modules.place import Place
+from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.state.trained import Bound
 from fsdp_mlir.step.batches import tensors
 from fsdp_mlir.step.draws import generators, undone
@@ -73,12 +74,12 @@ class Compiled:
                 given = self._given(batches, draws=True, evaluation=evaluation)
             if not all(map(self.captured.numbers.serves, given)):
                 return False
-        relied_on, buffers = self.captured.relied_on, {}
+        relied_on, buffers = self.captured.relied_on[evaluation], {}
         for name, buffer in self.captured.sources.items() if relied_on else ():
             if (tensor := self.bound.buffer(buffer)) is not None:
                 buffers[name] = tensor
         return all(
-            self._served(buffers | {f"i{index}": x for index, x in enumerate(inputs)})
+            self._served(relied_on, buffers | {f"i{index}": x for index, x in enumerate(inputs)})
             for inputs in (self._inputs(batches, self._given(batches)) if relied_on else ())
         )
 
@@ -115,15 +116,15 @@ class Compiled:
                 held |= self.captured.numbers.after(given[-1])
         return given
 
-    def _served(self, sources: Mapping[str, Tensor]) -> bool:
+    def _served(self, relied_on: Sequence[Reliance], sources: Mapping[str, Tensor]) -> bool:
         small = {
             name: x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            for name in dict.fromkeys(x for each in self.captured.relied_on for x in each.outside)
+            for name in dict.fromkeys(x for each in relied_on for x in each.outside)
             if (x := sources.get(name)) is not None and 0 < x.numel() <= _SMALL
         }
         # Most follow from a few numbers, which have been seen before.
-        key = tuple(small.items())
-        for each in self.captured.relied_on:
+        key = id(relied_on), tuple(small.items())
+        for each in relied_on:
             seen = key in self.seen and small.keys() >= set(each.outside) and not each.draws
             if not seen and sources.keys() >= set(each.outside) and not each.holds(sources):
                 return False

@@ -151,7 +151,7 @@ class PlanCache:
 
     def add(self, key: str, source: Path, captured: Captured) -> None:
         """Keeps the files of `source`."""
-        if captured.relied_on:
+        if any(captured.relied_on):
             self.warn("the values of an input, a buffer or a constant decide what the step is")
             return
         if captured.left or captured.unsettled or captured.followed.writes:

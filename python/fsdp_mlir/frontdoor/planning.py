@@ -20,7 +20,7 @@ from fsdp_mlir.frontdoor.plain_model import plain
 from fsdp_mlir.modules.left import Left
 from fsdp_mlir.modules.others import Others
 from fsdp_mlir.modules.sharding import shown
-from fsdp_mlir.record.graph import Reliance
+from fsdp_mlir.record.graph import ReliedOn
 from fsdp_mlir.step.assumed import Assumption
 from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
@@ -44,7 +44,7 @@ class Captured:
     constants: dict[str, Tensor]
     outputs: OutputsOfModes
     literals: frozenset[int] = frozenset()
-    relied_on: tuple[Reliance, ...] = ()
+    relied_on: ReliedOn = ((), ())
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     operators: tuple[str, ...] = ()

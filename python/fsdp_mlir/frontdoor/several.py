@@ -33,14 +33,21 @@ class Several:
         return self._key(key, len(keys)) if can else None
 
     def serving(
-        self, keys: Sequence[Any], current: Collection[Any], microbatches: Sequence[Batch]
+        self,
+        keys: Sequence[Any],
+        current: Collection[Any],
+        microbatches: Sequence[Batch],
+        *,
+        evaluation: bool = False,
     ) -> int:
         """Of these plans, those that are `current` and serve the values of these microbatches, as
         the bits of a number."""
         return sum(
             1 << place
             for place, key in enumerate(keys)
-            if key in current and (made := self._made[key]) and made.serves(microbatches)
+            if key in current
+            and (made := self._made[key])
+            and made.serves(microbatches, evaluation=evaluation)
         )
 
     @staticmethod

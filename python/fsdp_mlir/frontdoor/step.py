@@ -111,6 +111,7 @@ class Step(SavedState):
         self._cache: dict[Any, Compiled | None] = {}  # None: there is no plan
         self._several = Several(self._cache)
         self._evaluators: dict[Any, Compiled] = {}
+        self._several_evaluators = Several(self._evaluators)
         self._steps = 0
         self._own_update = AfterStep(optimizer, self._count)  # the loop's, of gradients from here
         # Of all plans, once one has run.
@@ -255,18 +256,24 @@ class Step(SavedState):
         if self._plans.trained is not None:
             self._plans.trained.settle()
         self._inputs.note([batch])
-        key = self._requests.evaluation_key(batch)
-        key = with_place(key, self._inputs.given(batch), self._evaluators)
-        compiled = self._evaluators.get(key)
-        ready = (
-            compiled is not None
-            and self._is_current(compiled, training=False)
-            and compiled.takes([batch], evaluation=True)
-        )
+        form = self._evaluation_form(batch)
+        keys = self._several_evaluators.keys(form)
+        current = self._current(keys, training=False)
+        serving = self._several_evaluators.serving(keys, current, [batch], evaluation=True)
         why = around.entered() or self._inputs.with_gaps(batch)
-        own = FOR_FSDP2 if why else READY if ready else EAGER
-        if self._agreed(key, own, why).said == READY:
-            assert compiled is not None
+
+        def agreed(serving: int) -> tuple[Any, Agreed]:
+            key = keys[first(serving)]
+            made = self._evaluators[key] if serving else None
+            ready = made and made.fits([batch]) and (len(current) == 1 or made.bind())
+            own = FOR_FSDP2 if why else READY if ready else EAGER
+            return key, self._agreed(form, own, why, serving)
+
+        key, answer = agreed(serving)
+        if answer.said == READY and not answer.first:
+            key, answer = agreed(answer.serving)
+        if answer.said == READY and answer.serving:
+            compiled = self._evaluators[key]
             (inputs,) = compiled.inputs([batch], evaluation=True)
             run = compiled.gathered().session.evaluate
             loss = self._ran(key, compiled, run, inputs, inputs)
@@ -274,7 +281,8 @@ class Step(SavedState):
                 compiled.evaluated(batch)
                 return compiled.returned(loss, evaluation=True)
             if self._assuming.gives_up(key):
-                del self._evaluators[key]
+                for each in keys:
+                    del self._evaluators[each]
         value = eager.evaluate(self._eager(batch), list(batch.values()))
         return self._returned(value) if self._evaluation else value
 
@@ -343,7 +351,8 @@ class Step(SavedState):
             for each in keys[1:] if said == COMPILE else ():
                 self._cache.pop(each)
             try:
-                compiled = self._compile(key, kind, microbatches, place=form[-1])
+                beside = said == RELIES
+                compiled = self._compile(key, kind, microbatches, place=form[-1], beside=beside)
             except Refused:
                 return self._plan(kind, microbatches, params)
             if self._settling.is_unsettled(compiled):
@@ -375,10 +384,19 @@ class Step(SavedState):
             return EAGER, ""
         return None
 
-    def _current(self, keys: list[Any]) -> list[Any]:
+    def _current(self, keys: list[Any], *, training: bool = True) -> list[Any]:
         """The keys of plans of the model as it is. If there is one alone, it is bound to that."""
-        found = ((key, self._cache.get(key)) for key in keys)
-        return [key for key, each in found if each is not None and self._is_current(each)]
+        made: Mapping[Any, Compiled | None] = self._cache if training else self._evaluators
+        found = ((key, made.get(key)) for key in keys)
+        return [
+            key
+            for key, each in found
+            if each is not None and self._is_current(each, training=training)
+        ]
+
+    def _evaluation_form(self, batch: Batch) -> Any:
+        key = self._requests.evaluation_key(batch)
+        return with_place(key, self._inputs.given(batch), self._evaluators)
 
     def _own_way(
         self, key: Any, microbatches: list[dict[str, Any]], is_current: bool, serves: bool
@@ -460,6 +478,7 @@ class Step(SavedState):
         *,
         place: int,
         is_example: bool = False,
+        beside: bool = False,
     ) -> Compiled | None:
         """None if there is none. Raises Refused for numbers that are fixed from then on."""
         request = self._requests.request(
@@ -490,10 +509,11 @@ class Step(SavedState):
             return None
         self._cache[key] = compiled
         if compiled.session.evaluates:
-            batch = microbatches[0]
-            key = self._requests.evaluation_key(batch)
-            key = with_place(key, self._inputs.given(batch), self._evaluators)
-            self._evaluators[key] = compiled
+            form = self._evaluation_form(microbatches[0])
+            another = self._several_evaluators.another(form) if beside else None
+            for each in [] if another else self._several_evaluators.keys(form)[1:]:
+                del self._evaluators[each]
+            self._evaluators[another or form] = compiled
         return compiled
 
     def _compile_example(self, example: Example) -> None:

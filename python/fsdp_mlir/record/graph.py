@@ -133,6 +133,10 @@ def _generator(state: Tensor | None) -> Iterator[None]:
         generator.set_state(before)
 
 
+# Those of a step, and of its evaluation.
+ReliedOn = tuple[tuple[Reliance, ...], tuple[Reliance, ...]]
+
+
 def _filled(value: Any, values: dict[str, Any]) -> Any:
     if isinstance(value, Ref):
         return values[value.name]
