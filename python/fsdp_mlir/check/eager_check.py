@@ -177,9 +177,8 @@ def _result(
 
 def _seed(recording: Recording) -> None:
     torch.manual_seed(_SEED)
-    if any(
-        each.draws for each in recording.trace.relied_on
-    ):  # which another seed may decide otherwise
+    # Which another seed may decide otherwise.
+    if any(each.draws for each in recording.trace.relied_on):
         torch.default_generator.set_state(recording.view.asked.generator)
     random.seed(_SEED)
     np.random.seed(_SEED)

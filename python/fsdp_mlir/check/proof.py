@@ -317,7 +317,8 @@ def _check_computed(view: ModelView, before: PythonState, first: PythonState) ->
         if issubclass(type(value), Calculated)
     }
     if counted and view.asked.outputs is not None:
-        path = next(path for path in first.numbers() if path in before.changes(first))
+        changed = before.changes(first)
+        path = next((path for path in first.numbers() if path in changed), changed[0])
         text = f"attribute '{path}' changes in each step, which a captured step does not do"
         raise CountedError(str(located(source_of(view.model), text)), counted, path)
 

@@ -287,7 +287,8 @@ class Cones:
     @staticmethod
     def _computable(node: Node) -> bool:
         return (
-            node.func.namespace == "aten"
+            (torch.Tag.nondeterministic_seeded not in node.func.tags or _draws(node))
+            and node.func.namespace == "aten"
             and node.func.overloadpacket not in _UNINITIALISED
             and all(
                 type_ is None or torch.Size(type_.shape).numel() <= _MAX_ELEMENTS

@@ -169,8 +169,7 @@ def _plain(number: Any) -> Any:
     if not is_symbol(number):
         return number
     value = number.number
-    assert number == value
-    return value
+    return value if number == value else number
 
 
 def _state() -> Any:
@@ -209,9 +208,9 @@ def _drawing(name: str, give: Callable[[Draw], Any]) -> Callable[..., Any]:
         symbols: list[Symbol] = list(filter(is_symbol, operands))
         if symbols:
             raise symbols[0].refused()
-        if len(operands) > most or {"size", "dtype"} & kwargs.keys():
-            return function(*args, **kwargs)
-        if not all(isinstance(each, (int, float)) for each in operands):
+        given = [each for each in operands if each is not None]  # as a size may be
+        is_one = len(given) <= most and all(isinstance(each, (int, float)) for each in given)
+        if not is_one or "dtype" in kwargs:
             return function(*args, **kwargs)
         return give(Draw("", name, args, tuple(kwargs.items())))
 
