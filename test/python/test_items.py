@@ -113,6 +113,16 @@ def by_casts(model: nn.Module, x: Tensor) -> Any:
     return loss, {"positive": positive, "loss": float(loss), **rest}
 
 
+def as_tensors(model: nn.Module, x: Tensor) -> Any:
+    output = model(x)
+    loss, count = F.cross_entropy(output, LABELS), (x > 0).sum().item()
+    share = torch.tensor(count / x.numel(), device=x.device)
+    parts = torch.tensor([loss.item(), 1.0, count], dtype=torch.float64)
+    counts = torch.as_tensor(count) + torch.tensor((count, 2))
+    share += 1
+    return loss * share + (parts * output.double()).mean() + (counts * output[:, :2]).sum(), share
+
+
 def by_a_cast_and_its_dtype(model: nn.Module, x: Tensor) -> Any:
     loss = F.cross_entropy(model(x), LABELS)
     return loss + torch.ones((), dtype=float), float(loss)  # type: ignore[arg-type]
@@ -176,7 +186,7 @@ def _plain(value: Any) -> Any:
     "compute_loss",
     [
         *(of_one_tensor, of_several, of_one_element),
-        *(in_the_loss, by_a_count, of_draws, in_arithmetic, of_lists, by_casts),
+        *(in_the_loss, by_a_count, of_draws, in_arithmetic, of_lists, by_casts, as_tensors),
     ],
 )
 def test_used(compute_loss: Callable[..., Any]) -> None:

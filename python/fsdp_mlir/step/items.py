@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fsdp_mlir.modules.left import Calculated
 from fsdp_mlir.step.casts import casts_of_numbers
 from fsdp_mlir.step.numbers import Number, Numbers
-from fsdp_mlir.step.operands import Operand
+from fsdp_mlir.step.operands import Operand, tensors_of_operands
 from fsdp_mlir.support.errors import (
     CaptureError,
     DrawnError,
@@ -531,7 +531,7 @@ class Items:
         truths = {"__bool__": truth} if self._decides else {}
         casts = {name: _noting_casts(getattr(Tensor, name)) for name in ("__float__", "__int__")}
         methods = {"item": item, "tolist": to_list, **truths, **casts}
-        with _giving(methods), casts_of_numbers(self._casts):
+        with _giving(methods), casts_of_numbers(self._casts), tensors_of_operands():
             yield
 
 

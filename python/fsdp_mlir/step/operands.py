@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -80,3 +82,41 @@ class Operand(Symbol):
 
 def _is_operand(value: Any) -> bool:
     return issubclass(type(value), Operand)
+
+
+@contextmanager
+def tensors_of_operands() -> Iterator[None]:
+    """In the body, `torch.tensor` and the like make a tensor of a number of each step, or of some
+    of them in a list."""
+    with ExitStack() as stack:
+        for name in ("tensor", "as_tensor", "scalar_tensor"):
+            make = _making(getattr(torch, name))
+            stack.enter_context(mock.patch.object(torch, name, make))
+        yield
+
+
+def _making(function: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        data = args[0] if args else None
+        items = data if type(data) in (list, tuple) else [data]
+        operands: list[Operand] = [each for each in items if _is_operand(each)]
+        if not operands:
+            return function(*args, **kwargs)
+        are_numbers = all(_is_operand(x) or type(x) in (int, float) for x in items)
+        if len(args) > 1 or kwargs.keys() - {"dtype", "device"} or not are_numbers:
+            raise operands[0].refused()
+        is_float = any(x.kind() is float if _is_operand(x) else type(x) is float for x in items)
+        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if is_float else torch.int64)
+        if is_float and not dtype.is_floating_point:
+            raise operands[0].refused()
+
+        def made(each: Any) -> Any:
+            value = each.tensor() if _is_operand(each) else each
+            if isinstance(value, Tensor):
+                return value.to(dtype, copy=True)
+            return function(value, dtype=dtype)
+
+        tensor = torch.stack([made(x) for x in items]) if items is data else made(data)
+        return tensor.to(kwargs["device"]) if kwargs.get("device") is not None else tensor
+
+    return make
